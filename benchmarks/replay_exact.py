@@ -1,0 +1,94 @@
+"""Every engine equals the plain-Python reference bit for bit: static, event-driven, batch and incremental.
+
+On 2,000 random graphs with all features, and on every public trace that a source can load.
+"""
+
+import numpy as np
+from tests.shared_data import find_shared
+from tests.simulate.reference import reference_replay
+from tests.strategies import random_graph
+
+from benchmarks import bar
+from windtunnel.errors import TraceError
+from windtunnel.graph import Graph
+from windtunnel.simulate import Incremental, replay, replay_many
+from windtunnel.sources.chakra import load_chakra
+from windtunnel.sources.kineto import load_kineto
+
+NUM_GRAPHS = 2_000
+
+
+def differing(graph: Graph) -> list[str]:
+    """Names of the engines whose answer differs from the reference."""
+    start, finish = reference_replay(graph)
+    timelines = {"chosen": replay(graph), "event": replay(graph, engine="event")}
+    if timelines["chosen"].engine == "static":
+        session = Incremental(graph.scale(graph.all_tasks, 0))
+        session.update(np.arange(graph.num_tasks), graph.duration_ns)
+        timelines["incremental"] = session.timeline()
+    wrong = [
+        name
+        for name, timeline in timelines.items()
+        if timeline.start_ns.tolist() != start or timeline.finish_ns.tolist() != finish
+    ]
+    batch = replay_many(graph, np.stack([graph.duration_ns * 0, graph.duration_ns]), finishes=True)
+    if batch.finish_ns is None or batch.finish_ns[1].tolist() != finish:
+        wrong.append("batch")
+    if replay_many(graph, graph.duration_ns[None]).makespan_ns[0] != max(finish, default=0):
+        wrong.append("batch makespan")
+    return wrong
+
+
+def random_graphs() -> dict[str, int]:
+    """How many random graphs differ, and how many each engine played."""
+    counts = {"graphs": 0, "static": 0, "event": 0, "differing": 0}
+    for seed in range(NUM_GRAPHS):
+        graph = random_graph(seed)
+        counts["graphs"] += 1
+        counts[replay(graph).engine] += 1
+        counts["differing"] += bool(differing(graph))
+    return counts
+
+
+def load(path) -> Graph | None:
+    """A public file as a graph, or None if it is no trace that a source here reads."""
+    is_chakra = ".et" in path.suffixes or "chakra" in path.parts
+    try:
+        return load_chakra(path) if is_chakra else load_kineto(path)
+    except TraceError:
+        return None
+
+
+def traces() -> list[dict[str, object]]:
+    """One row per public file of the replay folder."""
+    folder = find_shared("replay")
+    rows: list[dict[str, object]] = []
+    paths = sorted(folder.rglob("*.*")) if folder else []
+    for path in paths:
+        if not {".et", ".json"} & set(path.suffixes) or "system" in path.parts:
+            continue
+        graph = load(path)
+        row: dict[str, object] = {"file": str(path.relative_to(folder)), "tasks": graph.num_tasks if graph else 0}
+        rows.append({**row, "differing": differing(graph) if graph else "not read"})
+    return rows
+
+
+if __name__ == "__main__":
+    counts = random_graphs()
+    rows = traces()
+    wrong = [row["file"] for row in rows if row["differing"] not in ([], "not read")]
+    read = [row for row in rows if row["differing"] != "not read"]
+    if bar.is_verbose():
+        print(bar.table(rows))
+    value = counts["differing"] + len(wrong)
+    bar.report(
+        "replay_exact",
+        value,
+        "0 differing",
+        value == 0 and len(read) > 0,
+        random=counts,
+        traces=len(read),
+        trace_tasks=sum(int(row["tasks"]) for row in read),
+        wrong=wrong,
+        not_read=[row["file"] for row in rows if row["differing"] == "not read"],
+    )

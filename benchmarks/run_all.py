@@ -1,0 +1,87 @@
+"""Run every bar, print a table, keep the results (``make bars``).
+
+Each bar is a script of its own that prints JSON lines; a bar that fails or crashes stays in the table as what it is.
+The results go to ``docs/receipts/bars.json``, from which ``benchmarks.tables`` writes the tables of the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "receipts" / "bars.json"
+BARS = (
+    "style",
+    "import_time",
+    "replay_exact",
+    "replay_speed",
+    "identity",
+    "hta_exact",
+    "chakra_exact",
+    "trace_load",
+    "json_parsers",
+    "overhead",
+    "capture_replay_error",
+    "whatif_error",
+    "demo_time",
+)
+
+
+def run(name: str, timeout_s: float) -> list[dict[str, object]]:
+    """Run one bar; a crash or a time-out is a result too."""
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
+        )
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"bar"')]
+        tail = done.stderr[-2000:]
+    except subprocess.TimeoutExpired:
+        rows, tail = [], f"no answer within {timeout_s:.0f} s"
+    seconds = round(time.monotonic() - begin, 1)
+    rows = rows or [{"bar": name, "value": "no result", "target": "", "holds": False, "log_tail": tail}]
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return [{**row, "script": name, "seconds": seconds, "date": today, "machine": machine()} for row in rows]
+
+
+def machine() -> str:
+    """Processor and number of cores, as the docs name it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0]}, {len(models)} cores" if models else platform.processor()
+
+
+def kept() -> dict[str, dict[str, object]]:
+    return {row["bar"]: row for row in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bars", nargs="*", default=list(BARS), help="names of bars (all)")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds per bar")
+    options = parser.parse_args()
+    results = kept()
+    failed = 0
+    for name in options.bars:
+        for row in run(name, options.timeout):
+            results[str(row["bar"])] = row
+            failed += not row["holds"]
+            mark = "holds" if row["holds"] else "FAILS"
+            print(f"{mark:6} {row['bar']:22} {row['value']}   [{row['target']}]  {row['seconds']} s", flush=True)
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        scratch = RESULTS.with_suffix(".tmp")
+        scratch.write_text(json.dumps(list(results.values()), indent=1) + "\n")
+        scratch.replace(RESULTS)
+    print(f"{failed} of {len(options.bars)} bars fail" if failed else "every bar holds")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Write the generated parts of the docs: measured bars, registered plug-ins.
+
+In: ``docs/receipts/bars.json`` (what ``make bars`` measured) and the registry. Out: ``docs/measured.md``,
+``docs/reference/plugins.md`` and the table between the markers in ``README.md``. Run with ``--check`` to learn whether
+they are up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from windtunnel import registry
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "receipts" / "bars.json"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+HEADINGS = {
+    "source": "Sources: what a graph can be made from",
+    "whatif": "What-ifs: what can be asked",
+    "flight": "Flights: what can really be run",
+    "workload": "Workloads: what can be measured out of the box",
+}
+
+
+def cell(text: object) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def bars() -> list[dict[str, object]]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+
+
+def measured(row: dict[str, object]) -> str:
+    """The value, then the other plain numbers of the line and the parts that failed."""
+    known = ("bar", "value", "target", "holds", "script", "seconds", "date", "machine")
+    numbers = [f"{key} {value}" for key, value in row.items() if key not in known and isinstance(value, int | float)]
+    checks = row.get("checks")
+    failed = [f"**fails: {name}**" for name, holds in checks.items() if not holds] if isinstance(checks, dict) else []
+    return "; ".join([str(row["value"]), *failed, *numbers[:8]])
+
+
+def measured_table(rows: list[dict[str, object]]) -> str:
+    lines = ["| bar | measured | target | holds | command |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        script = str(row.get("script") or row["bar"])
+        holds = "yes" if row["holds"] else "**no**"
+        cells = (row["bar"], measured(row), row["target"], holds, f"`python -m benchmarks.{script}`")
+        lines.append("| " + " | ".join(cell(item) for item in cells) + " |")
+    return "\n".join(lines)
+
+
+def measured_page(rows: list[dict[str, object]]) -> str:
+    dates = sorted({str(row["date"]) for row in rows})
+    machines = sorted({str(row["machine"]) for row in rows})
+    intro = f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {'; '.join(machines)}." if rows else ""
+    return (
+        "# What we measured\n\n"
+        "Every number on this site comes from a script in `benchmarks/` that anybody can run; `make bars` runs "
+        f"them all. What fails stays in the table as failing. {intro}\n\n{measured_table(rows)}\n"
+    )
+
+
+def plugins_page() -> str:
+    parts = [
+        "# Everything that is registered\n\nGenerated from the registry; `windtunnel list KIND` prints the same.\n"
+    ]
+    for kind, heading in HEADINGS.items():
+        lines = [f"## {heading}\n", "| name | what it does | parameters | source |", "| --- | --- | --- | --- |"]
+        for name, plugin in registry.all(kind).items():
+            parameters = ", ".join(f"`{p}`" for p in plugin.parameters) if kind == "whatif" else ""
+            cells = (f"`{name}`", plugin.summary, parameters, plugin.source)
+            lines.append("| " + " | ".join(cell(item) for item in cells) + " |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def readme(rows: list[dict[str, object]]) -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{measured_table(rows)}\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a page is out of date")
+    options = parser.parse_args()
+    rows = bars()
+    pages = {
+        ROOT / "docs" / "measured.md": measured_page(rows),
+        ROOT / "docs" / "reference" / "plugins.md": plugins_page(),
+        ROOT / "README.md": readme(rows),
+    }
+    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{'out of date' if options.check else 'wrote'}: {path.relative_to(ROOT)}")
+        if not options.check:
+            path.write_text(pages[path], encoding="utf-8")
+    return int(options.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The command line (room cli): one thin file per verb.
+
+In: arguments. Out: the answer on stdout, progress and advice on stderr, an exit code: 0 fine, 1 the answer is no, 2 bad
+usage or input, 130 interrupted. May not enter: logic.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    from windtunnel.cli._app import run
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code

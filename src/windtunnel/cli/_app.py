@@ -1,0 +1,123 @@
+"""All verbs in one application, and what happens to their errors (room cli)."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from windtunnel import __version__
+from windtunnel.cli import capture, demo, diff, explain, listing, receipts, replay, report, slicing, verify, whatif
+from windtunnel.cli._errors import show_error, show_usage_error
+from windtunnel.errors import InputError, WindtunnelError
+
+__all__ = ["app", "run"]
+
+# typer keeps its parser to itself; the base of its one public usage error is the error of all wrong usage
+UsageError: Any = typer.BadParameter.__mro__[1]
+INTERRUPTED = 130
+
+
+class _Verbs(typer.core.TyperGroup):
+    """Verbs in the order in which they are used; a misspelt one is answered with the nearest three."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.commands, n=3, cutoff=0.3) or list(self.commands)[:3]
+            raise InputError(
+                f"there is no verb {args[0]!r}", where="windtunnel", fix=f"did you mean {', '.join(near)}?"
+            )
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "terminal_width": 80},
+)
+
+
+@app.callback(invoke_without_command=False)
+def _windtunnel(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and end.", is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Example: windtunnel capture train.py, then windtunnel whatif train.wt --all
+
+    Measure a deep-learning job, model it, change the model, fly the winner.
+    """
+    del version, debug  # both are taken from the arguments before parsing: they may stand anywhere
+
+
+_OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
+_VERBS: dict[str, Callable[..., None]] = {
+    "capture": capture.capture,
+    "explain": explain.explain,
+    "replay": replay.replay,
+    "whatif": whatif.whatif,
+    "verify": verify.verify,
+    "report": report.report,
+    "receipts": receipts.receipts,
+    "slice": slicing.slice_graph,
+    "diff": diff.diff,
+    "list": listing.list_plugins,
+    "demo": demo.demo,
+}
+
+for _name, _verb in _VERBS.items():
+    # a verb's docstring is its example, then what it does: the list of verbs shows the latter
+    _summary = (inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " ")
+    app.command(_name, short_help=_summary, context_settings=_OWN_ARGUMENTS if _name == "capture" else None)(_verb)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; every error becomes a message and an exit code."""
+    arguments, is_debug = _take_debug(arguments)
+    if arguments == ["--version"]:
+        print(f"windtunnel {__version__}")  # noqa: T201 - the answer
+        return 0
+    command = typer.main.get_command(app)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = command.main(args=arguments, prog_name="windtunnel", standalone_mode=False)
+    except UsageError as error:
+        return show_usage_error(error, is_debug=is_debug)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except WindtunnelError as error:
+        return show_error(error, is_debug=is_debug)
+    except Exception as error:  # nothing may end in a traceback that nobody asked for
+        return show_error(error, is_debug=is_debug)
+    return code if isinstance(code, int) else 0
+
+
+def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """Take ``--debug`` out, wherever it stands, but leave what belongs to a captured script."""
+    ours = len(arguments)
+    if "--" in arguments:
+        ours = arguments.index("--")
+    if arguments and arguments[0] == "capture":
+        scripts = [at for at, argument in enumerate(arguments) if at and argument.endswith(".py")]
+        ours = min([ours, *scripts])
+    kept = [argument for argument in arguments[:ours] if argument != "--debug"]
+    return kept + arguments[ours:], len(kept) < ours
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)  # noqa: T201

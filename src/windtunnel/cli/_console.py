@@ -1,0 +1,151 @@
+"""Where words go (room cli): the answer to stdout, progress and advice to stderr, at most 80 columns.
+
+Colour only on a terminal and never as the only sign; ``NO_COLOR`` is honoured; piped output has no control codes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress", "advise", "clean", "print_json", "print_table", "say", "say_wrapped", "styled"]
+
+COLUMNS = 80
+MAX_CELL = 160
+MAX_LINE = 600
+QUIET_S = 2.0
+REMIND_S = 15.0
+BEAT_S = 0.5
+
+
+def clean(text: str, limit: int) -> str:
+    """Text from outside, without control characters and not endless; line breaks become spaces."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
+    text = text.replace("\n", " ")
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def say(line: str = "") -> None:
+    """One line of the answer."""
+    sys.stdout.write(f"{line}\n")
+
+
+def say_wrapped(line: str) -> None:
+    """A line of the answer that may be long, over as many lines of 80 columns as it needs."""
+    indent = line[: len(line) - len(line.lstrip())]
+    for part in textwrap.wrap(clean(line, MAX_LINE), COLUMNS, subsequent_indent=indent + "  ") or [""]:
+        say(part)
+
+
+def advise(line: str) -> None:
+    """One line of advice: what is written, what to do next."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{line}\n")
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """The answer as one JSON document."""
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False, default=str) + "\n")
+
+
+def styled(text: str, style: str) -> str:
+    """Colour on a terminal, plain text elsewhere."""
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    codes = {"bold red": "1;31", "bold": "1"}
+    return f"\033[{codes[style]}m{text}\033[0m"
+
+
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = (), gives_way: int = 0
+) -> None:
+    """A table of at most 80 columns; where there is no room, column ``gives_way`` goes over several lines."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    for index, name in enumerate(head):
+        justify: Any = "right" if index in numbers else "left"
+        table.add_column(name, justify=justify, no_wrap=index != gives_way, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(clean(cell, MAX_CELL)) for cell in row))
+    # a new console each time: it reads NO_COLOR, and whether stdout is a terminal, now
+    console = Console(width=COLUMNS, highlight=False, file=sys.stdout)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        say(line.rstrip())
+
+
+class Progress:
+    """What is being done, how much of it, how long yet; silent for two seconds, so that quick work says nothing.
+
+    Called with (what, done, total); on a terminal a bar, elsewhere a line now and then. With ``heartbeat`` it also
+    shows work that does not call; not where other people's programs run, which may fork beside its thread.
+    """
+
+    def __init__(self, what: str, *, heartbeat: bool = False) -> None:
+        self._what = what
+        self._began = self._reminded = time.monotonic()
+        self._bar: Any = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True) if heartbeat else None
+
+    def __enter__(self) -> Progress:
+        if self._heart is not None:
+            self._heart.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._heart is not None:
+            self._heart.join()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        with self._lock:
+            self._show(clean(what, 40), done, total)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            with self._lock:
+                if self._bar is None:
+                    self._show(self._what, 0, None)
+
+    def _show(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if now - self._began < QUIET_S:
+            return
+        if sys.stderr.isatty():
+            self._show_bar(what, done, total)
+        elif now - self._reminded >= REMIND_S:
+            self._reminded = now
+            amount = "" if total is None else f": {what} {done} of {total}"
+            advise(f"{self._what}{amount}, {now - self._began:.0f} s")
+
+    def _show_bar(self, what: str, done: int, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        if self._bar is None:
+            text = TextColumn("{task.description}", markup=False)
+            columns = (text, BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True, width=COLUMNS), transient=True)
+            self._bar.add_task(what, total=total)
+            self._bar.start()
+        self._bar.update(0, description=what, completed=done, total=total)

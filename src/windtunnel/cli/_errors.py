@@ -1,0 +1,74 @@
+"""Errors as people read them: what, where, what to do (room cli)."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+from windtunnel.cli._console import clean, styled
+from windtunnel.errors import WindtunnelError
+
+__all__ = ["show_error", "show_usage_error"]
+
+UNEXPECTED = 2
+MAX_CHARACTERS = 2000
+LOG_LINES = 12
+
+
+def show_error(error: Exception, *, is_debug: bool) -> int:
+    """Print an error on stderr; returns the exit code."""
+    if is_debug:
+        traceback.print_exception(error)
+    if isinstance(error, WindtunnelError):
+        _print(error.message, error.where, error.fix)
+        _print_log(getattr(error, "log_tail", ""))
+        return error.exit_code
+    if isinstance(error, OSError):
+        name = str(error.filename or "")
+        _print(error.strerror or str(error), name, "check the path and its permissions")
+        return UNEXPECTED
+    if isinstance(error, MemoryError):
+        _print("there is not enough memory for this", "", "slice the graph first: windtunnel slice GRAPH --iteration 0")
+        return UNEXPECTED
+    _print(
+        f"this is a defect of windtunnel: {type(error).__name__}: {error}",
+        _last_place(error),
+        "run it again with --debug, and report the traceback",
+    )
+    return UNEXPECTED
+
+
+def show_usage_error(error: Any, *, is_debug: bool) -> int:
+    """Print what is wrong with the arguments; returns the exit code."""
+    if is_debug:
+        traceback.print_exception(error)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "windtunnel"
+    message = str(error.format_message()).strip().rstrip(".")
+    possibilities = [str(option) for option in getattr(error, "possibilities", None) or ()][:3]
+    if possibilities:
+        message = f"no such option: {error.option_name}"
+    fix = f"did you mean {', '.join(possibilities)}?" if possibilities else f"see {command} --help"
+    _print(message[:1].lower() + message[1:], command, fix)
+    return UNEXPECTED
+
+
+def _print(message: str, where: str, fix: str) -> None:
+    lines = [styled("error:", "bold red") + f" {clean(message, MAX_CHARACTERS)}"]
+    if where:
+        lines.append(f"  where: {clean(where, MAX_CHARACTERS)}")
+    if fix:
+        lines.append(f"  fix:   {clean(fix, MAX_CHARACTERS)}")
+    print("\n".join(lines), file=sys.stderr)  # noqa: T201
+
+
+def _print_log(log_tail: str) -> None:
+    lines = log_tail.strip().splitlines()[-LOG_LINES:]
+    for line in lines:
+        print(f"  | {clean(line, 200)}", file=sys.stderr)  # noqa: T201
+
+
+def _last_place(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

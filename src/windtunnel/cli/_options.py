@@ -1,0 +1,24 @@
+"""Options that several verbs share, each said once (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["Force", "GraphPath", "Json", "LedgerPath", "Output"]
+
+GraphPath = Annotated[
+    Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document with raw units.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="PATH", help="Where to write; by default named after the input."),
+]
+LedgerPath = Annotated[
+    Path | None,
+    typer.Option("--ledger", metavar="FILE", help="Receipts of past flights (~/.windtunnel/receipts.db)."),
+]

@@ -1,0 +1,67 @@
+"""``windtunnel capture``: run a script unmodified, keep the graph of one iteration (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, say
+from windtunnel.cli._files import derived, require_free
+from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._stdout import stdout_to_stderr
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+
+__all__ = ["capture"]
+
+
+def capture(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="The training script, as it is.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Iterations before that.")] = 3,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel capture train.py --epochs 3
+
+    Run a training script as python would, measure some iterations, end it.
+
+    Options of windtunnel stand before the script; all after it is the script's. What the script prints goes to stderr.
+    """
+    from windtunnel.sources.script import IncompleteCaptureError, capture_script
+
+    path = require_free(derived(script, ".wt", output), force=force)
+    try:
+        with Progress(f"capturing {script.name}") as progress, stdout_to_stderr():
+            graph = capture_script(script, arguments or (), iterations=iterations, warmup=warmup, progress=progress)
+    except IncompleteCaptureError as error:
+        if error.graph is not None:
+            _keep(error.graph, path, force)
+            advise(f"kept what was captured until then: {path}")
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+    _keep(graph, path, force)
+    if as_json:
+        print_json(_document(graph, path))
+    else:
+        from windtunnel.reports import explain
+
+        say(f"{path}: {graph.num_tasks:,} tasks, {explain(graph).headline}")
+    advise(f"next: windtunnel explain {path}")
+
+
+def _keep(graph: Graph, path: Path, force: bool) -> None:
+    from windtunnel.graph import save
+
+    save(graph, path, overwrite=force)
+
+
+def _document(graph: Graph, path: Path) -> dict[str, object]:
+    counts = {"num_tasks": graph.num_tasks, "num_edges": graph.num_edges, "num_resources": graph.num_resources}
+    return {"schema": "windtunnel.capture/1", "path": str(path), **counts, "meta": dict(graph.meta)}

@@ -1,0 +1,225 @@
+"""``windtunnel demo``: the whole way once, from a real training to a verified answer (room cli)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import require_free, stem
+from windtunnel.cli._options import Force, Json
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import FlightError, InputError
+
+if TYPE_CHECKING:
+    from windtunnel.flights import Receipt, StopRule
+    from windtunnel.graph import Graph
+    from windtunnel.whatifs import Answer
+
+__all__ = ["demo"]
+
+EXAMPLE = Path("examples") / "train_transformer.py"
+WORTHWHILE = 1.02
+
+
+def demo(
+    script: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Another training script than the example.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the results go.")] = Path(
+        "demo"
+    ),
+    flights: Annotated[int, typer.Option(min=0, help="How many of the best predictions to really run.")] = 3,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = 15,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each flight after this time.")] = "20s",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Begin no flight that would end after this.")] = "4min",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel demo --output demo
+
+    Train a small transformer here, explain it, predict what would make it faster, really run the best.
+    """
+    from windtunnel.flights import StopRule
+    from windtunnel.units import parse_duration
+
+    # threads that spin while they wait for each other stall for ages where the cores have other work, too
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    began = time.monotonic()
+    source = _script(script)
+    require_free(output / "report.html", force=force)
+    output.mkdir(parents=True, exist_ok=True)
+    show = _Story(quiet=as_json)
+
+    show.chapter(1, f"train {source.name} as it is, measure {iterations} of its iterations")
+    graph = _capture(source, output, iterations, force)
+    show.chapter(2, "where does the time go?")
+    show.explanation(graph)
+    show.chapter(3, "what would make it faster? (predicted; nothing of it has run yet)")
+    answers = _predict(graph, output)
+    show.answers([answer for answer in answers if answer.is_applicable])
+    show.chapter(4, "fly the best: really run each in turns with the baseline")
+    rule = StopRule(time_limit_s=parse_duration(time_limit) / 1e9)
+    until = began + parse_duration(budget) / 1e9
+    receipts = _fly(source, graph, answers, output / "receipts.db", count=flights, rule=rule, until=until)
+    show.receipts(receipts)
+    files = _write(graph, answers, receipts, output, stem(source))
+    if as_json:
+        print_json(
+            {
+                "schema": "windtunnel.demo/1",
+                "duration_s": time.monotonic() - began,
+                "answers": [answer.to_dict() for answer in answers],
+                "receipts": [receipt.to_dict() for receipt in receipts],
+                "files": [str(file) for file in files],
+            }
+        )
+    else:
+        say(
+            f"{time.monotonic() - began:.0f} s in all; the report is {files[0]}, a trace for ui.perfetto.dev {files[1]}"
+        )
+    advise("next: windtunnel capture YOUR_SCRIPT.py")
+
+
+class _Story:
+    """Tells what happens while it happens; silent where the answer is JSON."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def chapter(self, number: int, title: str) -> None:
+        (advise if self.quiet else say)(f"\n[{number}/4] {title}" if number > 1 else f"[{number}/4] {title}")
+
+    def explanation(self, graph: Graph) -> None:
+        from windtunnel.reports import explain
+
+        if not self.quiet:
+            for line in str(explain(graph)).splitlines():
+                say_wrapped(line)
+
+    def answers(self, answers: Sequence[Answer], top: int = 10) -> None:
+        from windtunnel.units import format_duration, format_size
+
+        if self.quiet:
+            return
+        rows = [
+            (
+                str(answer.request),
+                f"{answer.speedup:.2f}x",
+                format_duration(answer.predicted_ns),
+                "" if answer.peak_bytes is None else format_size(answer.peak_bytes),
+            )
+            for answer in answers[:top]
+        ]
+        print_table(("what if", "speed-up", "iteration", "peak memory"), rows, numbers=(1, 2, 3))
+        if any(answer.samples_ratio != 1 for answer in answers[:top]):
+            say("speed-ups are per sample: some of these iterations train on more of them")
+
+    def receipts(self, receipts: Sequence[Receipt]) -> None:
+        if self.quiet:
+            return
+        rows = [
+            (
+                each.whatif,
+                f"{each.predicted:.2f}x",
+                f"{each.measured:.2f}x",
+                "{:.2f}-{:.2f}".format(*each.measured_interval),
+                f"{each.error_ratio:+.1%}",
+            )
+            for each in receipts
+        ]
+        print_table(("what if", "predicted", "measured", "90 %", "error"), rows, numbers=(1, 2, 3, 4))
+
+
+def _script(given: Path | None) -> Path:
+    """The example of this project, or the user's script.
+
+    Raises
+    ------
+    InputError
+        The package was installed without its examples.
+    """
+    if given is not None:
+        return given
+    places = (Path.cwd(), Path(__file__).resolve().parents[3])
+    found = next((place / EXAMPLE for place in places if (place / EXAMPLE).is_file()), None)
+    if found is None:
+        raise InputError(
+            "the example script is not installed here", fix="name your own: windtunnel demo --script train.py"
+        )
+    return found
+
+
+def _capture(source: Path, output: Path, iterations: int, force: bool) -> Graph:
+    from windtunnel.graph import save
+    from windtunnel.sources.script import capture_script
+
+    with Progress("training") as progress, stdout_to_stderr():
+        graph = capture_script(source, iterations=iterations, progress=progress)
+    save(graph, output / f"{stem(source)}.wt", overwrite=force)
+    return graph
+
+
+def _predict(graph: Graph, output: Path) -> list[Answer]:
+    from windtunnel.flights import with_intervals
+    from windtunnel.whatifs import whatif
+
+    with Progress("asking what if") as progress, stdout_to_stderr():
+        return with_intervals(whatif(graph, "all", progress=progress), output / "receipts.db")
+
+
+def _fly(
+    source: Path, graph: Graph, answers: Sequence[Answer], ledger: Path, *, count: int, rule: StopRule, until: float
+) -> list[Receipt]:
+    """The best that can be run here, one of a family; one whose flight fails is told and passed over."""
+    from windtunnel.flights import verify
+
+    receipts: list[Receipt] = []
+    longest_s = 0.0
+    for answer in _able(answers):
+        began = time.monotonic()
+        if len(receipts) == count:
+            break
+        if receipts and began + longest_s > until:
+            advise(f"no time is left to fly {answer.name}; --budget gives more")
+            break
+        try:
+            with Progress(f"flying {answer.name}") as progress, stdout_to_stderr():
+                receipt = verify(source, answer.request, graph=graph, rule=rule, ledger=ledger, progress=progress)
+            receipts.append(receipt)
+        except FlightError as error:
+            advise(f"{answer.name} could not be flown here: {error.message}")
+        longest_s = max(longest_s, time.monotonic() - began)
+    return receipts
+
+
+def _able(answers: Sequence[Answer]) -> list[Answer]:
+    """Answers that can be flown and promise something, the best of each family of changes."""
+    from windtunnel import registry
+
+    known = registry.all("flight")
+    best: dict[str, Answer] = {}
+    for answer in answers:
+        if answer.is_applicable and answer.name in known and answer.speedup > WORTHWHILE:
+            best.setdefault(known[answer.name].function.__module__, answer)
+    return list(best.values())
+
+
+def _write(
+    graph: Graph, answers: Sequence[Answer], receipts: Sequence[Receipt], output: Path, name: str
+) -> tuple[Path, Path]:
+    from windtunnel.reports import report
+    from windtunnel.simulate import replay
+
+    timeline = replay(graph)
+    page = report(
+        graph, output / "report.html", answers=answers, receipts=receipts, title=name, timeline=timeline, overwrite=True
+    )
+    trace = output / "trace.json"
+    timeline.to_perfetto(trace)
+    return page, trace

@@ -1,0 +1,54 @@
+"""``windtunnel explain``: where the time of an iteration goes, in plain words (room cli)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say_wrapped
+from windtunnel.cli._files import open_graph
+from windtunnel.cli._options import GraphPath, Json
+
+__all__ = ["explain"]
+
+
+def explain(
+    graph: GraphPath,
+    by: Annotated[
+        str, typer.Option("--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, op or task.")
+    ] = "",
+    top: Annotated[int, typer.Option(min=1, help="How many parts to list.")] = 15,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel explain train.wt
+
+    Say where the time of an iteration goes, which tasks decide it, and what stays unexplained.
+    """
+    from windtunnel.reports import explain as explain_graph
+
+    with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
+        explanation = explain_graph(open_graph(graph, progress=progress))
+    if as_json:
+        print_json(explanation.to_dict())
+    else:
+        for line in str(explanation).splitlines():
+            say_wrapped(line)
+        if by:
+            _list_parts(explanation.parts(by), top)
+    advise(f"next: windtunnel whatif {graph} --all")
+
+
+def _list_parts(parts: list[tuple[str, float, float, int]], top: int) -> None:
+    from windtunnel.units import format_count, format_duration, format_ratio
+
+    rows = [
+        (label, format_duration(time_ns), format_ratio(ratio), format_count(count))
+        for label, time_ns, ratio, count in parts[:top]
+    ]
+    rest = parts[top:]
+    if rest:
+        time_ns, ratio = sum(part[1] for part in rest), sum(part[2] for part in rest)
+        count = sum(part[3] for part in rest)
+        rows.append((f"{len(rest):,} others", format_duration(time_ns), format_ratio(ratio), format_count(count)))
+    print_table(("part", "time", "share", "tasks"), rows, numbers=(1, 2, 3))

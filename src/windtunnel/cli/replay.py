@@ -1,0 +1,79 @@
+"""``windtunnel replay``: when every task runs, and how busy each resource is (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, GraphPath, Json
+
+if TYPE_CHECKING:
+    from windtunnel.simulate import Timeline
+
+__all__ = ["replay"]
+
+MAX_RESOURCES = 20
+
+
+def replay(
+    graph: GraphPath,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel replay train.wt --perfetto train.trace.json
+
+    Play the graph: how long it takes, what decides that, how busy each resource is.
+    """
+    from windtunnel.simulate import replay as replay_graph
+    from windtunnel.units import format_duration, format_ratio
+
+    target = None if perfetto is None else require_free(perfetto, force=force)
+    with Progress(f"replaying {graph.name}", heartbeat=True) as progress:
+        timeline = replay_graph(open_graph(graph, progress=progress))
+        path = timeline.critical_path()
+        uses = sorted(timeline.utilization().to_pylist(), key=lambda use: -use["utilization"])
+        if target is not None:
+            timeline.to_perfetto(target)
+    if as_json:
+        counts = {"num_tasks": timeline.graph.num_tasks, "num_critical": len(path), "engine": timeline.engine}
+        files = {"perfetto": None if target is None else str(target)}
+        print_json(
+            {"schema": "windtunnel.replay/1", "makespan_ns": timeline.makespan_ns, **counts, "resources": uses, **files}
+        )
+    else:
+        say(f"{timeline}; critical path: {path}")
+        _print_measured(timeline)
+        rows = [
+            (
+                use["resource"],
+                f"{use['num_tasks']:,}",
+                format_duration(use["busy_ns"]),
+                format_ratio(use["utilization"]),
+            )
+            for use in uses[:MAX_RESOURCES]
+        ]
+        print_table(("resource", "tasks", "busy", "of the time"), rows, numbers=(1, 2, 3))
+        if len(uses) > MAX_RESOURCES:
+            say(f"and {len(uses) - MAX_RESOURCES:,} less busy resources")
+    if target is not None:
+        advise(f"wrote {target}: open it at ui.perfetto.dev")
+    advise(f"next: windtunnel report {graph}")
+
+
+def _print_measured(timeline: Timeline) -> None:
+    """Say how far the replay is from the measurement, where there was one."""
+    from windtunnel.units import format_duration
+
+    measured = timeline.graph.meta.get("iteration_ns") or {}
+    if not measured.get("median"):
+        return
+    iteration_ns = timeline.makespan_ns / max(1, timeline.graph.num_iterations)
+    off = iteration_ns / measured["median"] - 1
+    say(f"measured without a profiler: {format_duration(measured['median'])}, the replay is {off:+.1%} off")

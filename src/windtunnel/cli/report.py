@@ -1,0 +1,46 @@
+"""``windtunnel report``: one HTML file that works offline (room cli)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, say
+from windtunnel.cli._files import derived, open_graph, require_free, stem
+from windtunnel.cli._options import Force, GraphPath, Json, LedgerPath, Output
+
+__all__ = ["report"]
+
+
+def report(
+    graph: GraphPath,
+    ask: Annotated[bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of every what-if.")] = True,
+    output: Output = None,
+    ledger: LedgerPath = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel report train.wt
+
+    Write a page with the time, the critical path, a timeline, memory, what-ifs and receipts.
+    """
+    from windtunnel.flights import Ledger, with_intervals
+    from windtunnel.reports import report as write_report
+    from windtunnel.units import format_size
+    from windtunnel.whatifs import whatif
+
+    path = require_free(derived(graph, ".report.html", output), force=force)
+    past = Ledger(ledger)
+    with Progress(f"writing {path.name}", heartbeat=True) as progress:
+        opened = open_graph(graph, progress=progress)
+        found = whatif(opened, "all", progress=progress) if ask and opened.num_tasks else []
+        answers = with_intervals(found, past)
+        receipts = past.receipts() if ask else []
+        write_report(opened, path, answers=answers, receipts=receipts, title=stem(graph), overwrite=force)
+    if as_json:
+        document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size}
+        print_json(document | {"num_tasks": opened.num_tasks, "num_answers": len(answers)})
+    else:
+        say(f"{path}: {format_size(path.stat().st_size)}, works offline")
+    advise(f"next: open {path} in a browser")

@@ -1,0 +1,103 @@
+"""``windtunnel slice``: some tasks of a graph as a graph of their own (room cli)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, say
+from windtunnel.cli._files import derived, open_graph, require_free
+from windtunnel.cli._options import Force, GraphPath, Json, Output
+from windtunnel.errors import InputError, NotApplicableError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from windtunnel.graph import Graph
+
+    Mask = NDArray[np.bool_]
+
+__all__ = ["slice_graph"]
+
+# measured of the whole, so untrue of a part
+_WHOLE = ("iteration_ns", "profiled_iteration_ns", "overhead")
+
+
+def slice_graph(
+    graph: GraphPath,
+    iteration: Annotated[int | None, typer.Option(min=0, help="Tasks of this training iteration.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Tasks of this worker.")] = None,
+    phase: Annotated[str, typer.Option(help="data, forward, backward, update or other.")] = "",
+    layer: Annotated[str, typer.Option(metavar="REGEX", help="Layers that match as a whole.")] = "",
+    name: Annotated[str, typer.Option(metavar="REGEX", help="Names that match as a whole.")] = "",
+    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Tasks that end after this, such as 2ms.")] = "",
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Tasks that start before this.")] = "",
+    window: Annotated[str, typer.Option(metavar="NAME", help="Of a trace: what an annotation launched.")] = "",
+    partial: Annotated[bool, typer.Option("--partial", help="Of a trace that is cut: what stands before.")] = False,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: those here.")] = False,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel slice train.wt --layer 'encoder[.]3[.].*'
+
+    Select tasks of a window, an iteration, a layer; keep what they wait for.
+    """
+    from windtunnel.graph import save
+
+    path = require_free(derived(graph, ".slice.wt", output), force=force)
+    cut = {"window": window or None, "partial": partial, "allow_missing": allow_missing}
+    with Progress(f"slicing {graph.name}", heartbeat=True) as progress:
+        whole = open_graph(graph, progress=progress, **cut)
+        mask = whole.select(iteration=iteration, rank=rank, phase=_phase(phase), layer=layer or None, name=name or None)
+        if since or until:
+            whole, mask = _in_window(whole, mask, since, until)
+        if not mask.any():
+            raise NotApplicableError("no task fits all of these", where=str(graph), fix="drop one condition")
+        part = whole if mask.all() else _part(whole, mask)
+        save(part, path, overwrite=force)
+    if as_json:
+        print_json(
+            {"schema": "windtunnel.slice/1", "path": str(path), "num_tasks": part.num_tasks, "of": whole.num_tasks}
+        )
+    else:
+        say(f"{path}: {part.num_tasks:,} of {whole.num_tasks:,} tasks")
+    advise(f"next: windtunnel explain {path}")
+
+
+def _phase(name: str) -> int | None:
+    from windtunnel.graph import Phase
+
+    if not name:
+        return None
+    if name.upper() not in Phase.__members__:
+        known = ", ".join(phase.name.lower() for phase in Phase)
+        raise InputError(f"there is no phase {name!r}", fix=f"use one of {known}")
+    return Phase[name.upper()]
+
+
+def _in_window(graph: Graph, mask: Mask, since: str, until: str) -> tuple[Graph, Mask]:
+    """Tasks at work in a window; those whose cause lies before it start no earlier than they did."""
+    import numpy as np
+
+    from windtunnel.simulate import replay
+    from windtunnel.units import parse_duration
+
+    timeline = replay(graph)
+    mask = mask & (timeline.finish_ns > parse_duration(since or "0s"))
+    if until:
+        mask &= timeline.start_ns < parse_duration(until)
+    src, dst = graph.edges["src"], graph.edges["dst"]
+    is_cut = np.zeros(graph.num_tasks, dtype=bool)
+    is_cut[dst[mask[dst] & ~mask[src]]] = True
+    begin_ns = int(timeline.start_ns[mask].min(initial=timeline.makespan_ns))
+    earliest_ns = np.where(is_cut, np.maximum(timeline.start_ns - begin_ns, 0), 0)
+    return graph.with_columns(earliest_ns=earliest_ns), mask
+
+
+def _part(graph: Graph, mask: Mask) -> Graph:
+    part = graph.remove(~mask)
+    kept = {key: value for key, value in part.meta.items() if key not in _WHOLE}
+    return type(part)(part.tasks, part.edges, part.resources, {**kept, "slice_of": graph.num_tasks}).validate()

@@ -1,0 +1,109 @@
+"""``windtunnel verify``: really run a what-if beside the baseline and keep the receipt (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say
+from windtunnel.cli._files import open_graph
+from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.flights import Receipt
+    from windtunnel.graph import Graph
+
+__all__ = ["verify"]
+
+PREDICTION_OFF = 1
+
+
+def verify(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A script, a capture of one, or a workload.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, behind --.")] = None,
+    whatif: Annotated[
+        str, typer.Option("--whatif", metavar="NAMES", help="What to fly, such as amp,fused-optimizer.")
+    ] = "",
+    graph: Annotated[
+        Path | None, typer.Option(metavar="GRAPH", help="A capture of the baseline, if there is one.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many interleaved rounds.")] = None,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each flight after this time.")] = "60s",
+    fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel verify train.py --whatif fused-optimizer,amp
+
+    Predict, then really run each change in turns with the baseline, and keep the error.
+    """
+    from windtunnel.flights import StopRule
+    from windtunnel.flights import verify as fly
+    from windtunnel.units import parse_duration, parse_ratio
+    from windtunnel.whatifs import parse_requests
+
+    if not whatif:
+        raise InputError("say which what-if to fly", fix="--whatif NAME; windtunnel list flights shows them")
+    limit = parse_ratio(fail_over) if fail_over else None
+    rule = StopRule(time_limit_s=parse_duration(time_limit) / 1e9)
+    requests = parse_requests(whatif)
+    subject = open_graph(Path(target)) if Path(target).is_dir() else target
+    baseline = _baseline(target, arguments or (), graph)
+    receipts = []
+    with Progress("flying") as progress, stdout_to_stderr():
+        for request in requests:
+            receipt = fly(
+                subject,
+                request,
+                graph=baseline,
+                argv=arguments or (),
+                rounds=rounds,
+                rule=rule,
+                ledger=ledger,
+                progress=progress,
+            )
+            receipts.append(receipt)
+    if as_json:
+        print_json({"schema": "windtunnel.receipts/1", "receipts": [receipt.to_dict() for receipt in receipts]})
+    else:
+        _print_receipts(receipts)
+    advise("next: windtunnel receipts")
+    if limit is not None and max(abs(receipt.error_ratio) for receipt in receipts) > limit:
+        say(f"a prediction is off by more than {fail_over}") if not as_json else None
+        raise typer.Exit(PREDICTION_OFF)
+
+
+def _baseline(target: str, arguments: list[str] | tuple[str, ...], graph: Path | None) -> Graph | None:
+    """One capture for all flights of a script: given, or made now."""
+    if graph is not None:
+        return open_graph(graph)
+    if not target.endswith(".py"):
+        return None
+    from windtunnel.sources.script import capture_script
+
+    with Progress(f"capturing {target}") as progress, stdout_to_stderr():
+        return capture_script(target, arguments, progress=progress)
+
+
+def _print_receipts(receipts: list[Receipt]) -> None:
+    from windtunnel.units import format_duration
+
+    rows = [
+        (
+            each.whatif,
+            f"{each.predicted:.2f}x",
+            f"{each.measured:.2f}x",
+            "{:.2f}-{:.2f}".format(*each.measured_interval),
+            f"{each.error_ratio:+.1%}",
+            format_duration(each.changed.value),
+        )
+        for each in receipts
+    ]
+    print_table(("what if", "predicted", "measured", "90 %", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5))
+    for receipt in receipts:
+        for note in receipt.notes:
+            say(clean(f"{receipt.whatif}: {note}", 400))

@@ -1,0 +1,107 @@
+"""``windtunnel whatif``: what a change would buy, before it is built (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import open_graph
+from windtunnel.cli._options import GraphPath, Json, LedgerPath
+from windtunnel.errors import InputError, NotApplicableError
+
+if TYPE_CHECKING:
+    from windtunnel.whatifs import Answer
+
+__all__ = ["whatif"]
+
+NOT_APPLICABLE = 1
+
+
+def whatif(
+    graph: GraphPath,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="WHATIF", help="Such as amp, or data-parallel:num_ranks=4.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Ask every what-if that is known.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Also every two that go together.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Say why the others do not apply.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many answers to show.")] = 20,
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel whatif train.wt --all --pairs
+
+    Predict what changes would buy, best first, with intervals from past flights.
+
+    Names come from windtunnel list whatifs; parameters follow a colon (batch-size:factor=2), a + joins changes.
+    """
+    from windtunnel.flights import with_intervals
+    from windtunnel.whatifs import whatif as ask
+
+    if bool(names) == every:
+        raise InputError("say which what-ifs to ask", fix=f"windtunnel whatif {graph} --all, or name some of them")
+    with Progress("asking what if", heartbeat=True) as progress:
+        found = ask(
+            open_graph(graph, progress=progress),
+            "all" if every else ",".join(names or ()),
+            pairs=pairs,
+            progress=progress,
+        )
+    answers = with_intervals(found, ledger)
+    usable = [answer for answer in answers if answer.is_applicable]
+    if as_json:
+        print_json({"schema": "windtunnel.answers/1", "answers": [answer.to_dict() for answer in answers]})
+    else:
+        _print_answers(usable, top)
+        _print_refusals([answer for answer in answers if not answer.is_applicable], in_full=why or not every)
+    if not usable and not every:
+        raise NotApplicableError("none of these changes has anything to act on", fix=f"windtunnel whatif {graph} --all")
+    if not usable:
+        raise typer.Exit(NOT_APPLICABLE)
+    _advise_next(usable, graph)
+
+
+def _print_answers(answers: list[Answer], top: int) -> None:
+    from windtunnel.units import format_duration, format_size
+
+    if not answers:
+        return
+    baseline = answers[0]
+    say(f"now: {format_duration(baseline.baseline_ns)} per iteration")
+    rows = []
+    for answer in answers[:top]:
+        interval = answer.interval
+        is_backed = interval is not None and interval.num_receipts
+        span = f"{interval.low:.2f}-{interval.high:.2f}" if interval is not None and is_backed else "no receipt"
+        memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
+        rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
+    print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
+    if any(answer.samples_ratio != 1 for answer in answers[:top]):
+        say("speed-ups are per sample: some of these iterations train on more of them")
+    if len(answers) > top:
+        say(f"and {len(answers) - top:,} more with smaller gains; --top {len(answers)} shows all")
+
+
+def _print_refusals(answers: list[Answer], *, in_full: bool) -> None:
+    if not answers:
+        return
+    if not in_full:
+        say(f"{len(answers)} more have nothing to act on here; --why says why")
+        return
+    for answer in answers:
+        say(f"{answer.request}  not applicable: {answer.reason}")
+
+
+def _advise_next(answers: list[Answer], path: Path) -> None:
+    """The best that can be flown; a capture knows the script that it is of."""
+    from windtunnel import registry
+
+    flown = [answer for answer in answers if all(step.name in registry.all("flight") for step in answer.request.steps)]
+    target = path if answers[0].baseline.graph.meta.get("origin") else "SCRIPT.py"
+    if flown:
+        advise(f"next: windtunnel verify {target} --whatif {flown[0].request}")
+    else:
+        advise("next: windtunnel list flights shows what can be really run here")

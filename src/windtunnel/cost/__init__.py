@@ -1,0 +1,30 @@
+"""What work costs (room cost): ``Graph`` in, prices out.
+
+The profile database keeps what was measured here; partial flights measure operators in a form in which they never
+ran, old form and new form side by side; a roofline prices bytes and operations where nothing was measured. Not here:
+search, edits.
+"""
+
+from windtunnel.cost.database import Measurement, ProfileDatabase, default_database_path
+from windtunnel.cost.form import BASELINE, Form
+from windtunnel.cost.optimizer import UpdateForm, measure_update
+from windtunnel.cost.partial import Ratios, known_ratios, measure_ratios
+from windtunnel.cost.program import Call, Program, program_of
+from windtunnel.cost.roofline import price
+
+__all__ = [
+    "BASELINE",
+    "Call",
+    "Form",
+    "Measurement",
+    "ProfileDatabase",
+    "Program",
+    "Ratios",
+    "UpdateForm",
+    "default_database_path",
+    "known_ratios",
+    "measure_ratios",
+    "measure_update",
+    "price",
+    "program_of",
+]

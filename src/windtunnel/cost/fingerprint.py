@@ -1,0 +1,44 @@
+"""Which machine and which libraries a measurement holds for (room cost).
+
+In: this process. Out: short texts that are equal where a measured time may be used again.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from windtunnel import hardware
+from windtunnel.extras import require
+
+__all__ = ["libraries", "machine"]
+
+
+@functools.cache
+def machine() -> str:
+    """Processor and the fingerprint of what sets this host's speed.
+
+    Examples
+    --------
+    >>> machine() == machine()
+    True
+    """
+    host = hardware.machine()
+    return f"{host.cpu_name} {host.fingerprint()}"
+
+
+@functools.cache
+def libraries() -> str:
+    """Version of torch, the instruction set that it uses, and how its threads wait for work.
+
+    A thread that sleeps between operators instead of spinning makes small operators on several threads twice as slow:
+    what was measured one way says nothing about the other.
+
+    Raises
+    ------
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    torch = require("torch", extra="torch")
+    waiting = os.environ.get("OMP_WAIT_POLICY", "").lower()  # libgomp reads it once, at its start, and tells nobody
+    return f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()} {waiting}".rstrip()

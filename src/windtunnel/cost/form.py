@@ -1,0 +1,82 @@
+"""The form in which a program is run (room cost).
+
+In: what a what-if changes about operators that stay the same in name. Out: ``Form``, a value that partial flights run
+and that the profile database uses as part of its keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from windtunnel.errors import InputError
+
+__all__ = ["BASELINE", "Form"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a program is run: everything that may differ from the captured iteration.
+
+    Parameters
+    ----------
+    autocast : str
+        ``"bfloat16"`` or ``"float16"``: forward calls run under this autocast. Empty: as captured.
+    threads : int
+        Threads within operators; 0: as captured.
+    memory_format : str
+        ``"channels_last"``: 4-D weights and inputs are laid out so. Empty: as captured.
+    batch : (int, int)
+        Captured and new batch size; equal numbers change nothing.
+    frozen : tuple of str
+        Names of parameters that need no gradient.
+    num_passes : int
+        How many forward and backward passes accumulate into one gradient.
+    rectified : tuple of (int, int, float)
+        Batch norms that rectify as they normalise: call of the norm, call of the rectifier behind it (-1: none), its
+        leak.
+    checkpointed, compiled : tuple of (int, int)
+        Ranges of calls, [first, last), that run again in the backward pass, or that a compiler fuses.
+
+    Examples
+    --------
+    >>> Form(autocast="bfloat16").label
+    'autocast=bfloat16'
+    >>> BASELINE.label
+    'as captured'
+    """
+
+    autocast: str = ""
+    threads: int = 0
+    memory_format: str = ""
+    batch: tuple[int, int] = (1, 1)
+    frozen: tuple[str, ...] = ()
+    num_passes: int = 1
+    rectified: tuple[tuple[int, int, float], ...] = ()
+    checkpointed: tuple[tuple[int, int], ...] = ()
+    compiled: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        if self.threads < 0 or self.num_passes < 1 or min(self.batch) < 1:
+            raise InputError(
+                "a form needs positive counts",
+                where=f"threads={self.threads}, num_passes={self.num_passes}, batch={self.batch}",
+            )
+
+    @property
+    def batch_ratio(self) -> float:
+        """New batch size over the captured one."""
+        return self.batch[1] / self.batch[0]
+
+    @property
+    def label(self) -> str:
+        """What is different, as one line of text."""
+        changed = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return ", ".join(changed) or "as captured"
+
+
+BASELINE = Form()

@@ -1,0 +1,234 @@
+"""Partial flights of optimisers: the update alone, old form and new form side by side (room cost).
+
+In: what a capture kept about its optimisers (class, options, shapes of the parameters). Out: how much longer an
+update takes with other options, for fewer parameters, or on other threads. Parameters, gradients and state have their
+real sizes; between two updates something else passes through the caches, as forward and backward do in the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windtunnel.cost.database import Measurement, ProfileDatabase
+from windtunnel.cost.fingerprint import libraries, machine
+from windtunnel.cost.program import Program, tensors_of
+from windtunnel.errors import PriceError
+from windtunnel.extras import require
+from windtunnel.sources.allocator import hold_heap
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["UpdateForm", "measure_update", "touched_rows"]
+
+_EVICTION_BYTES = 16 * 2**20
+_MIN_ROUNDS, _MAX_ROUNDS, _WARMUP = 5, 40, 2
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateForm:
+    """What changes about an update.
+
+    Parameters
+    ----------
+    options : dict
+        Constructor options, such as ``{"fused": True, "foreach": False}``.
+    frozen : frozenset of str
+        Names of parameters that are no longer updated.
+    threads : int
+        0: as captured.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+    threads: int = 0
+
+    @property
+    def label(self) -> str:
+        """What is different, as one line of text."""
+        return json.dumps([dict(self.options), sorted(self.frozen), self.threads], separators=(",", ":"))
+
+
+def measure_update(
+    optimizers: list[dict[str, Any]],
+    new: UpdateForm,
+    *,
+    threads: int = 0,
+    touched: Mapping[str, float] | None = None,
+    database: ProfileDatabase | None = None,
+    budget_s: float = 2.0,
+) -> Measurement:
+    """Measure all optimisers' updates together.
+
+    Parameters
+    ----------
+    optimizers : list of dict
+        ``graph.meta["optimizers"]``.
+    new : UpdateForm
+    threads : int
+        Threads of the old form; 0: as torch has them now.
+    touched : mapping of parameter name to float
+        Share of the rows that get a gradient other than zero; all where it is not given. Some operators take twice as
+        long on zeros.
+    database : ProfileDatabase, optional
+    budget_s : float
+
+    Returns
+    -------
+    Measurement
+        ``ratio`` is new over old duration.
+
+    Raises
+    ------
+    PriceError
+        A class is not one of ``torch.optim``, or it does not know an option.
+    """
+    require("torch", extra="torch")
+    hold_heap()  # as capture and flights do
+    touched = touched or {}
+    signature = json.dumps([optimizers, sorted(touched.items())], sort_keys=True)
+    key = (
+        "+".join(str(one["class"]) for one in optimizers),
+        hashlib.sha256(signature.encode()).hexdigest()[:16],
+        "update",
+        new.label,
+        threads,
+        machine(),
+        libraries(),
+    )
+    known = database.find(key) if database is not None else None
+    if known is not None and known.is_trusted:
+        return known
+    measurement = Measurement(*key, **_fly(optimizers, new, threads, touched, budget_s))
+    if database is not None:
+        database.add([measurement])
+    return measurement
+
+
+def touched_rows(program: Program) -> dict[str, float]:
+    """Share of the rows of every embedding that one iteration reads, by parameter name, for indices drawn evenly.
+
+    Parameters
+    ----------
+    program : Program
+    """
+    found: dict[str, float] = {}
+    for call in program.calls:
+        if not call.operator.startswith(("aten::embedding", "aten::_embedding_bag")):
+            continue
+        specs = tensors_of(call.inputs, call.shapes, call.types)
+        name = program.parameters.get(specs[0].identity)
+        if name is not None and specs[0].shape:
+            reads = specs[1].num_elements / specs[0].shape[0]
+            found[name] = 1.0 - (1.0 - found.get(name, 0.0)) * math.exp(-reads)
+    return found
+
+
+def _fly(
+    optimizers: list[dict[str, Any]], new: UpdateForm, threads: int, touched: Mapping[str, float], budget_s: float
+) -> dict[str, Any]:
+    import torch
+
+    evicted = torch.zeros(_EVICTION_BYTES // 4)
+    before = [_update(one, UpdateForm(), touched) for one in optimizers]
+    after = [_update(one, new, touched) for one in optimizers]
+    captured = threads or torch.get_num_threads()
+    old_ns: list[float] = []
+    new_ns: list[float] = []
+    begun = time.perf_counter()
+    for turn in range(_WARMUP + _MAX_ROUNDS):
+        evicted.add_(1.0)
+        first = _timed(before, captured)
+        evicted.add_(1.0)
+        second = _timed(after, new.threads or captured)
+        if turn >= _WARMUP:
+            old_ns.append(first)
+            new_ns.append(second)
+        if len(old_ns) >= _MIN_ROUNDS and time.perf_counter() - begun > budget_s:
+            break
+    low, median, high = np.percentile(np.array(new_ns) / np.array(old_ns), [25, 50, 75])
+    return {
+        "old_ns": float(np.percentile(old_ns, 25)),
+        "new_ns": float(np.percentile(new_ns, 25)),
+        "spread_ratio": float((high - low) / median) if median > 0 else 0.0,
+        "rounds": len(old_ns),
+    }
+
+
+def _timed(steps: list[Callable[[], Any]], threads: int) -> float:
+    import torch
+
+    current = torch.get_num_threads()
+    if threads != current:
+        torch.set_num_threads(threads)
+    begun = time.perf_counter_ns()
+    for step in steps:
+        step()
+    elapsed = time.perf_counter_ns() - begun
+    if threads != current:
+        torch.set_num_threads(current)
+    return float(elapsed)
+
+
+def _update(description: Mapping[str, Any], form: UpdateForm, touched: Mapping[str, float]) -> Callable[[], Any]:
+    """An optimiser of the described class on fresh parameters, as its step function."""
+    import torch
+
+    constructor = _constructor(description)
+    known = set(inspect.signature(constructor).parameters)
+    unknown = [name for name in form.options if name not in known]
+    if unknown:
+        raise PriceError(
+            f"{constructor.__name__} has no option {unknown[0]!r}",
+            fix="fused implementations exist for Adam, AdamW, SGD and Adagrad",
+        )
+    groups = []
+    for group in description["groups"]:
+        options = {name: _restored(value) for name, value in group["options"].items() if name in known}
+        tensors = [
+            _trained(torch, shape, dtype, touched.get(name, 1.0))
+            for name, shape, dtype in zip(group["parameters"], group["shapes"], group["dtypes"], strict=True)
+            if name not in form.frozen
+        ]
+        groups.append({**options, **form.options, "params": tensors})
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        return lambda: None
+    optimizer = constructor(groups)
+    step: Callable[[], Any] = optimizer.step
+    return step
+
+
+def _restored(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _trained(torch_module: Any, shape: list[int], dtype: str, touched: float) -> torch.Tensor:
+    made: torch.Tensor = torch_module.rand(shape, dtype=getattr(torch_module, dtype)).requires_grad_()
+    gradient = torch_module.rand_like(made) * 1e-3
+    if touched < 1.0 and shape:
+        gradient[torch_module.rand(shape[0]) >= touched] = 0.0
+    made.grad = gradient
+    return made
+
+
+def _constructor(description: Mapping[str, Any]) -> Any:
+    import torch
+
+    module, _, name = str(description["class"]).rpartition(".")
+    constructor = getattr(torch.optim, name, None)
+    if constructor is None or not module.startswith("torch.optim"):
+        raise PriceError(
+            f"the optimiser {description['class']} is not one of torch.optim, so it cannot be flown by itself",
+            fix="use preset='paper', or verify the what-if by a real run",
+        )
+    return constructor

@@ -1,0 +1,330 @@
+"""Partial flights: run only the changed operators, old form and new form side by side (room cost).
+
+In: a program, an old and a new form, a time budget. Out: ``Ratios``: new over old duration per call, forward and
+backward. The ratio, not the isolated time, is what a what-if applies to the durations seen in the real step. Both
+forms run interleaved (old new, new old, ...) with the data flow, the allocator and the caches that they have in the
+step. Results are kept in the profile database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.database import Measurement, ProfileDatabase
+from windtunnel.cost.fingerprint import libraries, machine
+from windtunnel.cost.form import BASELINE, Form
+from windtunnel.cost.program import Program
+from windtunnel.errors import PriceError
+from windtunnel.extras import require
+from windtunnel.sources.allocator import hold_heap
+
+if TYPE_CHECKING:
+    from windtunnel.cost._interpreter import Interpreter, Lap
+
+__all__ = ["Progress", "Ratios", "known_ratios", "measure_ratios"]
+
+Progress = Callable[[str, int, int], None]
+Floats = NDArray[np.float64]
+_Key = tuple[str, str, str, str, int, str, str]
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 15
+_PHASES = ("forward", "backward")
+_METHOD = 2  # raised whenever a form is run or timed in another way: older measurements are then not used
+_SMALL_SHARE = 0.001  # calls below this share of a phase have one ratio together
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """New over old, per call of a program: C calls.
+
+    Parameters
+    ----------
+    forward, backward : float [C]
+        Of durations; 1 where a call could not be run again.
+    output_bytes : float [C]
+        Of the bytes of the results.
+    forward_total, backward_total : float
+        Of a whole pass, which is known better than the ratio of any one call; NaN where it says nothing.
+    spread_ratio : float
+        Interquartile range of the whole ratio over its median.
+    rounds : int
+        Interleaved rounds.
+    source : str
+        ``measured:partial``, or ``measured:database`` if nothing had to be run.
+    failures : dict
+        Calls that could not be run again, and why.
+    """
+
+    forward: Floats
+    backward: Floats
+    output_bytes: Floats
+    forward_total: float = 1.0
+    backward_total: float = 1.0
+    spread_ratio: float = 0.0
+    rounds: int = 0
+    source: str = "measured:partial"
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def measure_ratios(
+    program: Program,
+    new: Form,
+    old: Form = BASELINE,
+    *,
+    database: ProfileDatabase | None = None,
+    budget_s: float = 6.0,
+    progress: Progress | None = None,
+) -> Ratios:
+    """Measure how much longer every call takes in the new form.
+
+    Parameters
+    ----------
+    program : Program
+    new, old : Form
+    database : ProfileDatabase, optional
+        Looked up first and filled afterwards; None keeps nothing.
+    budget_s : float
+        Time for the interleaved rounds; at least three rounds are flown.
+    progress : callable, optional
+        Called with (what, done, total).
+
+    Returns
+    -------
+    Ratios
+
+    Raises
+    ------
+    PriceError
+        The program cannot be run again in this form.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    require("torch", extra="torch")
+    hold_heap()  # as capture and flights do
+    known = known_ratios(program, new, old, database=database)
+    if known is not None:
+        return known
+    rounds = _fly(program, new, old, budget_s, progress)
+    groups = _groups(program, new, old)
+    measurements = _summarize(program, rounds, groups, new, old)
+    if database is not None:
+        database.add(measurements.values())
+    return _ratios(program, groups, measurements, rounds)
+
+
+# --- flying -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Rounds:
+    """Laps of both forms, round by round, and what the rehearsal learnt."""
+
+    old: list[Lap] = field(default_factory=list)
+    new: list[Lap] = field(default_factory=list)
+    old_detail: list[Lap] = field(default_factory=list)
+    new_detail: list[Lap] = field(default_factory=list)
+    bytes_ratio: Floats = field(default_factory=lambda: np.ones(0))
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Progress | None) -> _Rounds:
+    from windtunnel.cost._interpreter import Interpreter
+
+    opaque: set[int] = set()
+    try:
+        pair = Interpreter(program, old, opaque), Interpreter(program, new, opaque)
+        _rehearse(*pair, opaque)
+        rounds = _interleave(*pair, budget_s, progress)
+    except (RuntimeError, MemoryError) as error:
+        raise PriceError(
+            f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
+            where=f"form {new.label}",
+            fix="use preset='paper', or verify the what-if by a real run",
+        ) from error
+    rounds.bytes_ratio = _bytes_ratio(pair[0].output_bytes, pair[1].output_bytes)
+    rounds.failures = pair[0].failures | pair[1].failures
+    return rounds
+
+
+def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None:
+    """Until both forms run the same calls."""
+    known = -1
+    while known != len(opaque):
+        known = len(opaque)
+        first.rehearse()
+        second.rehearse()
+
+
+def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None) -> _Rounds:
+    rounds = _Rounds()
+    begun = time.perf_counter()
+    total = _MAX_ROUNDS
+    for turn in range(_MAX_ROUNDS):
+        if turn % 2:
+            after, before = new.run(), old.run()
+        else:
+            before, after = old.run(), new.run()
+        rounds.old.append(before)
+        rounds.new.append(after)
+        rounds.old_detail.append(old.run(detail=True))
+        rounds.new_detail.append(new.run(detail=True))
+        elapsed = time.perf_counter() - begun
+        total = min(_MAX_ROUNDS, max(_MIN_ROUNDS, int(budget_s * (turn + 1) / elapsed)))
+        if progress is not None:
+            progress("partial flight", turn + 1, total)
+        if turn + 1 >= total:
+            break
+    return rounds
+
+
+def _bytes_ratio(old: Floats, new: Floats) -> Floats:
+    ratio: Floats = np.divide(new, old, out=np.ones(len(old)), where=old > 0)
+    return ratio
+
+
+# --- from laps to measurements -------------------------------------------------------------------------------
+
+
+def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
+    """Calls with one ratio share a group: equal calls, and calls that run as one; int [C], -1 for marks."""
+    numbers: dict[Any, int] = {}
+    ranges = [pair for form in forms for pair in (*form.checkpointed, *form.compiled)]
+    groups = []
+    for place, call in enumerate(program.calls):
+        key: Any = next(((first, last) for first, last in ranges if first <= place < last), None)
+        key = key or (call.schema, call.signature)
+        groups.append(-1 if call.mark else numbers.setdefault(key, len(numbers)))
+    return np.array(groups, dtype=np.int64)
+
+
+def _summarize(
+    program: Program, rounds: _Rounds, groups: NDArray[np.int64], new: Form, old: Form
+) -> dict[tuple[int, str], Measurement]:
+    """One measurement per group and phase."""
+    times = _phase_times(rounds)
+    found: dict[tuple[int, str], Measurement] = {}
+    for phase, (old_C, new_C, spread_ratio) in times.items():
+        for group in range(int(groups.max(initial=-1)) + 1):
+            members = np.flatnonzero(groups == group)
+            found[group, phase] = Measurement(
+                *_key(program, int(members[0]), phase, new, old),
+                float(old_C[members].sum()),
+                float(new_C[members].sum()),
+                spread_ratio,
+                len(rounds.old),
+                float(np.median(rounds.bytes_ratio[members])),
+            )
+    return found
+
+
+def _phase_times(rounds: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
+    """Old and new time per call, of each phase; the sums are those of the undisturbed rounds."""
+    forward = [_quiet([lap.forward_ns for lap in laps]) for laps in (rounds.old, rounds.new)]
+    backward = [_quiet([lap.backward_ns for lap in laps]) for laps in (rounds.old_detail, rounds.new_detail)]
+    totals = [
+        [[lap.forward_total_ns for lap in laps] for laps in (rounds.old, rounds.new)],
+        [[lap.backward_total_ns for lap in laps] for laps in (rounds.old, rounds.new)],
+    ]
+    return {
+        phase: (_scaled_to(parts[0], total[0]), _scaled_to(parts[1], total[1]), _spread(*total))
+        for phase, parts, total in zip(_PHASES, (forward, backward), totals, strict=True)
+    }
+
+
+def _quiet(samples: Any) -> Floats:
+    """The lower quartile: what else runs on the machine only ever makes a run longer."""
+    return np.asarray(np.percentile(np.asarray(samples), 25, axis=0), dtype=np.float64)
+
+
+def _spread(old: list[float], new: list[float]) -> float:
+    if min(old, default=0.0) <= 0:
+        return 0.0
+    low, median, high = np.percentile(np.array(new) / np.array(old), [25, 50, 75])
+    return float((high - low) / median)
+
+
+def _pooled(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int, str], Measurement]:
+    """Give the calls that are too small to matter, and to be timed well, the ratio of all of them together."""
+    result = dict(measurements)
+    for phase in _PHASES:
+        rows = {key: one for key, one in measurements.items() if key[1] == phase}
+        total_ns = sum(one.old_ns for one in rows.values())
+        small = {key: one for key, one in rows.items() if one.old_ns < _SMALL_SHARE * total_ns}
+        old_ns, new_ns = (sum(getattr(one, name) for one in small.values()) for name in ("old_ns", "new_ns"))
+        result |= {key: replace(one, old_ns=old_ns, new_ns=new_ns) for key, one in small.items()}
+    return result
+
+
+def _scaled_to(parts: Floats, totals: list[float]) -> Floats:
+    return parts * (_quiet(totals) / parts.sum()) if parts.sum() > 0 else parts
+
+
+def _key(program: Program, place: int, phase: str, new: Form, old: Form) -> _Key:
+    # the same operator costs otherwise in other company (its inputs' types in the new form),
+    # so the program is part of the key
+    call = program.calls[place]
+    change = f"{old.label} -> {new.label} (method {_METHOD})"
+    signature = f"{call.shapes} {call.types} {program.fingerprint}.{_digest(call.schema + call.signature)}"
+    return call.operator, signature, phase, change, program.threads, machine(), libraries()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def known_ratios(
+    program: Program, new: Form, old: Form = BASELINE, *, database: ProfileDatabase | None
+) -> Ratios | None:
+    """What the profile database knows about this change, or None unless it knows all of it."""
+    if database is None:
+        return None
+    groups = _groups(program, new, old)
+    wanted: dict[tuple[int, str], _Key] = {}
+    for place, group in enumerate(groups.tolist()):
+        for phase in _PHASES:
+            if group >= 0:
+                wanted.setdefault((group, phase), _key(program, place, phase, new, old))
+    known = database.find_all(wanted.values())
+    is_usable = [key in known and known[key].is_trusted for key in wanted.values()]
+    if not all(is_usable) or not wanted:
+        return None
+    return _ratios(program, groups, {place: known[key] for place, key in wanted.items()}, None)
+
+
+def _total(measurements: dict[tuple[int, str], Measurement], phase: str) -> float:
+    rows = [one for (_, named), one in measurements.items() if named == phase]
+    old_ns = sum(one.old_ns for one in rows)
+    return sum(one.new_ns for one in rows) / old_ns if old_ns > 0 else 1.0
+
+
+def _ratios(
+    program: Program,
+    groups: NDArray[np.int64],
+    measurements: dict[tuple[int, str], Measurement],
+    rounds: _Rounds | None,
+) -> Ratios:
+    columns = {phase: np.ones(len(program.calls)) for phase in (*_PHASES, "bytes")}
+    pooled = _pooled(measurements)
+    for place, group in enumerate(groups.tolist()):
+        if group >= 0:
+            for phase in _PHASES:
+                columns[phase][place] = pooled[group, phase].ratio
+            columns["bytes"][place] = measurements[group, "forward"].bytes_ratio
+    rows = list(measurements.values())
+    return Ratios(
+        columns["forward"],
+        columns["backward"],
+        columns["bytes"],
+        forward_total=_total(measurements, "forward"),
+        backward_total=_total(measurements, "backward"),
+        spread_ratio=max((row.spread_ratio for row in rows), default=0.0),
+        rounds=max((row.rounds for row in rows), default=0),
+        source="measured:database" if rounds is None else "measured:partial",
+        failures={} if rounds is None else rounds.failures,
+    )

@@ -1,0 +1,226 @@
+"""The program of a captured iteration (room cost).
+
+In: a graph whose capture kept its calls (``meta["program"]``, column ``call``). Out: ``Program``: the operators that
+Python called, in order, with all their arguments. Not here: running it (``_interpreter``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import PriceError
+from windtunnel.graph import Graph, Phase
+
+__all__ = ["NOT_FLOWN", "Call", "Program", "TensorSpec", "program_of", "tensors_of"]
+
+# updates have flights of their own, and what a loader makes is an input of the step
+NOT_FLOWN = (Phase.UPDATE, Phase.DATA)
+UNDEFINED = "Tensor(nullptr"  # an optional tensor that was not given
+# arguments that look like data but belong to a layer
+_LAYER_ARGUMENTS = frozenset({"weight", "bias", "running_mean", "running_var", "params"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor as the capture saw it: identity, shape, stride, type; ``path`` is its place among the arguments."""
+
+    identity: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    path: tuple[int, ...] = ()
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operator that Python called, or a mark: ``backward``, ``update``."""
+
+    mark: str = ""
+    schema: str = ""
+    inputs: Any = field(default=(), repr=False)
+    shapes: Any = field(default=(), repr=False)
+    types: Any = field(default=(), repr=False)
+    strides: Any = field(default=(), repr=False)
+    outputs: Any = field(default=(), repr=False)
+    output_shapes: Any = field(default=(), repr=False)
+    output_types: Any = field(default=(), repr=False)
+    grad: bool = False
+    layer: str = ""
+    phase: Phase = Phase.OTHER
+
+    @property
+    def operator(self) -> str:
+        """Schema name without overload, such as ``aten::linear``."""
+        return self.schema.partition("(")[0].partition(".")[0]
+
+    @property
+    def signature(self) -> str:
+        """Everything but identities: equal calls cost the same."""
+        arguments = [None if "Tensor" in kind else value for kind, value in zip(self.types, self.inputs, strict=True)]
+        return json.dumps([self.shapes, self.types, self.strides, arguments, self.grad], separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Program:
+    """The calls of one iteration.
+
+    Parameters
+    ----------
+    calls : tuple of Call
+    parameters : dict
+        Tensor identity to parameter name.
+    frozen : frozenset
+        Names of parameters that needed no gradient in the capture.
+    threads : int
+        Threads within operators during the capture; 0 if unknown.
+    """
+
+    calls: tuple[Call, ...]
+    parameters: dict[int, str]
+    frozen: frozenset[str] = frozenset()
+    threads: int = 0
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all calls: equal programs cost the same."""
+        flown = [call for call in self.calls if call.phase is not Phase.DATA]
+        texts = [call.mark or call.schema + call.signature for call in flown]
+        return hashlib.sha256("\n".join([*texts, str(sorted(self.frozen))]).encode()).hexdigest()[:16]
+
+    @cached_property
+    def batch_size(self) -> int:
+        """The first dimension that most inputs share; 0 if there are no inputs."""
+        votes: Counter[int] = Counter()
+        for spec in self.data_inputs().values():
+            if spec.shape:
+                votes[spec.shape[0]] += 1
+        return votes.most_common(1)[0][0] if votes else 0
+
+    def data_inputs(self) -> dict[int, TensorSpec]:
+        """Tensors that come from outside and belong to no layer, by identity; gradients are no data."""
+        produced: set[int] = set(self.parameters)
+        found: dict[int, TensorSpec] = {}
+        for call in self.calls:
+            if call.mark or call.phase in NOT_FLOWN:
+                continue
+            if call.grad:
+                new = [spec for spec in _data_of(call) if spec.identity not in produced]
+                found |= {spec.identity: spec for spec in new if spec.identity not in found}
+            produced |= {spec.identity for spec in tensors_of(call.outputs, call.output_shapes, call.output_types)}
+            found |= _random_inputs(call)
+        return found
+
+
+def _data_of(call: Call) -> list[TensorSpec]:
+    """Tensors that a call reads and that do not belong to its layer."""
+    names = argument_names(call.schema)
+    specs = tensors_of(call.inputs, call.shapes, call.types, call.strides)
+    return [spec for spec in specs if not (spec.path[0] < len(names) and names[spec.path[0]] in _LAYER_ARGUMENTS)]
+
+
+def _random_inputs(call: Call) -> dict[int, TensorSpec]:
+    """A step that draws its own data: what a generator makes outside of any layer is an input."""
+    if call.layer or not call.operator.startswith(("aten::rand", "aten::normal")) or call.operator.endswith("like"):
+        return {}
+    outputs = tensors_of(call.outputs, call.output_shapes, call.output_types)
+    return {spec.identity: spec for spec in outputs}
+
+
+def argument_names(schema: str) -> list[str]:
+    """Names of the arguments of an operator schema.
+
+    Examples
+    --------
+    >>> argument_names("aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor")
+    ['input', 'weight', 'bias']
+    """
+    inside = schema.partition("(")[2].rpartition(" -> ")[0].rstrip(")")
+    parts = [part for part in _top_level(inside) if part and part != "*"]
+    return [part.partition("=")[0].split(" ")[-1] for part in parts]
+
+
+def _top_level(text: str) -> list[str]:
+    """Split at the commas that lie in no bracket."""
+    parts, depth, begun = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append(text[begun:place].strip())
+            begun = place + 1
+    parts.append(text[begun:].strip())
+    return parts
+
+
+def tensors_of(values: Any, shapes: Any, types: Any, strides: Any = ()) -> list[TensorSpec]:
+    """Every tensor among recorded values, lists of tensors opened."""
+    found: list[TensorSpec] = []
+    for place, (value, shape, kind) in enumerate(zip(values, shapes, types, strict=True)):
+        stride = strides[place] if place < len(strides) else ()
+        found += _specs(value, shape, kind, stride, (place,))
+    return found
+
+
+def _specs(value: Any, shape: Any, kind: str, stride: Any, path: tuple[int, ...]) -> list[TensorSpec]:
+    if kind.startswith(UNDEFINED):
+        return []
+    if kind.startswith("Tensor(nullptr"):  # an argument that was left out
+        return []
+    if kind.startswith("Tensor("):
+        known = tuple(stride) if isinstance(stride, list) and len(stride) == len(shape) else ()
+        return [TensorSpec(int(value[0]), tuple(shape), known, kind[7:-1], path)]
+    if kind.startswith("GenericList[") and "Tensor(" in kind:
+        kinds = _top_level(kind[len("GenericList[") : -1])
+        found: list[TensorSpec] = []
+        for place, (item, inner) in enumerate(zip(value, kinds, strict=False)):
+            inner_stride = stride[place] if isinstance(stride, list) and place < len(stride) else ()
+            found += _specs(item, shape[place], inner, inner_stride, (*path, place))
+        return found
+    return []
+
+
+def program_of(graph: Graph) -> Program:
+    """Read the program that a capture kept.
+
+    Raises
+    ------
+    PriceError
+        The graph has none: it comes from a trace that others made, or from an older capture.
+    """
+    stored = graph.meta.get("program")
+    if not stored or "call" not in graph.tasks:
+        raise PriceError(
+            "this graph does not say which operators were called with which arguments",
+            where=f"source {graph.meta.get('source', 'unknown')!r}",
+            fix="capture the step with windtunnel, or use preset='paper'",
+        )
+    layers, phases = _places(graph, len(stored["calls"]))
+    calls = tuple(Call(**row, layer=layers[place], phase=phases[place]) for place, row in enumerate(stored["calls"]))
+    parameters = {int(identity): name for identity, name in stored["parameters"].items()}
+    threads = int(dict(graph.meta.get("hardware", {})).get("num_threads", 0))
+    return Program(calls, parameters, frozenset(stored.get("frozen", ())), threads)
+
+
+def _places(graph: Graph, num_calls: int) -> tuple[list[str], list[Phase]]:
+    """Layer and phase of every call, from the tasks that did its forward work."""
+    layers, phases = [""] * num_calls, [Phase.OTHER] * num_calls
+    call: NDArray[np.int32] = graph.tasks["call"]
+    phase = graph.tasks["phase"]
+    texts = graph.tasks.strings("layer") if "layer" in graph.tasks else None
+    for row in np.flatnonzero((call >= 0) & (phase != Phase.BACKWARD)).tolist():
+        phases[call[row]] = Phase(int(phase[row]))
+        if texts is not None and not layers[call[row]]:
+            layers[call[row]] = texts.decode(row)
+    return layers, phases

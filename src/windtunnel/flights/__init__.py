@@ -1,0 +1,36 @@
+"""Room flights: what was predicted is really run, side by side with what was, and the error is kept.
+
+In: a script, a step function or a workload, and the name of a what-if. Out: a receipt in the ledger, and from all
+of them the intervals of later predictions. One file per family of flights, each registered under the name of its
+what-if; importing this room needs no torch.
+"""
+
+import importlib
+import pkgutil
+
+from windtunnel.flights._flying import fly, model_fingerprint, verify
+from windtunnel.flights._stats import Estimate
+from windtunnel.flights._turns import Measurement, StopRule
+from windtunnel.flights.intervals import Backing, interval_of, with_intervals
+from windtunnel.flights.ledger import Ledger, default_ledger
+from windtunnel.flights.receipt import Receipt, table_of
+
+__all__ = [
+    "Backing",
+    "Estimate",
+    "Ledger",
+    "Measurement",
+    "Receipt",
+    "StopRule",
+    "default_ledger",
+    "fly",
+    "interval_of",
+    "model_fingerprint",
+    "table_of",
+    "verify",
+    "with_intervals",
+]
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,256 @@
+"""Predict, really run, keep the receipt: the verbs ``verify`` and ``fly`` (room flights).
+
+In: a program, the name of a what-if. Out: a ``Receipt`` in the ledger. Not here: how the program is changed (one
+file per flight), how turns are taken (``_turns``), what the prediction is (room whatifs).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.cost import fingerprint
+from windtunnel.errors import FlightError, NotApplicableError
+from windtunnel.extras import require
+from windtunnel.flights._processes import LaneConfig, ProcessLane
+from windtunnel.flights._steps import StepLane, discover
+from windtunnel.flights._targets import Script, StepFunction, Target, WorkloadName, build_workload, target_of
+from windtunnel.flights._turns import Measurement, Progress, StopRule, measure
+from windtunnel.flights.ledger import Ledger
+from windtunnel.flights.live import LiveProgram
+from windtunnel.flights.receipt import Receipt
+from windtunnel.graph import Graph
+from windtunnel.whatifs import Answer, Request, parse_request, whatif
+
+__all__ = ["fly", "model_fingerprint", "verify"]
+
+_CAPTURE_ITERATIONS = 20
+
+
+def verify(
+    target: Any,
+    name: str | Request,
+    *,
+    graph: Graph | None = None,
+    argv: Sequence[str] = (),
+    model: Any = (),
+    optimizer: Any = (),
+    rounds: int | None = None,
+    rule: StopRule | None = None,
+    ledger: Ledger | Path | str | None = None,
+    progress: Progress | None = None,
+) -> Receipt:
+    """Predict a what-if from a capture, really run it beside the baseline, and keep what came out.
+
+    Parameters
+    ----------
+    target : path, str, callable, Workload or Graph
+        A training script, the name of a workload, a function that does one iteration, or a graph that knows its
+        program.
+    name : str or Request
+        ``"fused-optimizer"``, ``"batch-size:factor=2"``, ``"amp+channels-last"``.
+    graph : Graph, optional
+        A capture of the baseline; captured now if not given.
+    argv : sequence of str
+        The script's arguments.
+    model, optimizer
+        Of a step function; found by themselves if they are not given.
+    rounds : int, optional
+        At most so many rounds; fewer are flown when the speed-up is known well enough before.
+    rule : StopRule, optional
+        All of the stop rule.
+    ledger : Ledger or path, optional
+        Where the receipt is kept; ``~/.windtunnel/receipts.db`` by default.
+    progress : callable, optional
+        Called with (what, done, total).
+
+    Returns
+    -------
+    Receipt
+
+    Raises
+    ------
+    NotApplicableError
+        The what-if has nothing to act on in this program.
+    FlightError
+        The program could not be run, or is not comparable with its baseline.
+    """
+    request = name if isinstance(name, Request) else parse_request(name)
+    subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
+    _flights_of(request)  # a what-if without a flight is refused before anything runs
+    if graph is None:
+        graph = target if isinstance(target, Graph) else subject.capture(_CAPTURE_ITERATIONS, progress)
+    answer = whatif(graph, [request])[0]
+    if not answer.is_applicable:
+        raise NotApplicableError(f"{request} does not apply here: {answer.reason}", where=str(subject))
+    rule = rule or StopRule()
+    measured = fly(subject, request, rule=replace(rule, rounds=rounds or rule.rounds), progress=progress)
+    receipt = receipt_of(answer, measured, graph, str(subject))
+    (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).add(receipt)
+    return receipt
+
+
+def fly(
+    target: Any,
+    name: str | Request,
+    *,
+    argv: Sequence[str] = (),
+    model: Any = (),
+    optimizer: Any = (),
+    rule: StopRule | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Really run a program with and without a change, taking turns; nothing is predicted or kept.
+
+    Parameters and errors as in :func:`verify`.
+    """
+    request = name if isinstance(name, Request) else parse_request(name)
+    subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
+    flights = _flights_of(request)
+    is_apart = isinstance(subject, Script) or any(getattr(flight, "is_apart", False) for flight, _ in flights)
+    lanes = _process_lanes if is_apart else _step_lanes
+    with lanes(subject, request, flights) as (baseline, changed):
+        return measure(baseline, changed, rule or StopRule(), progress)
+
+
+Flights = list[tuple[Any, dict[str, Any]]]
+
+
+def _flights_of(request: Request) -> Flights:
+    """Flights with their parameters; what only the what-if knows is about prices, not the program, and stays behind."""
+    flights: Flights = []
+    for step in request.steps:
+        known = registry.all("flight")
+        if step.name not in known:
+            raise FlightError(
+                f"{step.name} can be predicted, but not flown on this machine",
+                fix=f"flights exist for {', '.join(known)}",
+            )
+        flight = known[step.name].function
+        accepted = inspect.signature(flight).parameters
+        defaults = {
+            key: parameter.default
+            for key, parameter in _whatif_parameters(step.name).items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        given = {key: value for key, value in {**defaults, **step.parameters}.items() if key in accepted}
+        flights.append((flight, given))
+    return flights
+
+
+def _whatif_parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    """Of the what-if of this name; a flight of another package may have none."""
+    known = registry.all("whatif").get(name)
+    return known.parameters if known is not None else {}
+
+
+@contextmanager
+def _step_lanes(subject: Target, request: Request, flights: Flights) -> Iterator[tuple[StepLane, StepLane]]:
+    """Both lanes in this process; one program serves both unless a flight must be there when it is built."""
+    entering = [partial(flight, **parameters) for flight, parameters in flights]
+    is_at_start = any(getattr(flight, "is_at_start", False) for flight, _ in flights)
+    if isinstance(subject, StepFunction):
+        if is_at_start:
+            raise FlightError(
+                f"{request} changes how the program is built, and a step function is built already",
+                fix="fly a script or a workload",
+            )
+        program = LiveProgram(subject.models, subject.optimizers)
+        discover(subject.step, program)
+        yield StepLane(subject.step, program), StepLane(subject.step, program, entering)
+        return
+    assert isinstance(subject, WorkloadName)
+    program = LiveProgram()
+    built = build_workload(subject.name, subject.parameters, program)
+    discover(built.step, program)
+    other, other_program = built, program
+    if is_at_start:
+        other_program = LiveProgram()
+        with ExitStack() as stack:
+            for flight in entering:
+                stack.enter_context(flight(other_program))
+            other = build_workload(subject.name, subject.parameters, other_program)
+        discover(other.step, other_program)
+    yield StepLane(built.step, program), StepLane(other.step, other_program, entering)
+
+
+@contextmanager
+def _process_lanes(subject: Target, request: Request, flights: Flights) -> Iterator[tuple[ProcessLane, ProcessLane]]:
+    """Each lane in processes of its own."""
+    config = _lane_config(subject, request)
+    steps = tuple((step.name, given) for step, (_, given) in zip(request.steps, flights, strict=True))
+    ranks = [given[flight.ranks_parameter] for flight, given in flights if hasattr(flight, "ranks_parameter")]
+    changed_config = LaneConfig(**{**_fields(config), "steps": steps})
+    num_ranks = int(max(ranks, default=1))
+    with (
+        ProcessLane(config, title="baseline") as baseline,
+        ProcessLane(changed_config, title=f"program with {request}", num_ranks=num_ranks) as changed,
+    ):
+        for lane in (baseline, changed):
+            lane.wait_until_ready()
+        yield baseline, changed
+
+
+def _lane_config(subject: Target, request: Request) -> LaneConfig:
+    threads = require("torch", extra="torch").get_num_threads()  # as in this process, where the capture was made
+    if isinstance(subject, Script):
+        return LaneConfig(script=str(subject.path), argv=subject.argv, threads=threads)
+    if isinstance(subject, WorkloadName):
+        return LaneConfig(workload=subject.name, workload_parameters=dict(subject.parameters), threads=threads)
+    raise FlightError(
+        f"{request} needs processes of its own, and a step function lives in this one",
+        fix="fly a script or a workload",
+    )
+
+
+def _fields(config: LaneConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__struct_fields__}
+
+
+def receipt_of(answer: Answer, measured: Measurement, graph: Graph, target: str) -> Receipt:
+    """Put a prediction beside a measurement."""
+    return Receipt(
+        whatif=answer.name,
+        parameters=_merged(answer.parameters),
+        predicted_baseline_ns=float(answer.baseline_ns),
+        predicted_ns=float(answer.predicted_ns),
+        samples_ratio=float(answer.samples_ratio),
+        baseline=measured.baseline,
+        changed=measured.changed,
+        speedup=measured.speedup,
+        target=target,
+        model_fingerprint=model_fingerprint(graph),
+        hardware_fingerprint=fingerprint.machine(),
+        num_rounds=measured.num_rounds,
+        confidence=measured.confidence,
+        notes=measured.notes,
+    )
+
+
+def _merged(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Parameters of one what-if as they are; of a combination, behind the what-if's name."""
+    if len(parameters) == 1:
+        return dict(next(iter(parameters.values())))
+    return {f"{name}.{key}": value for name, given in parameters.items() for key, value in given.items()}
+
+
+def model_fingerprint(graph: Graph) -> str:
+    """Digest of what a program computes in an iteration: operators, layers and sizes, but no times."""
+    digest = hashlib.sha256()
+    for column in ("op", "layer"):
+        if column in graph.tasks:
+            digest.update("\n".join(map(str, graph.tasks.strings(column).to_numpy())).encode(errors="replace"))
+    for column in ("flops", "bytes_read", "param_bytes"):
+        values = graph.tasks.get(column)
+        if values is not None:
+            digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,147 @@
+"""One variant of a program, in a process of its own, that runs only when it is its turn (private; ``python -m``).
+
+In: the path of a JSON file that says what to run, under which flights, and two pipes. Out, on one pipe: lines of
+JSON, one when ready and one per turn. In, on the other: how many iterations to run. A closed pipe ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from windtunnel import registry
+from windtunnel.errors import WindtunnelError
+from windtunnel.flights._losses import LossWatch
+from windtunnel.flights._processes import LaneConfig
+from windtunnel.flights._steps import discover
+from windtunnel.flights._targets import build_workload
+from windtunnel.flights.live import LiveProgram
+from windtunnel.sources.allocator import hold_heap
+from windtunnel.sources.hooks import StepHooks
+from windtunnel.sources.script import EndOfScript, run_as_main
+
+__all__ = ["main"]
+
+_BOUNDARIES_BEFORE_READY = 4
+
+
+class _Timer:
+    """Counts the iterations of a turn and waits for the next one at its end."""
+
+    def __init__(self, config: LaneConfig, program: LiveProgram) -> None:
+        self._program = program
+        self._answers: IO[str] | None = os.fdopen(config.answers_fd, "w") if config.answers_fd >= 0 else None
+        self._orders: IO[str] | None = os.fdopen(config.orders_fd) if config.orders_fd >= 0 else None
+        self._durations_ns: list[int] = []
+        self._num_wanted = -1  # -1: not asked yet
+        self._num_settling = 0
+        self._begun_ns = 0
+        self.losses = LossWatch()
+
+    def boundary(self, *, is_regular: bool = True, num_settling: int = 1) -> None:
+        """An iteration lies behind."""
+        elapsed_ns = time.perf_counter_ns() - self._begun_ns
+        if self._answers is None:
+            return
+        if self._num_wanted < 0:
+            self.tell({"ready": True, "iterations_per_sample": self._program.iterations_per_sample})
+            self._await_order(num_settling)
+        elif self._num_settling > 0:
+            self._num_settling -= 1
+        elif is_regular:
+            self._durations_ns.append(elapsed_ns)
+            if len(self._durations_ns) >= self._num_wanted:
+                self.tell({"durations_ns": self._durations_ns, "losses": self.losses.read()})
+                self._await_order(num_settling)
+        self._begun_ns = time.perf_counter_ns()
+
+    def tell(self, answer: dict[str, Any]) -> None:
+        """Send one line to whoever gives the turns."""
+        if self._answers is not None:
+            self._answers.write(json.dumps(answer) + "\n")
+            self._answers.flush()
+
+    def _await_order(self, num_settling: int) -> None:
+        assert self._orders is not None
+        order = self._orders.readline()
+        if not order:
+            raise EndOfScript
+        self._num_wanted, self._durations_ns = int(order), []
+        self._num_settling = max(num_settling, self._program.iterations_per_sample)
+
+
+def main(path: str) -> int:
+    """Run the lane that the file describes."""
+    config = msgspec.json.decode(Path(path).read_bytes(), type=LaneConfig)
+    program = LiveProgram(rank=config.rank, num_ranks=config.num_ranks, is_hooked=bool(config.script))
+    program.kept["rendezvous"] = config.rendezvous
+    timer = _Timer(config, program)
+    _seed(config.seed)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    hold_heap()
+    try:
+        with ExitStack() as stack:
+            for name, parameters in config.steps:
+                stack.enter_context(registry.get("flight", name).function(program, **parameters))
+            stack.enter_context(timer.losses.watching())
+            (_run_script if config.script else _run_workload)(config, program, timer)
+    except EndOfScript:
+        return 0
+    except WindtunnelError as error:
+        timer.tell({"error": error.message, "where": error.where, "fix": error.fix})
+        return 2
+    except BaseException as error:  # whatever a script raises is told to whoever waits for it
+        traceback.print_exc()
+        timer.tell({"raised": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
+        return 0 if isinstance(error, SystemExit) else 1
+    timer.tell({"ended": True})
+    return 0
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - what a script may use
+    torch.manual_seed(seed)
+
+
+def _run_script(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:
+    def at_boundary(hooks: StepHooks, is_regular: bool) -> None:
+        if hooks.num_boundaries == 2:  # one whole iteration has shown every model
+            program.add(hooks.models, hooks.optimizers)
+        if hooks.num_boundaries >= _BOUNDARIES_BEFORE_READY:
+            timer.boundary(is_regular=is_regular, num_settling=_num_settling(hooks.loaders))
+
+    hooks = StepHooks(on_boundary=at_boundary, on_loader=program.loader_arguments, on_step=program.step)
+    with hooks:
+        run_as_main(Path(config.script), config.argv)
+
+
+def _num_settling(loaders: list[Any]) -> int:
+    """Batches that workers have ready are used up before anything is measured."""
+    ready = [loader.num_workers * (loader.prefetch_factor or 0) for loader in loaders]
+    return 1 + max(ready, default=0)
+
+
+def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:
+    built = build_workload(config.workload, config.workload_parameters, program)
+    discover(built.step, program)
+    num_settling = _num_settling([built.loader] if built.loader is not None else [])
+    while True:
+        built.step()
+        timer.boundary(num_settling=num_settling)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

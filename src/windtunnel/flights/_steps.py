@@ -1,0 +1,88 @@
+"""A lane within this process: a step function that is called when it is its turn (room flights, private).
+
+In: a step function, its live program, and the flights to fly. Out: turns. The flights are entered before a turn and
+left after it, so that baseline and changed program can be one and the same: same weights, same memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from windtunnel.errors import FlightError, WindtunnelError
+from windtunnel.flights._losses import LossWatch
+from windtunnel.flights._turns import Turn
+from windtunnel.flights.live import LiveProgram
+from windtunnel.sources.allocator import hold_heap
+from windtunnel.sources.hooks import StepHooks
+
+__all__ = ["Flying", "StepLane", "discover"]
+
+Flying = Callable[[LiveProgram], AbstractContextManager[None]]
+_DISCOVERY_STEPS = 3
+
+
+def discover(step: Callable[[], Any], program: LiveProgram) -> None:
+    """Run some iterations to see which models and optimisers they use."""
+    hold_heap()  # as capture does: what one lane allocates must not change what the other pays
+    with StepHooks(on_boundary=lambda *_: None) as hooks:
+        for _ in range(_DISCOVERY_STEPS):
+            step()
+    program.add(hooks.models, hooks.optimizers)
+    if not program.models and not program.optimizers:
+        raise FlightError(
+            "the step used no torch module and no optimiser",
+            where=repr(step),
+            fix="pass a function that does one whole training iteration",
+        )
+
+
+class StepLane:
+    """Runs ``step`` under the given flights; with none of them it is the baseline."""
+
+    def __init__(self, step: Callable[[], Any], program: LiveProgram, flights: Sequence[Flying] = ()) -> None:
+        self._step = step
+        self._program = program
+        self._flights = flights
+        self._losses = LossWatch()
+        self.iterations_per_sample = 1
+        with self._flying():
+            self.iterations_per_sample = program.iterations_per_sample
+
+    @contextmanager
+    def _flying(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for flight in self._flights:
+                stack.enter_context(flight(self._program))
+            yield
+
+    def turn(self, num_iterations: int) -> Turn:
+        """Run one iteration to settle and then ``num_iterations``.
+
+        Raises
+        ------
+        FlightError
+            The step raised.
+        """
+        try:
+            with self._flying(), self._losses.watching():
+                for _ in range(self.iterations_per_sample):
+                    self._step()
+                durations_ns = [self._timed() for _ in range(num_iterations)]
+        except WindtunnelError:
+            raise
+        except Exception as error:
+            which = "changed step" if self._flights else "step"
+            raise FlightError(f"the {which} raised {type(error).__name__}: {error}", where=repr(self._step)) from error
+        return Turn(durations_ns, self._losses.read())
+
+    def _timed(self) -> int:
+        begun_ns = time.perf_counter_ns()
+        self._step()
+        return time.perf_counter_ns() - begun_ns
+
+    def log_tail(self) -> str:
+        """A step function prints where its caller prints."""
+        return ""

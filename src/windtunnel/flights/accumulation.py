@@ -1,0 +1,45 @@
+"""Several batches before every update (flight of "gradient-accumulation").
+
+In: a live program. Out: its optimisers step, and its gradients are zeroed, only at every k-th of their calls; k
+iterations of the program are then one of the changed program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from windtunnel import registry
+from windtunnel.errors import InputError
+from windtunnel.flights.live import LiveProgram, Undo, swap
+
+if TYPE_CHECKING:
+    import torch
+
+
+@registry.flight("gradient-accumulation", source="Ott et al., WMT 2018")
+@contextmanager
+def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[None]:
+    """Update once after ``passes`` forward and backward passes."""
+    if passes < 2:
+        raise InputError(f"{passes} passes accumulate nothing", fix="use 2 or more")
+    num_calls: dict[int, int] = {}
+
+    def step(optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> Any:
+        num_calls[id(optimizer)] = num_calls.get(id(optimizer), 0) + 1
+        return update() if num_calls[id(optimizer)] % passes == 0 else None
+
+    def keep_gradients(optimizer: torch.optim.Optimizer) -> Undo:
+        zero_grad = optimizer.zero_grad
+
+        def zero_after_update(*args: Any, **kwargs: Any) -> None:
+            if num_calls.get(id(optimizer), 0) % passes == 0:
+                zero_grad(*args, **kwargs)
+
+        return swap(optimizer, "zero_grad", zero_after_update)
+
+    before, program.iterations_per_sample = program.iterations_per_sample, passes
+    with program.each_step(step), program.each_optimizer(keep_gradients):
+        yield
+    program.iterations_per_sample = before

@@ -1,0 +1,35 @@
+"""A block compiled by Inductor (flight of "compile-block").
+
+In: a live program and a pattern over module paths. Out: those modules run as compiled code. Compiling takes place
+once, before anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from windtunnel import registry
+from windtunnel.flights._patterns import each_block
+from windtunnel.flights.live import LiveProgram, Undo, swap
+
+if TYPE_CHECKING:
+    import torch
+
+
+@registry.flight("compile-block", source="PyTorch 2, ASPLOS 2024")
+@contextmanager
+def compile_block(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
+    """Run matching modules as compiled code."""
+    with each_block(program, layer, lambda module: _compiled(program, module)):
+        yield
+
+
+def _compiled(program: LiveProgram, module: torch.nn.Module) -> Undo:
+    import torch
+
+    key = ("compiled", id(module))
+    if key not in program.kept:
+        program.kept[key] = torch.compile(module._call_impl, dynamic=False)
+    return swap(module, "_compiled_call_impl", program.kept[key])

@@ -1,0 +1,191 @@
+"""Several processes that average their gradients (flights of "data-parallel", "fp16-gradients" and "powersgd").
+
+In: a live program in each of several processes. Out: its models wrapped in DistributedDataParallel over gloo, on a
+link that can be made slow: a token bucket holds back each message until the link would have carried it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from windtunnel import registry
+from windtunnel.errors import FlightError
+from windtunnel.flights.live import LiveProgram, Undo, on_ranks, swap
+
+if TYPE_CHECKING:
+    import torch
+
+_MIB = 2**20
+_HOOK = "communication hook"
+
+
+@registry.flight("data-parallel", source="Li et al., PyTorch Distributed, VLDB 2020")
+@on_ranks("num_ranks")
+@contextmanager
+def data_parallel(
+    program: LiveProgram,
+    *,
+    num_ranks: int = 2,
+    bandwidth_bytes_per_s: float | None = None,
+    latency_ns: int | None = None,
+    bucket_bytes: int = 25 * _MIB,
+    first_bucket_bytes: int = _MIB,
+) -> Iterator[None]:
+    """Train in several gloo processes on this host."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{program.kept['rendezvous']}", rank=program.rank, world_size=num_ranks
+    )
+    with ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        stack.callback(swap(dist, "_DEFAULT_FIRST_BUCKET_BYTES", first_bucket_bytes))
+        if bandwidth_bytes_per_s or latency_ns:
+            link = SlowLink(num_ranks, bandwidth_bytes_per_s or float("inf"), latency_ns or 0)
+            stack.callback(swap(dist, "all_reduce", link.throttled(dist.all_reduce)))
+            program.kept[_HOOK] = lambda _model: (None, allreduce_hook)
+        stack.enter_context(program.each_model(lambda model: _distribute(program, model, bucket_bytes)))
+        yield
+
+
+@registry.flight("fp16-gradients", source="PyTorch DDP communication hooks")
+@contextmanager
+def fp16_gradients(program: LiveProgram) -> Iterator[None]:
+    """Send gradients in half precision; only together with data-parallel."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    _ask_for_hook(program, lambda _model: (None, fp16_compress_hook))
+    yield
+
+
+@registry.flight("powersgd", source="Vogels et al., PowerSGD, NeurIPS 2019")
+@contextmanager
+def powersgd(program: LiveProgram, *, rank: int = 2) -> Iterator[None]:
+    """Send two thin factors of each gradient matrix; only together with data-parallel."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    def state_and_hook(_model: torch.nn.Module) -> tuple[Any, Any]:
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        return state, powerSGD_hook.powerSGD_hook
+
+    import torch.distributed as dist
+
+    _ask_for_hook(program, state_and_hook)
+    restore = swap(dist, "all_reduce", _in_order(dist.all_reduce))
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _in_order(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Wait for every message before the next: PowerSGD sends from within callbacks, which gloo runs in any order."""
+
+    def blocking(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = all_reduce(tensor, *args, **kwargs)
+        if work is not None:
+            work.wait()
+        return work
+
+    return blocking
+
+
+def _ask_for_hook(program: LiveProgram, make: Callable[[torch.nn.Module], tuple[Any, Any]]) -> None:
+    if program.num_ranks < 2:
+        raise FlightError("there is one process and nothing is sent", fix="put it behind data-parallel, with a +")
+    program.kept[_HOOK] = make
+
+
+def _distribute(program: LiveProgram, model: torch.nn.Module, bucket_bytes: int) -> Undo | None:
+    """Let the model's own ``forward`` go through DistributedDataParallel, around a module that does what it did."""
+    import torch
+
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return None
+
+    class Original(torch.nn.Module):
+        """The model as it was."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.plain_forward = model.forward
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.plain_forward(*args, **kwargs)
+
+    # DDP's first bucket is smaller only where the cap is its own default
+    cap = None if bucket_bytes == 25 * _MIB else bucket_bytes / _MIB
+    distributed = torch.nn.parallel.DistributedDataParallel(Original(), bucket_cap_mb=cap, forward_sync_buffers=False)
+    if _HOOK in program.kept:  # else DDP sends by itself, without a way through Python
+        distributed.register_comm_hook(*program.kept[_HOOK](model))
+    return swap(model, "forward", lambda *args, **kwargs: distributed(*args, **kwargs))
+
+
+class SlowLink:
+    """A link of a given rate that carries one message after the other.
+
+    A ring all-reduce of S bytes over n ranks takes ``2 (n - 1) / n * S / rate + 2 (n - 1) * latency``; the bucket
+    of tokens is the time at which the link is free again.
+    """
+
+    def __init__(self, num_ranks: int, bandwidth_bytes_per_s: float, latency_ns: int) -> None:
+        self._num_ranks = num_ranks
+        self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
+        self._latency_ns = latency_ns
+        self._free_ns = 0
+
+    def transfer_ns(self, size_bytes: int) -> int:
+        """How long an all-reduce of so many bytes keeps the link busy."""
+        hops = 2 * (self._num_ranks - 1)
+        return round(hops / self._num_ranks * size_bytes / self._bandwidth_bytes_per_s * 1e9) + hops * self._latency_ns
+
+    def due_ns(self, size_bytes: int, now_ns: int) -> int:
+        """Reserve the link for a message that is ready now; when it will have arrived."""
+        self._free_ns = max(self._free_ns, now_ns) + self.transfer_ns(size_bytes)
+        return self._free_ns
+
+    def throttled(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+        """An ``all_reduce`` that ends no earlier than the link allows."""
+
+        def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            due_ns = self.due_ns(tensor.numel() * tensor.element_size(), time.monotonic_ns())
+            work = all_reduce(tensor, *args, **kwargs)
+            if work is None:
+                _sleep_until(due_ns)
+                return None
+            return _LateWork(work, due_ns)
+
+        return slow
+
+
+class _LateWork:
+    """Work that is done when it is done and its message could have arrived."""
+
+    def __init__(self, work: Any, due_ns: int) -> None:
+        self._work, self._due_ns = work, due_ns
+
+    def wait(self, *args: Any) -> bool:
+        """Wait for both."""
+        done = bool(self._work.wait(*args))
+        _sleep_until(self._due_ns)
+        return done
+
+    def get_future(self) -> Any:
+        """A future of both."""
+
+        def late(future: Any) -> Any:
+            _sleep_until(self._due_ns)
+            return future.value()
+
+        return self._work.get_future().then(late)
+
+
+def _sleep_until(due_ns: int) -> None:
+    left_ns = due_ns - time.monotonic_ns()
+    if left_ns > 0:
+        time.sleep(left_ns / 1e9)

@@ -1,0 +1,130 @@
+"""How far to trust a prediction, from the flights that were made before (room flights).
+
+In: residuals of the ledger and predicted speed-ups. Out: an interval for each, by split conformal prediction: if
+the new prediction's error is exchangeable with the kept ones, the truth lies inside with at least the stated
+confidence, whatever the errors' distribution. Where too few receipts back a number, it says so instead.
+
+Source: Vovk, Gammerman, Shafer, Algorithmic Learning in a Random World, 2005; Lei et al., JASA 2018 (split
+conformal).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.flights.ledger import Ledger, Residual, family_of
+from windtunnel.whatifs import Answer
+
+__all__ = ["Backing", "conformal_quantile", "interval_of", "minimum_receipts", "with_intervals"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """A predicted speed-up with what past flights say of it.
+
+    ``scope`` is ``"what-if"``, ``"family"``, ``"all"`` or ``""``; with ``""`` no receipt backs the number and the
+    interval is NaN.
+    """
+
+    speedup: float
+    low: float
+    high: float
+    confidence: float
+    num_receipts: int
+    scope: str
+
+    @property
+    def is_backed(self) -> bool:
+        """Whether there were receipts enough for an interval."""
+        return bool(self.scope)
+
+    def __str__(self) -> str:
+        if not self.is_backed:
+            return f"{self.speedup:.2f}x (no receipt backs this number)"
+        whose = {"what-if": "", "family": " of its family", "all": " of other what-ifs"}[self.scope]
+        span = f"{self.low:.2f}-{self.high:.2f}, {self.confidence:.0%}"
+        return f"{self.speedup:.2f}x ({span}, {self.num_receipts} receipts{whose})"
+
+
+def minimum_receipts(confidence: float) -> int:
+    """The fewest receipts from which an interval of this confidence can be had at all.
+
+    Examples
+    --------
+    >>> minimum_receipts(0.9), minimum_receipts(0.5)
+    (9, 1)
+    """
+    return math.ceil(confidence / (1 - confidence) - 1e-9)
+
+
+def conformal_quantile(scores: Sequence[float], confidence: float) -> float:
+    """The ceil((n + 1) confidence)-th smallest score; infinite where n is too small for the confidence.
+
+    Examples
+    --------
+    >>> conformal_quantile([1, 2, 3, 4, 5, 6, 7, 8, 9], 0.9)
+    9.0
+    >>> conformal_quantile([1, 2, 3], 0.9)
+    inf
+    """
+    rank = math.ceil((len(scores) + 1) * confidence - 1e-9)
+    return float(np.sort(np.asarray(scores))[rank - 1]) if rank <= len(scores) else math.inf
+
+
+def interval_of(
+    whatif: str, speedup: float, ledger: Ledger | Sequence[Residual], *, confidence: float = 0.9, subject: str = ""
+) -> Backing:
+    """Back a predicted speed-up by the receipts of its what-if, else of its family, else of all.
+
+    Flights of one subject (same what-if, parameters, model and hardware) count once, by their median. ``subject``
+    names one to be left out.
+    """
+    residuals = ledger.residuals() if isinstance(ledger, Ledger) else ledger
+    residuals = [residual for residual in residuals if residual.subject != subject]
+    scopes: dict[str, Callable[[Residual], bool]] = {
+        "what-if": lambda residual: residual.whatif == whatif,
+        "family": lambda residual: residual.family == family_of(whatif),
+        "all": lambda _: True,
+    }
+    for scope, belongs in scopes.items():
+        scores = [abs(residual) for residual in _one_per_subject(filter(belongs, residuals))]
+        quantile = conformal_quantile(scores, confidence)
+        if math.isfinite(quantile):
+            reach = float(np.exp(quantile))
+            return Backing(speedup, speedup / reach, speedup * reach, confidence, len(scores), scope)
+    return Backing(speedup, math.nan, math.nan, confidence, 0, "")
+
+
+def with_intervals(
+    answers: Iterable[Answer], ledger: Ledger | Path | str | None = None, *, confidence: float = 0.9
+) -> list[Answer]:
+    """Attach to every answer that applies what past flights say of it; the answers themselves stay as they are.
+
+    Parameters
+    ----------
+    answers : iterable of Answer
+    ledger : Ledger or path, optional
+        ``~/.windtunnel/receipts.db`` by default; one that is not there backs nothing.
+    confidence : float
+        Share of truths that the intervals shall hold.
+    """
+    residuals = (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).residuals()
+    return [_backed(answer, residuals, confidence) for answer in answers]
+
+
+def _backed(answer: Answer, residuals: Sequence[Residual], confidence: float) -> Answer:
+    if not answer.is_applicable:
+        return answer
+    return answer.backed_by(interval_of(answer.name, answer.speedup, residuals, confidence=confidence))
+
+
+def _one_per_subject(residuals: Iterable[Residual]) -> list[float]:
+    by_subject: dict[str, list[float]] = {}
+    for residual in residuals:
+        by_subject.setdefault(residual.subject, []).append(residual.log_residual)
+    return [float(np.median(values)) for values in by_subject.values()]

@@ -1,0 +1,170 @@
+"""The receipts ledger: every prediction that was flown, kept (room flights).
+
+In: receipts. Out: receipts, and what they say of later predictions (``intervals``). One SQLite file that several
+processes may write at once; a file that is not a ledger is refused and left as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windtunnel import registry
+from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.flights.receipt import Receipt, encode
+
+__all__ = ["Ledger", "Residual", "default_ledger", "family_of"]
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x77746C67  # "wtlg": tells our files from every other SQLite file
+_BUSY_TIMEOUT_S = 30.0
+_TABLES = """
+CREATE TABLE receipts (
+    id INTEGER PRIMARY KEY,
+    date TEXT NOT NULL,
+    whatif TEXT NOT NULL,
+    family TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    log_residual REAL NOT NULL,
+    document TEXT NOT NULL
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """How far one flight was from its prediction: log of measured over predicted iteration time.
+
+    ``subject`` is what was flown on what (what-if, parameters, model, hardware): flights of one subject are no new
+    evidence.
+    """
+
+    whatif: str
+    family: str
+    subject: str
+    log_residual: float
+
+
+def default_ledger() -> Path:
+    """Where receipts are kept unless told otherwise."""
+    return Path.home() / ".windtunnel" / "receipts.db"
+
+
+@functools.cache
+def family_of(whatif: str) -> str:
+    """The what-if's family, which is the name of the file that holds it; combinations are a family of their own."""
+    if "+" in whatif:
+        return "combination"
+    known = registry.all("whatif").get(whatif)
+    return known.function.__module__.rpartition(".")[2] if known else whatif
+
+
+class Ledger:
+    """Receipts in an SQLite file, made when the first one is added.
+
+    Parameters
+    ----------
+    path : Path or str, optional
+        The file; ``~/.windtunnel/receipts.db`` by default.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = Path(path) if path is not None else default_ledger()
+
+    def add(self, receipt: Receipt) -> None:
+        """Append a receipt, whole or not at all.
+
+        Raises
+        ------
+        InputError
+            The file is something else than a ledger, or cannot be written.
+        SchemaVersionError
+            A newer version of this package wrote it.
+        """
+        document = receipt.to_dict()
+        residual = math.log(receipt.predicted / receipt.measured)
+        values = (
+            receipt.date,
+            receipt.whatif,
+            family_of(receipt.whatif),
+            _subject(receipt),
+            residual,
+            encode(document),
+        )
+        with self._transaction(is_writing=True) as connection:
+            connection.execute(
+                "INSERT INTO receipts (date, whatif, family, subject, log_residual, document)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                tuple(_storable(value) for value in values),
+            )
+
+    def receipts(self, whatif: str | None = None) -> list[Receipt]:
+        """Every receipt, oldest first; of one what-if, if named."""
+        query = "SELECT document FROM receipts WHERE ? IS NULL OR whatif = ? ORDER BY id"
+        rows = self._read(query, (whatif, whatif))
+        return [Receipt.from_dict(msgspec.json.decode(document)) for (document,) in rows]
+
+    def residuals(self) -> list[Residual]:
+        """The errors of all flights, oldest first."""
+        query = "SELECT whatif, family, subject, log_residual FROM receipts ORDER BY id"
+        return [Residual(*row) for row in self._read(query, ())]
+
+    def __len__(self) -> int:
+        return int(self._read("SELECT count(*) FROM receipts", ())[0][0]) if self.path.exists() else 0
+
+    def _read(self, query: str, values: tuple[str | None, ...]) -> list[tuple[Any, ...]]:
+        if not self.path.exists():
+            return []
+        with self._transaction() as connection:
+            return connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def _transaction(self, *, is_writing: bool = False) -> Iterator[sqlite3.Connection]:
+        try:
+            if is_writing:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+                self._check(connection, is_writing=is_writing)
+                yield connection
+                connection.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            fix = "pass another path to --ledger; this file is left as it is"
+            raise InputError(f"the receipts ledger cannot be used: {error}", where=str(self.path), fix=fix) from error
+
+    def _check(self, connection: sqlite3.Connection, *, is_writing: bool) -> None:
+        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        num_tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        is_new = application == 0 and version == 0 and num_tables == 0
+        if is_new and is_writing:
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute(_TABLES)
+        elif application != _APPLICATION_ID:
+            fix = "pass another path to --ledger; this file is left as it is"
+            raise InputError("this file is not a receipts ledger", where=str(self.path), fix=fix)
+        elif version != SCHEMA_VERSION:
+            raise SchemaVersionError(
+                f"the ledger has schema version {version}; this package knows {SCHEMA_VERSION}",
+                where=str(self.path),
+                fix="update windtunnel, or pass another path to --ledger",
+            )
+
+
+def _subject(receipt: Receipt) -> str:
+    parts = [receipt.whatif, encode(dict(receipt.parameters)), receipt.model_fingerprint, receipt.hardware_fingerprint]
+    return "\n".join(parts)
+
+
+def _storable(value: object) -> object:
+    """Names from outside can hold halves of characters, which no UTF-8 file can."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value

@@ -1,0 +1,169 @@
+"""What one flight showed beside what was predicted (room flights).
+
+In: a prediction and a measurement. Out: a ``Receipt`` that prints as one line, is a table and JSON. Not here: running
+(``_turns``), keeping (``ledger``).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from windtunnel.flights._stats import Estimate
+from windtunnel.units import format_duration
+
+__all__ = ["Receipt", "encode", "installed_versions", "now", "table_of"]
+
+SCHEMA = "windtunnel.receipt/1"
+
+
+def encode(value: Any) -> str:
+    """JSON that any file can hold: halves of characters, which no UTF-8 has, become question marks."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode(errors="replace").decode()
+
+
+def now() -> str:
+    """This moment in UTC, to the second, as ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions that a timing depends on: Python, torch and this package."""
+    versions = {"python": platform.python_version()}
+    for package in ("windtunnel", "torch"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One prediction and the real run that tested it. Times are of one iteration, in ns.
+
+    Attributes
+    ----------
+    whatif : str
+        Name of the what-if; of a combination, names joined by ``+``.
+    predicted_baseline_ns, predicted_ns : float
+        Replayed iteration of the capture, as it was and with the what-if.
+    baseline, changed : Estimate
+        Measured iteration without and with it: medians over rounds.
+    speedup : Estimate
+        Measured baseline over changed iteration, paired within rounds.
+    samples_ratio : float
+        Samples of a changed iteration over those of the baseline's.
+    """
+
+    whatif: str
+    predicted_baseline_ns: float
+    predicted_ns: float
+    baseline: Estimate
+    changed: Estimate
+    speedup: Estimate
+    samples_ratio: float = 1.0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    target: str = ""
+    model_fingerprint: str = ""
+    hardware_fingerprint: str = ""
+    num_rounds: int = 0
+    confidence: float = 0.9
+    notes: tuple[str, ...] = ()
+    date: str = field(default_factory=now)
+    versions: Mapping[str, str] = field(default_factory=installed_versions)
+
+    @property
+    def predicted(self) -> float:
+        """Predicted speed-up per sample: above 1 is faster."""
+        return self.samples_ratio * self.predicted_baseline_ns / self.predicted_ns
+
+    @property
+    def measured(self) -> float:
+        """Measured speed-up per sample: above 1 is faster."""
+        return self.samples_ratio * self.speedup.value
+
+    @property
+    def measured_interval(self) -> tuple[float, float]:
+        """Ends of the interval of the measured speed-up per sample."""
+        return self.samples_ratio * self.speedup.low, self.samples_ratio * self.speedup.high
+
+    @property
+    def measured_ns(self) -> float:
+        """Measured iteration with the what-if."""
+        return self.changed.value
+
+    @property
+    def error_ratio(self) -> float:
+        """Predicted over measured iteration time, less 1: +0.05 predicted 5 % too long.
+
+        Both are relative to the baseline of their own run: a ratio travels from one minute to the next, a time does
+        not.
+        """
+        return self.measured / self.predicted - 1
+
+    @property
+    def absolute_error_ratio(self) -> float:
+        """The same with plain times: holds the machine's drift between capture and flight too."""
+        return self.predicted_ns / self.changed.value - 1
+
+    def __str__(self) -> str:
+        low, high = self.measured_interval
+        times = f"{format_duration(self.baseline.value)} -> {format_duration(self.changed.value)}"
+        return (
+            f"{self.whatif}  predicted {self.predicted:.2f}x, measured {self.measured:.2f}x ({low:.2f}-{high:.2f}, "
+            f"{self.confidence:.0%}), off by {self.error_ratio:+.1%}; {times}, {self.num_rounds} rounds"
+        )
+
+    def json(self) -> str:
+        """One JSON document with raw units."""
+        return encode(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the derived ones too."""
+        derived = {
+            "predicted_speedup": self.predicted,
+            "measured_speedup": self.measured,
+            "error_ratio": self.error_ratio,
+            "absolute_error_ratio": self.absolute_error_ratio,
+        }
+        return {"schema": SCHEMA, **asdict(self), **derived}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Receipt:
+        """Read back what :meth:`to_dict` gave."""
+        return msgspec.convert({key: values[key] for key in cls.__dataclass_fields__ if key in values}, cls)
+
+    def table(self) -> pa.Table:
+        """One row, the columns as in :meth:`json`, estimates spread over three columns."""
+        return table_of([self])
+
+
+def table_of(receipts: list[Receipt]) -> pa.Table:
+    """Receipts as a table, one row each."""
+    return pa.Table.from_pylist([_flat(receipt) for receipt in receipts])
+
+
+def _flat(receipt: Receipt) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in receipt.to_dict().items():
+        if key in ("baseline", "changed", "speedup"):
+            unit = "" if key == "speedup" else "_ns"
+            flat |= {
+                f"{key}{unit}": value["value"],
+                f"{key}_low{unit}": value["low"],
+                f"{key}_high{unit}": value["high"],
+            }
+        elif key in ("parameters", "versions", "notes"):
+            flat[key] = encode(value)
+        else:
+            flat[key] = value
+    return flat

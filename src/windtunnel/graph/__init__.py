@@ -1,0 +1,40 @@
+"""The graph of work: tasks, edges and resources in columns, edits that never change what they are given (row 1).
+
+In: columns from a reader, or a stored folder. Out: ``Graph`` values. May not enter: torch, prices, simulated time.
+"""
+
+from windtunnel.graph.builder import GraphBuilder
+from windtunnel.graph.graph import Graph
+from windtunnel.graph.history import Edit, apply_edits
+from windtunnel.graph.schema import (
+    SCHEMA_VERSION,
+    UNPLACED,
+    Discipline,
+    EdgeKind,
+    Kind,
+    Phase,
+    ResourceKind,
+)
+from windtunnel.graph.store import load, save
+from windtunnel.graph.structure import lags, starts
+from windtunnel.graph.table import Strings, Table
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "UNPLACED",
+    "Discipline",
+    "EdgeKind",
+    "Edit",
+    "Graph",
+    "GraphBuilder",
+    "Kind",
+    "Phase",
+    "ResourceKind",
+    "Strings",
+    "Table",
+    "apply_edits",
+    "lags",
+    "load",
+    "save",
+    "starts",
+]

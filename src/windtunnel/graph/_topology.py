@@ -1,0 +1,205 @@
+"""Loops over edges, compiled (room graph, private).
+
+In: plain arrays. Out: adjacency, topological order, a shortest cycle, the edges that bridge removed tasks.
+Not here: time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+# T tasks, E edges, R removed tasks
+Ints = NDArray[Any]
+
+
+@njit(cache=True)
+def adjacency(key: Ints, num_tasks: int) -> tuple[Ints, Ints]:
+    """Group edge rows by ``key`` (their src or dst): indptr int64 [T+1], edge rows int32 [E], stable."""
+    indptr = np.zeros(num_tasks + 1, dtype=np.int64)
+    for e in range(key.size):
+        indptr[key[e] + 1] += 1
+    for v in range(num_tasks):
+        indptr[v + 1] += indptr[v]
+    fill = indptr[:-1].copy()
+    rows = np.empty(key.size, dtype=np.int32)
+    for e in range(key.size):
+        rows[fill[key[e]]] = e
+        fill[key[e]] += 1
+    return indptr, rows
+
+
+@njit(cache=True)
+def kahn_order(indptr: Ints, edge_rows: Ints, dst: Ints, num_tasks: int) -> Ints:
+    """Topological order int32; shorter than T if there is a cycle. Sources come in row order (queue, not stack)."""
+    indegree = np.zeros(num_tasks, dtype=np.int32)
+    for e in range(dst.size):
+        indegree[dst[e]] += 1
+    order = np.empty(num_tasks, dtype=np.int32)
+    tail = 0
+    for v in range(num_tasks):
+        if indegree[v] == 0:
+            order[tail] = v
+            tail += 1
+    head = 0
+    while head < tail:
+        u = order[head]
+        head += 1
+        for i in range(indptr[u], indptr[u + 1]):
+            v = dst[edge_rows[i]]
+            indegree[v] -= 1
+            if indegree[v] == 0:
+                order[tail] = v
+                tail += 1
+    return order[:tail]
+
+
+@njit(cache=True)
+def shortest_cycle_through(start: int, indptr: Ints, edge_rows: Ints, dst: Ints, limit: int) -> Ints:
+    """Breadth-first search for the shortest cycle through ``start`` of fewer than ``limit`` tasks; empty if none."""
+    num_tasks = indptr.size - 1
+    parent = np.full(num_tasks, -1, dtype=np.int32)
+    depth = np.zeros(num_tasks, dtype=np.int32)
+    queue = np.empty(num_tasks, dtype=np.int32)
+    queue[0] = start
+    head, tail = 0, 1
+    while head < tail:
+        u = queue[head]
+        head += 1
+        if depth[u] + 1 >= limit:
+            break
+        for i in range(indptr[u], indptr[u + 1]):
+            v = dst[edge_rows[i]]
+            if v == start:
+                cycle = np.empty(depth[u] + 1, dtype=np.int32)
+                for k in range(depth[u], -1, -1):
+                    cycle[k] = u
+                    u = parent[u]
+                return cycle
+            if parent[v] < 0 and v != start:
+                parent[v] = u
+                depth[v] = depth[u] + 1
+                queue[tail] = v
+                tail += 1
+    return np.empty(0, dtype=np.int32)
+
+
+@njit(cache=True)
+def _grown(array: Ints, size: int) -> Ints:
+    bigger = np.empty(max(size, 2 * array.size), dtype=array.dtype)
+    bigger[: array.size] = array
+    return bigger
+
+
+@njit(cache=True)
+def bridge(
+    order: Ints,
+    src: Ints,
+    dst: Ints,
+    lag_ns: Ints,
+    from_start: Ints,
+    kind: Ints,
+    removed: Ints,
+    order_kind: int,
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Edges that replace the paths through removed tasks.
+
+    A removed task counts as one of zero duration, so a path's lag is the sum of its lags and its first edge says
+    whether it starts at the start or the end of the kept predecessor. Per (src, from_start, dst) the longest
+    path wins. Walks the removed tasks in topological order; each keeps a linked list of the kept tasks that reach it.
+
+    Returns
+    -------
+    src, dst, lag_ns, from_start, kind of the new edges; a path of ORDER edges alone stays ORDER.
+    """
+    num_tasks = removed.size
+    first = np.full(num_tasks, -1, dtype=np.int64)
+    size = 1024
+    link = np.empty(size, dtype=np.int64)
+    origin = np.empty(size, dtype=np.int32)
+    delay = np.empty(size, dtype=np.int64)
+    starts = np.empty(size, dtype=np.bool_)
+    label = np.empty(size, dtype=np.int8)
+    used = 0
+    out_size = 1024
+    out = np.empty((out_size, 2), dtype=np.int32)
+    out_lag = np.empty(out_size, dtype=np.int64)
+    out_start = np.empty(out_size, dtype=np.bool_)
+    out_kind = np.empty(out_size, dtype=np.int8)
+    num_out = 0
+    # the place of a pair in the list being filled, so that parallel paths merge instead of multiplying
+    seen = np.full(2 * num_tasks, -1, dtype=np.int64)
+    stamp = np.full(2 * num_tasks, -1, dtype=np.int64)
+    in_indptr, in_rows = adjacency(dst, num_tasks)
+    for position in range(order.size):
+        v = order[position]
+        touched = removed[v]
+        if not touched:
+            for i in range(in_indptr[v], in_indptr[v + 1]):
+                if removed[src[in_rows[i]]]:
+                    touched = True
+                    break
+        if not touched:
+            continue
+        for i in range(in_indptr[v], in_indptr[v + 1]):
+            e = in_rows[i]
+            u = src[e]
+            if not removed[u]:
+                if not removed[v]:
+                    continue
+                entry = -2
+            else:
+                entry = first[u]
+            while entry != -1:
+                if entry == -2:
+                    a, w, s, k = u, lag_ns[e], from_start[e], kind[e]
+                    entry = -1
+                else:
+                    a, w, s = origin[entry], delay[entry] + lag_ns[e], starts[entry]
+                    k = kind[e] if label[entry] == order_kind else label[entry]
+                    entry = link[entry]
+                key = 2 * a + (1 if s else 0)
+                if removed[v]:
+                    if stamp[key] == position:
+                        at = seen[key]
+                        delay[at] = max(delay[at], w)
+                        if label[at] == order_kind:
+                            label[at] = k
+                        continue
+                    if used == size:
+                        size = 2 * size
+                        link, origin, delay = _grown(link, size), _grown(origin, size), _grown(delay, size)
+                        starts, label = _grown(starts, size), _grown(label, size)
+                    link[used], origin[used], delay[used] = first[v], a, w
+                    starts[used], label[used] = s, k
+                    first[v] = used
+                    stamp[key], seen[key] = position, used
+                    used += 1
+                else:
+                    if stamp[key] == position:
+                        at = seen[key]
+                        out_lag[at] = max(out_lag[at], w)
+                        if out_kind[at] == order_kind:
+                            out_kind[at] = k
+                        continue
+                    if num_out == out_size:
+                        out_size = 2 * out_size
+                        wider = np.empty((out_size, 2), dtype=np.int32)
+                        wider[:num_out] = out
+                        out = wider
+                        out_lag, out_start = _grown(out_lag, out_size), _grown(out_start, out_size)
+                        out_kind = _grown(out_kind, out_size)
+                    out[num_out, 0], out[num_out, 1] = a, v
+                    out_lag[num_out], out_start[num_out], out_kind[num_out] = w, s, k
+                    stamp[key], seen[key] = position, num_out
+                    num_out += 1
+    return (
+        out[:num_out, 0].copy(),
+        out[:num_out, 1].copy(),
+        out_lag[:num_out],
+        out_start[:num_out],
+        out_kind[:num_out],
+    )

@@ -1,0 +1,257 @@
+"""An immutable table of equally long columns (room graph).
+
+In: arrays and text. Out: a mapping from column name to array that edits share piece by piece. Text is stored
+once per distinct value (``Strings``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import GraphError
+from windtunnel.graph.schema import Column
+
+__all__ = ["Array", "Strings", "Table", "frozen"]
+
+Array = NDArray[Any]
+
+
+def frozen(array: Array) -> Array:
+    """Return the array, read-only: a graph never changes under the hands of its reader."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strings:
+    """A dictionary-encoded text column: ``codes`` int32 [T] into ``values``."""
+
+    codes: NDArray[np.int32]
+    values: tuple[str, ...]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Strings:
+        """Encode texts, keeping the order in which each first appears."""
+        index: dict[str, int] = {}
+        codes = [index.setdefault(text, len(index)) for text in texts]
+        return cls(frozen(np.array(codes, dtype=np.int32)), tuple(index))
+
+    @classmethod
+    def repeat(cls, text: str, count: int) -> Strings:
+        """A column that holds one text ``count`` times."""
+        return cls(frozen(np.zeros(count, dtype=np.int32)), (text,))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Strings) or len(self) != len(other):
+            return False
+        return bool(np.array_equal(self.to_numpy(), other.to_numpy()))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def decode(self, row: int) -> str:
+        """The text of one row."""
+        return self.values[int(self.codes[row])]
+
+    def to_numpy(self) -> NDArray[np.object_]:
+        """All texts as an object array [T]."""
+        values = np.empty(len(self.values), dtype=object)
+        values[:] = self.values
+        texts: NDArray[np.object_] = values[self.codes]
+        return texts
+
+    def where(self, predicate: Mapping[str, bool]) -> NDArray[np.bool_]:
+        """Rows whose text maps to True."""
+        truth = np.array([predicate[value] for value in self.values], dtype=bool)
+        return truth[self.codes] if len(truth) else np.zeros(len(self), dtype=bool)
+
+    def take(self, rows: Array) -> Strings:
+        """The given rows, with the same values."""
+        return Strings(frozen(self.codes[rows]), self.values)
+
+    def compact(self) -> Strings:
+        """Drop the values that no row uses and merge equal ones, keeping the order of first use."""
+        used, inverse = np.unique(self.codes, return_inverse=True)
+        distinct = Strings.of(self.values[code] for code in used)
+        return Strings(frozen(distinct.codes[inverse].astype(np.int32)), distinct.values)
+
+    def concat(self, other: Strings) -> Strings:
+        """This column with the other's rows appended."""
+        index = {value: code for code, value in enumerate(self.values)}
+        mapped = [index.setdefault(value, len(index)) for value in other.values]
+        codes = np.array(mapped, dtype=np.int32)[other.codes] if mapped else other.codes
+        return Strings(frozen(np.concatenate([self.codes, codes])), tuple(index))
+
+    def assign(self, rows: Array, text: str) -> Strings:
+        """This column with the given rows set to ``text``."""
+        values = self.values if text in self.values else (*self.values, text)
+        codes = self.codes.copy()
+        codes[rows] = values.index(text)
+        return Strings(frozen(codes), values)
+
+
+class Table(Mapping[str, "Array | Strings"]):
+    """Columns of one length by name; read-only.
+
+    Examples
+    --------
+    >>> table = Table({"duration_ns": np.array([3, 4])})
+    >>> table.num_rows, int(table["duration_ns"].sum())
+    (2, 7)
+    """
+
+    __slots__ = ("_columns", "num_rows")
+
+    def __init__(self, columns: Mapping[str, Array | Strings], num_rows: int | None = None) -> None:
+        lengths = {name: len(column) for name, column in columns.items()}
+        if num_rows is None:
+            num_rows = next(iter(lengths.values()), 0)
+        wrong = {name: length for name, length in lengths.items() if length != num_rows}
+        if wrong:
+            raise GraphError(
+                f"columns differ in length: {wrong} beside {num_rows} rows",
+                fix="give every column one value per row",
+            )
+        self.num_rows: int = num_rows
+        self._columns: dict[str, Array | Strings] = {
+            name: column if isinstance(column, Strings) else frozen(column) for name, column in columns.items()
+        }
+
+    @classmethod
+    def typed(cls, columns: Mapping[str, Any], schema: Mapping[str, Column]) -> Table:
+        """Build a table with each known column cast to its type; unknown ones are kept as they are."""
+        return cls({name: typed_column(name, values, schema) for name, values in columns.items()})
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._columns[name]
+        except KeyError:
+            known = ", ".join(self._columns)
+            raise GraphError(f"there is no column {name!r}", fix=f"columns here: {known}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The column, or ``default`` where the table has none."""
+        return self._columns.get(name, default)
+
+    def strings(self, name: str) -> Strings:
+        """The text column ``name``."""
+        column = self[name]
+        if not isinstance(column, Strings):
+            raise GraphError(f"column {name!r} holds numbers, not text")
+        return column
+
+    def replace(self, **columns: Array | Strings) -> Table:
+        """A table with these columns set, sharing all others."""
+        return Table({**self._columns, **columns}, self.num_rows)
+
+    def take(self, rows: Array) -> Table:
+        """The given rows (indices or mask) of every column."""
+        index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Table(
+            {
+                name: column.take(index) if isinstance(column, Strings) else column[index]
+                for name, column in self._columns.items()
+            },
+            len(index),
+        )
+
+    def concat(self, other: Table, schema: Mapping[str, Column]) -> Table:
+        """This table with the other's rows appended; a column that one side lacks gets its default there."""
+        names = [*self._columns, *(name for name in other if name not in self)]
+        columns = {
+            name: _joined(_column_or_default(self, name, other, schema), _column_or_default(other, name, self, schema))
+            for name in names
+        }
+        return Table(columns, self.num_rows + other.num_rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table) or set(self) != set(other):
+            return False
+        return all(_same(self._columns[name], other._columns[name]) for name in self)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _same(left: Array | Strings, right: Array | Strings) -> bool:
+    if isinstance(left, Strings) or isinstance(right, Strings):
+        return left is right or (isinstance(left, Strings) and left == right)
+    return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+
+
+def _joined(left: Array | Strings, right: Array | Strings) -> Array | Strings:
+    if isinstance(left, Strings) and isinstance(right, Strings):
+        return left.concat(right)
+    return np.concatenate([np.asarray(left), np.asarray(right)])
+
+
+def _column_or_default(table: Table, name: str, other: Table, schema: Mapping[str, Column]) -> Array | Strings:
+    if name in table:
+        column: Array | Strings = table[name]
+        return column
+    like = other[name]
+    default = schema[name].default if name in schema else ""
+    if isinstance(like, Strings):
+        return Strings.repeat(str(default), table.num_rows)
+    value = default if name in schema else 0
+    return np.full((table.num_rows, *like.shape[1:]), value, dtype=like.dtype)
+
+
+def typed_column(name: str, values: Any, schema: Mapping[str, Column]) -> Array | Strings:
+    """Cast one column to the type that the schema gives it.
+
+    Raises
+    ------
+    GraphError
+        A value does not fit the type: NaN, a fraction or an overflow in an integer column.
+    """
+    if isinstance(values, Strings):
+        return values
+    column = schema.get(name)
+    if column is not None and column.dtype is None and not isinstance(values, np.ndarray):
+        return Strings.of([str(value) for value in values])  # an array of text is as wide as its longest, in every row
+    array = np.asarray(values)
+    if (column is None and array.dtype.kind in "UO") or (column is not None and column.dtype is None):
+        return Strings.of([str(value) for value in array.tolist()])
+    if column is None:
+        return array
+    return _cast(name, array, np.dtype(column.dtype))
+
+
+def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind not in "biuf":
+        raise GraphError(f"column {name!r} must hold numbers, not {array.dtype}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+    wrong = ~np.isfinite(array) if array.dtype.kind == "f" else np.zeros(array.shape, dtype=bool)
+    if dtype.kind in "iu":
+        wrong |= cast != array
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0][0])
+        raise GraphError(
+            f"column {name!r} cannot hold {array.flat[int(np.flatnonzero(wrong)[0])]}",
+            where=f"row {row}",
+            fix=f"values must be finite and fit {dtype}",
+        )
+    return cast

@@ -1,0 +1,162 @@
+"""The rules that every graph keeps (room graph).
+
+In: a graph. Out: nothing, or a GraphError that names the row. Called once at the border: constructors of readers,
+``GraphBuilder.build`` and ``load``; edits keep the rules by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from windtunnel.errors import GraphError
+from windtunnel.graph._topology import shortest_cycle_through
+from windtunnel.graph.schema import (
+    EDGE_COLUMNS,
+    RESOURCE_COLUMNS,
+    TASK_COLUMNS,
+    UNPLACED,
+    Column,
+    Discipline,
+)
+from windtunnel.graph.table import Array, Strings, Table
+
+if TYPE_CHECKING:
+    from windtunnel.graph.graph import Graph
+
+__all__ = ["find_cycle", "validate"]
+
+_MAX_NAME = 80
+_CYCLE_SEEDS = 64
+
+
+def validate(graph: Graph) -> None:
+    """Check every rule.
+
+    Raises
+    ------
+    GraphError
+        A missing or mistyped column, an unknown enum value, a negative or NaN time, a dangling edge, a task on
+        a resource that is not there, a cycle (the shortest, with names).
+    """
+    _check_table("tasks", graph.tasks, TASK_COLUMNS, graph)
+    _check_table("edges", graph.edges, EDGE_COLUMNS, graph)
+    _check_table("resources", graph.resources, RESOURCE_COLUMNS, graph)
+    _check_range("edges", "src", graph.edges["src"], 0, graph.num_tasks, "task")
+    _check_range("edges", "dst", graph.edges["dst"], 0, graph.num_tasks, "task")
+    _check_range("tasks", "resource", graph.tasks["resource"], UNPLACED, graph.num_resources, "resource")
+    _check_resources(graph)
+    _check_cycle(graph)
+
+
+def _check_table(title: str, table: Table, schema: Mapping[str, Column], graph: Graph) -> None:
+    for name, column in schema.items():
+        if name in table:
+            _check_column(title, name, table[name], column, graph)
+        elif column.required:
+            raise GraphError(f"{title} lack the column {name!r}", fix="every graph needs it")
+
+
+def _check_column(title: str, name: str, values: Array | Strings, column: Column, graph: Graph) -> None:
+    if isinstance(values, Strings):
+        if column.dtype is not None:
+            raise GraphError(f"{title} column {name!r} holds text, not {np.dtype(column.dtype)}")
+        return
+    if column.dtype is None or values.dtype != np.dtype(column.dtype):
+        expected = "text" if column.dtype is None else np.dtype(column.dtype)
+        raise GraphError(f"{title} column {name!r} is {values.dtype}, not {expected}")
+    if column.enum is not None:
+        known = [int(member) for member in column.enum]
+        _refuse(title, name, values, ~np.isin(values, known), f"is no {column.enum.__name__}", graph)
+    if column.minimum is not None:
+        _refuse(title, name, values, values < column.minimum, f"is below {column.minimum}", graph)
+    if values.dtype.kind == "f":
+        _refuse(title, name, values, ~np.isfinite(values), "is not finite", graph)
+
+
+def _refuse(title: str, name: str, values: Array, wrong: Array, why: str, graph: Graph) -> None:
+    if not wrong.any():
+        return
+    row = int(np.argwhere(wrong)[0][0])
+    value = values[wrong][0]
+    label = f" ({task_label(graph, row)})" if title == "tasks" else ""
+    raise GraphError(
+        f"{title} column {name!r}: {value} {why}",
+        where=f"{title} row {row}{label}",
+        fix=f"{int(wrong.sum()):,} of {wrong.size:,} values are wrong; correct them where the graph is made",
+    )
+
+
+def _check_range(title: str, name: str, values: Array, low: int, high: int, target: str) -> None:
+    wrong = (values < low) | (values >= high)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise GraphError(
+            f"dangling {name}: {target} {int(values[row])} does not exist, there are {high}",
+            where=f"{title} row {row}",
+            fix=f"add the {target}, or drop the row",
+        )
+
+
+def _check_resources(graph: Graph) -> None:
+    slowdown = graph.resources.get("slowdown")
+    if slowdown is not None and (slowdown.ndim != 2 or (slowdown <= 0).any()):
+        raise GraphError("resources column 'slowdown' must be [resources, users] of positive factors")
+    shared = graph.resources["discipline"] == Discipline.SHARED
+    rate = graph.resources.get("rate")
+    if rate is not None and (rate[shared] <= 0).any():
+        raise GraphError("a SHARED resource needs a positive rate")
+
+
+def _check_cycle(graph: Graph) -> None:
+    if len(graph.partial_order()) == graph.num_tasks:
+        return
+    cycle = find_cycle(graph)
+    names = [task_label(graph, int(row)) for row in cycle[:5]]
+    more = " -> ..." if len(cycle) > 5 else f" -> {names[0]}"
+    raise GraphError(
+        f"the graph has a cycle of {len(cycle)} task{'s' if len(cycle) > 1 else ''}",
+        where=" -> ".join(names) + more,
+        fix="a trace cut in mid-iteration can do this: capture whole iterations",
+    )
+
+
+def find_cycle(graph: Graph) -> Array:
+    """Rows of a shortest cycle (of the shortest through up to 64 tasks of the cyclic part); empty if there is none."""
+    in_order = np.zeros(graph.num_tasks, dtype=bool)
+    in_order[graph.partial_order()] = True
+    indptr, rows = graph.successors_csr()
+    left = np.flatnonzero(~in_order)
+    best = np.empty(0, dtype=np.int32)
+    step = max(1, len(left) // _CYCLE_SEEDS)
+    for start in left[::step] if step == 1 else np.concatenate([left[::step], left[:_CYCLE_SEEDS]]):
+        limit = len(best) if len(best) else graph.num_tasks + 1
+        found = shortest_cycle_through(int(start), indptr, rows, graph.edges["dst"], limit)
+        if len(found) and (not len(best) or len(found) < len(best)):
+            best = found
+    return best if len(best) else _any_cycle(graph, left)
+
+
+def _any_cycle(graph: Graph, left: Array) -> Array:
+    """Walk backwards inside the cyclic part until a task repeats."""
+    inside = set(left.tolist())
+    indptr, rows = graph.predecessors_csr()
+    src = graph.edges["src"]
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    task = int(left[0]) if len(left) else -1
+    while task >= 0 and task not in seen:
+        seen[task] = len(path)
+        path.append(task)
+        before = src[rows[indptr[task] : indptr[task + 1]]].tolist()
+        task = next((int(u) for u in before if u in inside), -1)
+    return np.array(path[seen[task] :][::-1] if task >= 0 else [], dtype=np.int32)
+
+
+def task_label(graph: Graph, row: int) -> str:
+    """Row number and name of a task, short enough to print."""
+    name = graph.tasks.strings("name").decode(row) if "name" in graph.tasks else ""
+    shown = name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 3] + "..."
+    return f"{row} {shown!r}"

@@ -1,0 +1,23 @@
+"""What runs the work: devices, links, machines, clusters, and a first catalogue of them (row 1).
+
+In: names, or this host. Out: frozen values with units in their names. May not enter: one user's measurements.
+"""
+
+from windtunnel.hardware.catalogue import device, devices, link, links, machine, machines, recognise
+from windtunnel.hardware.parts import Device, Link, Topology
+from windtunnel.hardware.systems import Cluster, Machine
+
+__all__ = [
+    "Cluster",
+    "Device",
+    "Link",
+    "Machine",
+    "Topology",
+    "device",
+    "devices",
+    "link",
+    "links",
+    "machine",
+    "machines",
+    "recognise",
+]

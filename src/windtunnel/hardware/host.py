@@ -1,0 +1,139 @@
+"""Look at this host (room hardware): processor, cores, memory, caches, instruction sets, GPUs.
+
+In: /proc and /sys where there are any, the standard library elsewhere. Out: a ``Machine``. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from windtunnel.hardware.parts import Device
+from windtunnel.hardware.systems import Machine
+
+__all__ = ["matching", "this_host"]
+
+# what changes how fast deep learning runs on a CPU
+_FLAGS = re.compile(
+    r"sse4_2|avx|avx2|fma|f16c|avx512(f|bw|dq|vl|_bf16|_fp16|_vnni)|avx_vnni|amx_(bf16|int8|fp16|tile)"
+    r"|asimd|asimdhp|asimddp|bf16|i8mm|sve2?"
+)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_DEFAULT_MEMORY_BYTES = 8 * 2**30
+_GPU_QUERY_TIMEOUT_S = 10
+
+
+def this_host(known_devices: Mapping[str, Device], root: Path = Path("/")) -> Machine:
+    """Describe the host that this process runs on.
+
+    Parameters
+    ----------
+    known_devices : mapping
+        The catalogue, to recognise GPUs by their driver's name.
+    root : Path
+        Where /proc and /sys lie (tests give another).
+    """
+    info = _read(root / "proc/cpuinfo")
+    threads = _usable_threads(root)
+    return Machine(
+        name=platform.node() or "host",
+        cpu_name=_cpu_name(info),
+        num_cores=max(1, min(threads, _num_cores(info, threads))),
+        num_threads=threads,
+        memory_bytes=_memory_bytes(root),
+        cache_bytes=_cache_bytes(root / "sys/devices/system/cpu/cpu0/cache"),
+        isa_flags=_isa_flags(info),
+        devices=tuple(_gpus(known_devices)),
+        source="detected",
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # a host without this file simply does not say
+        return ""
+
+
+def _field(text: str, name: str) -> str:
+    match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _cpu_name(info: str) -> str:
+    name = _field(info, "model name") or platform.processor() or platform.machine() or "unknown processor"
+    return re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", name)).strip()
+
+
+def _usable_threads(root: Path) -> int:
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").strip().partition(" ")
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        return max(1, min(affinity, int(quota) // int(period)))
+    return max(1, affinity)
+
+
+def _num_cores(info: str, num_threads: int) -> int:
+    siblings, cores = _field(info, "siblings"), _field(info, "cpu cores")
+    if siblings.isdigit() and cores.isdigit() and int(cores) > 0:
+        return num_threads * int(cores) // max(int(siblings), int(cores))
+    return num_threads
+
+
+def _memory_bytes(root: Path) -> int:
+    total = _field(_read(root / "proc/meminfo"), "MemTotal").split()
+    if total and total[0].isdigit():
+        return int(total[0]) * 1024
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _DEFAULT_MEMORY_BYTES
+
+
+def _cache_bytes(folder: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for index in sorted(folder.glob("index*")):
+        level, kind, size = (_read(index / name).strip() for name in ("level", "type", "size"))
+        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
+            sizes[f"l{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * _UNITS[size[-1]]
+    return sizes
+
+
+def _isa_flags(info: str) -> tuple[str, ...]:
+    flags = (_field(info, "flags") or _field(info, "Features")).split()
+    return tuple(sorted({flag for flag in flags if _FLAGS.fullmatch(flag)}))
+
+
+def _gpus(known: Mapping[str, Device]) -> Iterable[Device]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_QUERY_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        # a driver that does not answer is a host without usable GPUs
+        return []
+    found = (_of_line(line, known) for line in answer.stdout.splitlines())
+    return [gpu for gpu in found if gpu is not None]
+
+
+def _of_line(line: str, known: Mapping[str, Device]) -> Device | None:
+    name, _, memory_mib = line.rpartition(",")
+    return matching(name, int(memory_mib) * 2**20, known) if memory_mib.strip().isdigit() else None
+
+
+def matching(name: str, memory_bytes: int, known: Mapping[str, Device]) -> Device | None:
+    """The known device that a driver calls ``name``; None if there is none.
+
+    Of several variants of a chip the one whose memory is nearest is taken.
+    """
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"rtx\s*", "rtx", name.lower())))
+    found = [device for device in known.values() if device.name.split("-")[0] in words]
+    if "pcie" in words:
+        found = [device for device in found if "pcie" in device.name] or found
+    return min(found, key=lambda device: abs(device.memory_bytes - memory_bytes), default=None)

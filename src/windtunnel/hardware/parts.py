@@ -1,0 +1,192 @@
+"""Chips, wires and how the wires are laid (room hardware).
+
+In: numbers from a data sheet. Out: frozen values that checked themselves once. Rates are per second and per direction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.units import format_rate, format_size
+
+__all__ = ["Device", "Link", "Topology"]
+
+
+def check_positive(owner: str, **values: float) -> None:
+    """Refuse what is not a finite number above zero.
+
+    Raises
+    ------
+    InputError
+        Names the owner, the field and its value.
+    """
+    for name, value in values.items():
+        if not math.isfinite(value) or value <= 0:
+            raise InputError(f"{name} must be above zero, not {value}", where=owner, fix="give a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One chip: what it can compute, hold and move at best.
+
+    Parameters
+    ----------
+    name : str
+    memory_bytes : int
+    bandwidth_bytes_per_s : float
+        Between its memory and its units.
+    peak_flops_per_s : mapping of dtype to float
+        Dense peak by ``fp64 fp32 tf32 bf16 fp16 fp8 int8``; a dtype that is absent is not supported or not known.
+    kind : str
+        ``gpu``, ``cpu`` or another accelerator's.
+    num_units : int
+        Multiprocessors, compute units or cores.
+    source : str
+        Where the numbers come from.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    kind: str = "gpu"
+    vendor: str = ""
+    year: int = 0
+    num_units: int = 1
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_positive(
+            f"device {self.name}",
+            memory_bytes=self.memory_bytes,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            num_units=self.num_units,
+            **self.peak_flops_per_s,
+        )
+        object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({format_size(self.memory_bytes)}, {format_rate(self.bandwidth_bytes_per_s)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (Device, self.json())
+
+    def flops_per_s(self, dtype: str = "fp32") -> float:
+        """The dense peak for a dtype.
+
+        Raises
+        ------
+        InputError
+            The device has no rate for it; says which it has.
+        """
+        if dtype not in self.peak_flops_per_s:
+            raise InputError(
+                f"{self.name} has no peak rate for {dtype!r}",
+                where=self.source,
+                fix=f"known: {', '.join(self.peak_flops_per_s) or 'none'}",
+            )
+        return self.peak_flops_per_s[dtype]
+
+    def json(self) -> dict[str, Any]:
+        """Every field, in plain types."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "peak_flops_per_s": dict(self.peak_flops_per_s)}
+
+
+def _rebuild(kind: type[Any], fields: dict[str, Any]) -> Any:
+    return kind(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A wire: a rate per direction and a latency per message.
+
+    Parameters
+    ----------
+    name : str
+    bandwidth_bytes_per_s : float
+        Per direction.
+    latency_ns : int
+        From the send to the first byte received.
+    is_duplex : bool
+        Whether both directions have the full rate at once.
+    source : str
+
+    Examples
+    --------
+    >>> Link("ethernet", bandwidth_bytes_per_s=1.25e9, latency_ns=30_000).transfer_ns(1_250_000)
+    1030000
+    """
+
+    name: str
+    bandwidth_bytes_per_s: float
+    latency_ns: int = 0
+    is_duplex: bool = True
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_positive(f"link {self.name}", bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+        if self.latency_ns < 0:
+            raise InputError(f"latency_ns cannot be negative: {self.latency_ns}", where=f"link {self.name}")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({format_rate(self.bandwidth_bytes_per_s)} per direction, {self.latency_ns} ns)"
+
+    def transfer_ns(self, size_bytes: int) -> int:
+        """How long one message takes when nothing else is on the wire."""
+        return self.latency_ns + round(1e9 * size_bytes / self.bandwidth_bytes_per_s)
+
+    def json(self) -> dict[str, Any]:
+        """Every field, in plain types."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A network of dimensions: inside a machine, between machines, between racks.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        How many members meet in each dimension, innermost first.
+    links : tuple of Link
+        The wire of each dimension.
+
+    Examples
+    --------
+    >>> inner, outer = Link("nvlink", 3e11, 2000), Link("infiniband", 2.5e10, 1200)
+    >>> Topology((8, 4), (inner, outer)).num_members
+    32
+    """
+
+    sizes: tuple[int, ...]
+    links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or len(self.sizes) != len(self.links):
+            raise InputError(
+                f"{len(self.sizes)} dimensions and {len(self.links)} links do not belong together",
+                where="topology",
+                fix="give one link per dimension, and at least one",
+            )
+        if min(self.sizes) < 1:
+            raise InputError(f"a dimension cannot have {min(self.sizes)} members", where="topology")
+
+    def __str__(self) -> str:
+        return " x ".join(f"{size} over {link.name}" for size, link in zip(self.sizes, self.links, strict=True))
+
+    @property
+    def num_members(self) -> int:
+        """How many workers it joins."""
+        return math.prod(self.sizes)
+
+    @property
+    def slowest(self) -> Link:
+        """The link with the least bandwidth among the dimensions that have more than one member."""
+        used = [link for size, link in zip(self.sizes, self.links, strict=True) if size > 1] or list(self.links)
+        return min(used, key=lambda link: link.bandwidth_bytes_per_s)

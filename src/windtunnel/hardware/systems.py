@@ -1,0 +1,136 @@
+"""Machines and clusters of them (room hardware).
+
+In: devices and links. Out: frozen values; a machine knows its fingerprint, by which receipts and prices are filed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.hardware.parts import Device, Link, Topology, check_positive
+from windtunnel.units import format_size
+
+__all__ = ["Cluster", "Machine"]
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One host with its cores, memory and devices.
+
+    Parameters
+    ----------
+    name : str
+    cpu_name : str
+    num_cores, num_threads : int
+        Cores and hardware threads that a process may use here.
+    memory_bytes : int
+    cache_bytes : mapping of level to int
+        Size of one instance, by ``l1d``, ``l2``, ``l3``.
+    isa_flags : tuple of str
+        Instruction sets that matter for speed, sorted.
+    devices : tuple of Device
+    host_link, device_link, network_link : Link, optional
+        Host to device, device to device, machine to machine.
+    """
+
+    name: str
+    cpu_name: str
+    num_cores: int
+    num_threads: int
+    memory_bytes: int
+    cache_bytes: Mapping[str, int] = field(default_factory=dict)
+    isa_flags: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
+    host_link: Link | None = None
+    device_link: Link | None = None
+    network_link: Link | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_positive(
+            f"machine {self.name}",
+            num_cores=self.num_cores,
+            num_threads=self.num_threads,
+            memory_bytes=self.memory_bytes,
+        )
+        if self.num_threads < self.num_cores:
+            raise InputError(
+                f"{self.num_threads} threads on {self.num_cores} cores",
+                where=f"machine {self.name}",
+                fix="count hardware threads, at least one per core",
+            )
+
+    def __str__(self) -> str:
+        chips = f", {len(self.devices)}x {self.devices[0].name}" if self.devices else ""
+        return f"{self.cpu_name}, {self.num_cores} cores, {format_size(self.memory_bytes)}{chips}"
+
+    def json(self) -> dict[str, Any]:
+        """Every field, in plain types."""
+        parts = {
+            name: getattr(self, name)
+            for name in ("name", "cpu_name", "num_cores", "num_threads", "memory_bytes", "source")
+        }
+        wires = {name: getattr(self, name) for name in ("host_link", "device_link", "network_link")}
+        return {
+            **parts,
+            "cache_bytes": dict(self.cache_bytes),
+            "isa_flags": list(self.isa_flags),
+            "devices": [device.json() for device in self.devices],
+            **{name: None if wire is None else asdict(wire) for name, wire in wires.items()},
+        }
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that two hosts share when their measurements may be compared.
+
+        Name, links and odd megabytes of memory do not count: what sets the speed does.
+        """
+        facts = {
+            "cpu": self.cpu_name,
+            "cores": self.num_cores,
+            "threads": self.num_threads,
+            "memory_gib": round(self.memory_bytes / _GIB),
+            "cache": dict(sorted(self.cache_bytes.items())),
+            "isa": sorted(self.isa_flags),
+            "devices": [device.name for device in self.devices],
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal machines joined by one network.
+
+    Parameters
+    ----------
+    machine : Machine
+    num_machines : int
+    network : Link
+    """
+
+    machine: Machine
+    num_machines: int
+    network: Link
+
+    def __post_init__(self) -> None:
+        check_positive("cluster", num_machines=self.num_machines)
+
+    def __str__(self) -> str:
+        return f"{self.num_machines}x {self.machine.name} over {self.network.name}"
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all machines together."""
+        return self.num_machines * len(self.machine.devices)
+
+    @property
+    def topology(self) -> Topology:
+        """Devices inside a machine as the inner dimension, machines as the outer one."""
+        inner = self.machine.device_link or self.machine.host_link or self.network
+        return Topology((max(len(self.machine.devices), 1), self.num_machines), (inner, self.network))

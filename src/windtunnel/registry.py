@@ -1,0 +1,158 @@
+"""One registry for everything that plugs in (row 0).
+
+In: functions and classes, each with a name, a kind and a source. Out: a table by kind, from which the command
+line, ``--help`` and the docs are generated. Built-in plug-ins come through the same entry-point group as those of other
+packages: there is no second path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from windtunnel.errors import InputError
+
+__all__ = [
+    "KINDS",
+    "Plugin",
+    "all",
+    "cost_model",
+    "flight",
+    "get",
+    "policy",
+    "source",
+    "strategy",
+    "whatif",
+    "workload",
+]
+
+KINDS = ("whatif", "flight", "cost_model", "source", "workload", "strategy", "policy")
+ENTRY_POINT_GROUP = "windtunnel.plugins"
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One registered thing: what it is called, what it does and where it comes from."""
+
+    name: str
+    kind: str
+    function: Callable[..., Any] = field(repr=False)
+    source: str
+
+    @property
+    def package(self) -> str:
+        """The distribution package that registered it."""
+        return (self.function.__module__ or "").split(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Its parameters after the first (the graph, for a what-if), by name."""
+        items = list(inspect.signature(self.function).parameters.items())
+        skipped = 1 if self.kind in ("whatif", "cost_model") else 0
+        return dict(items[skipped:])
+
+
+_plugins: dict[str, dict[str, Plugin]] = {kind: {} for kind in KINDS}
+_loaded: set[str] = set()
+
+
+def _register(kind: str, name: str, source: str) -> Callable[[Target], Target]:
+    def decorate(function: Target) -> Target:
+        plugin = Plugin(name=name, kind=kind, function=function, source=source)
+        known = _plugins[kind].get(name)
+        if known is not None and known.function.__qualname__ != function.__qualname__:
+            raise InputError(
+                f"two {kind}s are called {name!r}",
+                where=f"packages {known.package} and {plugin.package}",
+                fix="rename one, or uninstall one of the packages",
+            )
+        _plugins[kind][name] = plugin
+        return function
+
+    return decorate
+
+
+def whatif(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register ``f(graph, **parameters) -> graph`` as the what-if ``name``."""
+    return _register("whatif", name, source)
+
+
+def flight(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register the real run of the what-if ``name``."""
+    return _register("flight", name, source)
+
+
+def cost_model(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register ``f(graph, machine) -> graph`` as the pricer ``name``."""
+    return _register("cost_model", name, source)
+
+
+def source(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register a reader of outside data into a graph."""
+    return _register("source", name, source)
+
+
+def workload(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register a model with data that can really be run."""
+    return _register("workload", name, source)
+
+
+def strategy(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register a synchronisation strategy of distributed training."""
+    return _register("strategy", name, source)
+
+
+def policy(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register a scheduling policy."""
+    return _register("policy", name, source)
+
+
+def _load_entry_points() -> None:
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if point.value in _loaded:
+            continue
+        _loaded.add(point.value)
+        try:
+            point.load()
+        except InputError:
+            raise
+        except Exception as error:  # a broken third-party plug-in must never stop the program
+            if point.value.startswith("windtunnel."):
+                raise
+            warnings.warn(
+                f"plug-in {point.name} ({point.value}) is broken and was skipped: {error}",
+                stacklevel=2,
+            )
+
+
+def all(kind: str) -> dict[str, Plugin]:  # noqa: A001 - reads as registry.all("whatif")
+    """Every registered plug-in of a kind, by name, sorted."""
+    _load_entry_points()
+    return dict(sorted(_plugins[kind].items()))
+
+
+def get(kind: str, name: str) -> Plugin:
+    """Find one plug-in.
+
+    Raises
+    ------
+    InputError
+        No plug-in of this kind has the name; the nearest three are offered.
+    """
+    known = all(kind)
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or sorted(known)[:3]
+    raise InputError(f"no {kind} is called {name!r}", fix=f"did you mean {', '.join(near)}?")

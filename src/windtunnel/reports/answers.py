@@ -1,0 +1,152 @@
+"""The section of the report about what would be faster (room reports).
+
+In: answers (predicted) and receipts (measured). Out: a ``Section``: predicted hollow, measured solid, intervals drawn,
+reasons of what does not apply, the edits behind each prediction. Not here: predicting, measuring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from windtunnel.flights import Receipt
+from windtunnel.reports.charts import Mark, escape, forest
+from windtunnel.reports.sections import Section, render_table
+from windtunnel.units import format_duration, format_ratio, format_size
+from windtunnel.whatifs import Answer
+
+__all__ = ["flights", "what_ifs"]
+
+MAX_MARKS = 15
+MAX_RECEIPTS = 100
+
+
+def what_ifs(answers: Sequence[Answer], receipts: Sequence[Receipt]) -> Section | None:
+    """Predictions, best first, each beside its flight where there was one."""
+    usable = [answer for answer in answers if answer.is_applicable]
+    if not answers:
+        return None
+    flown = {(receipt.whatif, _key(receipt.parameters)): receipt for receipt in receipts}
+    shown = [(answer, flown.get((answer.name, _key(_given(answer))))) for answer in usable[:MAX_MARKS]]
+    marks = [_mark(answer, receipt) for answer, receipt in shown]
+    body = [
+        f"<figure>{forest(marks, 'speed-up of each what-if')}<figcaption>Hollow: predicted from this graph alone, with "
+        "the interval that past flights give it, where there are enough. Solid: measured, interleaved with the "
+        "baseline, with its 90 % interval.</figcaption></figure>"
+        if marks
+        else "",
+        _table(shown),
+        _more(usable[MAX_MARKS:]),
+        _refusals([answer for answer in answers if not answer.is_applicable]),
+        _edits([answer for answer, _ in shown]),
+    ]
+    return Section("whatifs", "what if", _title(shown), "".join(body))
+
+
+def _given(answer: Answer) -> dict[str, object]:
+    """Parameters as a receipt keeps them: behind the what-if's name where there are several."""
+    if len(answer.parameters) == 1:
+        return dict(next(iter(answer.parameters.values())))
+    return {f"{name}.{key}": value for name, given in answer.parameters.items() for key, value in given.items()}
+
+
+def _key(parameters: Mapping[str, object]) -> str:
+    return str(sorted(parameters.items()))
+
+
+def _mark(answer: Answer, receipt: Receipt | None) -> Mark:
+    interval = answer.interval if answer.interval is not None and answer.interval.num_receipts else None
+    measured = (math.nan, math.nan, math.nan)
+    if receipt is not None:
+        measured = (receipt.measured, *receipt.measured_interval)
+    low, high = (interval.low, interval.high) if interval is not None else (math.nan, math.nan)
+    return Mark(str(answer.request), answer.speedup, low, high, *measured)
+
+
+def _title(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
+    gains = [answer for answer, _ in shown if answer.speedup > 1.005]
+    if not gains:
+        return "No change that is known here would make it faster"
+    measured = [(receipt.measured, answer) for answer, receipt in shown if receipt is not None]
+    best = max(measured, key=lambda pair: pair[0], default=None)
+    if best is not None and best[0] > 1.005:
+        return f"{best[1].request} really makes it {best[0]:.2f} times as fast (predicted {best[1].speedup:.2f})"
+    return f"{gains[0].request} would make it {gains[0].speedup:.2f} times as fast"
+
+
+def _table(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
+    rows = []
+    for answer, receipt in shown:
+        interval = answer.interval
+        backed = interval is not None and interval.num_receipts
+        span = f"{interval.low:.2f}-{interval.high:.2f}" if interval is not None and backed else "no receipt backs it"
+        flight = "not flown" if receipt is None else f"{receipt.measured:.2f}x ({receipt.error_ratio:+.1%} off)"
+        memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
+        cells = (f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory, flight, _prices(answer))
+        rows.append((escape(str(answer.request), 90), *map(escape, cells)))
+    head = ("what if", "predicted", "interval", "iteration", "peak memory", "measured", "priced by")
+    return render_table(head, rows, numbers=(1, 3, 4)) if rows else ""
+
+
+def _prices(answer: Answer) -> str:
+    """Who priced the new critical path, the largest two."""
+    shares = list(answer.cost_shares.items())[:2]
+    return ", ".join(f"{source} {format_ratio(share)}" for source, share in shares)
+
+
+def _more(answers: Sequence[Answer]) -> str:
+    if not answers:
+        return ""
+    items = "".join(f"<li>{escape(str(answer))}</li>" for answer in answers)
+    return f"<details><summary>{len(answers)} more with smaller gains</summary><ul>{items}</ul></details>"
+
+
+def _refusals(answers: Sequence[Answer]) -> str:
+    if not answers:
+        return ""
+    items = "".join(f"<li><b>{escape(str(answer.request))}</b>: {escape(answer.reason)}</li>" for answer in answers)
+    return f"<details><summary>{len(answers)} have nothing to act on here, and why</summary><ul>{items}</ul></details>"
+
+
+def _edits(answers: Sequence[Answer]) -> str:
+    """What each prediction did to the graph."""
+    items = []
+    for answer in answers:
+        before = len(answer.baseline.graph.edits)
+        edits = answer.graph.edits[before:] if answer.graph is not None else ()
+        lines = "<br>".join(f"<code>{escape(str(edit), 300)}</code>" for edit in edits)
+        items.append(f"<li><b>{escape(str(answer.request), 90)}</b><br>{lines}</li>")
+    if not items:
+        return ""
+    return f"<details><summary>the edits behind each prediction</summary><ul>{''.join(items)}</ul></details>"
+
+
+def _span(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.2f}-{interval[1]:.2f}"
+
+
+def flights(receipts: Sequence[Receipt], *, num_others: int = 0) -> Section | None:
+    """Every prediction that was really run on this model, the latest first, the bad ones too."""
+    if not receipts:
+        return None
+    errors = sorted(abs(receipt.error_ratio) for receipt in receipts)
+    median = errors[len(errors) // 2]
+    rows = [
+        (
+            escape(receipt.whatif, 90),
+            escape(receipt.target, 60),
+            f"{receipt.predicted:.2f}x",
+            f"{receipt.measured:.2f}x ({_span(receipt.measured_interval)})",
+            f"{receipt.error_ratio:+.1%}",
+            f"{receipt.num_rounds}",
+            escape(receipt.date[:10]),
+        )
+        for receipt in list(receipts)[::-1][:MAX_RECEIPTS]
+    ]
+    head = ("what if", "flown on", "predicted", "measured", "error", "rounds", "date")
+    count = len(receipts)
+    title = (
+        f"{count} prediction{'s were' if count > 1 else ' was'} really run: the median is off by {format_ratio(median)}"
+    )
+    others = f'<p class="note">{num_others} flights of other models are in the ledger, too.</p>' if num_others else ""
+    return Section("receipts", "receipts", title, render_table(head, rows, numbers=(2, 3, 4, 5)) + others)

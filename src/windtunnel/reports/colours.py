@@ -1,0 +1,49 @@
+"""One colour per meaning, the same in every chart, every timeline and every export (room reports).
+
+In: a kind, a phase, a category of memory. Out: a colour that readers who see fewer colours can tell from its
+neighbours (Okabe and Ito's set for what a task does, Tol's muted set for the part of the step it belongs to).
+No picture uses colour alone: every one has labels or hatching beside it.
+"""
+
+from __future__ import annotations
+
+from windtunnel.graph import Kind, Phase
+
+__all__ = ["IDLE", "KIND_COLOURS", "KIND_LABELS", "PHASE_COLOURS", "PHASE_LABELS"]
+
+IDLE = "#dfe3e8"
+_INPUT = "#e69f00"
+_OTHER = "#8c939b"
+
+KIND_COLOURS = {
+    Kind.HOST: "#56b4e9",
+    Kind.COMPUTE: "#0072b2",
+    Kind.COMM: "#d55e00",
+    Kind.COPY: "#cc79a7",
+    Kind.IO: _INPUT,
+    Kind.SYNC: _OTHER,
+    Kind.VIRTUAL: "#b9bfc6",
+}
+KIND_LABELS = {
+    Kind.HOST: "host",
+    Kind.COMPUTE: "compute",
+    Kind.COMM: "communication",
+    Kind.COPY: "copy",
+    Kind.IO: "input",
+    Kind.SYNC: "waiting calls",
+    Kind.VIRTUAL: "virtual",
+}
+PHASE_COLOURS = {
+    Phase.DATA: _INPUT,
+    Phase.FORWARD: "#44aa99",
+    Phase.BACKWARD: "#332288",
+    Phase.UPDATE: "#cc6677",
+    Phase.OTHER: _OTHER,
+}
+PHASE_LABELS = {
+    Phase.DATA: "data",
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.UPDATE: "update",
+    Phase.OTHER: "other",
+}

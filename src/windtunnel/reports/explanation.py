@@ -1,0 +1,373 @@
+"""Say in plain words where the time of an iteration goes (room reports).
+
+In: a graph. Out: an ``Explanation``: time per iteration, its parts by phase, kind, layer and operator, the critical
+path, the longest tasks, what measuring cost and what stays unexplained. Not here: prediction, drawing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from windtunnel.errors import InputError
+from windtunnel.graph import Graph, Phase, Strings
+from windtunnel.reports.bystanders import without_bystanders
+from windtunnel.reports.colours import KIND_LABELS, PHASE_LABELS
+from windtunnel.reports.packing import shortened
+from windtunnel.reports.plots import plot_explanation
+from windtunnel.simulate import Timeline, replay
+from windtunnel.sources.kineto_explain import explain_device_tasks
+from windtunnel.units import format_count, format_duration, format_ratio, format_spread
+
+__all__ = ["Explanation", "LongTask", "Share", "explain", "integer_percentages"]
+
+# T tasks, P tasks of the critical path
+SCHEMA = "windtunnel.explanation/1"
+NUM_LONGEST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One part of the iteration: its time on the critical path, and how many tasks there make it up."""
+
+    label: str
+    duration_ns: float
+    ratio: float
+    num_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongTask:
+    """One task of the critical path."""
+
+    name: str
+    layer: str
+    phase: str
+    duration_ns: int
+    wait_ns: int
+    wait: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where the time of one iteration goes, all parts measured along the critical path, so that they sum to it.
+
+    Attributes
+    ----------
+    replayed_ns : float
+        Makespan over iterations.
+    measured : mapping
+        The unprofiled iteration: ``median``, ``low``, ``high``, ``samples``; empty if the source knows none.
+    phases, kinds : tuple of Share
+        Each sums to the iteration; what no task accounts for is ``idle``.
+    layers, ops : tuple of Share
+        Largest first.
+    longest : tuple of LongTask
+    overhead_ratio : float or None
+        How much longer an iteration is while it is measured; 0.2 is 20 % longer. Taken out of all times above.
+    unexplained_ratio : float or None
+        Share of the measured iteration that the replay has too much or too little.
+    """
+
+    replayed_ns: float
+    num_tasks: int
+    num_critical: int
+    num_iterations: int
+    num_ranks: int
+    measured: Mapping[str, Any]
+    hardware: str
+    phases: tuple[Share, ...]
+    kinds: tuple[Share, ...]
+    layers: tuple[Share, ...]
+    ops: tuple[Share, ...]
+    longest: tuple[LongTask, ...]
+    overhead_ratio: float | None
+    unexplained_ratio: float | None
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def iteration_ns(self) -> float:
+        """Time per iteration: as measured without a profiler where that is known, else as replayed."""
+        return float(self.measured.get("median", self.replayed_ns))
+
+    @cached_property
+    def time_and_spread(self) -> tuple[str, str]:
+        """Time per iteration with the digits that its spread deserves, and the spread (empty if unknown)."""
+        low, high = self.measured.get("low"), self.measured.get("high")
+        if low is None or high is None or high <= low:
+            return format_duration(self.iteration_ns), ""
+        return format_spread(self.iteration_ns, (high - low) / 2)
+
+    @property
+    def circumstances(self) -> str:
+        """The spread, how often it was measured, and on what."""
+        samples = self.measured.get("samples")
+        count = len(samples) if isinstance(samples, list | tuple) else samples
+        about = [self.time_and_spread[1], f"{count} iterations" if count else "as replayed", self.hardware]
+        return ", ".join(part for part in about if part)
+
+    @property
+    def headline(self) -> str:
+        """Time per iteration with its spread and where it was measured."""
+        return f"{self.time_and_spread[0]} per iteration ({self.circumstances})"
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *(f"  {line}" for line in self.details())])
+
+    def details(self) -> list[str]:
+        """The lines below the headline, without indent."""
+        percent = integer_percentages([share.ratio for share in self.phases])
+        shares = zip(self.phases, percent, strict=True)
+        lines = ["   ".join(f"{share.label} {value} %" for share, value in shares if value)]
+        lines.append(self._path_line())
+        if self.overhead_ratio is not None and self.overhead_ratio > 0:
+            lines.append(f"measuring made it {format_ratio(self.overhead_ratio)} longer, which is taken out")
+        if self.unexplained_ratio is not None:
+            lines.append(f"unexplained: {format_ratio(self.unexplained_ratio)} of the measured time")
+        return [*(line for line in lines if line), *self.notes]
+
+    def _path_line(self) -> str:
+        line = f"critical path: {format_count(self.num_critical)} of {format_count(self.num_tasks)} tasks"
+        if not self.longest:
+            return line
+        first = self.longest[0]
+        named = " ".join(part for part in (shortened(first.layer, 30), shortened(first.name, 30)) if part)
+        return f"{line}; longest: {named} {format_duration(first.duration_ns)}"
+
+    def table(self) -> pa.Table:
+        """One row per part: which division it belongs to, its label, time, share and tasks."""
+        divisions = {"phase": self.phases, "kind": self.kinds, "layer": self.layers, "op": self.ops}
+        rows = [{"by": by, **asdict(share)} for by, shares in divisions.items() for share in shares]
+        columns = ("by", "label", "duration_ns", "ratio", "num_tasks")
+        return pa.table({column: [row[column] for row in rows] for column in columns})
+
+    def parts(self, by: str) -> list[tuple[str, float, float, int]]:
+        """Label, time, share and number of tasks of every part: by phase, kind, layer, op or (the longest) task.
+
+        Raises
+        ------
+        InputError
+            There is no such division.
+        """
+        divisions = {"phase": self.phases, "kind": self.kinds, "layer": self.layers, "op": self.ops}
+        if by == "task":
+            whole = self.replayed_ns * self.num_iterations or 1.0
+            return [(task.name, float(task.duration_ns), task.duration_ns / whole, 1) for task in self.longest]
+        if by not in divisions:
+            raise InputError(f"time cannot be divided by {by!r}", fix=f"use one of {', '.join(divisions)}, task")
+        return [(share.label, share.duration_ns, share.ratio, share.num_tasks) for share in divisions[by]]
+
+    def plot(self) -> Any:
+        """A matplotlib figure of the shares by phase; it is returned, not shown."""
+        return plot_explanation(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values with raw units."""
+        document = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
+        return {"schema": SCHEMA, "iteration_ns": self.iteration_ns, **document}
+
+    def json(self) -> str:
+        """One JSON document with raw units."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
+    """Explain where the time of an iteration goes.
+
+    Parameters
+    ----------
+    graph : Graph
+    timeline : Timeline
+        Its replay, if there is one already.
+
+    Returns
+    -------
+    Explanation
+        Prints as a few plain lines; ``.table()`` and ``.json()`` hold all parts.
+
+    Examples
+    --------
+    >>> from windtunnel.graph import GraphBuilder, Kind, Phase
+    >>> builder = GraphBuilder()
+    >>> cpu = builder.resource("cpu")
+    >>> _ = builder.task("matmul", duration_ns=750, resource=cpu, phase=Phase.FORWARD)
+    >>> _ = builder.task("add", duration_ns=250, resource=cpu, phase=Phase.UPDATE)
+    >>> print(explain(builder.build()))
+    1.00 µs per iteration (as replayed)
+      forward 75 %   update 25 %
+      critical path: 2 of 2 tasks; longest: matmul 750 ns
+    """
+    timeline = replay(graph) if timeline is None else timeline
+    timeline, left_out = without_bystanders(graph, timeline)
+    explained = timeline.graph
+    iterations = max(1, graph.num_iterations)
+    replayed_ns = timeline.makespan_ns / iterations
+    measured = graph.meta.get("iteration_ns")
+    measured = dict(measured) if isinstance(measured, Mapping) and measured.get("median") else {}
+    return Explanation(
+        replayed_ns=replayed_ns,
+        num_tasks=graph.num_tasks,
+        num_critical=len(timeline.critical_path()),
+        num_iterations=iterations,
+        num_ranks=graph.num_ranks,
+        measured=measured,
+        hardware=_hardware(graph.meta.get("hardware")),
+        phases=_by_enum(timeline, "phase", PHASE_LABELS),
+        kinds=_by_enum(timeline, "kind", KIND_LABELS),
+        layers=_by_text(timeline, "layer"),
+        ops=_by_text(timeline, "op" if "op" in graph.tasks else "name"),
+        longest=_longest(explained, timeline),
+        overhead_ratio=_overhead(graph, measured),
+        unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
+        notes=_notes(graph, left_out),
+    )
+
+
+def integer_percentages(ratios: list[float]) -> list[int]:
+    """Whole percentages that sum to what the ratios sum to (largest remainder).
+
+    Examples
+    --------
+    >>> integer_percentages([1 / 3, 1 / 3, 1 / 3])
+    [34, 33, 33]
+    """
+    exact = 100 * np.asarray(ratios, dtype=np.float64)
+    floors = np.floor(exact).astype(int)
+    missing = round(float(exact.sum())) - int(floors.sum())
+    order = np.argsort(-(exact - floors), kind="stable")
+    floors[order[:missing]] += 1
+    return [int(value) for value in floors]
+
+
+def _by_enum(timeline: Timeline, column: str, labels: Mapping[Any, str]) -> tuple[Share, ...]:
+    """Shares by an enumerated column, in its order; all waits together are idle."""
+    if column in timeline.graph.tasks:
+        found = {share.label: share for share in _shares(timeline, column, is_wait=False)}
+    else:
+        whole = _shares(timeline, "kind", is_wait=False)
+        sums = [sum(share.duration_ns for share in whole), sum(share.ratio for share in whole)]
+        found = {"other": Share("other", sums[0], sums[1], sum(share.num_tasks for share in whole))}
+    shares = [
+        replace(found[code.name.lower()], label=label) for code, label in labels.items() if code.name.lower() in found
+    ]
+    waits = _shares(timeline, "kind", is_wait=True)
+    if waits:
+        shares.append(Share("idle", sum(w.duration_ns for w in waits), sum(w.ratio for w in waits), 0))
+    return tuple(shares)
+
+
+def _by_text(timeline: Timeline, column: str) -> tuple[Share, ...]:
+    """Shares by a text column, largest first; tasks without a text are left out."""
+    if column not in timeline.graph.tasks:
+        return ()
+    return tuple(share for share in _shares(timeline, column, is_wait=False) if share.label)
+
+
+def _shares(timeline: Timeline, column: str, *, is_wait: bool) -> list[Share]:
+    """Rows of the breakdown, per iteration."""
+    iterations = max(1, timeline.graph.num_iterations)
+    return [
+        Share(row["label"], row["duration_ns"] / iterations, row["share"], row["num_tasks"])
+        for row in timeline.breakdown(column).to_pylist()
+        if row["is_wait"] == is_wait
+    ]
+
+
+def _longest(graph: Graph, timeline: Timeline) -> tuple[LongTask, ...]:
+    path = timeline.critical_path()
+    labels = path.wait_labels()
+    order = np.argsort(-path.duration_ns, kind="stable")[:NUM_LONGEST]
+    return tuple(
+        LongTask(
+            name=_text(graph, "name", int(path.task[index])),
+            layer=_text(graph, "layer", int(path.task[index])),
+            phase=_phase(graph, int(path.task[index])),
+            duration_ns=int(path.duration_ns[index]),
+            wait_ns=int(path.wait_ns[index]),
+            wait=labels[index],
+        )
+        for index in order.tolist()
+    )
+
+
+def _text(graph: Graph, column: str, row: int) -> str:
+    texts = graph.tasks.get(column)
+    return texts.decode(row) if isinstance(texts, Strings) else ""
+
+
+def _phase(graph: Graph, row: int) -> str:
+    phases = graph.tasks.get("phase")
+    return "" if phases is None else PHASE_LABELS[Phase(int(phases[row]))]
+
+
+def _hardware(hardware: Any) -> str:
+    """What it ran on, in a few words."""
+    if not isinstance(hardware, Mapping):
+        return str(hardware or "")
+    name = hardware.get("processor") or hardware.get("device") or hardware.get("machine") or ""
+    threads = hardware.get("num_threads")
+    name = str(name).replace("(R)", "").replace("(TM)", "").strip()
+    return f"{name}, {threads} threads".lstrip(", ") if threads else name
+
+
+def _overhead(graph: Graph, measured: Mapping[str, Any]) -> float | None:
+    profiled = graph.meta.get("profiled_iteration_ns")
+    if not measured or not isinstance(profiled, Mapping) or not profiled.get("median"):
+        return None
+    return float(profiled["median"]) / float(measured["median"]) - 1
+
+
+def _notes(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
+    """What else a reader must know."""
+    notes = []
+    if left_out:
+        named = ", ".join(shortened(name, 40) for name in left_out[:3]) + (", …" if len(left_out) > 3 else "")
+        notes.append(f"left out, as nothing here waits for it: {named}")
+    if graph.edits:
+        notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
+    notes += _device_starts(graph)
+    notes += _before_holding(graph)
+    dropped = graph.meta.get("dropped")
+    if isinstance(dropped, Mapping) and dropped:
+        total = sum(int(count) for count in dropped.values())
+        notes.append(f"{format_count(total)} events of the trace are no tasks: {', '.join(map(str, dropped))}")
+    if graph.meta.get("is_complete") is False:
+        notes.append("the capture was cut short: what was measured until then is shown")
+    return tuple(notes)
+
+
+def _before_holding(graph: Graph) -> list[str]:
+    """What an iteration took before measuring held the heap, where that is more than noise."""
+    before = dict(graph.meta.get("allocator") or {}).get("iteration_before_ns") or {}
+    held = dict(graph.meta.get("iteration_ns") or {}).get("median")
+    if not held or before.get("median", 0) <= 1.03 * held:
+        return []
+    line = f"measured with the heap held; the script as it is took {format_duration(before['median'])}"
+    return [line, "glibc gives memory back in every iteration: MALLOC_TRIM_THRESHOLD_=2000000000 keeps it"]
+
+
+def _device_starts(graph: Graph) -> list[str]:
+    """Why the tasks of devices started when they did, where a trace told."""
+    if "start_cause" not in graph.tasks:
+        return []
+    starts = explain_device_tasks(graph)
+    count = len(starts.task)
+    if not count:
+        return []
+    causes = ", ".join(f"{label} {format_ratio(number / count)}" for label, number in starts.count().items() if number)
+    line = f"starts of {format_count(count)} device tasks: {causes}"
+    return [line, *([f"warning: {starts.warning}"] if starts.warning else [])]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return dict(value) if isinstance(value, Mapping) else value

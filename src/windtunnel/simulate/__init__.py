@@ -1,0 +1,34 @@
+"""Play a graph: when does each task start and end, and why (row 2).
+
+In: graphs with durations. Out: timelines and what can be read from them. May not enter: policies, papers, prices.
+"""
+
+from windtunnel.simulate._replay import Replays, replay, replay_many
+from windtunnel.simulate.breakdown import TimelineDiff
+from windtunnel.simulate.critical import CriticalPath
+from windtunnel.simulate.incremental import Incremental
+from windtunnel.simulate.memory import MemoryCurve
+from windtunnel.simulate.timeline import Timeline
+from windtunnel.simulate.uncertainty import (
+    PredictionInterval,
+    criticality,
+    draw_durations,
+    prediction_interval,
+    speedup_curves,
+)
+
+__all__ = [
+    "CriticalPath",
+    "Incremental",
+    "MemoryCurve",
+    "PredictionInterval",
+    "Replays",
+    "Timeline",
+    "TimelineDiff",
+    "criticality",
+    "draw_durations",
+    "prediction_interval",
+    "replay",
+    "replay_many",
+    "speedup_curves",
+]

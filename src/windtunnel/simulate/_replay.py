@@ -1,0 +1,313 @@
+"""Replay a graph (room simulate).
+
+In: a graph with durations. Out: a ``Timeline``: when each task starts and ends if every resource works as described.
+Not here: prices, policies, searches. The loops are in ``_static.py`` and ``_event.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import GraphError, InputError
+from windtunnel.graph import Graph
+from windtunnel.simulate._event import event_pass
+from windtunnel.simulate._program import (
+    EventInput,
+    FixedOrder,
+    check_span,
+    event_input,
+    fixed_order,
+    has_fixed_order,
+    join_mask,
+    task_durations,
+)
+from windtunnel.simulate._static import assign_live_slots, batch_finishes, batch_makespans, static_pass
+from windtunnel.simulate.timeline import Timeline
+
+__all__ = ["Replays", "replay", "replay_many"]
+
+Engine = Literal["static", "event"]
+Ints = NDArray[Any]
+
+# variants played at once: as many as share a row's cache lines if variants lie side by side, else few, as each one
+# then is a stream of its own through memory
+_PER_BLOCK_BESIDE, _PER_BLOCK_APART = 64, 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replays:
+    """K replays of one graph under different durations.
+
+    Attributes
+    ----------
+    makespan_ns : int64 [K]
+    finish_ns : int64 [K, T] or None
+        Only if asked for.
+    """
+
+    makespan_ns: NDArray[np.int64]
+    finish_ns: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.makespan_ns)
+
+
+def replay(graph: Graph, *, engine: Engine | None = None) -> Timeline:
+    """Play the graph and say when each task starts and ends.
+
+    Tasks start as soon as their dependencies allow and their resource has a free slot. Where edges alone fix the
+    order on every contended resource one topological pass is enough; else an event-driven pass decides the order by
+    readiness or priority. Both give the same answer where both apply, and equal inputs give equal bits.
+
+    Parameters
+    ----------
+    graph : Graph
+    engine : {"static", "event"}, optional
+        Force an engine; by default the graph decides.
+
+    Returns
+    -------
+    Timeline
+
+    Raises
+    ------
+    GraphError
+        The graph has a cycle, waits for itself, or its times leave 64 bits.
+    InputError
+        The static engine was asked for where the order has to be decided at run time.
+
+    Examples
+    --------
+    >>> from windtunnel.graph import GraphBuilder, Kind, ResourceKind
+    >>> from windtunnel.simulate import replay
+    >>> builder = GraphBuilder()
+    >>> stream = builder.resource("stream 7", ResourceKind.STREAM)
+    >>> first = builder.task("gemm", kind=Kind.COMPUTE, resource=stream, duration_ns=300)
+    >>> second = builder.task("relu", kind=Kind.COMPUTE, resource=stream, duration_ns=100)
+    >>> builder.edge(first, second, lag_ns=50)
+    >>> replay(builder.build()).makespan_ns
+    450
+    """
+    duration = task_durations(graph)
+    check_span(graph, duration)
+    if engine != "event":
+        program = fixed_order(graph)
+        if has_fixed_order(graph, program):
+            return _replay_fixed(graph, program, duration)
+        if engine == "static":
+            raise InputError(
+                "the order of tasks on some resource is not fixed by edges",
+                fix="leave the choice of the engine to replay(), or add ORDER edges",
+            )
+    return _replay_events(graph, event_input(graph), duration)
+
+
+def replay_many(
+    graph: Graph,
+    durations_KT: NDArray[np.int64],
+    *,
+    finishes: bool = False,
+    num_threads: int | None = None,
+    program: FixedOrder | None = None,
+) -> Replays:
+    """Replay K variants of the durations of one graph, on all cores, without copying the graph.
+
+    Parameters
+    ----------
+    graph : Graph
+    durations_KT : int64 [K, T]
+        One row per variant. A transposed [T, K] array (Fortran order) is read fastest.
+    finishes : bool
+        Keep every task's finish, too (8 bytes per task and variant).
+    num_threads : int, optional
+        Default: one per core.
+    program : FixedOrder, optional
+        The graph as prepared for an earlier batch, where the edges fix the order.
+
+    Raises
+    ------
+    GraphError
+        As for :func:`replay`.
+    InputError
+        The durations do not fit the graph, or some are negative.
+    """
+    durations_KT = np.asarray(durations_KT)
+    if durations_KT.ndim != 2 or durations_KT.shape[1] != graph.num_tasks or durations_KT.dtype != np.int64:
+        raise InputError(
+            f"durations are {durations_KT.dtype} {list(durations_KT.shape)}, not int64 [K, {graph.num_tasks}]",
+            fix="give one row of nanoseconds per variant",
+        )
+    num_threads = num_threads or os.cpu_count() or 1
+    if program is not None:
+        return _many_fixed(graph, program, durations_KT, finishes, num_threads)
+    program = fixed_order(graph)
+    if has_fixed_order(graph, program):
+        return _many_fixed(graph, program, durations_KT, finishes, num_threads)
+    return _many_events(graph, durations_KT, finishes, num_threads)
+
+
+def _check_seen(graph: Graph, seen: int) -> None:
+    """Judge durations by their bits or-ed together: the sign shows a negative one, the value bounds the largest."""
+    if seen < 0:
+        raise InputError("some duration is negative", fix="a duration is a number of nanoseconds, 0 or more")
+    check_span(graph, np.full(graph.num_tasks, seen))
+
+
+def _replay_fixed(graph: Graph, program: FixedOrder, duration: Ints) -> Timeline:
+    start, finish = run_fixed(program, duration)
+    return Timeline(graph=graph, start_ns=start, finish_ns=finish, sequence=program.order, engine="static")
+
+
+def run_fixed(program: FixedOrder, duration: Ints) -> tuple[Ints, Ints]:
+    """One static pass; returns start and finish [T] in row order."""
+    finish_at = np.empty(len(duration), dtype=np.int64)
+    static_pass(program.indptr, program.source, program.lag, duration[program.order], program.earliest, finish_at)
+    finish = np.empty_like(finish_at)
+    finish[program.order] = finish_at
+    return finish - duration, finish
+
+
+def _replay_events(graph: Graph, program: EventInput, duration: Ints) -> Timeline:
+    start, finish, sequence = run_events(graph, program, duration)
+    return Timeline(graph=graph, start_ns=start, finish_ns=finish, sequence=sequence, engine="event")
+
+
+def run_events(graph: Graph, program: EventInput, duration: Ints) -> tuple[Ints, Ints, Ints]:
+    """One event-driven pass; returns start, finish [T] in row order and the tasks in the order they began."""
+    order = program.order
+    room = event_room(program)
+    done = run_event_pass(program, duration[order], room)
+    if done < len(duration):
+        raise _deadlock(graph, order[room.finish < 0])
+    start, finish = np.empty_like(room.finish), np.empty_like(room.finish)
+    start[order] = room.state[:, 0]
+    finish[order] = room.finish
+    return start, finish, order[room.sequence]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventRoom:
+    """Arrays that one event-driven pass writes to, by position."""
+
+    state: Ints
+    finish: Ints
+    sequence: Ints
+    arrived: Ints | None
+    end: Ints | None
+    events: tuple[Ints, Ints]
+    tasks: tuple[Ints, Ints, Ints]
+    resources: tuple[Ints, ...]
+
+
+def event_room(program: EventInput) -> EventRoom:
+    """Allocate for one pass; a room serves once."""
+    num_tasks, is_plain = len(program.order), program.priority is None
+    return EventRoom(
+        state=program.state.copy(),
+        finish=np.empty(num_tasks, np.int64),
+        sequence=np.empty(num_tasks, np.int32),
+        arrived=None if is_plain else np.zeros(num_tasks, np.int64),
+        end=None if is_plain else np.empty((num_tasks, 2), np.int64),
+        events=(np.empty(program.num_events, np.int64), np.empty(program.num_events, np.int64)),
+        tasks=(np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int32)),
+        resources=tuple(np.zeros((10, len(program.slots)), np.int64)),
+    )
+
+
+def run_event_pass(program: EventInput, duration: Ints, room: EventRoom) -> int:
+    """Run the compiled pass on durations by position; returns how many tasks finished."""
+    done: int = event_pass(
+        program.indptr, program.target, program.lag, duration, program.order, program.priority, room.state,
+        program.releases_at_start, program.discipline, program.slots, program.slowdown_RS, program.queue_base,
+        room.arrived, room.end, room.events, room.tasks, room.resources, room.finish, room.sequence,
+    )  # fmt: skip
+    return done
+
+
+def _deadlock(graph: Graph, stuck: Ints) -> GraphError:
+    """Say who waits for whom: a cycle by name, else the resources that never let their tasks begin."""
+    graph.topological_order()  # raises GraphError with the shortest cycle
+    names = graph.resources.strings("name")
+    waiting = np.bincount(graph.tasks["resource"][stuck] + 1, minlength=graph.num_resources + 1)[1:]
+    lines = [f"{names.decode(r)} ({waiting[r]} tasks wait)" for r in np.argsort(-waiting)[:5] if waiting[r]]
+    return GraphError(
+        f"{len(stuck):,} of {graph.num_tasks:,} tasks can never begin",
+        where="; ".join(lines),
+        fix="give every resource at least one slot",
+    )
+
+
+def _many_fixed(graph: Graph, program: FixedOrder, durations_KT: Ints, finishes: bool, num_threads: int) -> Replays:
+    num_variants, num_tasks = durations_KT.shape
+    makespan = np.zeros(num_variants, dtype=np.int64)
+    blocks = _blocks(durations_KT, num_threads)
+    if finishes:
+        finish_TK = np.empty((num_tasks, num_variants), dtype=np.int64)
+
+        def run_all(first: int, count: int) -> int:
+            seen: int = batch_finishes(
+                program.indptr, program.source, program.lag, program.earliest, program.order,
+                durations_KT.T, first, count, finish_TK,
+            )  # fmt: skip
+            return seen
+
+        _check_seen(graph, _on_threads(run_all, blocks, num_threads))
+        return Replays(finish_TK.max(axis=0, initial=0), finish_TK.T)
+    slot = np.empty(num_tasks, dtype=np.int32)
+    source_slot = np.empty(len(program.source), dtype=np.int32)
+    num_live = assign_live_slots(program.indptr, program.source, slot, source_slot)
+
+    def run(first: int, count: int) -> int:
+        buffer = np.empty((num_live, count), dtype=np.int64)
+        seen: int = batch_makespans(
+            program.indptr, program.source, source_slot, slot, program.lag, program.earliest, program.order,
+            durations_KT.T, first, count, buffer, makespan,
+        )  # fmt: skip
+        return seen
+
+    _check_seen(graph, _on_threads(run, blocks, num_threads))
+    return Replays(makespan)
+
+
+def _many_events(graph: Graph, durations_KT: Ints, finishes: bool, num_threads: int) -> Replays:
+    _check_seen(graph, int(np.bitwise_or.reduce(durations_KT, axis=None)))
+    program = event_input(graph)
+    num_variants = len(durations_KT)
+    makespan = np.zeros(num_variants, dtype=np.int64)
+    finish_KT = np.empty(durations_KT.shape if finishes else (0, 0), dtype=np.int64)
+    is_join = join_mask(graph)
+
+    def run(k: int, _count: int) -> int:
+        _, finish, _ = run_events(graph, program, np.where(is_join, 0, durations_KT[k]))
+        makespan[k] = finish.max(initial=0)
+        if finishes:
+            finish_KT[k] = finish
+        return 0
+
+    _on_threads(run, [(k, 1) for k in range(num_variants)], num_threads)
+    return Replays(makespan, finish_KT if finishes else None)
+
+
+def _blocks(durations_KT: Ints, num_threads: int) -> list[tuple[int, int]]:
+    """First variant and number of variants of each block."""
+    num_variants = len(durations_KT)
+    most = _PER_BLOCK_BESIDE if durations_KT.T.flags.c_contiguous else _PER_BLOCK_APART
+    size = max(1, min(most, -(-num_variants // num_threads)))
+    return [(first, min(size, num_variants - first)) for first in range(0, num_variants, size)]
+
+
+def _on_threads(run: Callable[[int, int], int], blocks: list[tuple[int, int]], num_threads: int) -> int:
+    """Run every block; returns the results or-ed together."""
+    if num_threads == 1 or len(blocks) < 2:
+        return reduce(or_, (run(*block) for block in blocks), 0)
+    with ThreadPoolExecutor(num_threads) as pool:
+        return reduce(or_, pool.map(lambda block: run(*block), blocks), 0)

@@ -1,0 +1,9 @@
+"""Everything from the outside world that becomes a graph (room sources).
+
+In: programs that run here, traces that others made. Out: ``Graph``. Not here: prices, what-ifs, simulated time.
+Importing this room registers its sources and needs no torch.
+"""
+
+from windtunnel.sources import chakra, kineto, script, torch_step
+
+__all__ = ["chakra", "kineto", "script", "torch_step"]

@@ -1,0 +1,288 @@
+"""What an operator does with its tensors (room sources, private).
+
+In: a node of the execution trace. Out: ``Operator``: what it reads, what it writes, whether it computes at all, its
+shapes and its work in flops. Ranges of storages, not tensors, so that views and in-place operators need no special
+case.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+__all__ = ["Operator", "Role", "Span", "describe", "settle_recipes"]
+
+
+class Role(Enum):
+    """What running an operator means for the tensors."""
+
+    COMPUTE = "compute"  # reads and writes elements
+    VIEW = "view"  # other shape, same elements
+    ALLOCATE = "allocate"  # elements of no defined value
+    COMPOSITE = "composite"  # only calls other operators
+    RECIPE = "recipe"  # may only call other operators: its calls show it
+    READ = "read"  # a number for Python: the thread needs the value
+    NONE = "none"  # not an operator: annotation, autograd node
+
+
+class Span(NamedTuple):
+    """Bytes ``low`` to ``high`` of a storage that a tensor reaches; ``num_bytes`` of them are its elements."""
+
+    storage: int
+    low: int
+    high: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One call: its tensors as spans, its arguments as JSON text."""
+
+    role: Role
+    reads: tuple[Span, ...] = ()
+    writes: tuple[Span, ...] = ()  # fresh outputs
+    mutates: tuple[Span, ...] = ()  # changed in place
+    schema: str = ""
+    shapes: str = "[]"
+    dtypes: str = "[]"
+    strides: str = "[]"
+    arguments: str = "[]"
+    flops: int = 0
+
+
+class _Schema(NamedTuple):
+    name: str
+    mutated: frozenset[int]
+    aliases_output: bool
+
+
+_NOT_AN_OPERATOR = Operator(Role.NONE)
+_READERS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
+# running statistics change although the schema does not say so
+_UNSTATED_MUTATIONS = {
+    "aten::native_batch_norm": frozenset({3, 4}),
+    "aten::cudnn_batch_norm": frozenset({3, 4}),
+    "aten::miopen_batch_norm": frozenset({3, 4}),
+}
+_CHANGES_ONLY_FORM = re.compile(r"aten::(detach|requires_grad|t|transpose|squeeze|unsqueeze|as_strided|swapaxes)_$")
+_ALLOCATORS = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|resize_|set_)\w*$")
+
+
+def describe(node: dict[str, Any] | None) -> Operator:
+    """Describe one node of the execution trace; one without a schema is not an operator."""
+    if node is None or not node["schema"]:
+        return _NOT_AN_OPERATOR
+    schema = _parse(node["schema"])
+    values = node["inputs"]["values"]
+    shapes, strides = node["inputs"]["shapes"], node["inputs"].get("strides", [])
+    per_input = [
+        _spans(value, shapes[row], strides[row] if row < len(strides) else None) for row, value in enumerate(values)
+    ]
+    outputs = node["outputs"]
+    reads = tuple(span for spans in per_input for span in spans)
+    # a result in an argument's storage is a view of it, whatever the schema says (aten::_unsafe_view, aten::reshape)
+    known = {span.storage for span in reads}
+    fresh = [] if schema.aliases_output else [span for span in _all_spans(outputs) if span.storage not in known]
+    role = _role(schema, bool(fresh) or bool(schema.mutated))
+    return Operator(
+        role=role,
+        reads=reads,
+        writes=tuple(fresh),
+        mutates=tuple(span for row in sorted(schema.mutated) if row < len(per_input) for span in per_input[row]),
+        schema=node["schema"],
+        shapes=_text(shapes),
+        dtypes=_text(node["inputs"]["types"]),
+        strides=_text(strides),
+        arguments=_text([None if spans else value for spans, value in zip(per_input, values, strict=True)]),
+        flops=_flops(schema.name, shapes, values, outputs["shapes"]) if role in (Role.COMPUTE, Role.RECIPE) else 0,
+    )
+
+
+def _role(schema: _Schema, writes: bool) -> Role:
+    if schema.name.split(".")[0] in _READERS:
+        return Role.READ
+    if _ALLOCATORS.match(schema.name.split(".")[0]):
+        return Role.ALLOCATE
+    if _is_composite(schema.name):
+        return Role.COMPOSITE
+    if not writes or _CHANGES_ONLY_FORM.match(schema.name.split(".")[0]):
+        return Role.VIEW
+    return Role.RECIPE if _is_recipe(schema.name) else Role.COMPUTE
+
+
+@functools.cache
+def _parse(text: str) -> _Schema:
+    """Which arguments change (``(a!)``) and whether the result is one of them or a view of one."""
+    name, _, rest = text.partition("(")
+    arguments, _, returns = rest.rpartition(") -> ")
+    parts = [part for part in _split(arguments) if part.strip() != "*"]
+    mutated = frozenset(row for row, part in enumerate(parts) if re.search(r"\(\w+!(\s*->[^)]*)?\)", part))
+    mutated |= _UNSTATED_MUTATIONS.get(name.split(".")[0], frozenset())
+    return _Schema(name, mutated, re.search(r"Tensor\(\w", returns) is not None)
+
+
+def _split(arguments: str) -> list[str]:
+    parts, depth, begin = [], 0, 0
+    for place, letter in enumerate(arguments):
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append(arguments[begin:place])
+            begin = place + 1
+    return [*parts, arguments[begin:]] if arguments.strip() else []
+
+
+@functools.cache
+def _is_composite(name: str) -> bool:
+    """Whether the operator has no kernel of its own, only a recipe of other operators."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:
+        return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+    except RuntimeError:  # an operator of an extension that has been unloaded
+        return False
+
+
+@functools.cache
+def _is_recipe(name: str) -> bool:
+    """Whether the operator's kernel is the same for every device, so most likely made of others."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:
+        return has(name, "CompositeExplicitAutograd") and not has(name, "CPU")
+    except RuntimeError:
+        return False
+
+
+def settle_recipes(operators: list[Operator], parents: list[int]) -> list[Operator]:
+    """Say of every recipe, by its calls (``parents`` [E]), whether it computes itself or only calls what does."""
+    calls_compute = [False] * len(operators)
+    for event in range(len(operators) - 1, -1, -1):
+        computes = operators[event].role in (Role.COMPUTE, Role.RECIPE) or calls_compute[event]
+        if computes and parents[event] >= 0:
+            calls_compute[parents[event]] = True
+    return [
+        replace(operator, role=Role.COMPOSITE if calls else Role.COMPUTE) if operator.role is Role.RECIPE else operator
+        for operator, calls in zip(operators, calls_compute, strict=True)
+    ]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 6 and isinstance(value[5], str)
+
+
+def _spans(value: Any, shape: Any, stride: Any) -> list[Span]:
+    if _is_tensor(value):
+        _, storage, offset, num_elements, element_bytes, _ = value
+        reach = _reach(shape, stride, num_elements)
+        low = offset * element_bytes
+        return [Span(storage, low, low + reach * element_bytes, num_elements * element_bytes)] if num_elements else []
+    if not isinstance(value, list):
+        return []
+    found = []
+    for row, item in enumerate(value):
+        inner = stride[row] if isinstance(stride, list) and row < len(stride) else None
+        found += _spans(item, shape[row] if isinstance(shape, list) and row < len(shape) else None, inner)
+    return found
+
+
+def _reach(shape: Any, stride: Any, num_elements: int) -> int:
+    """Elements from the first to the last that a strided tensor touches."""
+    if not (isinstance(shape, list) and isinstance(stride, list) and len(shape) == len(stride)):
+        return num_elements
+    if not all(isinstance(size, int) for size in (*shape, *stride)):
+        return num_elements
+    return 1 + sum(int((size - 1) * step) for size, step in zip(shape, stride, strict=True))
+
+
+def _all_spans(side: dict[str, Any]) -> list[Span]:
+    strides = side.get("strides", [])
+    return [
+        span
+        for row, value in enumerate(side["values"])
+        for span in _spans(value, side["shapes"][row], strides[row] if row < len(strides) else None)
+    ]
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# --- work -----------------------------------------------------------------------------------------------
+
+
+def _count(shape: Any) -> int:
+    return int(math.prod(shape)) if isinstance(shape, list) and all(isinstance(size, int) for size in shape) else 0
+
+
+def _flops(name: str, shapes: list[Any], values: list[Any], outputs: list[Any]) -> int:
+    """Floating point operations; a multiply and an add are two. Elementwise operators count one per element."""
+    base = name.split(".")[0].removeprefix("aten::").rstrip("_")
+    counter = _COUNTERS.get(base)
+    try:
+        if counter is not None:
+            return int(counter(shapes, values, outputs))
+    except (IndexError, TypeError, ValueError):
+        return 0  # an overload with other arguments
+    return max((_count(shape) for shape in [*outputs, *shapes[:1]]), default=0)
+
+
+def _matmul(first: int, second: int) -> Any:
+    def count(shapes: list[Any], _values: list[Any], _outputs: list[Any]) -> int:
+        return 2 * _count(shapes[first]) * int(shapes[second][-1])
+
+    return count
+
+
+def _convolution(weight: int, output: int | None) -> Any:
+    """2 x outputs x (weights per output channel); a backward pass does it once per gradient that it makes."""
+
+    def count(shapes: list[Any], values: list[Any], outputs: list[Any]) -> int:
+        per_output = _count(shapes[weight]) // int(shapes[weight][0])
+        if output is None:
+            return 2 * _count(outputs[0]) * per_output
+        wanted = next(
+            (value for value in reversed(values) if isinstance(value, list) and len(value) >= 2), [True, True]
+        )
+        return 2 * _count(shapes[output]) * per_output * (int(bool(wanted[0])) + int(bool(wanted[1])))
+
+    return count
+
+
+def _attention(factor: int) -> Any:
+    def count(shapes: list[Any], _values: list[Any], _outputs: list[Any]) -> int:
+        query, key = (shapes[0], shapes[1]) if factor == 4 else (shapes[1], shapes[2])
+        return factor * _count(query) * int(key[-2])
+
+    return count
+
+
+def _lstm(factor: int) -> Any:
+    """Four gates: input and recurrent matrix products of every step."""
+
+    def count(shapes: list[Any], _values: list[Any], _outputs: list[Any]) -> int:
+        positions = _count(shapes[0][:-1])
+        return factor * positions * (_count(shapes[1]) + _count(shapes[2]))
+
+    return count
+
+
+_COUNTERS = {
+    "mm": _matmul(0, 1),
+    "bmm": _matmul(0, 1),
+    "addmm": _matmul(1, 2),
+    "baddbmm": _matmul(1, 2),
+    "mkldnn_convolution": _convolution(1, None),
+    "convolution": _convolution(1, None),
+    "thnn_conv2d": _convolution(1, None),
+    "_slow_conv2d_forward": _convolution(1, None),
+    "convolution_backward": _convolution(2, 0),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(4),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(10),
+    "mkldnn_rnn_layer": _lstm(2),
+    "mkldnn_rnn_layer_backward": _lstm(4),
+}

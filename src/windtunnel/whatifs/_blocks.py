@@ -1,0 +1,84 @@
+"""Which calls a pattern over layers means (room whatifs, private).
+
+In: a program and a regular expression. Out: ranges of calls, one per uninterrupted run through a matching block.
+Without a pattern, the parts that a model stacks: members of a numbered list.
+"""
+
+from __future__ import annotations
+
+import re
+
+from windtunnel.cost import Program
+from windtunnel.errors import InputError, NotApplicableError
+
+__all__ = ["block_ranges", "compiled_pattern"]
+
+
+def compiled_pattern(layer: str) -> re.Pattern[str]:
+    """The regular expression.
+
+    Raises
+    ------
+    InputError
+        It is none.
+    """
+    try:
+        return re.compile(layer)
+    except re.error as error:
+        raise InputError(f"{layer!r} is no regular expression: {error}", where="layer=") from error
+
+
+def block_ranges(program: Program, layer: str) -> tuple[tuple[int, int], ...]:
+    """Ranges [first, last) of the calls in matching blocks.
+
+    Raises
+    ------
+    NotApplicableError
+        No call lies in such a block.
+    """
+    blocks = _matching(program, compiled_pattern(layer)) if layer else _stacked(program)
+    owners = [_owner(call.layer, blocks) if not call.mark else "" for call in program.calls]
+    ranges = []
+    first = 0
+    for place in range(1, len(owners) + 1):
+        if place == len(owners) or owners[place] != owners[first]:
+            if owners[first] and any(call.grad for call in program.calls[first:place]):
+                ranges.append((first, place))
+            first = place
+    if not ranges:
+        raise NotApplicableError(
+            f"no block matches {layer!r}" if layer else "the model stacks no blocks",
+            where=f"{len({call.layer for call in program.calls})} layers",
+            fix="pass layer= with a pattern over module paths",
+        )
+    return tuple(ranges)
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def _paths(program: Program) -> set[str]:
+    names = [name.rpartition(".")[0] for name in program.parameters.values()]
+    return {prefix for path in (*names, *(call.layer for call in program.calls)) if path for prefix in _prefixes(path)}
+
+
+def _matching(program: Program, pattern: re.Pattern[str]) -> set[str]:
+    return {path for path in _paths(program) if pattern.fullmatch(path)}
+
+
+def _stacked(program: Program) -> set[str]:
+    """Numbered members with parameters of lists that have several; else the first level of names."""
+    with_parameters = {
+        prefix for name in program.parameters.values() for prefix in _prefixes(name.rpartition(".")[0]) if prefix
+    }
+    numbered = {path for path in with_parameters if path.rpartition(".")[2].isdigit()}
+    parents = [path.rpartition(".")[0] for path in _paths(program) if path.rpartition(".")[2].isdigit()]
+    members = {path for path in numbered if parents.count(path.rpartition(".")[0]) > 1}
+    return members or {path for path in with_parameters if "." not in path}
+
+
+def _owner(layer: str, blocks: set[str]) -> str:
+    """The outermost block around a layer, or nothing."""
+    return next((prefix for prefix in _prefixes(layer) if prefix in blocks), "") if layer else ""

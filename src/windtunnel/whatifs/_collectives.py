@@ -1,0 +1,77 @@
+"""The collectives that a graph already has (room whatifs, private).
+
+In: a graph. Out: masks and numbers that communication what-ifs start from, with reasons where there is nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.hardware import Link
+
+__all__ = ["all_reduces", "link_in_use", "message_bytes", "world_size"]
+
+Mask = NDArray[np.bool_]
+_ALL_REDUCE = r"(?i).*all.?reduce.*"
+
+
+def all_reduces(graph: Graph) -> Mask:
+    """The gradient all-reduces, bool [T].
+
+    Raises
+    ------
+    NotApplicableError
+        There are none.
+    """
+    communicates = graph.select(kind=Kind.COMM)
+    found = communicates & (graph.select(op=_ALL_REDUCE) | graph.select(name=_ALL_REDUCE))
+    if "phase" in graph.tasks:
+        found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD))
+    if not found.any():
+        raise NotApplicableError(
+            "no gradients are all-reduced here",
+            where=f"{int(communicates.sum())} communication tasks",
+            fix="capture a distributed job, or put data-parallel first: data-parallel:num_ranks=8+...",
+        )
+    return found
+
+
+def world_size(graph: Graph, given: int | None) -> int:
+    """How many workers take part: as given, as noted, else as many as the graph holds.
+
+    Raises
+    ------
+    NotApplicableError
+        It is nowhere said.
+    """
+    traced = (graph.meta.get("distributed") or {}).get("world_size", 1)
+    known = given or graph.meta.get("world_size") or max(graph.num_ranks, int(traced))
+    if known == 1 and given is None:
+        raise NotApplicableError("how many ranks take part is not recorded", fix="pass num_ranks=")
+    if int(known) < 2:
+        raise InputError(f"{known} ranks do not communicate", fix="give 2 or more")
+    return int(known)
+
+
+def message_bytes(graph: Graph, mask: Mask) -> NDArray[np.int64]:
+    """Payload of the masked tasks.
+
+    Raises
+    ------
+    NotApplicableError
+        It is not recorded.
+    """
+    column = graph.tasks.get("message_bytes")
+    if column is None or not (column[mask] > 0).any():
+        raise NotApplicableError("the sizes of the messages are not recorded", where="column message_bytes")
+    sizes: NDArray[np.int64] = column[mask]
+    return sizes
+
+
+def link_in_use(graph: Graph) -> Link | None:
+    """The link that an earlier what-if priced the collectives with."""
+    noted = graph.meta.get("link")
+    return None if noted is None else Link(**noted)

@@ -1,0 +1,301 @@
+"""Which layer has how many parameters, and when their gradients are there (room whatifs, private).
+
+In: a graph with phases and layers. Out: small tables that communication what-ifs are written with, in the order in
+which the forward pass meets the layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Kind, Phase, ResourceKind
+from windtunnel.hardware import Link, link
+
+__all__ = [
+    "STEADY",
+    "Bucket",
+    "Gradient",
+    "buckets_of",
+    "default_link",
+    "gradients_of",
+    "iterations_of",
+    "last_per_group",
+    "link_of",
+    "need_one_rank",
+    "positions",
+    "registered_parameters",
+    "registered_shapes",
+]
+
+Rows = NDArray[np.int64]
+_PARAMETER_KEYS = ("parameters", "shapes", "dtypes")
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+# note of a repeated graph: the iterations between whose ends its pace is steady
+STEADY = "steady_iterations"
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradients of one layer.
+
+    ``parameters`` holds the bytes of each parameter, in order of registration; ``ready`` is the last backward task of
+    the layer; ``forward`` its first forward tasks, one per resource.
+    """
+
+    layer: str
+    parameters: tuple[int, ...]
+    ready: int
+    forward: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All parameters of the layer together."""
+        return sum(self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that travel together: their bytes, the tasks after which all are there, those that wait for them."""
+
+    size_bytes: int
+    ready: tuple[int, ...]
+    layers: tuple[str, ...]
+    updates: tuple[int, ...]
+
+
+def link_of(name: str, bandwidth_bytes_per_s: float | None, latency_ns: int | None) -> Link:
+    """A link of the catalogue, with the rate and the latency replaced where they are given."""
+    known = link(name)
+    if bandwidth_bytes_per_s is None and latency_ns is None:
+        return known
+    return Link(
+        name=f"{name} (changed)",
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s or known.bandwidth_bytes_per_s,
+        latency_ns=known.latency_ns if latency_ns is None else latency_ns,
+        is_duplex=known.is_duplex,
+    )
+
+
+def default_link(graph: Graph, name: str) -> str:
+    """The name itself, or for ``auto`` what fits where the graph computes."""
+    if name != "auto":
+        return name
+    kinds = graph.resources["kind"]
+    return "pcie4-x16" if np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE)).any() else "loopback"
+
+
+def need_one_rank(graph: Graph) -> None:
+    """Refuse a graph of several workers.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph has more than one rank, or already communicates.
+    """
+    communicates = int(graph.select(kind=Kind.COMM).sum())
+    if graph.num_ranks > 1 or communicates:
+        raise NotApplicableError(
+            f"the graph is distributed already: {graph.num_ranks} ranks, {communicates} communication tasks",
+            fix="start from a capture of one device; rank-count changes the number of workers of a distributed one",
+        )
+
+
+def positions(graph: Graph) -> Rows:
+    """Place of every task in topological order, int64 [T]."""
+    place = np.empty(graph.num_tasks, dtype=np.int64)
+    place[graph.topological_order()] = np.arange(graph.num_tasks)
+    return place
+
+
+def last_per_group(place: Rows, rows: Rows, group: NDArray[Any], *, first: bool = False) -> dict[Any, int]:
+    """Of the given rows the last (or first) one of each group in topological order, by group."""
+    order = np.argsort(place[rows], kind="stable")
+    if first:
+        order = order[::-1]
+    return dict(zip(group[order].tolist(), rows[order].tolist(), strict=True))
+
+
+def gradients_of(graph: Graph, iteration: int | None = None) -> list[Gradient]:
+    """The layers that have parameters and a backward pass, in order of the forward pass, of one iteration.
+
+    Sizes come from the capture's own list of parameters, else from what the forward tasks read: each distinct operator
+    of a layer counts once, however often it runs.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph has no backward pass, no layers, or no parameters.
+    """
+    if "layer" not in graph.tasks or not graph.select(phase=Phase.BACKWARD).any():
+        raise NotApplicableError(
+            "no gradients are known: the graph has no layers or no backward pass",
+            fix="capture a training iteration with windtunnel, which records modules and phases",
+        )
+    place = positions(graph)
+    layers = graph.tasks.strings("layer").compact()
+    mask = _one_iteration(graph, iteration)
+    backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & _works(graph))
+    ready = last_per_group(place, backward, layers.codes[backward])
+    sizes = _parameters(graph, mask)
+    forward = _first_forward(graph, mask, place, layers.codes)
+    met = {code: min(place[list(rows)]) for code, rows in forward.items()}
+    found = [
+        Gradient(text, sizes[text], ready[code], tuple(sorted(forward.get(code, ()))))
+        for code, text in enumerate(layers.values)
+        if code in ready and any(sizes.get(text, ()))
+    ]
+    if not found:
+        raise NotApplicableError("no layer with parameters has a backward pass", where="columns layer and param_bytes")
+    code_of = {text: code for code, text in enumerate(layers.values)}
+    return sorted(found, key=lambda gradient: met.get(code_of[gradient.layer], -place[gradient.ready]))
+
+
+def _one_iteration(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
+    """What the first rank does in one iteration, the first if none is given."""
+    mask = graph.all_tasks
+    for column, wanted in (("rank", None), ("iteration", iteration)):
+        values = graph.tasks.get(column)
+        if values is not None:
+            mask &= values == (values.min() if wanted is None else wanted)
+    return mask
+
+
+def iterations_of(graph: Graph) -> list[int]:
+    """Labels of the iterations, in order."""
+    column = graph.tasks.get("iteration")
+    return [0] if column is None else np.unique(column).tolist()
+
+
+def _works(graph: Graph) -> NDArray[np.bool_]:
+    """Tasks that compute; on a graph without any, every task."""
+    computes = graph.select(kind=Kind.COMPUTE)
+    return computes if computes.any() else graph.all_tasks
+
+
+def registered_parameters(graph: Graph) -> dict[str, int]:
+    """Bytes of each trained parameter by full name, in order of registration; empty where the capture does not say.
+
+    Read from ``meta["parameters"]`` (bytes by name), else from the parameters of ``meta["optimizers"]``.
+    """
+    known = graph.meta.get("parameters")
+    if isinstance(known, Mapping):
+        return {str(name): int(size_bytes) for name, size_bytes in known.items()}
+    return {name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _listed(graph)}
+
+
+def registered_shapes(graph: Graph) -> list[tuple[int, ...]]:
+    """Shapes of the trained parameters, in order of registration; empty where the capture does not say."""
+    return [shape for _, shape, _ in _listed(graph)]
+
+
+def _listed(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of what the optimizers train."""
+    frozen = set(graph.meta.get("program", {}).get("frozen", ()))
+    groups = [group for optimizer in graph.meta.get("optimizers", ()) for group in optimizer.get("groups", ())]
+    return [
+        (str(name), tuple(shape), str(dtype))
+        for group in groups
+        for name, shape, dtype in zip(*(group.get(key, ()) for key in _PARAMETER_KEYS), strict=True)
+        if name not in frozen
+    ]
+
+
+def _parameters(graph: Graph, mask: NDArray[np.bool_]) -> dict[str, tuple[int, ...]]:
+    """Sizes of the parameters of every layer."""
+    sizes: dict[str, list[int]] = {}
+    known = registered_parameters(graph)
+    if known:
+        for name, size_bytes in known.items():
+            sizes.setdefault(name.rpartition(".")[0], []).append(size_bytes)
+    elif "param_bytes" in graph.tasks:
+        rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD))
+        read = graph.tasks["param_bytes"][rows]
+        layers, names = graph.tasks.strings("layer"), graph.tasks.strings("name")
+        keys = np.stack([layers.codes[rows], names.codes[rows], read], axis=1)[read > 0]
+        for layer, _name, size_bytes in np.unique(keys, axis=0).tolist():
+            sizes.setdefault(layers.values[layer], []).append(size_bytes)
+    return {layer: tuple(each) for layer, each in sizes.items()}
+
+
+def _first_forward(
+    graph: Graph, mask: NDArray[np.bool_], place: Rows, layer_codes: NDArray[np.int32]
+) -> dict[int, list[int]]:
+    """First working forward task of each layer on each resource."""
+    rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD) & _works(graph))
+    group = layer_codes[rows].astype(np.int64) * (graph.num_resources + 1) + graph.tasks["resource"][rows] + 1
+    first: dict[int, list[int]] = {}
+    for key, row in last_per_group(place, rows, group, first=True).items():
+        first.setdefault(key // (graph.num_resources + 1), []).append(row)
+    return first
+
+
+def buckets_of(graph: Graph, bucket_bytes: int, first_bucket_bytes: int, iteration: int | None = None) -> list[Bucket]:
+    """Gather gradients as DistributedDataParallel does: parameters in reverse order, a new bucket once one is full.
+
+    Each backward pass of the iteration (a generator's, a discriminator's) fills buckets of its own.
+
+    Raises
+    ------
+    InputError
+        A bucket size is not positive.
+    """
+    if bucket_bytes < 1 or first_bucket_bytes < 1:
+        raise InputError(f"a bucket cannot hold {min(bucket_bytes, first_bucket_bytes)} bytes", fix="give 1 or more")
+    buckets: list[Bucket] = []
+    for gradients, updates in _backward_passes(graph, iteration):
+        first = len(buckets)
+        size, members = 0, dict[str, int]()
+        for gradient, parameter in _reversed_parameters(graph, gradients):
+            size += parameter
+            members[gradient.layer] = gradient.ready
+            if size >= (bucket_bytes if len(buckets) > first else first_bucket_bytes):
+                buckets.append(Bucket(size, tuple(members.values()), tuple(members), updates))
+                size, members = 0, {}
+        if size:
+            buckets.append(Bucket(size, tuple(members.values()), tuple(members), updates))
+    return buckets
+
+
+def _reversed_parameters(graph: Graph, gradients: list[Gradient]) -> list[tuple[Gradient, int]]:
+    registered = _registered(graph, gradients)
+    return [(gradient, size) for gradient in reversed(registered) for size in reversed(gradient.parameters)]
+
+
+def _backward_passes(graph: Graph, iteration: int | None) -> list[tuple[list[Gradient], tuple[int, ...]]]:
+    """Gradients of each backward pass, and the first update behind it on each resource; updates part the passes.
+
+    Calls that only launch do not wait for gradients, and clearing them before a pass is no update of it.
+    """
+    gradients, passes = gradients_of(graph, iteration), []
+    place, mask = positions(graph), _one_iteration(graph, iteration)
+    updates = np.flatnonzero(mask & graph.select(phase=Phase.UPDATE) & _works(graph))
+    updates = updates[np.argsort(place[updates], kind="stable")]
+    backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & _works(graph))
+    turn = np.searchsorted(place[updates], place[backward])
+    layers = graph.tasks.strings("layer")
+    names = np.array([layers.decode(row) for row in backward.tolist()], dtype=object)
+    for number in np.unique(turn).tolist():
+        mine = turn == number
+        ready = last_per_group(place, backward[mine], names[mine])
+        found = [replace(each, ready=ready[each.layer]) for each in gradients if each.layer in ready]
+        behind = updates[number:]
+        first = last_per_group(place, behind, graph.tasks["resource"][behind], first=True)
+        if found:
+            passes.append((found, tuple(sorted(first.values()))))
+    return passes
+
+
+def _registered(graph: Graph, gradients: list[Gradient]) -> list[Gradient]:
+    """In order of registration where the capture knows it."""
+    known = registered_parameters(graph)
+    if not known:
+        return gradients
+    order = {layer: place for place, layer in enumerate(dict.fromkeys(name.rpartition(".")[0] for name in known))}
+    return sorted(gradients, key=lambda gradient: order[gradient.layer])

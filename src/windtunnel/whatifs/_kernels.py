@@ -1,0 +1,165 @@
+"""Put more work into a stream or a thread (room whatifs, private).
+
+In: a graph and the tasks beside which the new ones run. Out: the new graph and their rows. A task on a device brings
+the call that launches it, on the thread and at the price at which its neighbour was launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags, starts
+from windtunnel.hardware import recognise
+
+__all__ = [
+    "insert_ahead",
+    "insert_behind",
+    "is_on_host",
+    "launch_calls",
+    "memory_bandwidth",
+    "order_predecessors",
+    "rescale",
+    "traffic_ns",
+]
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+# share of a data sheet's bandwidth that streaming kernels reach
+_REACHED_RATIO = 0.8
+
+
+def is_on_host(graph: Graph) -> Mask:
+    """Tasks that run on a CPU thread, bool [T]."""
+    on_thread: Mask = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[graph.tasks["resource"]]
+    return on_thread
+
+
+def rescale(graph: Graph, mask: Mask, factor: float, source: str) -> Graph:
+    """Scale durations and say who did."""
+    wanted = np.rint(graph.duration_ns[mask] * factor).astype(np.int64)
+    return graph.set_duration(mask, wanted, cost_source=source)
+
+
+def order_predecessors(graph: Graph) -> Rows:
+    """The task before each in program order on its own resource, -1 where there is none."""
+    edges, resource = graph.edges, graph.tasks["resource"]
+    inner = (edges["kind"] == EdgeKind.ORDER) & (resource[edges["src"]] == resource[edges["dst"]])
+    before = np.full(graph.num_tasks, -1, dtype=np.int64)
+    before[edges["dst"][inner]] = edges["src"][inner]
+    return before
+
+
+def launch_calls(graph: Graph) -> Rows:
+    """The call that launches each task, -1 where there is none."""
+    is_launch = graph.edges["kind"] == EdgeKind.LAUNCH
+    call = np.full(graph.num_tasks, -1, dtype=np.int64)
+    call[graph.edges["dst"][is_launch]] = graph.edges["src"][is_launch]
+    return call
+
+
+def insert_behind(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:
+    """Put one new task right behind each of the rows, on the same resource, with its launch."""
+    grown, new = _placed(graph, rows, columns, beside=rows)
+    return _launched(grown, new, rows), new
+
+
+def insert_ahead(graph: Graph, rows: Rows, columns: Mapping[str, Any]) -> tuple[Graph, Rows]:
+    """Put one new task right in front of each of the rows, on the same resource, with its launch."""
+    before = order_predecessors(graph)[rows]
+    first = before < 0
+    grown, new = _placed(graph, np.where(first, rows, before), columns, beside=rows, alone=first)
+    if first.any():
+        grown = grown.connect(new[first], rows[first], EdgeKind.ORDER)
+    return _launched(grown, new, rows), new
+
+
+def _placed(
+    graph: Graph, behind: Rows, columns: Mapping[str, Any], *, beside: Rows, alone: Mask | None = None
+) -> tuple[Graph, Rows]:
+    tasks = graph.tasks
+    inherited = {
+        name: _taken(tasks[name], beside)
+        for name in ("phase", "iteration", "rank", "layer", "resource", "kind")
+        if name in tasks
+    }
+    waits = [None if alone is not None and alone[i] else int(row) for i, row in enumerate(behind)]
+    grown = graph.insert({**inherited, **columns}, after=waits, splice=True)
+    return grown, np.arange(graph.num_tasks, grown.num_tasks, dtype=np.int64)
+
+
+def _taken(column: Any, rows: Rows) -> Any:
+    return column.take(rows) if isinstance(column, Strings) else column[rows]
+
+
+def _launched(graph: Graph, new: Rows, beside: Rows) -> Graph:
+    """Give each new task the launch that its neighbour has; tasks of one call share one new call."""
+    calls = launch_calls(graph)
+    neighbours = calls[beside]
+    launched = neighbours >= 0
+    if not launched.any():
+        return graph
+    unique, member = np.unique(neighbours[launched], return_inverse=True)
+    price = int(np.median(graph.duration_ns[np.unique(calls[calls >= 0])]))
+    grown, added = _placed(
+        graph, unique, {"name": "launch", "duration_ns": price, "cost_source": "launch"}, beside=unique
+    )
+    lag_ns, from_start = _launch_edge(graph, beside[launched])
+    return grown.connect(added[member], new[launched], EdgeKind.LAUNCH, lag_ns=lag_ns, from_start=from_start)
+
+
+def _launch_edge(graph: Graph, rows: Rows) -> tuple[Rows, Mask]:
+    """Lag and sense of the launch edge into each row."""
+    is_launch = np.flatnonzero(graph.edges["kind"] == EdgeKind.LAUNCH)
+    into = np.zeros(graph.num_tasks, dtype=np.int64)
+    into[graph.edges["dst"][is_launch]] = is_launch
+    edge = into[rows]
+    return lags(graph.edges)[edge], starts(graph.edges)[edge]
+
+
+def memory_bandwidth(graph: Graph, given: float | None) -> float:
+    """Bytes per second of memory.
+
+    As given, else what the graph's own memory-bound tasks reach (the upper quartile, weighted by time), else most of
+    what the data sheet of its device says.
+
+    Raises
+    ------
+    NotApplicableError
+        It is not given, no task says how many bytes it moves, and the device is not known.
+    """
+    if given is not None:
+        return given
+    reached = _reached_bandwidth(graph)
+    if reached is not None:
+        return reached
+    for device in graph.meta.get("hardware", {}).get("devices", ()):
+        known = recognise(str(device.get("name", "")), int(device.get("totalGlobalMem", 0)))
+        if known is not None:
+            return _REACHED_RATIO * known.bandwidth_bytes_per_s
+    raise NotApplicableError(
+        "no task says how many bytes it moves, so new work on memory has no price",
+        where="columns bytes_read and bytes_written",
+        fix="pass bandwidth_bytes_per_s=, for example 900GB/s",
+    )
+
+
+def _reached_bandwidth(graph: Graph) -> float | None:
+    moved = sum(graph.tasks.get(name, np.zeros(graph.num_tasks)) for name in ("bytes_read", "bytes_written"))
+    usable = (moved > 0) & (graph.duration_ns > 0) & graph.select(kind=Kind.COMPUTE)
+    if not usable.any():
+        return None
+    duration = graph.duration_ns[usable].astype(np.float64)
+    rate = moved[usable] / duration * 1e9
+    order = np.argsort(rate, kind="stable")
+    passed = np.searchsorted(np.cumsum(duration[order]), 0.75 * duration.sum())
+    return float(rate[order[min(int(passed), len(order) - 1)]])
+
+
+def traffic_ns(size_bytes: Any, bandwidth_bytes_per_s: float) -> NDArray[np.int64]:
+    """How long it takes to move bytes through memory, int64 like ``size_bytes``."""
+    return np.rint(1e9 * np.asarray(size_bytes, dtype=np.float64) / bandwidth_bytes_per_s).astype(np.int64)

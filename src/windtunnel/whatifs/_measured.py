@@ -1,0 +1,191 @@
+"""Apply what partial flights measured (room whatifs, private).
+
+In: a graph and the form in which its operators would run. Out: the graph with durations and memory scaled by the
+measured ratios. Every family whose operators change form prices itself through here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost import (
+    Form,
+    ProfileDatabase,
+    Program,
+    Ratios,
+    UpdateForm,
+    measure_ratios,
+    measure_update,
+    program_of,
+)
+from windtunnel.cost.optimizer import touched_rows
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Phase
+from windtunnel.graph.table import Strings
+
+__all__ = [
+    "PRESETS",
+    "apply_ratios",
+    "calls_of",
+    "captured_program",
+    "opened",
+    "remeasured",
+    "rescaled_update",
+    "takes_paper",
+    "update_steps",
+]
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+PRESETS = ("auto", "measured", "paper")
+MEMORY_COLUMNS = ("output_bytes", "workspace_bytes", "freed_bytes")
+
+
+def opened(database: str) -> ProfileDatabase:
+    """The profile database by path; an empty path is the user's own."""
+    return ProfileDatabase(database or None)
+
+
+def takes_paper(graph: Graph, preset: str) -> bool:
+    """Whether published ratios are to be used: asked for, or nothing else is possible.
+
+    Raises
+    ------
+    InputError
+        The preset is not known.
+    """
+    if preset not in PRESETS:
+        raise InputError(f"there is no preset {preset!r}", fix=f"use one of {', '.join(PRESETS)}")
+    return preset == "paper" or (preset == "auto" and not graph.meta.get("program"))
+
+
+def captured_program(graph: Graph) -> Program:
+    """The program of the graph.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph has no tasks.
+    PriceError
+        The graph comes from a source that keeps no program.
+    """
+    if not graph.num_tasks:
+        raise NotApplicableError("the graph has no tasks", fix="capture at least one whole iteration")
+    return program_of(graph)
+
+
+def calls_of(graph: Graph) -> NDArray[np.int64]:
+    """The call that every task belongs to, int64 [T]; -1 for those outside of every call, and for updates."""
+    column = graph.tasks.get("call")
+    if column is None:
+        return np.full(graph.num_tasks, -1, dtype=np.int64)
+    return np.where(graph.select(phase=Phase.UPDATE), -1, column).astype(np.int64)
+
+
+def remeasured(graph: Graph, form: Form, *, database: str, budget_s: float) -> Graph:
+    """Fly the program in another form and apply what came out.
+
+    Raises
+    ------
+    PriceError
+        The program cannot be run again.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    program = captured_program(graph)
+    ratios = measure_ratios(program, form, database=opened(database), budget_s=budget_s)
+    return apply_ratios(graph, ratios)
+
+
+def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
+    """Scale the work of every call, forward and backward, and what it keeps in memory."""
+    call = calls_of(graph)
+    is_backward = graph.select(phase=Phase.BACKWARD)
+    again = (call >= 0) & ~np.isin(call, list(ratios.failures))
+    factor = np.ones(graph.num_tasks)
+    for mask, ratio, total in (
+        (again & ~is_backward, ratios.forward, ratios.forward_total),
+        (again & is_backward, ratios.backward, ratios.backward_total),
+    ):
+        factor[mask] = _with_total(graph.duration_ns[mask], ratio[call[mask]], total)
+    changed = factor != 1.0
+    duration = np.rint(graph.duration_ns[changed] * factor[changed]).astype(np.int64)
+    scaled = graph.set_duration(changed, duration, cost_source=ratios.source)
+    return scale_memory(scaled, np.where(call >= 0, ratios.output_bytes[call], 1.0))
+
+
+def _with_total(duration_ns: NDArray[np.int64], factor: Floats, total: float) -> Floats:
+    """Keep the ratio of the whole pass, which is known best, whatever the weights of its calls are in the step."""
+    changed = float((duration_ns * factor).sum())
+    if changed <= 0 or math.isnan(total):
+        return factor
+    return factor * (total * float(duration_ns.sum()) / changed)
+
+
+def scale_memory(graph: Graph, factor: Floats) -> Graph:
+    """Scale what tasks allocate, and what is freed by the share of it that is left."""
+    columns = {}
+    for name in ("output_bytes", "workspace_bytes"):
+        if name in graph.tasks:
+            columns[name] = np.rint(graph.tasks[name] * factor).astype(np.int64)
+    if not columns or (factor == 1.0).all():
+        return graph
+    if "freed_bytes" in graph.tasks and "output_bytes" in columns:
+        before, after = int(graph.tasks["output_bytes"].sum()), int(columns["output_bytes"].sum())
+        freed = graph.tasks["freed_bytes"] * (after / before if before else 1.0)
+        columns["freed_bytes"] = np.rint(freed).astype(np.int64)
+    return graph.with_columns(**columns)
+
+
+# --- updates ----------------------------------------------------------------------------------------------
+
+
+def update_steps(graph: Graph) -> Mask:
+    """Tasks of the optimisers' own steps, bool [T]: not clipping, not the zeroing of gradients.
+
+    Raises
+    ------
+    NotApplicableError
+        There are none.
+    """
+    steps = graph.select(phase=Phase.UPDATE)
+    if "call" in graph.tasks:
+        steps &= graph.tasks["call"] < 0
+    zeroes = _texts(graph, lambda name: name.startswith("Optimizer.zero_grad"))
+    steps &= ~zeroes
+    if not steps.any():
+        raise NotApplicableError("no parameter is updated here", where="phase UPDATE", fix="capture a training step")
+    return steps
+
+
+def _texts(graph: Graph, predicate: Callable[[str], bool]) -> Mask:
+    names: Strings = graph.tasks.strings("name")
+    return names.where({value: predicate(value) for value in names.values})
+
+
+def rescaled_update(graph: Graph, form: UpdateForm, *, database: str, budget_s: float) -> Graph:
+    """Fly the optimisers in another form and scale their steps.
+
+    Raises
+    ------
+    PriceError
+        The graph does not know its optimisers, or they cannot be flown by themselves.
+    """
+    steps = update_steps(graph)
+    optimizers = graph.meta.get("optimizers") or []
+    if not optimizers:
+        raise NotApplicableError(
+            "this graph does not say which optimisers it has",
+            fix="capture the step with windtunnel, or use preset='paper'",
+        )
+    threads = int(dict(graph.meta.get("hardware", {})).get("num_threads", 0))
+    touched = touched_rows(program_of(graph)) if graph.meta.get("program") else {}
+    measured = measure_update(
+        optimizers, form, threads=threads, touched=touched, database=opened(database), budget_s=budget_s
+    )
+    duration = np.rint(graph.duration_ns[steps] * measured.ratio).astype(np.int64)
+    return graph.set_duration(steps, duration, cost_source="measured:partial")

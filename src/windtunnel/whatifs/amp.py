@@ -1,0 +1,86 @@
+"""Forward passes in bfloat16 (what-if family "precision").
+
+In: a graph. Out: the same work with operators, and the casts between them, in the types that autocast gives them.
+Parameters and updates stay in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.cost import Form, Program
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import Graph, Kind
+from windtunnel.whatifs._devices import device_kernels
+from windtunnel.whatifs._measured import captured_program, remeasured, scale_memory, takes_paper
+
+__all__ = ["amp"]
+
+_PAPER_NAMES = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b|linear).*"
+_LOWER_PRECISION = (
+    "linear",
+    "conv",
+    "matmul",
+    "addmm",
+    "bmm",
+    "mm",
+    "lstm",
+    "gru",
+    "rnn",
+    "scaled_dot_product",
+    "baddbmm",
+)
+
+
+@registry.whatif("amp", source="Micikevicius et al., Mixed precision training, ICLR 2018; Daydream, ATC 2020")
+def amp(
+    graph: Graph, dtype: str = "bfloat16", preset: str = "auto", database: str = "", budget_s: float = 6.0
+) -> Graph:
+    """Run the models' forward passes under autocast; backward follows.
+
+    Measured: the captured operators run again under autocast beside their old form, casts included, and the ratios
+    are applied to the step. Paper: matrix products and convolutions take a third, other device kernels half, the CPU
+    stays.
+
+    Parameters
+    ----------
+    graph : Graph
+    dtype : str
+        ``bfloat16`` or ``float16``.
+    preset : str
+        ``measured``, ``paper``, or ``auto``: measured where the graph knows its operators.
+    database : str
+        Path of the profile database; empty: the user's own.
+    budget_s : float
+        Time for the partial flight.
+
+    Raises
+    ------
+    NotApplicableError
+        No operator would run in lower precision.
+    """
+    if takes_paper(graph, preset):
+        return _paper(graph)
+    program = captured_program(graph)
+    _check(program)
+    return remeasured(graph, Form(autocast=dtype), database=database, budget_s=budget_s)
+
+
+def _check(program: Program) -> None:
+    inside = [call for call in program.calls if call.layer]
+    if not any(call.operator.removeprefix("aten::").startswith(_LOWER_PRECISION) for call in inside):
+        raise NotApplicableError(
+            "no operator within a module runs in lower precision under autocast",
+            where=f"{len(inside)} calls within modules",
+        )
+
+
+def _paper(graph: Graph) -> Graph:
+    kernels = device_kernels(graph)
+    products = kernels & (graph.select(name=_PAPER_NAMES) | graph.select(op=_PAPER_NAMES))
+    others = kernels & ~products
+    for mask, divisor in ((products, 3), (others, 2)):
+        duration = np.rint(graph.duration_ns[mask] / divisor).astype(np.int64)
+        graph = graph.set_duration(mask, duration, cost_source="paper")
+    return scale_memory(graph, np.where(kernels & graph.select(kind=Kind.COMPUTE), 0.5, 1.0))

@@ -1,0 +1,264 @@
+"""What a what-if would buy (room whatifs).
+
+In: the replay before and the graph after. Out: ``Answer``: one useful line, a table, JSON. Memory and the sources of
+prices are read from the replay after, when they are asked for. Intervals are attached by those who have receipts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from windtunnel.graph import Graph, Kind, Phase, Strings
+from windtunnel.simulate import Timeline, replay
+from windtunnel.units import format_duration, format_size
+from windtunnel.whatifs._gradients import STEADY
+from windtunnel.whatifs.request import Request, apply
+
+__all__ = ["SCHEMA", "Answer", "Interval", "iteration_ns", "table_of", "takes_part"]
+
+SCHEMA = "windtunnel.answer/1"
+UNKNOWN = "unknown"
+_DERIVED = ("graph", "timeline", "baseline_ns", "baseline_peak_bytes", "peak_bytes", "cost_shares")
+WAITS = "waits"
+
+
+class Interval(Protocol):
+    """What past flights say about a predicted speed-up."""
+
+    @property
+    def low(self) -> float:
+        """Lower end of the speed-up."""
+
+    @property
+    def high(self) -> float:
+        """Upper end of the speed-up."""
+
+    @property
+    def confidence(self) -> float:
+        """Share of truths that such intervals hold."""
+
+    @property
+    def num_receipts(self) -> int:
+        """How many flights it rests on; 0 if none backs the number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """One predicted change. Times are of one iteration, in ns.
+
+    Attributes
+    ----------
+    request : Request
+        What was asked.
+    baseline : Timeline
+        The replay before.
+    predicted_ns : float
+        NaN where the change does not apply.
+    samples_ratio : float
+        Samples that an iteration trains on, after over before.
+    reason : str
+        Why it does not apply; empty where it does.
+    advice : str
+        What would make it apply.
+    interval : Interval or None
+        Attached by those who have receipts.
+    """
+
+    request: Request
+    baseline: Timeline = field(repr=False)
+    predicted_ns: float = float("nan")
+    samples_ratio: float = 1.0
+    reason: str = ""
+    advice: str = ""
+    interval: Interval | None = None
+
+    @property
+    def name(self) -> str:
+        """Names of its what-ifs, joined by ``+``."""
+        return "+".join(step.name for step in self.request.steps)
+
+    @property
+    def parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Parameters that were given, by what-if."""
+        return {step.name: dict(step.parameters) for step in self.request.steps}
+
+    @property
+    def is_applicable(self) -> bool:
+        """Whether the change has something to act on."""
+        return not self.reason
+
+    @cached_property
+    def baseline_ns(self) -> float:
+        """The replayed iteration before."""
+        return iteration_ns(self.baseline, self.baseline.graph.num_iterations)
+
+    @property
+    def speedup(self) -> float:
+        """Time per sample before over after: above 1 is faster."""
+        if not self.is_applicable:
+            return float("nan")
+        return self.samples_ratio * self.baseline_ns / self.predicted_ns if self.predicted_ns > 0 else float("inf")
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph after the change; the one before where it does not apply.
+
+        Made again where it was too large to keep.
+        """
+        return apply(self.baseline.graph, self.request) if self.is_applicable else self.baseline.graph
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The replay after the change; the one before where it does not apply."""
+        return replay(self.graph) if self.is_applicable else self.baseline
+
+    def keeping(self, graph: Graph, timeline: Timeline | None = None) -> Answer:
+        """The same answer, which need not make these again."""
+        self.__dict__.update({"graph": graph} if timeline is None else {"graph": graph, "timeline": timeline})
+        return self
+
+    def backed_by(self, interval: Interval) -> Answer:
+        """This answer with an interval from past flights."""
+        backed = replace(self, interval=interval)
+        backed.__dict__.update({key: self.__dict__[key] for key in _DERIVED if key in self.__dict__})
+        return backed
+
+    @cached_property
+    def baseline_peak_bytes(self) -> int | None:
+        """Largest memory in use before; None where the graph does not know memory."""
+        return peak_bytes(self.baseline)
+
+    @cached_property
+    def peak_bytes(self) -> int | None:
+        """Largest memory in use after; None where the graph does not know memory."""
+        # a graph that knew no memory before knows none after, and need not be replayed to say so
+        return None if self.baseline_peak_bytes is None else peak_bytes(self.timeline)
+
+    @cached_property
+    def cost_shares(self) -> dict[str, float]:
+        """Share of the critical path by who priced it, largest first; ``waits`` are lags of edges."""
+        return cost_shares(self.timeline)
+
+    def __str__(self) -> str:
+        if not self.is_applicable:
+            return f"{self.request}  not applicable: {self.reason}"
+        memory = "" if self.peak_bytes is None else f", peak {format_size(self.peak_bytes)}"
+        samples = "" if self.samples_ratio == 1 else f" for {self.samples_ratio:g}x the samples"
+        return f"{self.request}  {self._backed_speedup()}; {format_duration(self.predicted_ns)}{samples}{memory}"
+
+    def _backed_speedup(self) -> str:
+        interval = self.interval
+        if interval is None or not interval.num_receipts:
+            return f"{self.speedup:.2f}x (no receipt backs this number)"
+        span = f"{interval.low:.2f}-{interval.high:.2f}, {100 * interval.confidence:.0f} %"
+        return f"{self.speedup:.2f}x ({span}, {interval.num_receipts} receipts)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values with raw units."""
+        applies = self.is_applicable
+        interval = None
+        if self.interval is not None and self.interval.num_receipts:
+            names = ("low", "high", "confidence", "num_receipts")
+            interval = {name: getattr(self.interval, name) for name in names}
+        return {
+            "schema": SCHEMA,
+            "whatif": str(self.request),
+            "name": self.name,
+            "parameters": {name: dict(given) for name, given in self.parameters.items()},
+            "is_applicable": applies,
+            "reason": self.reason,
+            "advice": self.advice,
+            "baseline_ns": self.baseline_ns,
+            "predicted_ns": self.predicted_ns if applies else None,
+            "samples_ratio": self.samples_ratio,
+            "speedup": self.speedup if applies else None,
+            "baseline_peak_bytes": self.baseline_peak_bytes,
+            "peak_bytes": self.peak_bytes if applies else None,
+            "cost_shares": self.cost_shares if applies else {},
+            "interval": interval,
+        }
+
+    def json(self) -> str:
+        """One JSON document with raw units."""
+        return json.dumps(self.to_dict(), allow_nan=False, default=str)
+
+    def table(self) -> pa.Table:
+        """One row, the columns as in :meth:`json`."""
+        return table_of([self])
+
+
+def table_of(answers: list[Answer]) -> pa.Table:
+    """Answers as a table, one row each."""
+    rows = []
+    for answer in answers:
+        row = answer.to_dict()
+        nested = {key: json.dumps(row.pop(key), default=str) for key in ("parameters", "cost_shares", "interval")}
+        rows.append({**row, **nested})
+    return pa.Table.from_pylist(rows)
+
+
+def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
+    """Time of one iteration: until the last task of a thread, stream or link that takes part in it.
+
+    A change that had to repeat the graph in time to be seen is judged by the distance between the ends of its
+    iterations, as the first one has no iteration before it to overlap with.
+    """
+    graph, finish_ns = timeline.graph, np.where(takes_part(timeline.graph), timeline.finish_ns, 0)
+    count, end = max(graph.num_iterations, 1), int(finish_ns.max(initial=0))
+    if count <= num_iterations_before or count < 2:
+        return end / count
+    labels, member = np.unique(graph.tasks["iteration"], return_inverse=True)
+    end_ns = np.zeros(len(labels), dtype=np.int64)
+    np.maximum.at(end_ns, member, finish_ns)
+    first, last = graph.meta.get(STEADY, (0, count - 1))
+    period = (int(end_ns[last]) - int(end_ns[first])) / (last - first)
+    return period if period > 0 else end / count
+
+
+def takes_part(graph: Graph) -> NDArray[np.bool_]:
+    """Tasks on resources that train, bool [T]: not those of threads that only watch, poll or log beside the training.
+
+    A resource trains if any of its tasks belongs to a phase, or is other work than the host's.
+    """
+    if "phase" not in graph.tasks:
+        return graph.all_tasks
+    idle = graph.select(phase=Phase.OTHER) & graph.select(kind=(Kind.HOST, Kind.SYNC))
+    resource = graph.tasks["resource"]
+    trains = np.zeros(graph.num_resources + 1, dtype=bool)  # the last entry is for unplaced tasks
+    trains[resource[~idle]] = True
+    found: NDArray[np.bool_] = trains[resource]
+    return found if found.any() else graph.all_tasks
+
+
+def peak_bytes(timeline: Timeline) -> int | None:
+    """Largest memory in use by any one worker, or None where the graph has no memory columns."""
+    graph = timeline.graph
+    if "output_bytes" not in graph.tasks:
+        return None
+    if graph.num_ranks == 1:
+        return timeline.memory().peak_bytes
+    ranks = np.unique(graph.tasks["rank"]).tolist()
+    return max(timeline.memory(graph.select(rank=rank)).peak_bytes for rank in ranks)
+
+
+def cost_shares(timeline: Timeline) -> dict[str, float]:
+    """Share of the critical path by who priced it, largest first."""
+    path = timeline.critical_path()
+    total = path.length_ns
+    if total <= 0:
+        return {}
+    sources = timeline.graph.tasks.get("cost_source")
+    texts = sources if isinstance(sources, Strings) else Strings.repeat(UNKNOWN, timeline.graph.num_tasks)
+    by_code = np.bincount(texts.codes[path.task], weights=path.duration_ns, minlength=len(texts.values))
+    shares: dict[str, float] = {WAITS: float(path.wait_ns.sum()) / total}
+    for text, spent in zip(texts.values, by_code.tolist(), strict=True):
+        shares[text or UNKNOWN] = shares.get(text or UNKNOWN, 0.0) + spent / total
+    return {text: share for text, share in sorted(shares.items(), key=lambda item: (-item[1], item[0])) if share > 0}

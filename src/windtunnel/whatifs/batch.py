@@ -1,0 +1,89 @@
+"""More or fewer samples per update (what-if family "batch").
+
+In: a captured graph. Out: the same iteration on another number of samples; ``meta["samples_ratio"]`` says how many
+times more, since a longer iteration that trains on more samples may still be the better one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.cost import Form, measure_ratios
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Phase
+from windtunnel.whatifs._measured import apply_ratios, captured_program, opened
+
+__all__ = ["batch_size", "gradient_accumulation"]
+
+
+@registry.whatif("batch-size", source="Goyal et al., Accurate, large minibatch SGD, 2017")
+def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0, database: str = "", budget_s: float = 6.0) -> Graph:
+    """Train on batches ``factor`` times as large.
+
+    The captured operators run again on inputs of the new size beside the old ones; loading takes ``factor`` times as
+    long; updates stay.
+
+    Parameters
+    ----------
+    graph : Graph
+    factor : float
+        New batch size over the captured one.
+    samples : int
+        The captured batch size; 0: the first dimension that most inputs share.
+    database : str
+        Path of the profile database; empty: the user's own.
+    budget_s : float
+        Time for the partial flight.
+
+    Raises
+    ------
+    NotApplicableError
+        The inputs share no first dimension.
+    """
+    if not factor > 0:
+        raise InputError(f"a batch cannot be {factor} times as large", fix="use a factor above 0")
+    program = captured_program(graph)
+    captured = samples or program.batch_size
+    changed = max(1, round(captured * factor))
+    if captured < 1:
+        raise NotApplicableError(
+            "no batch size can be seen in the inputs", where=f"{len(program.calls)} calls", fix="pass samples="
+        )
+    if changed == captured:
+        raise NotApplicableError(f"the batch size is {captured} already")
+    form = Form(batch=(captured, changed))
+    scaled = apply_ratios(graph, measure_ratios(program, form, database=opened(database), budget_s=budget_s))
+    loads = graph.select(phase=Phase.DATA)
+    return scaled.scale(loads, form.batch_ratio).note({"samples_ratio": _samples(graph) * form.batch_ratio})
+
+
+@registry.whatif("gradient-accumulation", source="Ott et al., Scaling neural machine translation, WMT 2018")
+def gradient_accumulation(graph: Graph, passes: int = 4, database: str = "", budget_s: float = 6.0) -> Graph:
+    """Run ``passes`` forward and backward passes, each on a batch of the captured size, before every update.
+
+    Forward, loading and Python repeat exactly; a further backward pass also adds into the gradients, which a partial
+    flight measures.
+
+    Raises
+    ------
+    InputError
+        ``passes`` is below 2.
+    NotApplicableError
+        There is no backward pass.
+    """
+    if passes < 2:
+        raise InputError(f"{passes} passes accumulate nothing", fix="use 2 or more")
+    backward = graph.select(phase=Phase.BACKWARD)
+    if not backward.any():
+        raise NotApplicableError("there is no backward pass", where="phase BACKWARD")
+    ratios = measure_ratios(captured_program(graph), Form(num_passes=2), database=opened(database), budget_s=budget_s)
+    repeated = graph.select(phase=(Phase.DATA, Phase.FORWARD))
+    factor = 1.0 + (passes - 1) * max(ratios.backward_total - 1.0, 0.0)
+    duration = np.rint(graph.duration_ns[backward] * factor).astype(np.int64)
+    graph = graph.set_duration(backward, duration, cost_source=ratios.source).scale(repeated, passes)
+    return graph.note({"samples_ratio": _samples(graph) * passes})
+
+
+def _samples(graph: Graph) -> float:
+    return float(graph.meta.get("samples_ratio", 1.0))

@@ -1,0 +1,76 @@
+"""Activations computed again in the backward pass (what-if family "memory for time").
+
+In: a captured graph and a pattern over layers. Out: matching blocks run twice and keep only their inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.cost import Form, measure_ratios
+from windtunnel.graph import EdgeKind, Graph, Phase
+from windtunnel.whatifs._blocks import block_ranges
+from windtunnel.whatifs._kernels import insert_ahead
+from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program, opened
+
+__all__ = ["activation_checkpointing"]
+
+
+@registry.whatif("activation-checkpointing", source="Chen et al., Training deep nets with sublinear memory cost, 2016")
+def activation_checkpointing(graph: Graph, layer: str = "", database: str = "", budget_s: float = 8.0) -> Graph:
+    """Run blocks again in the backward pass instead of keeping their activations.
+
+    The blocks run under a checkpoint beside their old form, so that what is not computed again (all after the last
+    tensor that backward needs) is known exactly.
+
+    Parameters
+    ----------
+    graph : Graph
+    layer : str
+        Regular expression that matches the whole path of a block; empty: the blocks that the model stacks.
+    database : str
+        Path of the profile database; empty: the user's own.
+    budget_s : float
+        Time for the partial flight.
+
+    Raises
+    ------
+    NotApplicableError
+        No block matches.
+    """
+    program = captured_program(graph)
+    ranges = block_ranges(program, layer)
+    form = Form(checkpointed=ranges)
+    ratios = measure_ratios(program, form, database=opened(database), budget_s=budget_s)
+    changed = apply_ratios(graph, replace(ratios, output_bytes=np.ones(len(program.calls))))
+    iterations = graph.tasks.get("iteration", np.zeros(graph.num_tasks))
+    for iteration in np.unique(iterations).tolist():
+        for block in ranges:
+            changed = _run_again(graph, changed, block, iteration, ratios.source)
+    return changed
+
+
+def _run_again(graph: Graph, changed: Graph, block: tuple[int, int], iteration: int, source: str) -> Graph:
+    """Put the second run of a block in front of its backward pass: that feeds it now, and the first run no longer."""
+    call = calls_of(changed)
+    inside = (call >= block[0]) & (call < block[1]) & changed.select(iteration=iteration)
+    first, again = inside & changed.select(phase=Phase.FORWARD), inside & changed.select(phase=Phase.BACKWARD)
+    rows = np.flatnonzero(again)
+    extra_ns = int(changed.duration_ns[rows].sum() - graph.duration_ns[rows].sum())
+    if not len(rows) or extra_ns <= 0:
+        return changed
+    edges = changed.edges
+    is_data = edges["kind"] == EdgeKind.DATA
+    kept = is_data & first[edges["src"]] & again[edges["dst"]]
+    enters = np.unique(edges["src"][is_data & ~first[edges["src"]] & first[edges["dst"]]])
+    held, readers = np.unique(edges["src"][kept]), np.unique(edges["dst"][kept])
+    columns = {"name": "recompute", "op": "recompute", "duration_ns": extra_ns, "cost_source": source}
+    if "output_bytes" in changed.tasks:
+        columns["output_bytes"] = int(changed.tasks["output_bytes"][held].sum())
+    restored = changed.set_duration(again, graph.duration_ns[rows]).disconnect(kept)
+    grown, new = insert_ahead(restored, rows[:1], columns)
+    grown = grown.connect(enters, np.repeat(new, len(enters)), EdgeKind.DATA)
+    return grown.connect(np.repeat(new, len(readers)), readers, EdgeKind.DATA)

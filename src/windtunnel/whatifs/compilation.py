@@ -1,0 +1,95 @@
+"""Blocks as compiled code (what-if family "compiler").
+
+In: a captured graph and a pattern over layers. Out: matching blocks as Inductor runs them, or an estimate of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.cost import Form, Program, Ratios, known_ratios, measure_ratios
+from windtunnel.errors import InputError
+from windtunnel.graph import Graph
+from windtunnel.whatifs._blocks import block_ranges
+from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program, opened
+from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
+
+__all__ = ["compile_block"]
+
+Block = tuple[int, int]
+
+
+@registry.whatif("compile-block", source="Ansel et al., PyTorch 2, ASPLOS 2024")
+def compile_block(
+    graph: Graph, layer: str = "", preset: str = "auto", database: str = "", budget_s: float = 8.0
+) -> Graph:
+    """Run blocks as compiled code.
+
+    Measured: the blocks' own operators are compiled by Inductor and run beside their old form; compiling takes from
+    half a minute up, so ``auto`` measures only what the profile database knows. Estimate: pointwise operators within
+    the blocks make one trip through memory.
+
+    Parameters
+    ----------
+    graph : Graph
+    layer : str
+        Regular expression that matches the whole path of a block; empty: the blocks that the model stacks.
+    preset : str
+        ``measured``, ``estimate`` or ``auto``.
+    database : str
+        Path of the profile database; empty: the user's own.
+    budget_s : float
+        Time for the interleaved rounds, compilation apart.
+
+    Raises
+    ------
+    NotApplicableError
+        No block matches.
+    """
+    if preset not in ("auto", "measured", "estimate"):
+        raise InputError(f"there is no preset {preset!r}", fix="use auto, measured or estimate")
+    program = captured_program(graph)
+    ranges = block_ranges(program, layer)
+    twins = _twins(program, ranges)
+    form = Form(compiled=tuple(dict.fromkeys(twins.values())))
+    if preset == "measured":
+        measured = measure_ratios(program, form, database=opened(database), budget_s=budget_s)
+        return apply_ratios(graph, _shared(measured, twins))
+    known = None if preset == "estimate" else known_ratios(program, form, database=opened(database))
+    return _estimated(graph, ranges) if known is None else apply_ratios(graph, _shared(known, twins))
+
+
+def _twins(program: Program, ranges: tuple[Block, ...]) -> dict[Block, Block]:
+    """The first block with the same calls, of every block: only that one is compiled."""
+    firsts: dict[tuple[str, ...], Block] = {}
+    return {
+        block: firsts.setdefault(tuple(call.schema + call.signature for call in program.calls[slice(*block)]), block)
+        for block in ranges
+    }
+
+
+def _shared(ratios: Ratios, twins: dict[Block, Block]) -> Ratios:
+    """Give every block the ratios of its twin; all else keeps its time."""
+    forward, backward, output_bytes = (np.ones(len(ratios.forward)) for _ in range(3))
+    for (first, last), (twin, _) in twins.items():
+        forward[first:last] = ratios.forward[twin]
+        backward[first:last] = ratios.backward[twin]
+    return replace(
+        ratios,
+        forward=forward,
+        backward=backward,
+        output_bytes=output_bytes,
+        forward_total=float("nan"),
+        backward_total=float("nan"),
+    )
+
+
+def _estimated(graph: Graph, ranges: tuple[Block, ...]) -> Graph:
+    call = calls_of(graph)
+    inside = np.zeros(graph.num_tasks, dtype=bool)
+    for first, last in ranges:
+        inside |= (call >= first) & (call < last)
+    return fuse_chains(graph, inside & graph.select(op=POINTWISE))

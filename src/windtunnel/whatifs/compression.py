@@ -1,0 +1,163 @@
+"""Send fewer bytes of gradient (what-if family "gradient compression").
+
+In: a graph with gradient all-reduces. Out: a task that compresses behind the last gradient of each, a shorter
+message, and a task that restores it before the update. What is not sent stays behind in buffers, which the memory
+shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.errors import InputError
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes
+from windtunnel.whatifs._gradients import last_per_group, positions, registered_shapes
+from windtunnel.whatifs._kernels import insert_behind, memory_bandwidth, traffic_ns
+
+__all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]
+
+Ints = NDArray[np.int64]
+
+
+@registry.whatif("fp16-gradients", source="PyTorch DDP communication hooks, fp16_compress_hook")
+def fp16_gradients(graph: Graph, bandwidth_bytes_per_s: float | None = None) -> Graph:
+    """Send gradients in half precision: half the bytes, one cast on each side."""
+    return _compressed(graph, 0.5, 1.5, 1.5, 0.5, bandwidth_bytes_per_s)
+
+
+@registry.whatif("top-k", source="Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017")
+def top_k(graph: Graph, density_ratio: float = 0.01, bandwidth_bytes_per_s: float | None = None) -> Graph:
+    """Send the largest gradients with their indices; the rest waits in a residual of full size.
+
+    Compressing reads the gradient and the residual, selects and writes the residual: four passes.
+    """
+    return _compressed(graph, 2 * density_ratio, 4.0, 1.0, 1.0, bandwidth_bytes_per_s)
+
+
+@registry.whatif("dgc", source="Lin et al., Deep gradient compression, ICLR 2018; Daydream, ATC 2020")
+def dgc(
+    graph: Graph, density_ratio: float = 0.001, bandwidth_bytes_per_s: float | None = None, preset: str = ""
+) -> Graph:
+    """Send a thousandth of the gradients, with momentum correction and a sampled threshold.
+
+    Compressing updates momentum and velocity, takes the threshold and masks both: seven passes; both are kept.
+    ``preset=paper`` counts the values only, a ratio of 1/1000, as the paper does; the default sends indices, too.
+    """
+    if preset not in ("", "paper"):
+        raise InputError(f"dgc has no preset {preset!r}", fix="use paper, or none")
+    sent = density_ratio if preset == "paper" else 2 * density_ratio
+    return _compressed(graph, sent, 7.0, 1.0, 2.0, bandwidth_bytes_per_s)
+
+
+@registry.whatif("powersgd", source="Vogels et al., PowerSGD, NeurIPS 2019")
+def powersgd(graph: Graph, rank: int = 2, matrix_rows: int = 1024, bandwidth_bytes_per_s: float | None = None) -> Graph:
+    """Send two thin factors of each gradient matrix instead of it; the error is fed back.
+
+    A matrix of m rows and n columns becomes ``rank * (m + n)`` numbers; where the capture does not know the shapes
+    they are taken as squares of ``matrix_rows``. Compressing reads gradient and error, multiplies twice and writes
+    the error: five passes; restoring multiplies once.
+    """
+    if not 1 <= rank <= matrix_rows:
+        raise InputError(f"rank {rank} does not fit matrices of {matrix_rows} rows")
+    ratio = _factor_ratio(registered_shapes(graph) or [(matrix_rows, matrix_rows)], rank)
+    return _compressed(graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
+
+
+def _factor_ratio(shapes: Sequence[tuple[int, ...]], rank: int) -> float:
+    """Elements of the factors over those of the gradients; what factors would not halve is sent as it is."""
+    whole = sent = 0
+    for shape in shapes:
+        size = math.prod(shape)
+        factors = rank * (shape[0] + size // max(shape[0], 1)) if shape else size
+        whole += size
+        sent += factors if 2 * factors <= size else size
+    return sent / max(whole, 1)
+
+
+def _compressed(
+    graph: Graph,
+    ratio: float,
+    compress_passes: float,
+    restore_passes: float,
+    kept_ratio: float,
+    bandwidth_bytes_per_s: float | None,
+) -> Graph:
+    """Compress before, restore after, messages of ``ratio`` of the bytes; ``kept_ratio`` of them stay as buffers."""
+    if not 0 < ratio <= 1:
+        raise InputError(f"compression to {ratio:g} of the bytes is none", fix="keep a ratio above 0 and at most 1")
+    messages = np.flatnonzero(all_reduces(graph))
+    size_bytes = message_bytes(graph, _mask(graph, messages))
+    bandwidth = memory_bandwidth(graph, bandwidth_bytes_per_s)
+    compressed = _shorter(graph, messages, ratio, size_bytes)
+    compressed = _before(compressed, messages, traffic_ns(compress_passes * size_bytes, bandwidth))
+    compressed = _after(compressed, messages, traffic_ns(restore_passes * size_bytes, bandwidth))
+    per_iteration = size_bytes.sum() / (graph.num_iterations * graph.num_ranks)
+    base_bytes = int(graph.meta.get("memory_base_bytes", 0))
+    return compressed.note({"memory_base_bytes": base_bytes + round(kept_ratio * per_iteration)})
+
+
+def _mask(graph: Graph, rows: Ints) -> NDArray[np.bool_]:
+    mask = np.zeros(graph.num_tasks, dtype=bool)
+    mask[rows] = True
+    return mask
+
+
+def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints) -> Graph:
+    """Scale what depends on the bytes; latencies stay, where the link is known."""
+    mask = _mask(graph, messages)
+    wire, duration = link_in_use(graph), graph.duration_ns[messages]
+    steps = 2 * (int(graph.meta.get("world_size", 1)) - 1)
+    latency = np.minimum(duration, steps * wire.latency_ns if wire is not None else 0)
+    wanted = latency + np.rint(ratio * (duration - latency)).astype(np.int64)
+    sizes = graph.tasks["message_bytes"].copy()
+    sizes[messages] = np.maximum(np.rint(ratio * size_bytes).astype(np.int64), 1)
+    return graph.set_duration(mask, wanted, cost_source="compressed").with_columns(message_bytes=sizes)
+
+
+def _before(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
+    """Compress behind the last task that each message waits for; messages behind one task are compressed together."""
+    place, edges = positions(graph), graph.edges
+    number = np.full(graph.num_tasks, -1, dtype=np.int64)
+    number[messages] = np.arange(len(messages))
+    into = (number[edges["dst"]] >= 0) & (number[edges["src"]] < 0)
+    last = last_per_group(place, edges["src"][into].astype(np.int64), number[edges["dst"][into]])
+    fed = np.array(sorted(last), dtype=np.int64)
+    if not len(fed):
+        return graph
+    unique, member = np.unique([last[message] for message in fed.tolist()], return_inverse=True)
+    together = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(together, member, duration_ns[fed])
+    columns = {"name": "compress", "op": "compress", "duration_ns": together, "cost_source": "memory bandwidth"}
+    grown, new = insert_behind(graph, unique, {**columns, "kind": int(Kind.COMPUTE)})
+    return grown.connect(new[member], messages[fed])
+
+
+def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
+    """Restore each message on a resource of its own, before whatever waits for it."""
+    grown, row = graph.add_resource("restore gradients", ResourceKind.STREAM)
+    edges = graph.edges
+    inner = _mask(graph, messages)
+    waits: list[list[int]] = [[] for _ in messages]
+    number = {int(message): place for place, message in enumerate(messages)}
+    leaving = np.flatnonzero(inner[edges["src"]] & ~inner[edges["dst"]] & (edges["kind"] != EdgeKind.ORDER))
+    for edge in leaving.tolist():
+        waits[number[int(edges["src"][edge])]].append(int(edges["dst"][edge]))
+    columns = {
+        "name": "restore",
+        "op": "restore",
+        "kind": int(Kind.COMPUTE),
+        "phase": int(Phase.BACKWARD),
+        "resource": row,
+        "duration_ns": duration_ns,
+        "cost_source": "memory bandwidth",
+    }
+    for name in ("iteration", "rank"):
+        if name in graph.tasks:
+            columns[name] = graph.tasks[name][messages]
+    return grown.insert(columns, after=[[int(message)] for message in messages], before=waits)

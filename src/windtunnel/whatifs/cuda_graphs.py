@@ -1,0 +1,75 @@
+"""One launch for a whole iteration (what-if family "launching").
+
+In: a graph whose device tasks are launched one by one. Out: the same device tasks, launched by one call; the Python and
+framework time between launches disappears.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase
+from windtunnel.whatifs._gradients import last_per_group, positions
+from windtunnel.whatifs._kernels import is_on_host, launch_calls
+
+__all__ = ["cuda_graphs"]
+
+
+@registry.whatif("cuda-graphs", source="CUDA graphs, PyTorch 1.10; Daydream, ATC 2020 (remove launch cost and gaps)")
+def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True) -> Graph:
+    """Capture forward, backward and update in one CUDA graph and launch that.
+
+    Host tasks of these phases go with the gaps before them, except those that wait for the device, which no graph
+    can hold: they stay and cut the iteration where they are. The first launching call of each iteration becomes the
+    launch of the graph. Kernels keep their order and their durations.
+
+    Parameters
+    ----------
+    graph : Graph
+    launch_ns : int
+        What launching the graph costs the host.
+    with_update : bool
+        False leaves the optimizer outside.
+
+    Raises
+    ------
+    NotApplicableError
+        Nothing is launched on a device, or one call already launches everything.
+    """
+    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE) if with_update else (Phase.FORWARD, Phase.BACKWARD)
+    inside = graph.select(phase=phases) & is_on_host(graph) & ~_waits_for_device(graph)
+    calls = launch_calls(graph)
+    launching = np.zeros(graph.num_tasks, dtype=bool)
+    launching[calls[calls >= 0]] = True
+    rows = np.flatnonzero(inside & launching)
+    kept = _first_of_each_iteration(graph, rows)
+    if len(rows) <= len(kept):
+        raise NotApplicableError(
+            f"{len(rows)} calls launch work on a device in {graph.num_iterations} iterations",
+            fix="a graph saves launches; there are none to save, as on a CPU, where operators run when they are called",
+        )
+    first = np.zeros(graph.num_tasks, dtype=bool)
+    first[kept] = True
+    launched = graph.set_duration(first, launch_ns, cost_source="assumed launch of a graph")
+    names = launched.tasks.strings("name").assign(kept, "launch graph")
+    return launched.with_columns(name=names).remove(inside & ~first, keep_gaps=False)
+
+
+def _waits_for_device(graph: Graph) -> np.ndarray:
+    """Host tasks that are synchronisations, or that wait for a task of a device."""
+    edges = graph.edges
+    waits = graph.select(kind=Kind.SYNC)
+    on_host = is_on_host(graph)
+    from_device = (edges["kind"] == EdgeKind.SYNC) & ~on_host[edges["src"]] & on_host[edges["dst"]]
+    waits[edges["dst"][from_device]] = True
+    return waits
+
+
+def _first_of_each_iteration(graph: Graph, rows: np.ndarray) -> np.ndarray:
+    iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
+    rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
+    group = iteration[rows] * graph.num_ranks + rank[rows]
+    first = last_per_group(positions(graph), rows, group, first=True)
+    return np.array(sorted(first.values()), dtype=np.int64)

@@ -1,0 +1,198 @@
+"""Several workers from a capture of one (what-if family "data parallelism").
+
+In: one device's training iteration with layers and parameter sizes. Out: the same iteration with the all-reduces that
+DistributedDataParallel would add, and, where the workers share one host's cores, with all of them on those cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.cost.averaging import averaging_ns
+from windtunnel.cost.collective import ring_all_reduce_ns
+from windtunnel.errors import InputError
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.hardware import Link
+from windtunnel.hardware import link as catalogue_link
+from windtunnel.whatifs._gradients import (
+    Bucket,
+    buckets_of,
+    default_link,
+    gradients_of,
+    iterations_of,
+    link_of,
+    need_one_rank,
+)
+from windtunnel.whatifs._kernels import is_on_host
+from windtunnel.whatifs._measured import opened, takes_paper
+from windtunnel.whatifs._sharing import host_cores, host_threads, parallel_tasks, share_cores
+
+__all__ = ["data_parallel"]
+
+Rows = NDArray[np.int64]
+_MIB = 2**20
+
+
+@registry.whatif("data-parallel", source="Daydream, ATC 2020; Li et al., PyTorch Distributed, VLDB 2020")
+def data_parallel(
+    graph: Graph,
+    num_ranks: int = 2,
+    link: str = "auto",
+    bandwidth_bytes_per_s: float | None = None,
+    latency_ns: int | None = None,
+    bucket_bytes: int = 25 * _MIB,
+    first_bucket_bytes: int = _MIB,
+    in_situ_ratio: float = 1.0,
+    num_cores: int | None = None,
+    preset: str = "auto",
+    database: str = "",
+) -> Graph:
+    """Train on several workers, gradients averaged by a ring all-reduce per bucket.
+
+    Buckets fill in reverse order of the parameters. Each all-reduce waits for the last gradient of its bucket and for
+    the all-reduce before it; the optimizer waits for all. Workers that need more cores than their host has run on a
+    shared pool of them, with the messages between them where these go over the host's own memory.
+
+    Parameters
+    ----------
+    graph : Graph
+        Of one worker.
+    num_ranks : int
+    link : str
+        Of the catalogue; ``auto`` is ``loopback`` on a host without devices and ``pcie4-x16`` between devices.
+    bandwidth_bytes_per_s, latency_ns : optional
+        Replace those of the link.
+    bucket_bytes, first_bucket_bytes : int
+    in_situ_ratio : float
+        How much longer an all-reduce takes beside computation than alone (Daydream saw about 1.34 with NCCL).
+    num_cores : int, optional
+        Of the host that all workers share, if they compute on its cores.
+    preset : str
+        ``measured`` averages gradients between real processes of this host once and keeps what that takes; ``paper``
+        takes the ring's formula on the link; ``auto`` measures where the workers of a captured program would talk over
+        this host's memory and no rate is given.
+    database : str
+        Profile database; the user's own if empty.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph has several ranks already, or no layers with gradients.
+
+    References
+    ----------
+    Daydream, section 5.3: ``2 (n - 1) / n * S / B + 2 (n - 1) * latency``.
+    """
+    if num_ranks < 2:
+        raise InputError(f"data parallelism needs at least 2 ranks, not {num_ranks}")
+    need_one_rank(graph)
+    wire = link_of(default_link(graph, link), bandwidth_bytes_per_s, latency_ns)
+    rounds = {i: buckets_of(graph, bucket_bytes, first_bucket_bytes, i) for i in iterations_of(graph)}
+    crowd = _crowd(graph, num_ranks, wire, num_cores)
+    is_measured = wire.name == "loopback" and not takes_paper(graph, preset)
+    copies = num_ranks if crowd is not None else 1
+    workers = graph.replicate(num_ranks) if crowd is not None else graph
+    for rank in range(copies):
+        workers, comm = workers.add_resource(f"all-reduce, rank {rank}", ResourceKind.LINK)
+        for iteration, buckets in rounds.items():
+            if is_measured:
+                prices = _measured_ns(buckets, num_ranks, database)
+            else:
+                prices = [ring_all_reduce_ns(one.size_bytes, num_ranks, wire) for one in buckets]
+            columns = {
+                "iteration": iteration,
+                "resource": comm,
+                "duration_ns": [round(in_situ_ratio * price) for price in prices],
+                "cost_source": "measured:partial" if is_measured else "ring model",
+            }
+            workers = _communicate(workers, buckets, columns, rank, np.arange(copies) * graph.num_tasks)
+    if crowd is not None:
+        workers = _crowded(workers, crowd, num_ranks)
+    return _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
+
+
+def _measured_ns(buckets: list[Bucket], num_ranks: int, database: str) -> list[float]:
+    """What averaging all of them takes on this host, shared out by their bytes."""
+    total_bytes = sum(one.size_bytes for one in buckets)
+    total_ns = averaging_ns(total_bytes, num_ranks, database=opened(database))
+    return [total_ns * one.size_bytes / max(1, total_bytes) for one in buckets]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crowd:
+    """Workers that share too few cores: which tasks of one worker use ``threads`` of them, and which one."""
+
+    num_cores: int
+    threads: int
+    large: NDArray[np.bool_]
+    small: NDArray[np.bool_]
+    moves_bytes: bool
+
+
+def _crowd(graph: Graph, num_ranks: int, wire: Link, num_cores: int | None) -> _Crowd | None:
+    """None where every worker has cores enough, or computes on a device of its own.
+
+    Between processes of one host (loopback) the cores move the bytes, too: one more per worker. A rate that is far
+    below what the host's memory gives is a throttled link, on which one waits.
+    """
+    on_host, threads = is_on_host(graph), host_threads(graph)
+    large = parallel_tasks(graph) & on_host
+    if not (graph.select(kind=Kind.COMPUTE) & on_host).any():
+        return None
+    cores, memory = host_cores(graph, num_cores), catalogue_link("loopback")
+    moves_bytes = wire.name.startswith(memory.name) and 2 * wire.bandwidth_bytes_per_s >= memory.bandwidth_bytes_per_s
+    if num_ranks * (threads + moves_bytes) <= cores:
+        return None
+    return _Crowd(cores, threads, large, on_host & ~large, moves_bytes)
+
+
+def _communicate(graph: Graph, buckets: list[Bucket], given: dict[str, Any], rank: int, offsets: Rows) -> Graph:
+    """Add one rank's all-reduces of an iteration; each waits for its gradients on every worker that is there."""
+    count = len(buckets)
+    columns = {
+        **given,
+        "name": [f"all-reduce bucket {i}" for i in range(count)],
+        "op": "all_reduce",
+        "kind": int(Kind.COMM),
+        "phase": int(Phase.BACKWARD),
+        **({"rank": rank} if len(offsets) > 1 else _own_rank(graph)),
+        "message_bytes": [bucket.size_bytes for bucket in buckets],
+    }
+    after = [(np.array(bucket.ready)[None, :] + offsets[:, None]).ravel() for bucket in buckets]
+    before = [np.array(bucket.updates, dtype=np.int64) + offsets[rank] for bucket in buckets]
+    new = np.arange(graph.num_tasks, graph.num_tasks + count)
+    return graph.insert(columns, after, before).connect(new[:-1], new[1:], EdgeKind.ORDER)
+
+
+def _own_rank(graph: Graph) -> dict[str, int]:
+    return {"rank": int(graph.tasks["rank"][0])} if "rank" in graph.tasks else {}
+
+
+def _crowded(graph: Graph, crowd: _Crowd, num_ranks: int) -> Graph:
+    """Put everyone's tasks on the cores that there are."""
+    added = graph.num_tasks - num_ranks * len(crowd.large)
+    messages = np.full(added, crowd.moves_bytes)
+    large = np.append(np.tile(crowd.large, num_ranks), messages)
+    small = np.append(np.tile(crowd.small, num_ranks), np.zeros(added, dtype=bool))
+    if crowd.threads == 1:
+        return share_cores(graph, large | small, crowd.num_cores)
+    shared = share_cores(graph, large, crowd.num_cores, threads_per_task=crowd.threads, name="cores, parallel")
+    return share_cores(shared, small, crowd.num_cores, name="cores, serial")
+
+
+def _noted(graph: Graph, num_ranks: int, wire: Link, buffer_bytes: int) -> Graph:
+    """What other what-ifs read: workers, link, samples; the reducer keeps its flat buckets for good."""
+    meta = graph.meta
+    return graph.note(
+        {
+            "world_size": num_ranks,
+            "link": wire.json(),
+            "samples_ratio": num_ranks * float(meta.get("samples_ratio", 1.0)),
+            "memory_base_bytes": int(meta.get("memory_base_bytes", 0)) + buffer_bytes,
+        }
+    )

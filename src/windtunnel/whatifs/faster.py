@@ -1,0 +1,65 @@
+"""Other hardware, as a factor (what-if family "faster hardware").
+
+In: a graph. Out: the same graph with the work of processors, devices or links scaled. For another chip by name,
+price the graph.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, lags
+from windtunnel.whatifs._kernels import is_on_host, rescale
+
+__all__ = ["faster_cpu", "faster_device", "faster_link"]
+
+
+def _checked(factor: float) -> float:
+    if not math.isfinite(factor) or factor <= 0:
+        raise InputError(f"hardware cannot be {factor} times as fast", fix="give a factor above 0, below 1 for slower")
+    return 1.0 / factor
+
+
+def _slower_gaps(graph: Graph, between: np.ndarray, ratio: float) -> Graph:
+    wanted = between & (lags(graph.edges) > 0)
+    if not wanted.any():
+        return graph
+    return graph.set_lag(wanted, np.rint(lags(graph.edges)[wanted] * ratio).astype(np.int64))
+
+
+@registry.whatif("faster-cpu", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
+def faster_cpu(graph: Graph, factor: float = 2.0) -> Graph:
+    """Run everything on CPU threads ``factor`` times as fast, the gaps of Python between them included."""
+    ratio, on_host = _checked(factor), is_on_host(graph)
+    waits = graph.select(kind=(Kind.SYNC, Kind.COMM))
+    chosen = on_host & ~waits
+    if not graph.duration_ns[chosen].any():
+        raise NotApplicableError("no task spends time on a CPU thread")
+    edges = graph.edges
+    gaps = (edges["kind"] == EdgeKind.ORDER) & on_host[edges["src"]] & on_host[edges["dst"]]
+    return _slower_gaps(rescale(graph, chosen, ratio, "assumed factor"), gaps, ratio)
+
+
+@registry.whatif("faster-device", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
+def faster_device(graph: Graph, factor: float = 2.0) -> Graph:
+    """Run all kernels of devices ``factor`` times as fast; launches, copies and messages stay."""
+    ratio = _checked(factor)
+    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
+    chosen = graph.select(kind=Kind.COMPUTE) & np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
+    if not chosen.any():
+        raise NotApplicableError("no task runs on a device", fix="on a CPU, ask for faster-cpu")
+    return rescale(graph, chosen, ratio, "assumed factor")
+
+
+@registry.whatif("faster-link", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
+def faster_link(graph: Graph, factor: float = 2.0) -> Graph:
+    """Move all messages between workers ``factor`` times as fast, their latency included."""
+    ratio, chosen = _checked(factor), graph.select(kind=Kind.COMM)
+    messages = graph.edges["kind"] == EdgeKind.MESSAGE
+    if not chosen.any() and not (messages & (lags(graph.edges) > 0)).any():
+        raise NotApplicableError("nothing is sent between workers", fix="put data-parallel first")
+    return _slower_gaps(rescale(graph, chosen, ratio, "assumed factor"), messages, ratio)

@@ -1,0 +1,65 @@
+"""Layers that no longer learn (what-if family "freezing").
+
+In: a captured graph and a pattern over layers. Out: no gradients of their weights, no updates of their parameters,
+and no backward pass below the first layer that still learns.
+"""
+
+from __future__ import annotations
+
+import re
+
+from windtunnel import registry
+from windtunnel.cost import Form, Program, UpdateForm
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import Graph, Phase
+from windtunnel.whatifs._blocks import compiled_pattern
+from windtunnel.whatifs._measured import captured_program, remeasured, rescaled_update
+
+__all__ = ["freeze_layers"]
+
+
+@registry.whatif("freeze-layers", source="Transfer learning; Howard and Ruder, ULMFiT, ACL 2018")
+def freeze_layers(graph: Graph, layer: str = "", database: str = "", budget_s: float = 6.0) -> Graph:
+    """Train without the parameters of the layers that match.
+
+    Parameters
+    ----------
+    graph : Graph
+    layer : str
+        Regular expression that matches the whole path of a module; its parameters, and those of modules in it, freeze.
+    database : str
+        Path of the profile database; empty: the user's own.
+    budget_s : float
+        Time for the partial flights of operators and update.
+
+    Raises
+    ------
+    NotApplicableError
+        No layer is named, none matches, or nothing would be left to train.
+    """
+    if not layer:
+        raise NotApplicableError("no layer is named to freeze", fix="pass layer=, such as layer=encoder\\..*")
+    program = captured_program(graph)
+    frozen = _matching(program, layer)
+    changed = remeasured(graph, Form(frozen=frozen), database=database, budget_s=0.75 * budget_s)
+    if not graph.meta.get("optimizers") or not graph.select(phase=Phase.UPDATE).any():
+        return changed
+    form = UpdateForm(frozen=frozenset(frozen))
+    return rescaled_update(changed, form, database=database, budget_s=0.25 * budget_s)
+
+
+def _matching(program: Program, layer: str) -> tuple[str, ...]:
+    pattern = compiled_pattern(layer)
+    trained = sorted(set(program.parameters.values()) - program.frozen)
+    frozen = tuple(name for name in trained if _lies_in(name, pattern))
+    if not frozen or len(frozen) == len(trained):
+        what = (
+            "no trained parameter lies in a layer that matches" if not frozen else "nothing would be left to train with"
+        )
+        raise NotApplicableError(f"{what} {layer!r}", where=f"{len(trained)} trained parameters")
+    return frozen
+
+
+def _lies_in(parameter: str, pattern: re.Pattern[str]) -> bool:
+    parts = parameter.split(".")[:-1]
+    return any(pattern.fullmatch(".".join(parts[: length + 1])) for length in range(len(parts)))

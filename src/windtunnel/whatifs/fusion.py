@@ -1,0 +1,116 @@
+"""Fuse small tasks that one kernel could do (what-if family "fusion").
+
+In: a graph whose tasks say how many bytes they move. Out: chains of pointwise work in one trip through memory.
+Not here: deciding whether fusion pays (planning).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.whatifs._kernels import launch_calls
+
+__all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
+
+Mask = NDArray[np.bool_]
+POINTWISE = (
+    r"(?i).*\b(add|sub|mul|div|relu|gelu|silu|sigmoid|tanh|exp|neg|abs|clamp\w*|where|dropout|threshold\w*|leaky_relu|elu|"
+    r"masked_fill|bernoulli|sqrt|rsqrt|pow|native_dropout|elementwise\w*|vectorized\w*)(_backward)?_?\b.*"
+)  # fmt: skip
+
+
+@registry.whatif("fuse-kernels", source="Chen et al., TVM, OSDI 2018; PyTorch 2, ASPLOS 2024")
+def fuse_kernels(graph: Graph, op: str = "", layer: str = "") -> Graph:
+    """Run pointwise operators that feed each other in one trip through memory.
+
+    What one writes and the next reads stays in registers: the fused task takes the share of the old time that its
+    bytes are of the old bytes. Tasks without known bytes keep their time.
+
+    Parameters
+    ----------
+    graph : Graph
+    op : str
+        Regular expression over names of operators; empty: the pointwise ones.
+    layer : str
+        Regular expression over layers; empty: all.
+
+    Raises
+    ------
+    NotApplicableError
+        No two such operators feed each other.
+    """
+    return fuse_chains(graph, graph.select(op=op or POINTWISE) & (graph.select(layer=layer) if layer else True))
+
+
+def fuse_chains(graph: Graph, mask: Mask | None = None) -> Graph:
+    """Fuse chains of masked tasks that compute; without a mask, the pointwise ones.
+
+    Raises
+    ------
+    NotApplicableError
+        No two of them feed each other.
+    """
+    chosen = graph.select(kind=Kind.COMPUTE) & (graph.select(op=POINTWISE) if mask is None else mask)
+    inner = _inner_edges(graph, chosen)
+    if not inner.any():
+        raise NotApplicableError("no two such operators feed each other", where=f"{int(chosen.sum())} tasks match")
+    return _fused(graph, chosen, inner)
+
+
+def _inner_edges(graph: Graph, chosen: Mask) -> Mask:
+    """Data edges between chosen tasks that are the only reader and the only chosen neighbour of each other."""
+    edges = graph.edges
+    inner: Mask = (edges["kind"] == EdgeKind.DATA) & chosen[edges["src"]] & chosen[edges["dst"]]
+    same = graph.tasks["resource"][edges["src"]] == graph.tasks["resource"][edges["dst"]]
+    if "phase" in graph.tasks:
+        same &= graph.tasks["phase"][edges["src"]] == graph.tasks["phase"][edges["dst"]]
+    readers = np.bincount(edges["src"][edges["kind"] == EdgeKind.DATA], minlength=graph.num_tasks)
+    only: Mask = inner & same & (readers[edges["src"]] == 1)
+    return only
+
+
+def _fused(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
+    """Move the work of every task to the last one of its chain; what is removed leaves its dependencies there."""
+    heir = _heirs(graph, inner)
+    followers = heir != np.arange(graph.num_tasks)
+    left = np.rint(graph.duration_ns * (1.0 - _saved_share(graph, inner))).astype(np.int64)
+    total = np.where(followers, 0, left)
+    np.add.at(total, heir[followers], left[followers])
+    touched = np.zeros(graph.num_tasks, dtype=bool)
+    touched[heir[followers]] = True
+    merged = graph.set_duration(touched & chosen, total[touched & chosen], cost_source="memory traffic")
+    return merged.remove(followers | _launches_of(graph, followers))
+
+
+def _heirs(graph: Graph, inner: Mask) -> NDArray[np.int64]:
+    """The last task of the chain of each task, itself where it is in none."""
+    heir = np.arange(graph.num_tasks)
+    heir[graph.edges["src"][inner]] = graph.edges["dst"][inner]
+    while not np.array_equal(heir, heir[heir]):
+        heir = heir[heir]
+    return heir
+
+
+def _saved_share(graph: Graph, inner: Mask) -> NDArray[np.float64]:
+    """Share of the bytes of each task that stay in registers, float [T]."""
+    edges, tasks = graph.edges, graph.tasks
+    passed = edges["size_bytes"][inner] if "size_bytes" in edges else np.zeros(int(inner.sum()), dtype=np.int64)
+    saved = np.zeros(graph.num_tasks)
+    np.add.at(saved, edges["src"][inner], passed)
+    np.add.at(saved, edges["dst"][inner], passed)
+    moved = sum(tasks.get(name, np.zeros(graph.num_tasks)) for name in ("bytes_read", "bytes_written"))
+    share: NDArray[np.float64] = np.divide(saved, moved, out=np.zeros(graph.num_tasks), where=moved > 0)
+    return np.minimum(share, 1.0)
+
+
+def _launches_of(graph: Graph, tasks: Mask) -> Mask:
+    """Calls all of whose kernels are among the given tasks."""
+    call = launch_calls(graph)
+    launches = np.zeros(graph.num_tasks, dtype=bool)
+    launches[call[tasks & (call >= 0)]] = True
+    launches[call[~tasks & (call >= 0)]] = False
+    return launches

@@ -1,0 +1,34 @@
+"""Channels innermost (what-if family "layout").
+
+In: a captured graph with convolutions. Out: its operators on NHWC images and weights.
+"""
+
+from __future__ import annotations
+
+from windtunnel import registry
+from windtunnel.cost import Form
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import Graph
+from windtunnel.whatifs._measured import captured_program, remeasured
+
+__all__ = ["channels_last"]
+
+
+@registry.whatif("channels-last", source="PyTorch memory formats")
+def channels_last(graph: Graph, database: str = "", budget_s: float = 6.0) -> Graph:
+    """Lay out images and convolution weights with channels innermost; what lies between follows.
+
+    Raises
+    ------
+    NotApplicableError
+        There is no 2-D convolution.
+    """
+    program = captured_program(graph)
+    images = [call for call in program.calls if "conv" in call.operator and _has_images(call.shapes)]
+    if not images:
+        raise NotApplicableError("there is no 2-D convolution", fix="channels-last is for images")
+    return remeasured(graph, Form(memory_format="channels_last"), database=database, budget_s=budget_s)
+
+
+def _has_images(shapes: list[object]) -> bool:
+    return bool(shapes) and isinstance(shapes[0], list) and len(shapes[0]) == 4

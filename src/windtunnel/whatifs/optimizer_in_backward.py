@@ -1,0 +1,132 @@
+"""Update each layer as soon as its gradient is there (what-if family "update order").
+
+In: a graph whose updates are tasks of their layers, behind the backward pass. Out: the same tasks, each layer's
+right behind its last backward task; gradients then live for moments only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.errors import GraphError, NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
+from windtunnel.whatifs._gradients import last_per_group, positions
+from windtunnel.whatifs._kernels import launch_calls
+
+__all__ = ["optimizer_in_backward"]
+
+Rows = NDArray[np.int64]
+# work between backward pass and update that reads every gradient
+_NEEDS_ALL = r"(?is).*(vector_norm|foreach_norm|clip_grad|non_finite_check|unscale).*"
+
+
+@registry.whatif("optimizer-in-backward", source="Lv et al., LOMO, 2023; PyTorch tutorial: optimizer step in backward")
+def optimizer_in_backward(graph: Graph) -> Graph:
+    """Move each layer's update behind its last backward task, on every thread and stream.
+
+    The work stays the same; what changes is which memory is in use at once, and what can overlap.
+
+    Raises
+    ------
+    NotApplicableError
+        Updates are no tasks of single layers, gradients are all-reduced first, or an update needs all gradients
+        (clipping, a gradient scaler).
+    """
+    if graph.select(kind=Kind.COMM).any():
+        raise NotApplicableError("gradients travel before the update, and no hook order is known for them")
+    if (graph.select(phase=Phase.UPDATE) & graph.select(name=_NEEDS_ALL)).any():
+        raise NotApplicableError(
+            "gradients are clipped by their norm or unscaled together, so updates need all of them"
+        )
+    place = positions(graph)
+    layer = _with_preparations(graph, _layers(graph), place)
+    resource = graph.tasks["resource"].astype(np.int64)
+    iteration = graph.tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64)).astype(np.int64)
+    key = (iteration * (graph.num_resources + 1) + resource + 1) * (int(layer.max(initial=0)) + 2) + layer + 1
+    backward = np.flatnonzero(graph.select(phase=Phase.BACKWARD) & (layer >= 0) & (resource >= 0))
+    anchor = last_per_group(place, backward, key[backward])
+    updates = np.flatnonzero(graph.select(phase=Phase.UPDATE) & (layer >= 0) & (resource >= 0))
+    anchors = np.array([anchor.get(int(key[row]), -1) for row in updates], dtype=np.int64)
+    # clearing gradients before the forward pass stays there
+    behind = (anchors >= 0) & (place[updates] > place[anchors])
+    moved, anchors = updates[behind], anchors[behind]
+    if len(np.unique(anchors)) < 2:
+        raise NotApplicableError(
+            "updates are no tasks of single layers: one task updates all, or layers are not known",
+            where=f"{len(updates)} update tasks with a layer",
+            fix="capture with an optimizer that loops over parameters (foreach=False)",
+        )
+    target = np.full(graph.num_tasks, -1, dtype=np.int64)
+    target[moved] = place[anchors]
+    return _reordered(_without_reuse(graph, place, target), place, target)
+
+
+def _layers(graph: Graph) -> Rows:
+    """Number of each task's layer, -1 for none; a call has the layer of what it launches."""
+    texts = graph.tasks.get("layer")
+    if not isinstance(texts, Strings):
+        raise NotApplicableError("the graph knows no layers", where="column layer")
+    compact = texts.compact()
+    layer = compact.codes.astype(np.int64)
+    if "" in compact.values:
+        layer[layer == compact.values.index("")] = -1
+    calls = launch_calls(graph)
+    launched = np.flatnonzero((calls >= 0) & (layer >= 0))
+    of_call = calls[launched]
+    bare = layer[of_call] < 0
+    layer[of_call[bare]] = layer[launched[bare]]
+    return layer
+
+
+def _with_preparations(graph: Graph, layer: Rows, place: Rows) -> Rows:
+    """Update tasks without a layer (Python, scalars) belong to the next one on their resource that has one."""
+    rows = np.flatnonzero(graph.select(phase=Phase.UPDATE))
+    rows = rows[np.lexsort((place[rows], graph.tasks["resource"][rows]))]
+    labelled = np.flatnonzero(layer[rows] >= 0)
+    following = np.searchsorted(labelled, np.arange(len(rows)))
+    known = following < len(labelled)
+    heir = rows[labelled[following[known]]]
+    same = graph.tasks["resource"][heir] == graph.tasks["resource"][rows[known]]
+    filled = layer.copy()
+    filled[rows[known][same]] = layer[heir[same]]
+    return filled
+
+
+def _without_reuse(graph: Graph, place: Rows, target: Rows) -> Graph:
+    """Drop what ties an update to work on other layers that now comes later.
+
+    An update reads its own gradient only: what else looks like a dependency is memory that other work left to it.
+    """
+    edges, now = graph.edges, np.where(target >= 0, target, place)
+    other = np.isin(edges["kind"], (EdgeKind.DATA, EdgeKind.CONTROL))
+    backwards = other & (target[edges["dst"]] >= 0) & (now[edges["src"]] > now[edges["dst"]])
+    return graph.disconnect(backwards) if backwards.any() else graph
+
+
+def _reordered(graph: Graph, place: Rows, target: Rows) -> Graph:
+    """Take the tasks that have a target out of their chains and put them behind what has that place."""
+    edges, resource = graph.edges, graph.tasks["resource"]
+    moved = target >= 0
+    touched = np.isin(resource, np.unique(resource[moved]))
+    inner = (edges["kind"] == EdgeKind.ORDER) & (resource[edges["src"]] == resource[edges["dst"]])
+    inner &= touched[edges["src"]]
+    gap_ns = np.zeros(graph.num_tasks, dtype=np.int64)
+    gap_ns[edges["dst"][inner]] = lags(edges)[inner]
+    # a moved task takes the place of its anchor, behind it, in its old turn
+    where = place.astype(np.float64)
+    where[moved] = target[moved] + 0.5
+    rows = np.flatnonzero(touched)
+    rows = rows[np.lexsort((place[rows], where[rows], resource[rows]))]
+    together = resource[rows[:-1]] == resource[rows[1:]]
+    src, dst = rows[:-1][together], rows[1:][together]
+    if int(inner.sum()) < len(src):
+        raise NotApplicableError("the order on some thread or stream is not fixed by the graph")
+    try:
+        return graph.disconnect(inner).connect(src, dst, EdgeKind.ORDER, lag_ns=gap_ns[dst])
+    except GraphError as error:
+        raise NotApplicableError(
+            "an update waits for work that comes after its own gradient",
+            where=error.where,
+        ) from error

@@ -1,0 +1,97 @@
+"""One operator for all parameters of an optimiser (what-if family "optimizer").
+
+In: a graph with UPDATE tasks. Out: the same updates by fewer, larger operators.
+Source: Daydream (ATC 2020), FusedAdam.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.cost import UpdateForm
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import Graph, Kind
+from windtunnel.whatifs._measured import rescaled_update, takes_paper, update_steps
+
+__all__ = ["foreach_optimizer", "fused_optimizer"]
+
+
+@registry.whatif("fused-optimizer", source="Daydream, ATC 2020, FusedAdam")
+def fused_optimizer(graph: Graph, preset: str = "auto", database: str = "", budget_s: float = 2.0) -> Graph:
+    """Update all parameters of a group with one fused operator.
+
+    Measured: the captured optimisers step with ``fused=True`` beside their old form on parameters of the same sizes.
+    Paper: one kernel as long as all removed ones together; their launches and the host time between them go.
+
+    Raises
+    ------
+    NotApplicableError
+        Nothing is updated, or the updates are fused already.
+    PriceError
+        The optimiser has no fused implementation.
+    """
+    return _implemented(graph, {"fused": True, "foreach": False}, preset, database, budget_s)
+
+
+@registry.whatif("foreach-optimizer", source="PyTorch multi-tensor optimisers; Daydream, ATC 2020")
+def foreach_optimizer(graph: Graph, preset: str = "auto", database: str = "", budget_s: float = 2.0) -> Graph:
+    """Update all parameters of a group with a few operators on lists of tensors.
+
+    Raises
+    ------
+    NotApplicableError
+        Nothing is updated, or the updates are done so already.
+    """
+    return _implemented(graph, {"foreach": True, "fused": False}, preset, database, budget_s)
+
+
+def _implemented(graph: Graph, options: dict[str, Any], preset: str, database: str, budget_s: float) -> Graph:
+    steps = update_steps(graph)
+    _check_not_yet(graph, next(iter(options)))
+    if takes_paper(graph, preset):
+        return _paper(graph)
+    if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
+        raise NotApplicableError("the updates are already one task per iteration", where="phase UPDATE")
+    return rescaled_update(graph, UpdateForm(options), database=database, budget_s=budget_s)
+
+
+def _check_not_yet(graph: Graph, option: str) -> None:
+    groups = [group for one in graph.meta.get("optimizers") or [] for group in one["groups"]]
+    if groups and all(group["options"].get(option) for group in groups):
+        raise NotApplicableError(f"every optimiser has {option}=True already", where="meta optimizers")
+
+
+def _paper(graph: Graph) -> Graph:
+    """One task of the length of all that compute, per run of updates; host work between them goes."""
+    steps = update_steps(graph)
+    kernels = steps & graph.select(kind=Kind.COMPUTE)
+    if int(kernels.sum()) <= graph.num_iterations * graph.num_ranks:
+        raise NotApplicableError("the updates are already one kernel per iteration", where="phase UPDATE")
+    runs = _runs(graph, steps)
+    graph = graph.with_columns(update_run=np.where(kernels, runs, -1))
+    hosts = steps & ~kernels
+    first_host = _first_of_each(np.where(hosts, runs, -1))
+    graph = graph.set_duration(kernels, graph.duration_ns[kernels], cost_source="paper")
+    graph = graph.remove(hosts & ~first_host, keep_gaps=False)
+    return graph.fuse(graph.tasks["update_run"] >= 0, by=("rank", "iteration", "resource", "update_run"), name="update")
+
+
+def _runs(graph: Graph, mask: np.ndarray) -> np.ndarray:
+    """Number of the uninterrupted run of masked tasks that each row lies in, per resource, in topological order."""
+    order = graph.topological_order()
+    runs = np.zeros(graph.num_tasks, dtype=np.int64)
+    for resource in np.unique(graph.tasks["resource"]):
+        rows = order[graph.tasks["resource"][order] == resource]
+        begins = mask[rows] & ~np.concatenate([[False], mask[rows][:-1]])
+        runs[rows] = np.cumsum(begins)
+    return runs
+
+
+def _first_of_each(runs: np.ndarray) -> np.ndarray:
+    first = np.zeros(len(runs), dtype=bool)
+    numbers, rows = np.unique(runs, return_index=True)
+    first[rows[numbers >= 0]] = True
+    return first

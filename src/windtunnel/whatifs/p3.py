@@ -1,0 +1,157 @@
+"""Send what the next forward pass needs first (what-if family "parameter propagation").
+
+In: one device's training iteration. Out: a few iterations with a parameter server, gradients in small slices, and a
+link that chooses by priority instead of by arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.hardware import Link
+from windtunnel.whatifs._gradients import Gradient, default_link, gradients_of, link_of, need_one_rank
+from windtunnel.whatifs._kernels import is_on_host
+from windtunnel.whatifs._sharing import host_cores, host_threads
+
+__all__ = ["p3"]
+
+Ints = NDArray[np.int64]
+
+
+@registry.whatif("p3", source="Jayarajan et al., Priority-based parameter propagation, MLSys 2019; Daydream, ATC 2020")
+def p3(
+    graph: Graph,
+    num_ranks: int = 2,
+    link: str = "auto",
+    bandwidth_bytes_per_s: float | None = None,
+    latency_ns: int | None = None,
+    slice_parameters: int = 50_000,
+    parameter_bytes: int = 4,
+    by_priority: bool = True,
+    num_iterations: int = 3,
+    num_cores: int | None = None,
+) -> Graph:
+    """Push and pull gradients in slices, those of the first layers first.
+
+    Every worker is also a server of its share of the parameters, so a slice crosses a worker's link twice, each time
+    the ``(n - 1) / n`` of it that lives elsewhere; servers update slice by slice. The next iteration's forward pass of
+    a layer waits for the pulls of that layer only.
+
+    Parameters
+    ----------
+    graph : Graph
+        One iteration of one worker.
+    num_ranks : int
+    link : str
+        Of the catalogue; ``auto`` is ``loopback`` on a host without devices and ``pcie4-x16`` between devices.
+    bandwidth_bytes_per_s, latency_ns : optional
+        Replace those of the link.
+    slice_parameters, parameter_bytes : int
+    by_priority : bool
+        False sends slices as they become ready, for comparison.
+    num_iterations : int
+        Copies in time, at least 2: what is won lies between iterations.
+    num_cores : int, optional
+        Of the host, if all workers compute on its cores and send over its memory.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph has several ranks or iterations, no layers with gradients, or its host too few cores for all.
+    """
+    if num_ranks < 2 or num_iterations < 2 or slice_parameters < 1:
+        raise InputError(f"p3 needs 2 ranks and 2 iterations at least, not {num_ranks} and {num_iterations}")
+    need_one_rank(graph)
+    if graph.num_iterations > 1:
+        raise NotApplicableError(f"p3 starts from one iteration, not {graph.num_iterations}", fix="slice one out first")
+    wire = link_of(default_link(graph, link), bandwidth_bytes_per_s, latency_ns)
+    _need_cores(graph, num_ranks, wire, num_cores)
+    gradients = gradients_of(graph)
+    slices = _slices(gradients, slice_parameters * parameter_bytes)
+    transfer_ns = _transfer_ns(slices[:, 1], wire, num_ranks)
+    priority = slices[:, 0] if by_priority else np.zeros_like(slices[:, 0])
+    served, pulls = _send(_with_servers(graph, num_ranks), gradients, slices, transfer_ns, priority)
+    across = [(pull, row) for pull, one in zip(pulls, slices[:, 0], strict=True) for row in gradients[one].forward]
+    repeated = _repeated(served, graph.select(phase=Phase.UPDATE), np.array(across).reshape(-1, 2), num_iterations)
+    samples = num_ranks * float(graph.meta.get("samples_ratio", 1.0))
+    return repeated.note({"world_size": num_ranks, "link": wire.json(), "samples_ratio": samples})
+
+
+def _need_cores(graph: Graph, num_ranks: int, wire: Link, num_cores: int | None) -> None:
+    """Sending and serving is no work of the workers' cores here, so there must be others for it."""
+    if not wire.name.startswith("loopback") or not (is_on_host(graph) & graph.select(kind=Kind.COMPUTE)).any():
+        return
+    needed, cores = num_ranks * (host_threads(graph) + 2), host_cores(graph, num_cores)
+    if needed > cores:
+        raise NotApplicableError(
+            f"{num_ranks} workers, their messages and their servers keep {needed} cores busy, the host has {cores}",
+            fix="give a link between hosts, for example link=ethernet-25g",
+        )
+
+
+def _slices(gradients: Sequence[Gradient], slice_bytes: int) -> Ints:
+    """(layer, bytes) of every slice, layers in forward order."""
+    pairs = [
+        (layer, min(slice_bytes, size - begin))
+        for layer, gradient in enumerate(gradients)
+        for size in gradient.parameters
+        for begin in range(0, size, slice_bytes)
+    ]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _transfer_ns(size_bytes: Ints, wire: Link, num_ranks: int) -> Ints:
+    remote_bytes = (num_ranks - 1) / num_ranks * size_bytes
+    transfer: Ints = wire.latency_ns + np.rint(1e9 * remote_bytes / wire.bandwidth_bytes_per_s).astype(np.int64)
+    return transfer
+
+
+def _with_servers(graph: Graph, num_ranks: int) -> Graph:
+    """Two more resources, the last of the table: a worker's link and the servers, one per worker."""
+    graph, _ = graph.add_resource("link", ResourceKind.LINK, discipline=Discipline.PRIORITY)
+    graph, _ = graph.add_resource("servers", ResourceKind.POOL, discipline=Discipline.PRIORITY, slots=num_ranks)
+    return graph
+
+
+def _serve_ns(graph: Graph, size_bytes: Ints) -> Ints:
+    """The worker's update time shared out by bytes, in whole nanoseconds that add up to it."""
+    update_ns = int(graph.duration_ns[graph.select(phase=Phase.UPDATE)].sum())
+    ends = np.rint(np.cumsum(size_bytes) / max(int(size_bytes.sum()), 1) * update_ns).astype(np.int64)
+    return np.diff(ends, prepend=0)
+
+
+def _send(
+    graph: Graph, gradients: Sequence[Gradient], slices: Ints, transfer_ns: Ints, priority: Ints
+) -> tuple[Graph, Ints]:
+    """Add push, update and pull of every slice; returns the rows of the pulls."""
+    layer, size_bytes = slices[:, 0], slices[:, 1]
+    count = len(slices)
+    wire, servers = graph.num_resources - 2, graph.num_resources - 1
+    columns = {
+        "name": [f"{verb} {gradients[one].layer}" for verb in ("push", "serve", "pull") for one in layer],
+        "op": np.repeat(["push", "serve", "pull"], count),
+        "kind": np.repeat([int(Kind.COMM), int(Kind.COMPUTE), int(Kind.COMM)], count),
+        "phase": int(Phase.UPDATE),
+        "resource": np.repeat([wire, servers, wire], count),
+        "priority": np.tile(priority, 3),
+        "duration_ns": np.concatenate([transfer_ns, _serve_ns(graph, size_bytes), transfer_ns]),
+        "message_bytes": np.concatenate([size_bytes, np.zeros_like(size_bytes), size_bytes]),
+        "cost_source": "link model",
+    }
+    ready: list[int | None] = [gradients[one].ready for one in layer]
+    grown = graph.insert(columns, after=ready + [None] * (2 * count))
+    rows = graph.num_tasks + np.arange(3 * count).reshape(3, count)
+    return grown.connect(rows[:2].ravel(), rows[1:].ravel(), EdgeKind.MESSAGE), rows[2]
+
+
+def _repeated(graph: Graph, updates: NDArray[np.bool_], across: Ints, num_iterations: int) -> Graph:
+    """Without the worker's own updates, several times in a row."""
+    removed = np.append(updates, np.zeros(graph.num_tasks - len(updates), dtype=bool))
+    number = np.cumsum(~removed) - 1
+    return graph.remove(removed, keep_gaps=False).concat(num_iterations, number[across])

@@ -1,0 +1,60 @@
+"""Pauses that a program can do without (what-if family "pauses").
+
+In: a graph. Out: the same work without the garbage collector, or without the first touches of an allocator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import Graph, Kind
+
+__all__ = ["allocator_warmup", "gc_pauses"]
+
+_ALLOCATES = (
+    r"(?i)(cuda|hip)(malloc|free|hostalloc|hostregister|hostunregister|hostmalloc|hostfree)\w*|"
+    r"cumem(alloc|free|map|create|addressreserve|setaccess|unmap|release)\w*"
+)
+_MIN_SHARE = 0.0005
+
+
+@registry.whatif("gc-pauses", source="CPython garbage collector")
+def gc_pauses(graph: Graph) -> Graph:
+    """Keep the garbage collector from running within iterations.
+
+    The capture notes how long the collector ran in unprofiled iterations; that time goes from the host's own tasks.
+
+    Raises
+    ------
+    NotApplicableError
+        The capture does not know, or the collector took next to nothing.
+    """
+    pause_ns = graph.meta.get("gc_pause_ns")
+    if pause_ns is None:
+        raise NotApplicableError("this graph does not know how long the garbage collector ran", fix="capture the step")
+    hosts = graph.select(kind=Kind.HOST)
+    host_ns = int(graph.duration_ns[hosts].sum())
+    if pause_ns <= _MIN_SHARE * float(graph.duration_ns.sum()) or not host_ns:
+        raise NotApplicableError(f"the garbage collector takes {pause_ns / 1e3:.0f} us per iteration, next to nothing")
+    left = max(0.0, 1.0 - pause_ns * graph.num_iterations / host_ns)
+    duration = np.rint(graph.duration_ns[hosts] * left).astype(np.int64)
+    return graph.set_duration(hosts, duration, cost_source="measured:collector")
+
+
+@registry.whatif("allocator-warmup", source="PyTorch caching allocator")
+def allocator_warmup(graph: Graph) -> Graph:
+    """Take out calls that get memory from the driver or give it back, as a warm caching allocator does.
+
+    Raises
+    ------
+    NotApplicableError
+        There are none.
+    """
+    calls = graph.select(name=_ALLOCATES)
+    if not calls.any():
+        is_held = dict(graph.meta.get("allocator", {})).get("is_held", False)
+        why = "; the capture held the heap, so first touches are out already" if is_held else ""
+        raise NotApplicableError(f"no memory is asked of a driver here{why}", where=f"{graph.num_tasks} tasks")
+    return graph.remove(calls)

@@ -1,0 +1,36 @@
+"""Another number of threads within operators (what-if family "threads").
+
+In: a captured graph. Out: the same operators on more or fewer cores; Python between them stays as it is.
+"""
+
+from __future__ import annotations
+
+from windtunnel import registry
+from windtunnel.cost import Form, UpdateForm
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Phase
+from windtunnel.whatifs._measured import captured_program, remeasured, rescaled_update
+
+__all__ = ["threads"]
+
+
+@registry.whatif("threads", source="PyTorch intra-op parallelism")
+def threads(graph: Graph, threads: int = 1, database: str = "", budget_s: float = 6.0) -> Graph:
+    """Run operators on ``threads`` threads.
+
+    Operators and updates run again with both numbers of threads, side by side.
+
+    Raises
+    ------
+    NotApplicableError
+        The capture ran on this number of threads.
+    """
+    if threads < 1:
+        raise InputError(f"{threads} threads cannot run anything", fix="use 1 or more")
+    program = captured_program(graph)
+    if threads == program.threads:
+        raise NotApplicableError(f"operators run on {threads} threads already", fix="ask for another number")
+    changed = remeasured(graph, Form(threads=threads), database=database, budget_s=0.75 * budget_s)
+    if not graph.meta.get("optimizers") or not graph.select(phase=Phase.UPDATE).any():
+        return changed
+    return rescaled_update(changed, UpdateForm(threads=threads), database=database, budget_s=0.25 * budget_s)

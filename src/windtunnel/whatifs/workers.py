@@ -1,0 +1,100 @@
+"""More, fewer or slower workers (what-if family "workers").
+
+In: a distributed graph. Out: its collectives priced for another number of ranks, or one rank made slower, with the
+others waiting for it where they meet.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.cost.collective import ring_all_reduce_ns
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Kind
+from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes, world_size
+from windtunnel.whatifs._kernels import rescale
+
+__all__ = ["rank_count", "straggler"]
+
+
+@registry.whatif("rank-count", source="Daydream, ATC 2020; ring formula, Patarasuk and Yuan, JPDC 2009")
+def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | None = None) -> Graph:
+    """Run on another number of workers of the same speed, each with the batch that it has now.
+
+    Where the link is known each all-reduce is scaled by the ratio of its ring prices; else by that of the bytes
+    that a ring sends, ``(n - 1) / n``.
+
+    Parameters
+    ----------
+    graph : Graph
+    num_ranks : int, optional
+        Workers then; by default twice as many as now.
+    from_ranks : int, optional
+        Workers now, where the graph does not say.
+
+    Raises
+    ------
+    NotApplicableError
+        Nothing is all-reduced, or the number of workers is unknown.
+    """
+    messages = all_reduces(graph)
+    before = world_size(graph, from_ranks)
+    num_ranks = 2 * before if num_ranks is None else num_ranks
+    if num_ranks < 2:
+        raise InputError(f"{num_ranks} ranks do not communicate", fix="give 2 or more")
+    wire = link_in_use(graph)
+    if wire is None:
+        ratio = np.full(int(messages.sum()), (num_ranks - 1) * before / ((before - 1) * num_ranks))
+    else:
+        prices = [
+            [ring_all_reduce_ns(size, count, wire) for size in message_bytes(graph, messages).tolist()]
+            for count in (num_ranks, before)
+        ]
+        ratio = np.array(prices[0]) / np.maximum(prices[1], 1)
+    wanted = np.rint(graph.duration_ns[messages] * ratio).astype(np.int64)
+    samples = float(graph.meta.get("samples_ratio", 1.0)) * num_ranks / before
+    scaled = graph.set_duration(messages, wanted, cost_source="ring model")
+    return scaled.note({"world_size": num_ranks, "samples_ratio": samples})
+
+
+@registry.whatif("straggler", source="dPRO, MLSys 2022, and Daydream, ATC 2020: virtual slow-down of one worker")
+def straggler(graph: Graph, factor: float = 1.5, rank: int | None = None) -> Graph:
+    """Make one worker slower and see how much of it the others wait for.
+
+    In a graph of several ranks the tasks of one are scaled. In a graph of one rank that stands for all, a second,
+    slow rank is added, and every collective waits for both.
+
+    Parameters
+    ----------
+    graph : Graph
+    factor : float
+        How many times longer the slow worker takes for everything but communication.
+    rank : int, optional
+        Which one; by default the last.
+
+    Raises
+    ------
+    NotApplicableError
+        No worker waits for another: the graph has one rank and no collectives.
+    """
+    if not np.isfinite(factor) or factor <= 0:
+        raise InputError(f"a worker cannot be {factor} times as slow", fix="give a factor above 0")
+    communicates = graph.select(kind=Kind.COMM)
+    if not communicates.any():
+        raise NotApplicableError("no worker waits for another here", fix="put data-parallel first")
+    together = graph if graph.num_ranks > 1 else _with_second_rank(graph, communicates)
+    ranks = np.unique(together.tasks["rank"])
+    chosen = int(ranks[-1]) if rank is None else rank
+    if chosen not in ranks:
+        raise InputError(f"there is no rank {chosen}", fix=f"ranks here: {ranks.min()} to {ranks.max()}")
+    slow = together.select(rank=chosen) & ~together.select(kind=Kind.COMM)
+    return rescale(together, slow, factor, "assumed factor")
+
+
+def _with_second_rank(graph: Graph, communicates: np.ndarray) -> Graph:
+    """Two ranks that meet in every collective: each waits for what the other's waits for."""
+    both, edges, count = graph.replicate(2), graph.edges, graph.num_tasks
+    into = np.flatnonzero(communicates[edges["dst"]] & ~communicates[edges["src"]])
+    src, dst = edges["src"][into].astype(np.int64), edges["dst"][into].astype(np.int64)
+    return both.connect(np.append(src, src + count), np.append(dst + count, dst))

@@ -1,0 +1,10 @@
+"""Small models with synthetic data that can really be run (room workloads).
+
+In: sizes and a seed. Out: ``Workload``: models, optimisers and a function that does one training iteration. Not
+here: measuring. Importing this room registers its workloads and needs no torch.
+"""
+
+from windtunnel.workloads import cnn, gan, lstm, mlp, recommender, transformer
+from windtunnel.workloads.workload import Workload
+
+__all__ = ["Workload", "cnn", "gan", "lstm", "mlp", "recommender", "transformer"]

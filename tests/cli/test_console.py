@@ -1,0 +1,89 @@
+"""What is said while work goes on, and what is not."""
+
+import io
+import re
+
+import pytest
+
+from windtunnel.cli import _console
+from windtunnel.cli._console import Progress, clean, print_table
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes as it is told."""
+    now = [0.0]
+    monkeypatch.setattr(_console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_progress_says_nothing_of_quick_work(clock, capsys):
+    with Progress("capturing") as progress:
+        clock[0] = 1.9
+        progress("capturing", 5, 10)
+
+    assert ("", "") == capsys.readouterr()
+
+
+def test_progress_that_is_piped_is_a_line_now_and_then(clock, capsys):
+    with Progress("capturing train.py") as progress:
+        for second in range(40):
+            clock[0] = float(second)
+            progress("iteration", second, 40)
+
+    assert [
+        "capturing train.py: iteration 15 of 40, 15 s",
+        "capturing train.py: iteration 30 of 40, 30 s",
+    ] == capsys.readouterr().err.splitlines()
+
+
+def test_progress_on_a_terminal_is_a_bar_that_leaves_nothing_behind(clock, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(_console.sys, "stderr", terminal)
+    with Progress("capturing") as progress:
+        clock[0] = 3.0
+        progress("iteration", 5, 10)
+    shown = terminal.getvalue()
+
+    assert "iteration" in shown
+    assert "5/10" in shown
+    assert re.search(r"\x1b\[(1A\x1b\[)?2K$", shown.rstrip("\r\n"))
+
+
+def test_tables_are_at_most_80_columns_and_lose_no_text(capsys):
+    print_table(("name", "what"), [("n" * 20, "w " * 75)], gives_way=1)
+    shown = capsys.readouterr().out
+
+    assert 80 >= max(map(len, shown.splitlines()))
+    assert 75 == shown.count("w ") + shown.count("w\n")
+    assert all(line == line.rstrip() for line in shown.splitlines())
+
+
+def test_markup_in_a_cell_stays_text(capsys):
+    print_table(("name",), [("[bold red]owned[/]",)])
+
+    assert "[bold red]owned[/]" in capsys.readouterr().out
+
+
+def test_no_colour_is_honoured_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(_console.sys, "stderr", Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert "error:" == _console.styled("error:", "bold red")
+
+
+def test_control_characters_are_shown_and_not_obeyed():
+    assert r"a\x1b[31mb\x07 c" == clean("a\x1b[31mb\x07\nc", 100)
+
+
+def test_endless_text_keeps_its_beginning_and_end():
+    shown = clean("a" * 1000 + "z" * 1000, 20)
+
+    assert "a" * 10 + "…" + "z" * 10 == shown

@@ -1,0 +1,376 @@
+"""Every verb on small real graphs: what it answers, and how it refuses."""
+
+import json
+import re
+
+import pytest
+
+from tests.cli.command import windtunnel, windtunnel_process
+from tests.cli.graphs import hostile_graph, step_graph
+from tests.shared_data import shared_path
+from windtunnel.graph import load, save
+
+VERBS = ("capture", "explain", "replay", "whatif", "verify", "report", "receipts", "slice", "diff", "list", "demo")
+
+
+@pytest.fixture
+def stored(tmp_path):
+    return save(step_graph(), tmp_path / "train.wt")
+
+
+def test_explain_says_where_the_time_goes_in_shares_that_sum_to_the_whole(stored):
+    outcome = windtunnel("explain", stored)
+
+    assert 0 == outcome.code
+    assert outcome.stdout.splitlines() == [
+        "102.0 µs per iteration (±3.0, 3 iterations, Some CPU, 2 threads)",
+        "  forward 60 %   backward 20 %   update 10 %   idle 10 %",
+        "  critical path: 4 of 5 tasks; longest: encoder encoder forward 55.0 µs",
+        "  measuring made it 25 % longer, which is taken out",
+        "  unexplained: 2.0 % of the measured time",
+    ]
+
+
+def test_explain_says_why_device_tasks_started_when_they_did():
+    outcome = windtunnel("explain", shared_path("replay/kineto/resnet_v100_train_ns.json.gz"))
+
+    assert 0 == outcome.code
+    assert re.search(r"starts of 6,095 device tasks: launch-bound [0-9.]+ %", outcome.stdout)
+    assert 80 >= max(map(len, outcome.stdout.splitlines()))
+
+
+def test_every_answer_names_the_next_useful_command_on_stderr(stored):
+    outcome = windtunnel("explain", stored)
+
+    assert f"next: windtunnel whatif {stored} --all\n" == outcome.stderr
+
+
+def test_explain_as_json_is_one_document_with_raw_units(stored):
+    document = json.loads(windtunnel("explain", stored, "--json").stdout)
+
+    assert "windtunnel.explanation/1" == document["schema"]
+    assert 100_000 == document["replayed_ns"]
+    assert pytest.approx(1.0) == sum(share["ratio"] for share in document["phases"])
+
+
+def test_explain_lists_every_part_when_asked(stored):
+    outcome = windtunnel("explain", stored, "--by", "op")
+
+    assert re.search(r"gemm +75\.0 µs +75 % +2", outcome.stdout)
+
+
+def test_a_division_that_does_not_exist_is_answered_with_those_that_do(stored):
+    outcome = windtunnel("explain", stored, "--by", "colour")
+
+    assert 2 == outcome.code
+    assert (
+        "error: time cannot be divided by 'colour'\n  fix:   use one of phase, kind, layer, op, task\n"
+        == outcome.stderr
+    )
+
+
+def test_replay_shows_how_busy_each_resource_is(stored):
+    outcome = windtunnel("replay", stored)
+
+    assert outcome.stdout.splitlines()[:2] == [
+        "100 µs for 5 tasks; critical path: 4 of 5 tasks, 100 µs",
+        "measured without a profiler: 102 µs, the replay is -2.0% off",
+    ]
+    assert re.search(r"stream 7 +2 +75\.0 µs +75 %", outcome.stdout)
+
+
+def test_replay_writes_a_trace_that_is_json_and_never_overwrites_one(stored, tmp_path):
+    trace = tmp_path / "out.json"
+
+    first = windtunnel("replay", stored, "--perfetto", trace)
+    second = windtunnel("replay", stored, "--perfetto", trace)
+
+    assert (0, 2) == (first.code, second.code)
+    assert {"encoder forward", "adam"} <= {event.get("name") for event in json.loads(trace.read_bytes())["traceEvents"]}
+    assert "is there already" in second.stderr
+    assert "--force" in second.stderr
+
+
+def test_diff_shows_the_parts_that_changed_and_nothing_else(stored, tmp_path):
+    slower = save(step_graph(factor=2), tmp_path / "slower.wt")
+
+    outcome = windtunnel("diff", stored, slower)
+
+    assert "100 µs -> 155 µs: 0.65x" == outcome.stdout.splitlines()[0]
+    assert re.search(r"gemm +75\.0 µs +130 µs +\+55\.0 µs", outcome.stdout)
+    assert "adam" not in outcome.stdout
+
+
+def test_diff_of_a_graph_with_itself_finds_no_difference(stored):
+    assert "no difference" in windtunnel("diff", stored, stored).stdout
+
+
+def test_slice_keeps_the_tasks_that_match_and_what_they_wait_for(stored):
+    outcome = windtunnel("slice", stored, "--layer", "enc.*")
+    part = load(stored.parent / "train.slice.wt")
+
+    assert 0 == outcome.code
+    assert ["encoder forward", "encoder backward"] == part.tasks.strings("name").to_numpy().tolist()
+    assert 1 == part.num_edges
+
+
+def test_slice_of_a_window_keeps_later_starts_where_their_cause_is_cut_off(stored):
+    windtunnel("slice", stored, "--from", "64us", "--output", stored.parent / "tail.wt")
+    part = load(stored.parent / "tail.wt")
+
+    assert ["encoder backward", "adam"] == part.tasks.strings("name").to_numpy().tolist()
+
+
+def test_slice_that_selects_nothing_is_a_no_and_not_an_error_of_usage(stored):
+    outcome = windtunnel("slice", stored, "--layer", "decoder")
+
+    assert 1 == outcome.code
+    assert "error: no task fits all of these" in outcome.stderr
+
+
+def test_whatif_needs_to_know_what_to_ask(stored):
+    outcome = windtunnel("whatif", stored)
+
+    assert 2 == outcome.code
+    assert f"error: say which what-ifs to ask\n  fix:   windtunnel whatif {stored} --all" in outcome.stderr
+
+
+def test_whatif_predicts_and_says_that_no_receipt_backs_it(stored, tmp_path):
+    outcome = windtunnel("whatif", stored, "--all", "--ledger", tmp_path / "none.db")
+
+    assert 0 == outcome.code
+    assert "now: 100 µs per iteration" in outcome.stdout
+    assert "no receipt" in outcome.stdout
+    assert "have nothing to act on here" in outcome.stdout
+
+
+def test_a_whatif_that_does_not_apply_says_why_and_exits_with_1(stored, tmp_path):
+    outcome = windtunnel("whatif", stored, "freeze-layers", "--ledger", tmp_path / "none.db")
+
+    assert 1 == outcome.code
+    assert "freeze-layers  not applicable:" in outcome.stdout
+
+
+def test_a_misspelt_whatif_is_answered_with_the_nearest_three(stored):
+    outcome = windtunnel("whatif", stored, "data-paralel")
+
+    assert 2 == outcome.code
+    assert "error: no whatif is called 'data-paralel'" in outcome.stderr
+    assert re.search(r"did you mean data-parallel(, [\w-]+){0,2}\?", outcome.stderr)
+
+
+def test_report_is_named_after_its_input_and_never_overwritten_without_force(stored, tmp_path):
+    arguments = ("report", stored, "--ledger", tmp_path / "none.db")
+    first, second, third = windtunnel(*arguments), windtunnel(*arguments), windtunnel(*arguments, "--force")
+
+    assert (0, 2, 0) == (first.code, second.code, third.code)
+    assert (tmp_path / "train.report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_receipts_of_an_empty_ledger_are_none_and_no_error(tmp_path):
+    outcome = windtunnel("receipts", "--ledger", tmp_path / "none.db")
+
+    assert 0 == outcome.code
+    assert f"no receipts yet in {tmp_path / 'none.db'}\n" == outcome.stdout
+    assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize("kind", ["whatifs", "flights", "workloads", "sources"])
+def test_list_shows_what_is_registered(kind):
+    document = json.loads(windtunnel("list", kind, "--json").stdout)
+
+    assert document["plugins"]
+    assert all(plugin["summary"] for plugin in document["plugins"])
+
+
+def test_a_misspelt_verb_is_answered_with_the_nearest_three():
+    outcome = windtunnel("explian", "x.wt")
+
+    assert 2 == outcome.code
+    assert outcome.stderr.startswith(
+        "error: there is no verb 'explian'\n  where: windtunnel\n  fix:   did you mean explain,"
+    )
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest(stored):
+    outcome = windtunnel("explain", stored, "--jsn")
+
+    assert 2 == outcome.code
+    assert (
+        "error: no such option: --jsn\n  where: windtunnel explain\n  fix:   did you mean --json?\n" == outcome.stderr
+    )
+
+
+def test_a_file_that_is_not_there_is_answered_with_its_neighbours(stored):
+    outcome = windtunnel("explain", stored.parent / "tran.wt")
+
+    assert 2 == outcome.code
+    assert f"error: there is no {stored.parent / 'tran.wt'}\n  fix:   did you mean {stored}?\n" == outcome.stderr
+
+
+def test_a_script_where_a_graph_belongs_is_answered_with_the_verb_that_takes_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    outcome = windtunnel("explain", script)
+
+    assert 2 == outcome.code
+    assert f"fix:   capture it first: windtunnel capture {script}" in outcome.stderr
+
+
+@pytest.mark.slow
+def test_a_folder_of_traces_is_one_job_of_many_ranks(tmp_path):
+    for trace in shared_path("replay/kineto_dlrm_8ranks").glob("rank?.json.gz"):
+        (tmp_path / trace.name).symlink_to(trace)
+
+    document = json.loads(windtunnel("explain", tmp_path, "--json").stdout)
+
+    assert 8 == document["num_ranks"]
+
+
+def test_an_empty_folder_is_no_graph(tmp_path):
+    outcome = windtunnel("explain", tmp_path)
+
+    assert 2 == outcome.code
+    assert f"error: {tmp_path} is no stored graph" in outcome.stderr
+
+
+def test_a_trace_that_is_cut_is_refused_with_its_byte_and_sliced_on_demand(stored, tmp_path):
+    whole = tmp_path / "whole.json"
+    windtunnel("replay", stored, "--perfetto", whole)
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(whole.read_bytes()[:-400])
+
+    refused, kept = windtunnel("explain", cut), windtunnel("slice", cut, "--partial")
+
+    assert 2 == refused.code
+    assert "byte" in refused.stderr
+    assert 0 == kept.code
+
+
+def test_a_window_of_a_stored_graph_is_chosen_by_time_and_not_by_annotation(stored):
+    outcome = windtunnel("slice", stored, "--window", "step")
+
+    assert 2 == outcome.code
+    assert "fix:   use --from and --to instead" in outcome.stderr
+
+
+def test_a_damaged_graph_names_the_file(stored):
+    (stored / "tasks.parquet").write_bytes(b"no parquet")
+
+    outcome = windtunnel("explain", stored)
+
+    assert 2 == outcome.code
+    assert "tasks.parquet cannot be read" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(stored):
+    front, back = windtunnel("--debug", "explain", "no.wt"), windtunnel("explain", "no.wt", "--debug")
+
+    assert "Traceback" in front.stderr
+    assert "Traceback" in back.stderr
+
+
+def test_an_unforeseen_error_is_owned_up_to_without_a_traceback(stored, monkeypatch):
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr("windtunnel.simulate.replay", fail)
+    outcome = windtunnel("replay", stored)
+
+    assert 2 == outcome.code
+    assert "error: this is a defect of windtunnel: ZeroDivisionError: nobody thought of this" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_an_interrupt_ends_with_130(stored, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("windtunnel.simulate.replay", interrupt)
+
+    assert 130 == windtunnel("replay", stored).code
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_begins_with_a_runnable_example_and_fits_in_80_columns(verb):
+    outcome = windtunnel(verb, "--help")
+    lines = outcome.stdout.splitlines()
+
+    assert 0 == outcome.code
+    assert lines[2].startswith(f"  Example: windtunnel {verb} ")
+    assert 80 >= max(map(len, lines))
+
+
+def test_the_list_of_verbs_is_short_and_complete():
+    outcome = windtunnel("--help")
+
+    assert list(VERBS) == re.findall(r"^  ([a-z]+)   *[A-Z]", outcome.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert 80 >= max(map(len, outcome.stdout.splitlines()))
+
+
+def test_json_answers_all_carry_their_schema(stored, tmp_path):
+    ledger = ("--ledger", tmp_path / "none.db")
+    commands = [
+        ("explain", stored),
+        ("replay", stored),
+        ("diff", stored, stored),
+        ("slice", stored, "--name", "adam"),
+        ("whatif", stored, "--all", *ledger),
+        ("report", stored, *ledger),
+        ("receipts", *ledger),
+        ("list",),
+    ]
+
+    assert all(
+        json.loads(windtunnel(*command, "--json").stdout)["schema"].startswith("windtunnel.") for command in commands
+    )
+
+
+def test_names_that_try_to_be_something_else_only_change_the_text_shown(tmp_path):
+    stored = save(hostile_graph(), tmp_path / "hostile.wt")
+    verbs = [("explain", stored, "--by", "op"), ("replay", stored), ("diff", stored, stored), ("report", stored)]
+
+    outcomes = [windtunnel(*verb) for verb in verbs]
+
+    assert [0, 0, 0, 0] == [outcome.code for outcome in outcomes]
+    assert all(char.isprintable() or char == "\n" for outcome in outcomes for char in outcome.stdout + outcome.stderr)
+    assert all(len(line) < 1000 for outcome in outcomes for line in outcome.stdout.splitlines())
+    assert {"hostile.wt", "hostile.report.html"} == {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+def test_piped_output_has_no_control_codes_and_fits_in_80_columns(stored, tmp_path):
+    outcome = windtunnel_process(
+        "whatif", stored, "--all", "--ledger", tmp_path / "none.db", FORCE_COLOR="", TERM="xterm"
+    )
+
+    assert 0 == outcome.code
+    assert "\x1b" not in outcome.stdout + outcome.stderr
+    assert 80 >= max(map(len, outcome.stdout.splitlines()))
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough_is_no_error(stored):
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -m windtunnel explain {stored} --json | head -c 10"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+
+    assert "" == done.stderr.replace(f"next: windtunnel whatif {stored} --all\n", "")
+
+
+@pytest.mark.slow
+def test_names_that_the_terminal_cannot_show_are_no_reason_to_fail(stored):
+    strange = stored.rename(stored.parent / "tr\u6f22.wt")
+
+    outcomes = [
+        windtunnel_process("slice", strange, "--name", "adam", PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+        for encoding in ("utf-8", "ascii")
+    ]
+
+    assert [0, 2] == [outcome.code for outcome in outcomes]
+    assert "tr\u6f22.slice.wt" in outcomes[0].stdout
+    assert "tr\\u6f22.slice.wt is there already" in outcomes[1].stderr

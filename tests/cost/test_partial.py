@@ -1,0 +1,210 @@
+"""Partial flights run the captured operators again, in their old and their new form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.cost.programs import FLOAT, call_row, number, perceptron, perceptron_graph, tensor
+from windtunnel.cost import (
+    BASELINE,
+    Call,
+    Form,
+    ProfileDatabase,
+    Program,
+    UpdateForm,
+    known_ratios,
+    measure_ratios,
+    measure_update,
+)
+from windtunnel.cost.optimizer import touched_rows
+from windtunnel.errors import PriceError
+from windtunnel.graph import Phase
+
+torch = pytest.importorskip("torch")
+
+from windtunnel.cost._interpreter import Interpreter  # noqa: E402
+from windtunnel.cost._resize import scale_sizes  # noqa: E402
+
+
+def rehearsed(program: Program, form: Form = BASELINE) -> Interpreter:
+    interpreter = Interpreter(program, form)
+    interpreter.rehearse()
+    return interpreter
+
+
+def test_a_program_runs_forward_and_backward():
+    interpreter = rehearsed(perceptron())
+    lap = interpreter.run(detail=True)
+
+    assert {} == interpreter.failures
+    assert (lap.forward_ns[:4] > 0).all()
+    assert (lap.backward_ns[:4] > 0).all()
+    assert 1 == len(lap.passes_ns)
+
+
+def test_results_take_the_bytes_that_the_form_says():
+    usual, half = rehearsed(perceptron()), rehearsed(perceptron(), Form(autocast="bfloat16"))
+
+    assert [0.5, 0.5, 0.5] == (half.output_bytes[:3] / usual.output_bytes[:3]).tolist()
+    # the loss lies outside of every module, so it is computed in full precision
+    assert 1.0 == half.output_bytes[3] / usual.output_bytes[3]
+
+
+@pytest.mark.parametrize("batch", [8, 32, 48])
+def test_another_batch_size_reaches_every_result(batch):
+    interpreter = rehearsed(perceptron(batch=16), Form(batch=(16, batch)))
+    usual = rehearsed(perceptron(batch=16))
+
+    assert {} == interpreter.failures
+    assert [batch / 16] * 3 == (interpreter.output_bytes[:3] / usual.output_bytes[:3]).tolist()
+
+
+def test_a_frozen_layer_gets_no_gradient():
+    interpreter = rehearsed(perceptron(), Form(frozen=("0.weight", "0.bias")))
+    lap = interpreter.run(detail=True)
+
+    assert 0 == lap.backward_ns[0]
+    assert lap.backward_ns[2] > 0
+
+
+def test_several_passes_accumulate():
+    assert 3 == len(rehearsed(perceptron(), Form(num_passes=3)).run().passes_ns)
+
+
+@pytest.mark.slow
+def test_a_checkpointed_block_runs_as_one():
+    lap = rehearsed(perceptron(), Form(checkpointed=((0, 3),))).run(detail=True)
+
+    assert lap.forward_ns[0] > 0
+    assert [0.0, 0.0] == lap.forward_ns[1:3].tolist()
+    assert lap.backward_ns[0] > 0
+
+
+def test_what_cannot_be_run_is_replaced_by_fresh_tensors_and_named():
+    rows = list(perceptron().calls)
+    unknown = call_row("aten::no_such_operator(Tensor self) -> Tensor", [tensor(4, [16, 32])], [tensor(5, [16, 32])])
+    rows[1] = Call(**unknown, layer="1", phase=Phase.FORWARD)
+    ratios = measure_ratios(Program(tuple(rows), perceptron().parameters, threads=1), Form(num_passes=2), budget_s=0.01)
+
+    assert [1] == list(ratios.failures)
+    assert 1.0 == ratios.forward[1]
+
+
+def test_a_state_that_does_not_fit_its_input_is_never_run():
+    """A recurrent operator would read beyond the end of a smaller state."""
+    schema = (
+        "aten::lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout, "
+        "bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)"
+    )
+    states, weights = [tensor(2, [1, 7, 5]), tensor(3, [1, 7, 5])], [tensor(4, [20, 3]), tensor(5, [20, 5])]
+    listed = [
+        (
+            [one[0] for one in items],
+            [one[1] for one in items],
+            f"GenericList[{FLOAT},{FLOAT}]",
+            [one[3] for one in items],
+        )
+        for items in (states, weights)
+    ]
+    settings = [number(False, "Bool"), number(1), number(0.0, "Double")]
+    flags = [number(value, "Bool") for value in (True, False, True)]
+    row = call_row(
+        schema,
+        [tensor(1, [6, 4, 3]), *listed, *settings, *flags],
+        [tensor(6, [6, 4, 5]), tensor(7, [1, 7, 5]), tensor(8, [1, 7, 5])],
+    )
+    interpreter = rehearsed(Program((Call(**row, phase=Phase.FORWARD),), {}), Form(batch=(6, 12)))
+
+    assert "does not fit" in interpreter.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scaled"), [((32, 10), (64, 10)), ((96, 10), (192, 10)), ((7, 5), (7, 5)), ((10, 32), (10, 64)), ((), ())]
+)
+def test_the_first_size_of_the_batch_is_scaled(sizes, scaled):
+    assert scaled == scale_sizes(sizes, (32, 64))
+
+
+def test_a_measurement_is_not_made_twice(tmp_path):
+    database = ProfileDatabase(tmp_path / "profile.db")
+    form = Form(num_passes=2)
+    assert known_ratios(perceptron(), form, database=database) is None
+    first = measure_ratios(perceptron(), form, database=database, budget_s=0.2)
+    second = known_ratios(perceptron(), form, database=database)
+
+    assert "measured:database" == second.source
+    assert np.array_equal(first.forward, second.forward)
+    assert first.backward_total == second.backward_total
+
+
+def test_ratios_are_one_where_there_is_nothing_to_run():
+    ratios = measure_ratios(perceptron(), Form(threads=1), budget_s=0.01)
+
+    assert [1.0, 1.0] == ratios.forward[4:].tolist()
+    assert (ratios.forward > 0).all()
+
+
+def test_an_update_is_flown_by_itself():
+    optimizers = perceptron_graph(width=64).meta["optimizers"]
+    measured = measure_update(optimizers, UpdateForm({"fused": True, "foreach": False}), threads=1, budget_s=0.05)
+
+    assert measured.old_ns > 0
+    assert measured.new_ns > 0
+    assert measured.rounds >= 5
+
+
+def test_fewer_parameters_take_less_of_an_update(tmp_path):
+    optimizers = perceptron_graph(width=512).meta["optimizers"]
+    form = UpdateForm(frozen=frozenset({"0.weight"}))
+    database = ProfileDatabase(tmp_path / "profile.db")
+    measured = measure_update(optimizers, form, threads=1, database=database, budget_s=0.05)
+
+    assert measured.ratio < 0.9
+    assert 1 == len(database)
+
+
+def test_rows_of_embeddings_that_nothing_reads_get_no_gradient():
+    schema = "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1) -> Tensor"
+    row = call_row(schema, [tensor(1, [100, 8]), tensor(2, [50], "Tensor(long int)"), number(-1)], [tensor(3, [50, 8])])
+    program = Program((Call(**row), Call(mark="backward")), {1: "table.weight"})
+
+    assert {"table.weight": pytest.approx(1 - np.exp(-0.5))} == touched_rows(program)
+    assert {} == touched_rows(perceptron())
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"class": "mine.Lion", "groups": []}, "not one of torch.optim"),
+        ({"class": "torch.optim.rprop.Rprop", "groups": []}, "no option 'fused'"),
+    ],
+)
+def test_an_optimiser_that_cannot_be_flown_says_why(description, message):
+    with pytest.raises(PriceError, match=message):
+        measure_update([description], UpdateForm({"fused": True}))
+
+
+@pytest.mark.slow
+def test_a_captured_step_is_run_again_whole():
+    """The program of a real step takes about as long as its operators do in the step."""
+    from windtunnel.cost import program_of
+    from windtunnel.sources.torch_step import capture
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images = torch.randn(8, 3, 32, 32)
+
+    def step():
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+
+    program = program_of(capture(step, iterations=4))
+    ratios = measure_ratios(program, Form(batch=(8, 16)), budget_s=1.0)
+
+    assert 8 == program.batch_size
+    assert {} == ratios.failures
+    assert {"backward", "update"} == {call.mark for call in program.calls if call.mark}
+    assert 2.0 == ratios.output_bytes[next(row for row, call in enumerate(program.calls) if "conv" in call.operator)]

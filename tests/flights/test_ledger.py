@@ -1,0 +1,146 @@
+"""The receipts ledger: what goes in comes out, whoever writes and whatever the names are."""
+
+import sqlite3
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.flights._stats import Estimate
+from windtunnel.flights.ledger import Ledger
+from windtunnel.flights.receipt import Receipt, table_of
+
+HOSTILE = [
+    "'; DROP TABLE receipts; --",
+    "../../etc/passwd",
+    "<script>alert(1)</script>",
+    "\udcff\ud800",
+    "\x00\x1b[31m",
+    "n" * 100_000,
+]
+
+
+def receipt(whatif="amp", *, predicted_ns=50.0, speedup=2.0, target="train.py", **more):
+    changed = Estimate(100.0 / speedup, 99.0 / speedup, 101.0 / speedup)
+    return Receipt(
+        whatif=whatif,
+        predicted_baseline_ns=100.0,
+        predicted_ns=predicted_ns,
+        baseline=Estimate(100.0, 99.0, 101.0),
+        changed=changed,
+        speedup=Estimate(speedup, speedup * 0.98, speedup * 1.02),
+        target=target,
+        **more,
+    )
+
+
+def add_some(path, first, number):
+    for place in range(number):
+        Ledger(path).add(receipt(target=f"{first + place}"))
+
+
+def test_a_receipt_comes_back_as_it_went_in(tmp_path):
+    ledger = Ledger(tmp_path / "deep" / "receipts.db")
+    first = receipt("batch-size", parameters={"factor": 2}, notes=("still drifting",), num_rounds=25)
+    second = receipt("amp")
+    ledger.add(first)
+    ledger.add(second)
+
+    assert [first, second] == ledger.receipts()
+    assert [second] == ledger.receipts("amp")
+    assert 2 == len(ledger)
+
+
+def test_a_ledger_that_is_not_there_is_empty_and_is_not_made_by_reading(tmp_path):
+    ledger = Ledger(tmp_path / "receipts.db")
+
+    assert [] == ledger.receipts()
+    assert 0 == len(ledger)
+    assert not ledger.path.exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_change_nothing_but_the_text(tmp_path, name):
+    ledger = Ledger(tmp_path / "receipts.db")
+    ledger.add(receipt(name, target=name))
+    ledger.add(receipt("amp"))
+
+    shown = name.encode(errors="replace").decode()
+
+    assert [shown, "amp"] == [kept.whatif for kept in ledger.receipts()]
+    assert 2 == len(ledger)
+
+
+@settings(max_examples=20)
+@given(name=st.text(), target=st.text())
+def test_any_text_can_be_a_name(tmp_path_factory, name, target):
+    ledger = Ledger(tmp_path_factory.mktemp("ledger") / "receipts.db")
+    ledger.add(receipt(name, target=target))
+
+    assert [target] == [kept.target for kept in ledger.receipts(name)]
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "receipts.db"
+    with ProcessPoolExecutor(4) as pool:
+        for future in [pool.submit(add_some, path, 100 * worker, 10) for worker in range(4)]:
+            future.result()
+
+    expected = sorted(str(100 * worker + place) for worker in range(4) for place in range(10))
+    assert expected == sorted(kept.target for kept in Ledger(path).receipts())
+
+
+def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes " * 1000)
+
+    with pytest.raises(InputError, match=r"cannot be used[\s\S]*notes\.txt[\s\S]*--ledger"):
+        Ledger(path).add(receipt())
+    assert "my notes " * 1000 == path.read_text()
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE receipts (x)")
+    other.close()
+    before = path.read_bytes()
+
+    for use in (lambda: Ledger(path).add(receipt()), Ledger(path).receipts):
+        with pytest.raises(InputError, match="not a receipts ledger"):
+            use()
+    assert before == path.read_bytes()
+
+
+def test_a_ledger_of_a_newer_version_is_refused(tmp_path):
+    ledger = Ledger(tmp_path / "receipts.db")
+    ledger.add(receipt())
+    with sqlite3.connect(ledger.path) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    newer.close()
+
+    with pytest.raises(SchemaVersionError, match="schema version 99"):
+        ledger.receipts()
+
+
+def test_a_receipt_prints_prediction_beside_measurement():
+    line = str(receipt(predicted_ns=52.5, num_rounds=25))
+
+    assert line == "amp  predicted 1.90x, measured 2.00x (1.96-2.04, 90%), off by +5.0%; 100 ns -> 50 ns, 25 rounds"
+
+
+def test_the_error_is_that_of_the_iteration_time():
+    kept = receipt(predicted_ns=55.0, speedup=2.0)
+
+    assert pytest.approx(0.1) == kept.error_ratio
+    assert pytest.approx(0.1) == kept.absolute_error_ratio
+
+
+def test_receipts_are_a_table_with_units_in_the_column_names():
+    table = table_of([receipt("amp"), receipt("gc-pauses")])
+
+    assert ["amp", "gc-pauses"] == table["whatif"].to_pylist()
+    assert [50.0, 50.0] == table["changed_ns"].to_pylist()
+    assert {"speedup_low", "baseline_high_ns", "error_ratio"} <= set(table.column_names)

@@ -1,0 +1,84 @@
+"""What is read from a host's own files, on hosts that we know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from windtunnel.hardware import devices, machine, recognise
+from windtunnel.hardware.host import this_host
+
+CPUINFO = """processor : 0
+model name : Example(R) Xeon(R)  Gold 1
+siblings : 64
+cpu cores : 32
+flags : fpu sse4_2 avx avx2 fma avx512f avx512_bf16 amx_bf16 rdrand
+"""
+
+
+def write_host(root, cpu_max="max 100000"):
+    cache = root / "sys/devices/system/cpu/cpu0/cache"
+    files = {
+        root / "proc/cpuinfo": CPUINFO,
+        root / "proc/meminfo": "MemTotal: 1048576 kB\n",
+        root / "sys/fs/cgroup/cpu.max": cpu_max,
+    }
+    levels = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K"), ("3", "Unified", "36M")]
+    for number, (level, kind, size) in enumerate(levels):
+        for name, text in (("level", level), ("type", kind), ("size", size)):
+            files[cache / f"index{number}" / name] = text
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_processor_memory_caches_and_instruction_sets_are_read(tmp_path):
+    host = this_host(devices(), write_host(tmp_path))
+
+    assert "Example Xeon Gold 1" == host.cpu_name
+    assert 2**30 == host.memory_bytes
+    assert {"l1d": 48 * 2**10, "l2": 2**21, "l3": 36 * 2**20} == host.cache_bytes
+    assert ("amx_bf16", "avx", "avx2", "avx512_bf16", "avx512f", "fma", "sse4_2") == host.isa_flags
+
+
+def test_a_container_with_a_quota_of_one_core_has_one_core(tmp_path):
+    host = this_host(devices(), write_host(tmp_path, cpu_max="150000 100000"))
+
+    assert (1, 1) == (host.num_cores, host.num_threads)
+
+
+def test_a_host_without_proc_and_sys_is_still_a_machine(tmp_path):
+    host = this_host(devices(), tmp_path)
+
+    assert host.num_cores >= 1
+    assert host.memory_bytes > 0
+    assert () == host.isa_flags
+
+
+def test_this_host_keeps_its_fingerprint_and_serialises():
+    host = machine("this host")
+
+    assert machine().fingerprint() == host.fingerprint()
+    assert host.num_cores == json.loads(json.dumps(host.json()))["num_cores"]
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "memory_mib", "name"),
+    [
+        ("NVIDIA H200", 143_771, "h200-sxm5-141g"),
+        ("NVIDIA A100-SXM4-40GB", 40_960, "a100-sxm4-40g"),
+        ("NVIDIA A100-PG509-200", 40_337, "a100-sxm4-40g"),
+        ("NVIDIA A100 80GB PCIe", 81_920, "a100-pcie-80g"),
+        ("Tesla V100-SXM2-32GB", 32_501, "v100-sxm2-32g"),
+        ("NVIDIA GeForce RTX 4090", 24_564, "rtx4090"),
+    ],
+)
+def test_a_gpu_is_recognised_by_its_driver_name_and_memory(driver_name, memory_mib, name):
+    assert name == recognise(driver_name, memory_mib * 2**20).name
+
+
+@pytest.mark.parametrize("driver_name", ["", "Some Card", "AMD Radeon Graphics"])
+def test_an_unknown_gpu_is_left_out(driver_name):
+    assert recognise(driver_name, 2**34) is None

@@ -1,0 +1,52 @@
+"""What the docs say runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[object]:
+    found = [
+        (page.relative_to(ROOT).as_posix(), text)
+        for page in PAGES
+        if "_build" not in page.parts
+        for kind, text in FENCE.findall(page.read_text(encoding="utf-8"))
+        if kind == language
+    ]
+    return [pytest.param(text, id=f"{name}-{number}") for number, (name, text) in enumerate(found)]
+
+
+@pytest.mark.parametrize("code", [block for block in blocks("python") if "train_step" not in block.values[0]])
+def test_python_in_the_docs_runs(code):
+    pytest.importorskip("torch")
+
+    exec(compile(code, "docs", "exec"), {"__name__": "docs"})
+
+
+@pytest.mark.parametrize("code", blocks("console"))
+def test_commands_in_the_docs_exist_with_their_options(code):
+    from windtunnel.cli._app import app
+
+    for line in code.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if not words or words[0] != "windtunnel":
+            continue
+        shown = CliRunner().invoke(app, [words[1], "--help"])
+        own = words[: words.index("--")] if "--" in words else words
+        options = [word for word in own if word.startswith("--")]
+        if words[1] == "capture":
+            options = [
+                word for word in options if words.index(word) < words.index(next(w for w in words if w.endswith(".py")))
+            ]
+
+        assert shown.exit_code == 0, line
+        assert [o for o in options if o not in shown.output] == [], line

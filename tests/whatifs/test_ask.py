@@ -1,0 +1,146 @@
+"""Requests as text, answers as lines, tables and JSON, ranked and in pairs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from tests.whatifs.steps import Layer, cpu_step, gpu_step
+from windtunnel.errors import InputError
+from windtunnel.graph import GraphBuilder
+from windtunnel.simulate import replay
+from windtunnel.whatifs import apply, parse_request, parse_requests, whatif
+from windtunnel.whatifs.answer import iteration_ns, table_of
+
+LAYERS = [Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 300, param_bytes=4000)]
+
+
+@dataclass(frozen=True)
+class Backing:
+    """What past flights say, as the ledger gives it."""
+
+    low: float = 1.12
+    high: float = 1.23
+    confidence: float = 0.9
+    num_receipts: int = 14
+
+
+def test_values_are_read_in_their_units():
+    request = parse_request("data-parallel:num_ranks=4,latency_ns=2us,bucket_bytes=1MiB,bandwidth_bytes_per_s=25GB/s")
+    expected = {"num_ranks": 4, "latency_ns": 2000, "bucket_bytes": 2**20, "bandwidth_bytes_per_s": 25 * 10**9}
+
+    assert expected == request.steps[0].parameters
+
+
+def test_a_request_reads_what_it_prints():
+    text = "data-parallel:num_ranks=4,link=nvlink4+top-k:density_ratio=0.05"
+
+    assert text == str(parse_request(text))
+    assert [0.05] == list(parse_request("top-k:density_ratio=5%").steps[0].parameters.values())
+
+
+def test_commas_separate_names_and_parameters_of_one_name():
+    requests = parse_requests("data-parallel:num_ranks=4,link=nvlink4,faster-cpu,p3:by_priority=no")
+
+    assert ["data-parallel:num_ranks=4,link=nvlink4", "faster-cpu", "p3:by_priority=False"] == list(map(str, requests))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data-paralel", r"no whatif is called 'data-paralel'[\s\S]*data-parallel"),
+        ("data-parallel:ranks=2", r"no parameter 'ranks'[\s\S]*num_ranks"),
+        ("data-parallel:num_ranks=many", r"num_ranks cannot be 'many'"),
+        ("data-parallel:num_ranks", r"'num_ranks' gives no value"),
+        ("data-parallel:latency_ns=2parsec", r"no known unit of duration"),
+        ("p3:by_priority=perhaps", r"by_priority cannot be 'perhaps'"),
+        ("", r"no whatif is called ''"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_what_would_be_right(text, message):
+    with pytest.raises(InputError, match=message):
+        parse_request(text)
+
+
+def test_answers_are_ranked_and_those_without_work_say_why():
+    answers = whatif(cpu_step(LAYERS), ["faster-device", "faster-cpu:factor=4", "faster-cpu"])
+
+    assert ["faster-cpu:factor=4", "faster-cpu", "faster-device"] == [str(answer.request) for answer in answers]
+    assert [4.0, 2.0] == [answer.speedup for answer in answers[:2]]
+    assert "faster-device  not applicable: no task runs on a device" == str(answers[2])
+
+
+def test_all_asks_every_registered_what_if_and_keeps_its_order():
+    graph = gpu_step(LAYERS)
+    first, second = (whatif(graph, "all") for _ in range(2))
+
+    assert list(map(str, first)) == list(map(str, second))
+    assert {"vdnn", "data-parallel", "cuda-graphs"} <= {answer.name for answer in first}
+
+
+def test_what_changes_only_durations_is_replayed_in_one_batch_with_the_same_result():
+    graph = gpu_step(LAYERS)
+    requests = ["faster-device", "faster-device:factor=3"]
+
+    for answer in whatif(graph, requests):
+        assert replay(apply(graph, answer.request)).makespan_ns == answer.predicted_ns == answer.timeline.makespan_ns
+
+
+def test_pairs_of_different_families_are_asked_in_the_order_in_which_they_apply():
+    """Compression alone has nothing to compress; behind data parallelism it has."""
+    answers = whatif(gpu_step(LAYERS), ["data-parallel", "cuda-graphs", "faster-cpu", "faster-device"], pairs=True)
+    names = {answer.name for answer in answers}
+
+    assert "data-parallel+cuda-graphs" in names or "cuda-graphs+data-parallel" in names
+    assert "faster-cpu+faster-device" not in names
+    assert all(answer.is_applicable for answer in answers if "+" in answer.name)
+
+
+def test_more_samples_per_iteration_count():
+    (answer,) = whatif(
+        cpu_step(LAYERS), "data-parallel:num_ranks=2,num_cores=64,bandwidth_bytes_per_s=1e12,latency_ns=0"
+    )
+
+    assert 2 == answer.samples_ratio
+    assert 1.9 < answer.speedup <= 2.0
+
+
+def test_an_answer_prints_as_one_useful_line():
+    (answer,) = whatif(cpu_step(LAYERS), "faster-cpu")
+    backed = answer.backed_by(Backing())
+
+    assert str(answer).startswith("faster-cpu  2.00x (no receipt backs this number); 3.30 µs")
+    assert str(backed).startswith("faster-cpu  2.00x (1.12-1.23, 90 %, 14 receipts); 3.30 µs")
+
+
+def test_an_answer_is_json_with_raw_units_and_a_row():
+    answers = whatif(cpu_step(LAYERS), ["faster-cpu", "faster-device"])
+    document = json.loads(answers[0].json())
+
+    assert "windtunnel.answer/1" == document["schema"]
+    assert (6600, 3300, 2.0) == (document["baseline_ns"], document["predicted_ns"], document["speedup"])
+    assert {"assumed factor": 1.0} == document["cost_shares"]
+    assert json.loads(answers[1].json())["predicted_ns"] is None
+    assert [True, False] == table_of(answers)["is_applicable"].to_pylist()
+
+
+def test_a_graph_too_large_to_keep_is_made_again_when_it_is_looked_at(monkeypatch):
+    monkeypatch.setattr("windtunnel.whatifs.ask._KEPT_TASKS", 0)
+    for answer in whatif(cpu_step(LAYERS), ["faster-cpu", "data-parallel:num_cores=64"]):
+        assert "graph" not in vars(answer)
+        assert iteration_ns(answer.timeline, 1) == answer.predicted_ns
+
+
+def test_progress_is_told():
+    told = []
+    whatif(cpu_step(LAYERS), "faster-cpu", progress=lambda what, done, total: told.append((what, done, total)))
+
+    assert ("editing faster-cpu", 0, 1) in told
+
+
+def test_an_empty_graph_is_answered_not_refused():
+    (answer,) = whatif(GraphBuilder().build(), "faster-cpu")
+
+    assert "the graph has no tasks" == answer.reason

@@ -1,0 +1,169 @@
+"""What-ifs about communication, worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Kind
+from windtunnel.simulate import replay
+from windtunnel.whatifs.answer import iteration_ns
+from windtunnel.whatifs.blueconnect import blueconnect
+from windtunnel.whatifs.compression import dgc, fp16_gradients, powersgd, top_k
+from windtunnel.whatifs.data_parallel import data_parallel
+from windtunnel.whatifs.faster import faster_link
+from windtunnel.whatifs.workers import rank_count, straggler
+from windtunnel.whatifs.zero import zero_1, zero_2
+
+TWO = [Layer("a", param_bytes=4000), Layer("b", param_bytes=4000)]
+WIRE = {"bandwidth_bytes_per_s": 1e9, "latency_ns": 0}
+
+
+def parallel(num_ranks=4, **wire):
+    """Two buckets of 4000 bytes; of four ranks each all-reduce takes 2 * 3/4 * 4000 = 6000 ns."""
+    options = {**WIRE, "first_bucket_bytes": 1, "bucket_bytes": 1, **wire}
+    return data_parallel(gpu_step(TWO, launch_ns=1), num_ranks=num_ranks, **options)
+
+
+def messages(graph):
+    """Durations of all communication, by row."""
+    return graph.duration_ns[graph.select(kind=Kind.COMM)].tolist()
+
+
+def test_blueconnect_halves_the_message_after_the_first_dimension():
+    """Two by two ranks: 1/2 * 4000 inside, then 1/2 * 2000 outside, and both again in reverse."""
+    graph = blueconnect(parallel(), sizes="2x2")
+    names = ["reduce_scatter dimension 0", "reduce_scatter dimension 1", "all_gather dimension 1"]
+
+    for name, expected in zip([*names, "all_gather dimension 0"], (2000, 1000, 1000, 2000), strict=True):
+        assert [expected, expected] == graph.duration_ns[graph.select(name=name)].tolist()
+
+
+def test_blueconnect_lets_buckets_follow_each_other_through_the_dimensions():
+    """Both buckets are ready before dimension 0 is free; the second enters it while the first is in dimension 1."""
+    timeline = replay(blueconnect(parallel(), sizes="2x2"))
+    first, second = start_of(timeline, "reduce_scatter dimension 0")
+
+    assert first + 2000 == second
+    assert [first + 2000, second + 2000] == start_of(timeline, "reduce_scatter dimension 1")
+    # gathering begins at 2000 + 1000 + 1000; the second scatter holds dimension 0 until then, and goes on without a gap
+    assert [first + 6000, first + 8000] == finish_of(timeline, "all_gather dimension 0")
+
+
+def test_blueconnect_beats_a_flat_ring_over_the_slower_link():
+    flat = replay(parallel(latency_ns=10_000)).makespan_ns
+    apart = replay(blueconnect(parallel(latency_ns=10_000), sizes="2x2", links="nvlink4/infiniband-ndr")).makespan_ns
+
+    assert apart < flat
+
+
+def test_blueconnect_refuses_sizes_that_are_not_the_workers():
+    with pytest.raises(InputError, match="8x2 are 16 workers, not 4"):
+        blueconnect(parallel(), sizes="8x2")
+    with pytest.raises(NotApplicableError, match="2 workers make a ring of one dimension"):
+        blueconnect(parallel(num_ranks=2))
+    with pytest.raises(NotApplicableError, match="no gradients are all-reduced"):
+        blueconnect(gpu_step(TWO))
+
+
+@pytest.mark.parametrize(
+    ("compress", "ratio"),
+    [
+        (fp16_gradients, 0.5),
+        (lambda graph, **given: top_k(graph, density_ratio=0.1, **given), 0.2),
+        (lambda graph, **given: dgc(graph, density_ratio=0.1, preset="paper", **given), 0.1),
+        (lambda graph, **given: powersgd(graph, rank=1, matrix_rows=8, **given), 0.25),
+    ],
+)
+def test_compression_shortens_messages_by_its_ratio(compress, ratio):
+    graph = compress(parallel(), bandwidth_bytes_per_s=1e12)
+
+    assert [ratio * 6000, ratio * 6000] == messages(graph)
+    assert [ratio * 4000] * 2 == graph.tasks["message_bytes"][graph.select(kind=Kind.COMM)].tolist()
+
+
+def test_factors_are_counted_from_the_shapes_that_the_capture_knows():
+    """64 x 64 becomes 1 x (64 + 64), 2 x 2 and a vector stay: 128 + 4 + 8 of 4108 numbers."""
+    group = {"parameters": ["a.w", "b.w", "b.b"], "shapes": [[64, 64], [2, 2], [8]], "dtypes": ["float32"] * 3}
+    graph = powersgd(parallel().with_meta(optimizers=[{"groups": [group]}]), rank=1, bandwidth_bytes_per_s=1e12)
+
+    assert [round(6000 * 140 / 4108)] * 2 == messages(graph)
+
+
+def test_compression_leaves_the_latency_of_messages():
+    """2 * 3 steps of 100 ns each stay; the 6000 ns of bytes are halved."""
+    graph = fp16_gradients(parallel(latency_ns=100), bandwidth_bytes_per_s=1e12)
+
+    assert [3600, 3600] == messages(graph)
+
+
+def test_compressing_delays_the_next_backward_task_and_restoring_delays_the_update():
+    """1.5 passes over 4000 bytes at 1 byte per ns: 6000 ns each."""
+    before = replay(parallel())
+    after = replay(fp16_gradients(parallel(), bandwidth_bytes_per_s=1e9))
+
+    assert 6000 == start_of(after, "backward")[1] - start_of(before, "backward")[1]
+    assert max(finish_of(after, "restore")) == min(start_of(after, "update"))
+
+
+def test_compression_keeps_what_it_does_not_send():
+    base = parallel().meta["memory_base_bytes"]
+
+    assert base + 8000 == top_k(parallel(), bandwidth_bytes_per_s=1e9).meta["memory_base_bytes"]
+    assert base + 16_000 == dgc(parallel(), bandwidth_bytes_per_s=1e9).meta["memory_base_bytes"]
+
+
+def test_sharded_updates_take_a_share_and_parameters_are_gathered_after_them():
+    """Updates of 30 ns become 8 (rounded); two all-gathers of half an all-reduce follow the last."""
+    timeline = replay(zero_1(parallel()))
+
+    assert [8, 8] == timeline.graph.duration_ns[timeline.graph.select(name="update")].tolist()
+    assert max(finish_of(timeline, "update")) + 3000 + 3000 == timeline.makespan_ns
+
+
+def test_sharded_gradients_are_scattered_in_half_the_time():
+    graph = zero_2(parallel())
+
+    assert [3000, 3000, 3000, 3000] == messages(graph)
+
+
+def test_sharding_saves_all_but_one_share_of_what_is_sharded():
+    graph = parallel().with_meta(memory_base_bytes=100_000)
+
+    assert 100_000 - 2 * 8000 * 3 // 4 == zero_1(graph).meta["memory_base_bytes"]
+    assert 100_000 - 3 * 8000 * 3 // 4 == zero_2(graph).meta["memory_base_bytes"]
+
+
+def test_another_number_of_ranks_is_priced_by_the_ring():
+    """From 4 to 8 ranks: 2 * 7/8 * 4000."""
+    graph = rank_count(parallel(), num_ranks=8)
+
+    assert [7000, 7000] == messages(graph)
+    assert 8 == graph.meta["world_size"] == graph.meta["samples_ratio"]
+
+
+def test_a_straggler_holds_up_the_others_where_they_meet():
+    """Slow worker: backward of b ends later by half of 100 + 100 + 200; every rank waits for it."""
+    before = replay(parallel())
+    after = replay(straggler(parallel(), factor=1.5))
+    late = min(start_of(after, "all-reduce.*")) - min(start_of(before, "all-reduce.*"))
+
+    assert 2 == after.graph.num_ranks
+    assert 200 <= late <= 210
+    assert 1 == len({min(start_of(after, "update"))})
+
+
+def test_faster_links_need_something_that_is_sent():
+    assert [3000, 3000] == messages(faster_link(parallel(), factor=2))
+    with pytest.raises(NotApplicableError, match="nothing is sent"):
+        faster_link(cpu_step(TWO))
+
+
+def test_compression_gains_little_where_communication_hides_behind_computation():
+    """Daydream's point: a what-if is worth what it takes off the critical path, not what it takes off a task."""
+    hidden = data_parallel(gpu_step(TWO, launch_ns=1), num_ranks=4, bandwidth_bytes_per_s=1e12, latency_ns=0)
+    bare, smaller = replay(hidden), replay(fp16_gradients(hidden, bandwidth_bytes_per_s=1e15))
+
+    assert np.isclose(iteration_ns(bare, 1), iteration_ns(smaller, 1), rtol=0.02)

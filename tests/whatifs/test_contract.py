@@ -1,0 +1,127 @@
+"""What every registered what-if keeps, whoever wrote it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.strategies import graphs
+from tests.whatifs.steps import Layer, cpu_step, gpu_step
+from windtunnel import registry
+from windtunnel.errors import NotApplicableError, PriceError, WindtunnelError
+from windtunnel.graph import Graph, GraphBuilder, Kind, apply_edits
+from windtunnel.simulate import replay
+from windtunnel.whatifs import apply, parse_request
+from windtunnel.whatifs.data_parallel import data_parallel
+
+NAMES = sorted(registry.all("whatif"))
+MIB = 2**20
+LAYERS = [
+    Layer(name, 3000, 6000, 900, param_bytes=size * MIB, output_bytes=4 * MIB)
+    for name, size in (("stem.relu", 1), ("body.linear", 30), ("head", 2))
+]
+WIDE = Layer("wide", 3_000_000, 6_000_000, 900_000, param_bytes=3 * MIB, output_bytes=4 * MIB)
+
+
+def samples() -> Iterator[tuple[str, Graph]]:
+    """Steps of many kinds: on a thread, on a stream, with several workers, with several iterations."""
+    yield "cpu", cpu_step([*LAYERS, WIDE], data_ns=400_000)
+    yield "gpu", gpu_step(LAYERS, copy_ns=2000)
+    yield "gpu, parallel", data_parallel(gpu_step(LAYERS), num_ranks=4)
+    yield "cpu, parallel", data_parallel(cpu_step(LAYERS), num_cores=1)
+    yield "cpu, twice", cpu_step(LAYERS, data_ns=400_000, gap_ns=7).concat(2)
+
+
+SAMPLES = dict(samples())
+
+
+def attempt(name: str, graph: Graph) -> Graph | WindtunnelError:
+    """Apply a what-if, or say why not."""
+    try:
+        return apply(graph, parse_request(name))
+    except WindtunnelError as error:
+        return error
+
+
+OUTCOMES = {(name, sample): attempt(name, graph) for name in NAMES for sample, graph in SAMPLES.items()}
+APPLICABLE = [key for key, outcome in OUTCOMES.items() if isinstance(outcome, Graph)]
+
+
+@pytest.mark.parametrize(("name", "sample"), APPLICABLE)
+class TestEveryChange:
+    def test_leaves_a_valid_graph_and_the_old_one_untouched(self, name, sample):
+        graph, fresh = SAMPLES[sample], dict(samples())[sample]
+        changed = OUTCOMES[name, sample].validate()
+
+        assert replay(changed).makespan_ns > 0
+        assert graph.equals(fresh)
+
+    def test_gives_the_same_graph_twice(self, name, sample):
+        assert OUTCOMES[name, sample].equals(attempt(name, SAMPLES[sample]))
+
+    def test_is_done_again_by_its_recorded_edits(self, name, sample):
+        graph, changed = SAMPLES[sample], OUTCOMES[name, sample]
+        edits = changed.edits[len(graph.edits) :]
+        again = apply_edits(graph, [type(edit).from_json(json.loads(json.dumps(edit.json()))) for edit in edits])
+
+        assert edits
+        assert changed.equals(again)
+        assert changed.meta == again.meta
+
+    def test_can_be_undone(self, name, sample):
+        graph, changed = SAMPLES[sample], OUTCOMES[name, sample]
+        for _ in changed.edits[len(graph.edits) :]:
+            changed = changed.undo()
+
+        assert graph.equals(changed)
+
+    def test_says_who_priced_what_it_added(self, name, sample):
+        graph, changed = SAMPLES[sample], OUTCOMES[name, sample]
+        added = changed.duration_ns[graph.num_tasks :] > 0
+        is_copy = changed.num_iterations != graph.num_iterations or changed.num_ranks != graph.num_ranks
+
+        if added.any() and not is_copy:
+            assert "" not in changed.tasks.strings("cost_source").to_numpy()[graph.num_tasks :][added].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryRegistration:
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(graph=graphs())
+    def test_makes_of_any_graph_a_valid_one_or_says_why_not(self, name, graph):
+        outcome = attempt(name, graph)
+
+        assert outcome.message if isinstance(outcome, WindtunnelError) else outcome.validate().num_tasks >= 0
+
+    def test_refuses_an_empty_graph_kindly(self, name):
+        with pytest.raises(NotApplicableError, match="no tasks"):
+            apply(GraphBuilder().build(), parse_request(name))
+
+    def test_itself_refuses_a_graph_that_holds_nothing_for_it(self, name):
+        builder = GraphBuilder()
+        builder.task("join", kind=Kind.VIRTUAL, duration_ns=0)
+        plugin = registry.get("whatif", name)
+
+        with pytest.raises((NotApplicableError, PriceError)):
+            plugin.function(builder.build())
+
+    def test_is_documented_and_has_a_source(self, name):
+        plugin = registry.get("whatif", name)
+
+        assert plugin.source
+        assert plugin.summary.endswith(".")
+        assert name == name.lower()
+
+    def test_has_a_default_for_every_parameter(self, name):
+        parameters = registry.get("whatif", name).parameters.values()
+
+        assert [] == [one.name for one in parameters if one.default is inspect.Parameter.empty]
+
+    def test_says_in_words_why_it_does_not_apply(self, name):
+        reasons = [OUTCOMES[name, sample] for sample in SAMPLES if (name, sample) not in APPLICABLE]
+
+        assert all(len(reason.message) > 10 for reason in reasons)

@@ -1,0 +1,159 @@
+"""Faster hardware, fewer launches, other update orders, worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.whatifs.steps import Layer, cpu_step, gpu_step, start_of
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import EdgeKind, Phase
+from windtunnel.simulate import replay
+from windtunnel.whatifs.cuda_graphs import cuda_graphs
+from windtunnel.whatifs.data_parallel import data_parallel
+from windtunnel.whatifs.faster import faster_cpu, faster_device
+from windtunnel.whatifs.loading import pinned_memory
+from windtunnel.whatifs.optimizer_in_backward import optimizer_in_backward
+
+TWO = [Layer("a"), Layer("b")]
+
+
+def speedup(change, graph):
+    """Makespan before over after."""
+    return replay(graph).makespan_ns / replay(change(graph)).makespan_ns
+
+
+def test_a_processor_twice_as_fast_halves_work_and_gaps():
+    assert 2.0 == speedup(faster_cpu, cpu_step(TWO, gap_ns=4))
+
+
+def test_a_faster_device_gains_little_where_launching_is_the_bottleneck():
+    """Daydream, claim (a): what a change buys depends on whether the launches or the kernels are critical."""
+    launch_bound, device_bound = gpu_step(TWO, launch_ns=500), gpu_step(TWO, launch_ns=1)
+
+    assert speedup(faster_device, launch_bound) < 1.01
+    assert speedup(faster_device, device_bound) > 1.9
+    assert speedup(faster_cpu, launch_bound) > 1.9
+
+
+def test_a_step_on_the_cpu_has_no_device_to_make_faster():
+    with pytest.raises(NotApplicableError, match="no task runs on a device"):
+        faster_device(cpu_step(TWO))
+    with pytest.raises(InputError, match="cannot be -1 times as fast"):
+        faster_cpu(cpu_step(TWO), factor=-1)
+
+
+def test_one_launch_leaves_only_the_kernels():
+    """First kernel 5 ns after the launch begins, then 2 * (100 + 200 + 30) ns without a gap."""
+    graph = gpu_step(TWO, launch_ns=500)
+    changed = cuda_graphs(graph, launch_ns=40)
+
+    assert 5 + 660 == replay(changed).makespan_ns
+    assert 1 == changed.select(name="launch graph").sum()
+    assert 0 == changed.select(name="launch .*ward").sum()
+
+
+def test_calls_that_wait_for_the_device_cut_the_graph():
+    """A wait in the middle of the step stays on the host, and what comes after it still comes after it."""
+    graph = gpu_step(TWO, launch_ns=500)
+    forward, call = (
+        np.flatnonzero(graph.select(name="forward"))[-1],
+        np.flatnonzero(graph.select(name="launch backward"))[0],
+    )
+    waiting = graph.connect(forward, call, EdgeKind.SYNC)
+    changed = cuda_graphs(waiting, launch_ns=40)
+    timeline = replay(changed)
+
+    assert 1 == changed.select(name="launch backward").sum()
+    assert timeline.finish_ns[changed.select(name="forward")].max() <= start_of(timeline, "launch backward")[0]
+
+
+def test_nothing_is_launched_on_a_cpu():
+    with pytest.raises(NotApplicableError, match="0 calls launch work on a device"):
+        cuda_graphs(cpu_step(TWO))
+
+
+def test_updates_move_right_behind_the_gradients_of_their_layer():
+    graph = optimizer_in_backward(cpu_step(TWO))
+    timeline = replay(graph)
+    layer = graph.tasks.strings("layer").to_numpy()
+    order = [(graph.tasks.strings("name").decode(row), layer[row]) for row in np.argsort(timeline.start_ns)]
+    expected = ["forward a", "forward b", "backward b", "update b", "backward a", "update a"]
+
+    assert expected == [" ".join(pair) for pair in order]
+    assert replay(cpu_step(TWO)).makespan_ns == timeline.makespan_ns
+
+
+def test_on_a_device_the_launches_of_the_updates_move_along():
+    before, after = gpu_step(TWO, launch_ns=1), optimizer_in_backward(gpu_step(TWO, launch_ns=1))
+    timeline = replay(after)
+
+    assert replay(before).makespan_ns == timeline.makespan_ns
+    assert start_of(timeline, "launch update")[1] < start_of(timeline, "launch backward")[1]
+
+
+def test_gradients_that_are_used_at_once_are_not_held():
+    """Two gradients of 500 bytes: one after the other instead of both until the updates."""
+    graph = cpu_step(TWO)
+    sizes = np.where(graph.select(name="backward"), 500, 0)
+    graph = graph.with_columns(output_bytes=sizes)
+
+    assert 1000 == replay(graph).memory().peak_bytes
+    assert 500 == replay(optimizer_in_backward(graph)).memory().peak_bytes
+
+
+def test_updates_that_need_all_gradients_stay_where_they_are():
+    graph = cpu_step(TWO)
+    first_update = np.flatnonzero(graph.select(name="update"))[0]
+    clipped = {"name": "aten::linalg_vector_norm", "duration_ns": 5, "resource": 0, "phase": Phase.UPDATE}
+    before = np.flatnonzero(graph.select(name="backward"))[-1]
+
+    with pytest.raises(NotApplicableError, match="clipped by their norm"):
+        optimizer_in_backward(graph.insert(clipped, after=[before], before=[first_update]))
+    with pytest.raises(NotApplicableError, match="gradients travel"):
+        optimizer_in_backward(data_parallel(cpu_step(TWO), num_cores=64))
+
+
+def test_memory_that_one_update_leaves_to_the_next_does_not_order_them():
+    """Updates of a, then b; b takes over memory of a, but comes first when gradients are used at once."""
+    graph = cpu_step(TWO)
+    updates = np.flatnonzero(graph.select(name="update"))
+    timeline = replay(optimizer_in_backward(graph.connect(updates[0], updates[1], EdgeKind.DATA)))
+
+    assert timeline.start_ns[updates[1]] < timeline.start_ns[updates[0]]
+
+
+def test_one_update_for_all_layers_cannot_be_spread():
+    graph = cpu_step(TWO)
+    fused = graph.fuse(graph.select(name="update"), by=())
+
+    with pytest.raises(NotApplicableError, match="one task updates all"):
+        optimizer_in_backward(fused)
+
+
+def test_pinned_copies_run_at_the_rate_of_the_link_and_do_not_block():
+    """31,500 bytes at half of 31.5 GB/s are 2,000 ns instead of 9,000; the copying call no longer waits for them."""
+    graph = gpu_step(TWO, copy_ns=9000)
+    copy, call = (
+        np.flatnonzero(graph.select(name="memcpy HtoD"))[0],
+        np.flatnonzero(graph.select(name="launch memcpy.*"))[0],
+    )
+    following = np.flatnonzero(graph.select(name="launch forward"))[0]
+    moved = np.where(graph.select(name="memcpy HtoD"), 31_500, 0)
+    blocking = graph.with_columns(bytes_read=moved).connect(copy, following, EdgeKind.SYNC)
+    pinned = pinned_memory(blocking, bandwidth_ratio=0.5)
+
+    assert 2000 == pinned.duration_ns[copy]
+    assert replay(pinned).start_ns[following] == pinned.duration_ns[call]
+    # kernels wait for the copy as before, launches no longer: a shorter copy, and 5 ns of launching that overlap it
+    assert replay(blocking).makespan_ns - 7000 - 5 == replay(pinned).makespan_ns
+
+
+def test_pinning_needs_copies_that_are_not_pinned():
+    graph = gpu_step(TWO, copy_ns=9000)
+    names = graph.tasks.strings("name").assign(graph.select(name="memcpy HtoD"), "Memcpy HtoD (Pinned -> Device)")
+
+    with pytest.raises(NotApplicableError, match="pinned already"):
+        pinned_memory(graph.with_columns(name=names))
+    with pytest.raises(NotApplicableError, match="nothing is copied"):
+        pinned_memory(cpu_step(TWO))

@@ -1,0 +1,294 @@
+"""What-ifs about operators: edits that can be worked out by hand, and prices that come from partial flights."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.cost.programs import perceptron_graph
+from tests.whatifs.steps import Layer, cpu_step, gpu_step
+from windtunnel.cost import Ratios
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
+from windtunnel.simulate import replay
+from windtunnel.whatifs._blocks import block_ranges
+from windtunnel.whatifs._measured import apply_ratios, captured_program, update_steps
+from windtunnel.whatifs.amp import amp
+from windtunnel.whatifs.batch import batch_size, gradient_accumulation
+from windtunnel.whatifs.checkpointing import activation_checkpointing
+from windtunnel.whatifs.compilation import compile_block
+from windtunnel.whatifs.freezing import freeze_layers
+from windtunnel.whatifs.fusion import fuse_kernels
+from windtunnel.whatifs.layers import metaflow
+from windtunnel.whatifs.layout import channels_last
+from windtunnel.whatifs.normalisation import reconstructed_batchnorm
+from windtunnel.whatifs.optimizers import foreach_optimizer, fused_optimizer
+from windtunnel.whatifs.pauses import allocator_warmup, gc_pauses
+from windtunnel.whatifs.threads import threads
+
+MEMORY = ":memory:"
+
+
+def line(*tasks: tuple[str, int], kind: Kind = Kind.COMPUTE, meta: dict | None = None, **columns: list) -> Graph:
+    """Tasks one after the other on a thread, each reading what the one before wrote."""
+    builder = GraphBuilder()
+    cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)
+    rows = [
+        builder.task(
+            name,
+            kind=kind,
+            resource=cpu,
+            duration_ns=duration_ns,
+            op=name,
+            **{key: columns[key][at] for key in columns},
+        )
+        for at, (name, duration_ns) in enumerate(tasks)
+    ]
+    for src, dst in itertools.pairwise(rows):
+        builder.edge(src, dst, kind=EdgeKind.ORDER)
+        builder.edge(src, dst, kind=EdgeKind.DATA, size_bytes=100)
+    return builder.build(meta)
+
+
+def factor_of(graph: Graph, changed: Graph, **criteria) -> float:
+    """New over old duration of the selected tasks."""
+    chosen = graph.select(**criteria)
+    return float(changed.duration_ns[chosen].sum() / graph.duration_ns[chosen].sum())
+
+
+# --- published ratios -------------------------------------------------------------------------------------
+
+
+def test_published_amp_divides_products_by_three_and_other_kernels_by_two():
+    graph = gpu_step([Layer("a", forward_ns=600, backward_ns=600, update_ns=600)])
+    named = graph.with_columns(op=["sgemm" if row == 1 else "other" for row in range(graph.num_tasks)])
+    changed = amp(named, preset="paper")
+    kernels = named.select(kind=Kind.COMPUTE)
+
+    assert [200, 300, 300] == changed.duration_ns[kernels].tolist()
+    assert named.duration_ns[~kernels].tolist() == changed.duration_ns[~kernels].tolist()
+
+
+def test_published_amp_gains_nothing_where_launching_is_the_bottleneck():
+    graph = gpu_step([Layer("a", 10, 10, 10)] * 3, launch_ns=1000)
+
+    assert replay(graph).makespan_ns - 5 <= replay(amp(graph, preset="paper")).makespan_ns
+
+
+def test_one_published_update_is_as_long_as_all_it_replaces():
+    graph = gpu_step([Layer(name, update_ns=30) for name in "abc"], launch_ns=500)
+    changed = fused_optimizer(graph, preset="paper")
+    updates = changed.select(phase=Phase.UPDATE)
+
+    assert 90 == changed.duration_ns[updates & changed.select(kind=Kind.COMPUTE)].sum()
+    assert 1 == (updates & changed.select(kind=Kind.COMPUTE)).sum()
+    assert 1 == (updates & changed.select(kind=Kind.HOST)).sum()
+    assert 7 * 500 + 5 + 90 == replay(changed).makespan_ns
+
+
+def test_two_optimisers_keep_two_updates():
+    """A GAN updates its two models at different times: fusing them into one would be wrong."""
+    graph = line(
+        *[(name, 10) for name in ("up", "up", "forward", "up", "up")],
+        phase=[Phase.UPDATE, Phase.UPDATE, Phase.FORWARD, Phase.UPDATE, Phase.UPDATE],
+    )
+    changed = foreach_optimizer(graph, preset="paper")
+
+    assert 2 == changed.select(phase=Phase.UPDATE).sum()
+    assert replay(graph).makespan_ns == replay(changed).makespan_ns
+
+
+def test_reconstructed_norms_take_half_and_their_relu_goes():
+    graph = line(("conv", 100), ("batch_norm", 40), ("relu", 20), ("conv", 100), ("relu", 20))
+    changed = reconstructed_batchnorm(graph)
+
+    assert ["conv", "batch_norm", "conv", "relu"] == changed.tasks.strings("name").to_numpy().tolist()
+    assert [100, 20, 100, 20] == changed.duration_ns.tolist()
+
+
+def test_replaced_layers_go_or_are_scaled():
+    graph = cpu_step([Layer("a", 100, 200, 30), Layer("b", 100, 200, 30)])
+
+    assert 300 == replay(graph).makespan_ns - replay(metaflow(graph, layer="a")).makespan_ns
+    assert 150 == replay(graph).makespan_ns - replay(metaflow(graph, layer="a", factor=0.5)).makespan_ns
+
+
+def test_a_warm_allocator_asks_the_driver_for_nothing():
+    graph = line(("cudaMalloc", 900), ("kernel", 10), ("cudaFree", 90), ("hipHostMalloc", 5), ("cuMemMap", 5))
+
+    assert 10 == replay(allocator_warmup(graph)).makespan_ns
+
+
+# --- edits by hand ----------------------------------------------------------------------------------------
+
+
+def test_fused_kernels_move_no_bytes_between_each_other():
+    """Each moves 200 bytes, 100 of them from or to its neighbour: of 600 bytes 200 are left."""
+    graph = line(("add", 30), ("mul", 30), ("relu", 30), ("conv", 100), bytes_read=[100] * 4, bytes_written=[100] * 4)
+    changed = fuse_kernels(graph)
+
+    assert ["relu", "conv"] == changed.tasks.strings("name").to_numpy().tolist()
+    assert [15 + 0 + 15, 100] == changed.duration_ns.tolist()
+
+
+def test_a_result_that_others_read_too_is_written_all_the_same():
+    graph = line(("add", 30), ("conv", 30), ("mul", 30), bytes_read=[100] * 3, bytes_written=[100] * 3)
+    shared = graph.connect([0], [2], EdgeKind.DATA, size_bytes=100)
+    with pytest.raises(NotApplicableError, match="feed each other"):
+        fuse_kernels(shared)
+
+
+def test_the_collectors_pauses_go_from_the_host():
+    graph = line(("python", 100_000), ("python", 300_000), kind=Kind.HOST, meta={"gc_pause_ns": 40_000})
+
+    assert [90_000, 270_000] == gc_pauses(graph).duration_ns.tolist()
+    with pytest.raises(NotApplicableError, match="next to nothing"):
+        gc_pauses(graph.note({"gc_pause_ns": 10}))
+
+
+# --- ratios of partial flights ------------------------------------------------------------------------------
+
+
+def test_ratios_change_the_calls_that_they_belong_to_and_nothing_else():
+    graph = perceptron_graph()
+    bytes_ratio = np.array([0.5, 1, 1, 1, 1, 1])
+    ratios = Ratios(np.array([2.0, 1, 1, 1, 1, 1]), np.array([1, 0.5, 1, 1, 1, 1]), bytes_ratio, 500 / 400, 350 / 400)
+    changed = apply_ratios(graph, ratios)
+    touched = changed.duration_ns != graph.duration_ns
+
+    assert [200, 50] == changed.duration_ns[touched].tolist()
+    assert {"measured:partial"} == set(changed.tasks.strings("cost_source").to_numpy()[touched])
+    assert 3500 == changed.tasks["output_bytes"].sum()
+    assert 3500 == changed.tasks["freed_bytes"].sum()
+
+
+def test_the_ratio_of_a_whole_pass_is_kept_whatever_its_calls_weigh_in_the_step():
+    graph = perceptron_graph()
+    ratios = Ratios(np.array([2.0, 1, 1, 1, 1, 1]), np.ones(6), np.ones(6), forward_total=1.5)
+    chosen = graph.select(name="aten::forward")
+
+    assert 600 == apply_ratios(graph, ratios).duration_ns[chosen].sum()
+
+
+def test_the_work_of_an_update_is_that_of_the_optimiser_alone():
+    graph = perceptron_graph()
+
+    assert ["Optimizer.step#SGD.step", "aten::add_", "aten::add_"] == (
+        graph.tasks.strings("name").to_numpy()[update_steps(graph)].tolist()
+    )
+
+
+def test_blocks_are_uninterrupted_ranges_of_calls():
+    program = captured_program(perceptron_graph())
+
+    assert ((0, 1), (2, 3)) == block_ranges(program, "")
+    assert ((0, 3),) == block_ranges(program, "[0-9]")[:1] or ((0, 1), (1, 2), (2, 3)) == block_ranges(program, "[0-9]")
+    with pytest.raises(NotApplicableError, match="no block matches"):
+        block_ranges(program, "nothing")
+    with pytest.raises(InputError, match="no regular expression"):
+        block_ranges(program, "(")
+
+
+class TestFlown:
+    """Each needs torch and really runs the operators, for a moment."""
+
+    @pytest.fixture(autouse=True)
+    def _torch(self):
+        pytest.importorskip("torch")
+
+    def test_python_and_updates_keep_their_time_under_autocast(self):
+        graph = perceptron_graph()
+        changed = amp(graph, database=MEMORY, budget_s=0.01)
+
+        assert 1.0 == factor_of(graph, changed, name="python")
+        assert 1.0 == factor_of(graph, changed, phase=Phase.UPDATE)
+        assert changed.tasks["output_bytes"].sum() < graph.tasks["output_bytes"].sum()
+
+    def test_accumulation_repeats_all_but_the_update(self):
+        graph = perceptron_graph()
+        changed = gradient_accumulation(graph, passes=3, database=MEMORY, budget_s=0.01)
+
+        assert 3.0 == factor_of(graph, changed, phase=Phase.FORWARD)
+        assert 1.0 == factor_of(graph, changed, phase=Phase.UPDATE)
+        assert 3.0 == changed.meta["samples_ratio"]
+
+    def test_a_larger_batch_trains_on_more_samples_and_keeps_more(self):
+        graph = perceptron_graph()
+        changed = batch_size(graph, factor=2.0, database=MEMORY, budget_s=0.01)
+
+        assert 2.0 == changed.meta["samples_ratio"]
+        assert changed.tasks["output_bytes"].sum() > 1.5 * graph.tasks["output_bytes"].sum()
+
+    def test_frozen_layers_need_neither_gradients_nor_updates(self):
+        graph = perceptron_graph(width=256)
+        changed = freeze_layers(graph, layer="0", database=MEMORY, budget_s=0.05)
+
+        assert 0.0 == factor_of(graph, changed, phase=Phase.BACKWARD, layer="0")
+        assert factor_of(graph, changed, phase=Phase.UPDATE) < 1.0
+
+    def test_checkpointed_blocks_hold_nothing_until_their_backward_pass(self):
+        """All three results of 1000 bytes live until backward; of a block only what enters it does."""
+        graph = perceptron_graph()
+        call, phase = graph.tasks["call"], graph.tasks["phase"]
+        forward = [int(np.flatnonzero((call == place) & (phase == Phase.FORWARD))[0]) for place in range(4)]
+        backward = [int(np.flatnonzero((call == place) & (phase == Phase.BACKWARD))[0]) for place in range(4)]
+        graph = graph.connect(forward, backward).connect(forward[:-1], forward[1:])
+        changed = activation_checkpointing(graph, layer="[0-9]", database=MEMORY, budget_s=0.01)
+        again = changed.select(name="recompute")
+
+        assert 4000 == replay(graph).memory().peak_bytes
+        assert factor_of(graph, changed.remove(again), phase=(Phase.FORWARD, Phase.UPDATE)) > 0
+        assert replay(changed).memory().peak_bytes <= 4000
+
+    def test_a_fused_update_is_measured(self):
+        graph = perceptron_graph()
+        changed = fused_optimizer(graph, database=MEMORY, budget_s=0.01)
+
+        assert 1.0 == factor_of(graph, changed, phase=(Phase.FORWARD, Phase.BACKWARD))
+        assert 1.0 != factor_of(graph, changed, phase=Phase.UPDATE)
+
+    def test_other_threads_change_operators_and_updates_but_not_python(self):
+        graph = perceptron_graph()
+        changed = threads(graph, threads=2, database=MEMORY, budget_s=0.01)
+        updates = changed.tasks.strings("cost_source").to_numpy()[changed.select(phase=Phase.UPDATE)]
+
+        assert 1.0 == factor_of(graph, changed, name="python")
+        assert "measured:partial" in updates
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda graph: threads(graph, threads=1), "1 threads already"),
+            (lambda graph: channels_last(graph), "no 2-D convolution"),
+            (lambda graph: batch_size(graph, factor=1.01), "16 already"),
+            (lambda graph: freeze_layers(graph, layer="nothing"), "no trained parameter"),
+            (lambda graph: freeze_layers(graph, layer="[0-9]"), "nothing would be left"),
+            (lambda graph: compile_block(graph, preset="estimate"), "feed each other"),
+        ],
+    )
+    def test_what_changes_nothing_says_why(self, change, message):
+        with pytest.raises(NotApplicableError, match=message):
+            change(perceptron_graph())
+
+
+@pytest.mark.parametrize("change", [amp, fused_optimizer, foreach_optimizer])
+def test_an_unknown_preset_is_refused(change):
+    with pytest.raises(InputError, match="no preset 'best'"):
+        change(perceptron_graph(), preset="best")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph: batch_size(graph, factor=0.0),
+        lambda graph: gradient_accumulation(graph, passes=1),
+        lambda graph: threads(graph, threads=0),
+        lambda graph: metaflow(graph, layer="a", factor=-1.0),
+        lambda graph: compile_block(graph, preset="best"),
+    ],
+)
+def test_a_parameter_that_means_nothing_is_refused(change):
+    with pytest.raises(InputError):
+        change(perceptron_graph())
