@@ -45,6 +45,7 @@ class Plugin:
     kind: str
     function: Callable[..., Any] = field(repr=False)
     source: str
+    domain: str = ""
 
     @property
     def package(self) -> str:
@@ -68,9 +69,9 @@ _plugins: dict[str, dict[str, Plugin]] = {kind: {} for kind in KINDS}
 _loaded: set[str] = set()
 
 
-def _register(kind: str, name: str, source: str) -> Callable[[Target], Target]:
+def _register(kind: str, name: str, source: str, domain: str = "") -> Callable[[Target], Target]:
     def decorate(function: Target) -> Target:
-        plugin = Plugin(name=name, kind=kind, function=function, source=source)
+        plugin = Plugin(name=name, kind=kind, function=function, source=source, domain=domain)
         known = _plugins[kind].get(name)
         if known is not None and known.function.__qualname__ != function.__qualname__:
             raise InputError(
@@ -104,9 +105,9 @@ def source(name: str, *, source: str) -> Callable[[Target], Target]:
     return _register("source", name, source)
 
 
-def workload(name: str, *, source: str) -> Callable[[Target], Target]:
-    """Register a model with data that can really be run."""
-    return _register("workload", name, source)
+def workload(name: str, *, source: str, domain: str = "") -> Callable[[Target], Target]:
+    """Register a model with data that can really be run; one with a domain belongs to the suite."""
+    return _register("workload", name, source, domain)
 
 
 def strategy(name: str, *, source: str) -> Callable[[Target], Target]:
