@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra torch")
 
 from tests.sources.test_torch_points import points_of
-from windtunnel.sources._torch_overhead import central, correct, kept_aside
+from windtunnel.sources._torch_overhead import _positive_mean, central, correct, kept_aside
 from windtunnel.sources._torch_segments import stretches
 
 COST_ENTER, COST_LEAVE = 300, 100
@@ -58,6 +58,19 @@ def test_a_slice_is_never_negative(template):
     corrected, _ = corrected_by(template, tiny, np.zeros(0, dtype=np.int64))
 
     assert (corrected >= 0).all()
+
+
+def test_an_event_costs_something_even_where_bare_steps_were_slower(template):
+    slow_bare = np.array([TRUE.sum() + 40_000 + 10 * row for row in range(6)])
+
+    _, done = corrected_by(template, profiled(template, 6), slow_bare)
+
+    assert done.observed_ns < 0 < min(done.enter_ns, done.leave_ns)
+
+
+@pytest.mark.parametrize(("mean", "expected"), [(0.0, 0.79788), (1.0, 1.28760), (-8.5, 0.1161), (9.0, 9.0)])
+def test_the_mean_of_what_is_positive(mean, expected):
+    assert expected == pytest.approx(_positive_mean(mean, 1.0), rel=0.02)
 
 
 def test_each_stretch_has_its_own_residual(template):
