@@ -8,7 +8,6 @@ case.
 from __future__ import annotations
 
 import functools
-import math
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -16,6 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+
+from windtunnel.graph.flops import operator_flops
 
 __all__ = ["Operator", "Role", "Span", "describe", "settle_recipes"]
 
@@ -101,7 +102,9 @@ def describe(node: dict[str, Any] | None) -> Operator:
         dtypes=_text(node["inputs"]["types"]),
         strides=_text(strides),
         arguments=_text([None if spans else value for spans, value in zip(per_input, values, strict=True)]),
-        flops=_flops(schema.name, shapes, values, outputs["shapes"]) if role in (Role.COMPUTE, Role.RECIPE) else 0,
+        flops=operator_flops(schema.name, shapes, values, outputs["shapes"])
+        if role in (Role.COMPUTE, Role.RECIPE)
+        else 0,
     )
 
 
@@ -210,79 +213,3 @@ def _all_spans(side: dict[str, Any]) -> list[Span]:
 
 def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-# --- work -----------------------------------------------------------------------------------------------
-
-
-def _count(shape: Any) -> int:
-    return int(math.prod(shape)) if isinstance(shape, list) and all(isinstance(size, int) for size in shape) else 0
-
-
-def _flops(name: str, shapes: list[Any], values: list[Any], outputs: list[Any]) -> int:
-    """Floating point operations; a multiply and an add are two. Elementwise operators count one per element."""
-    base = name.split(".")[0].removeprefix("aten::").rstrip("_")
-    counter = _COUNTERS.get(base)
-    try:
-        if counter is not None:
-            return int(counter(shapes, values, outputs))
-    except (IndexError, TypeError, ValueError):
-        return 0  # an overload with other arguments
-    return max((_count(shape) for shape in [*outputs, *shapes[:1]]), default=0)
-
-
-def _matmul(first: int, second: int) -> Any:
-    def count(shapes: list[Any], _values: list[Any], _outputs: list[Any]) -> int:
-        return 2 * _count(shapes[first]) * int(shapes[second][-1])
-
-    return count
-
-
-def _convolution(weight: int, output: int | None) -> Any:
-    """2 x outputs x (weights per output channel); a backward pass does it once per gradient that it makes."""
-
-    def count(shapes: list[Any], values: list[Any], outputs: list[Any]) -> int:
-        per_output = _count(shapes[weight]) // int(shapes[weight][0])
-        if output is None:
-            return 2 * _count(outputs[0]) * per_output
-        wanted = next(
-            (value for value in reversed(values) if isinstance(value, list) and len(value) >= 2), [True, True]
-        )
-        return 2 * _count(shapes[output]) * per_output * (int(bool(wanted[0])) + int(bool(wanted[1])))
-
-    return count
-
-
-def _attention(factor: int) -> Any:
-    def count(shapes: list[Any], _values: list[Any], _outputs: list[Any]) -> int:
-        query, key = (shapes[0], shapes[1]) if factor == 4 else (shapes[1], shapes[2])
-        return factor * _count(query) * int(key[-2])
-
-    return count
-
-
-def _lstm(factor: int) -> Any:
-    """Four gates: input and recurrent matrix products of every step."""
-
-    def count(shapes: list[Any], _values: list[Any], _outputs: list[Any]) -> int:
-        positions = _count(shapes[0][:-1])
-        return factor * positions * (_count(shapes[1]) + _count(shapes[2]))
-
-    return count
-
-
-_COUNTERS = {
-    "mm": _matmul(0, 1),
-    "bmm": _matmul(0, 1),
-    "addmm": _matmul(1, 2),
-    "baddbmm": _matmul(1, 2),
-    "mkldnn_convolution": _convolution(1, None),
-    "convolution": _convolution(1, None),
-    "thnn_conv2d": _convolution(1, None),
-    "_slow_conv2d_forward": _convolution(1, None),
-    "convolution_backward": _convolution(2, 0),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(4),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(10),
-    "mkldnn_rnn_layer": _lstm(2),
-    "mkldnn_rnn_layer_backward": _lstm(4),
-}
