@@ -6,25 +6,33 @@ search, edits.
 """
 
 from windtunnel.cost.database import Measurement, ProfileDatabase, default_database_path
+from windtunnel.cost.flops import FlopCount, count
 from windtunnel.cost.form import BASELINE, Form
 from windtunnel.cost.optimizer import UpdateForm, measure_update
 from windtunnel.cost.partial import Ratios, known_ratios, measure_ratios
+from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
 from windtunnel.cost.program import Call, Program, program_of
 from windtunnel.cost.roofline import price
 
 __all__ = [
     "BASELINE",
+    "Bandwidth",
     "Call",
+    "FlopCount",
     "Form",
     "Measurement",
+    "Peak",
     "ProfileDatabase",
     "Program",
     "Ratios",
     "UpdateForm",
+    "count",
     "default_database_path",
     "known_ratios",
     "measure_ratios",
     "measure_update",
+    "measured_bandwidth",
+    "measured_peak",
     "price",
     "program_of",
 ]

@@ -1,0 +1,82 @@
+"""Peaks are measured, kept and found again; no duration is asserted, only what arithmetic guarantees."""
+
+import math
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra torch")
+
+import torch
+
+from windtunnel.cost import peak as peaks
+from windtunnel.cost.database import ProfileDatabase
+from windtunnel.cost.peak import Bandwidth, measured_bandwidth, measured_peak
+from windtunnel.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(peaks, "_SIDES", (32, 64))
+    monkeypatch.setattr(peaks, "_BUDGET_S", 0.001)
+
+
+@pytest.mark.parametrize("dtype", peaks.DTYPES)
+def test_every_type_has_a_peak(dtype):
+    peak = measured_peak(dtype)
+
+    assert peak.flops_per_s > 0
+    assert (dtype, 1) == (peak.dtype, peak.num_threads)
+    assert peak.shape in {(32, 32, 32), (64, 64, 64)}
+
+
+def test_the_peak_is_the_best_of_its_shapes_and_comes_back_from_the_database():
+    database = ProfileDatabase(":memory:")
+    first = measured_peak("fp32", 1, database=database)
+    rates = [2e9 * int(one.signature.split("x")[-1]) ** 3 / one.new_ns for one in database]
+
+    assert 2 == len(rates)
+    assert math.isclose(max(rates), first.flops_per_s)
+    assert first == measured_peak("float32", 1, database=database)
+
+
+def test_threads_and_types_have_peaks_of_their_own():
+    database = ProfileDatabase(":memory:")
+    measured_peak("fp32", 1, database=database)
+    measured_peak("fp32", 2, database=database)
+    measured_peak("bf16", 1, database=database)
+
+    assert 6 == len(database)
+
+
+def test_the_number_of_threads_is_put_back():
+    before = torch.get_num_threads()
+    measured_peak("fp32", before + 1)
+
+    assert before == torch.get_num_threads()
+
+
+def test_bandwidth_is_bytes_of_three_arrays_over_time():
+    database = ProfileDatabase(":memory:")
+    found = measured_bandwidth(1, 12 * 4096, database=database)
+    (kept,) = database
+
+    assert found == Bandwidth(12e9 * 4096 / kept.new_ns, kept.spread_ratio, 12 * 4096, 1)
+    assert found == measured_bandwidth(1, 12 * 4096, database=database)
+
+
+def test_without_a_size_the_arrays_exceed_the_caches_or_the_limit():
+    assert 64 * 2**20 <= peaks._beyond_caches() <= 768 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: measured_peak("complex64"), "no peak for the type"),
+        (lambda: measured_peak("fp32", 0), "compute nothing"),
+        (lambda: measured_bandwidth(0), "compute nothing"),
+        (lambda: measured_bandwidth(1, 4), "do not fit"),
+    ],
+)
+def test_nonsense_is_refused(call, text):
+    with pytest.raises(InputError, match=text):
+        call()
