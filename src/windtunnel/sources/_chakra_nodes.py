@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import TraceError
 from windtunnel.sources._chakra_wire import PROBLEMS, Scan, scan, unpack_varints
 
-__all__ = ["NODE_TYPES", "Nodes", "read_nodes"]
+__all__ = ["NODE_TYPES", "Nodes", "read_nodes", "unpacked"]
 
 # N nodes, D dependencies
 Ints = NDArray[Any]
@@ -62,7 +62,7 @@ def read_nodes(path: Path) -> Nodes:
     TraceError
         The file is cut (byte), is no Chakra trace, or a node depends on one that is not there.
     """
-    data = _unpacked(path)
+    data = unpacked(path)
     if not data:
         raise TraceError("the file is empty", where=str(path), fix="export the trace again")
     if data.lstrip()[:1] == b"{" and data.lstrip()[1:2] != b"\x12":
@@ -70,7 +70,8 @@ def read_nodes(path: Path) -> Nodes:
     return _from_scan(path, data, scan(data))
 
 
-def _unpacked(path: Path) -> bytes:
+def unpacked(path: Path) -> bytes:
+    """Bytes of a file, packed with gzip or not."""
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if data[:2] == _GZIP else data
