@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.sources._torch_profile import Events
 
-__all__ = ["Points", "align", "walk"]
+__all__ = ["Points", "align", "match_in_order", "walk"]
 
 Int = NDArray[np.int64]
 # beyond this many differing points a comparison takes longer than it tells
@@ -92,7 +92,7 @@ def align(template: Points, other: Points) -> Int | None:
     """When each point of the template happened in the other iteration, [P]; None where they have little in common."""
     if np.array_equal(template.tokens, other.tokens):
         return other.times_ns
-    matched = _matches(template.tokens.tolist(), other.tokens.tolist())
+    matched = match_in_order(template.tokens.tolist(), other.tokens.tolist())
     if matched is None or (matched >= 0).sum() * 2 < len(matched):
         return None
     times = np.where(matched >= 0, other.times_ns[matched], np.iinfo(np.int64).min)
@@ -101,8 +101,8 @@ def align(template: Points, other: Points) -> Int | None:
     return aligned
 
 
-def _matches(mine: list[str], theirs: list[str]) -> Int | None:
-    """Row in ``theirs`` of each of ``mine``, -1 where there is none."""
+def match_in_order(mine: list[str], theirs: list[str]) -> Int | None:
+    """Row in ``theirs`` of each of ``mine``, -1 where there is none; None where they differ too much to compare."""
     matched = np.full(len(mine), -1, dtype=np.int64)
     shortest = min(len(mine), len(theirs))
     head = next((row for row in range(shortest) if mine[row] != theirs[row]), shortest)
