@@ -10,7 +10,20 @@ from tests.cli.graphs import hostile_graph, step_graph
 from tests.shared_data import shared_path
 from windtunnel.graph import load, save
 
-VERBS = ("capture", "explain", "replay", "whatif", "verify", "report", "receipts", "slice", "diff", "list", "demo")
+VERBS = (
+    "capture",
+    "explain",
+    "replay",
+    "whatif",
+    "verify",
+    "report",
+    "receipts",
+    "slice",
+    "diff",
+    "list",
+    "demo",
+    "suite",
+)
 
 
 @pytest.fixture

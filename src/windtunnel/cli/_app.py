@@ -13,7 +13,20 @@ import typer
 import typer.core
 
 from windtunnel import __version__
-from windtunnel.cli import capture, demo, diff, explain, listing, receipts, replay, report, slicing, verify, whatif
+from windtunnel.cli import (
+    capture,
+    demo,
+    diff,
+    explain,
+    listing,
+    receipts,
+    replay,
+    report,
+    slicing,
+    suite,
+    verify,
+    whatif,
+)
 from windtunnel.cli._errors import show_error, show_usage_error
 from windtunnel.errors import InputError, WindtunnelError
 
@@ -34,7 +47,7 @@ class _Verbs(typer.core.TyperGroup):
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             near = difflib.get_close_matches(args[0], self.commands, n=3, cutoff=0.3) or list(self.commands)[:3]
             raise InputError(
-                f"there is no verb {args[0]!r}", where="windtunnel", fix=f"did you mean {', '.join(near)}?"
+                f"there is no verb {args[0]!r}", where=ctx.command_path, fix=f"did you mean {', '.join(near)}?"
             )
         return super().resolve_command(ctx, args)
 
@@ -80,6 +93,8 @@ for _name, _verb in _VERBS.items():
     # a verb's docstring is its example, then what it does: the list of verbs shows the latter
     _summary = (inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " ")
     app.command(_name, short_help=_summary, context_settings=_OWN_ARGUMENTS if _name == "capture" else None)(_verb)
+
+app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 
 
 def run(arguments: list[str]) -> int:

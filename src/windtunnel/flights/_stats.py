@@ -34,16 +34,24 @@ class Estimate:
         return (self.high - self.low) / 2 / abs(self.value) if self.value else math.inf
 
 
-def medians_of_resamples(samples_R: Float, *, num_resamples: int = _NUM_RESAMPLES, seed: int = 0) -> Float:
-    """Medians of ``num_resamples`` draws of R samples with replacement, [B]."""
+def medians_of_resamples(
+    samples_R: Float, *, num_resamples: int = _NUM_RESAMPLES, seed: int = 0, block_length: int = 1
+) -> Float:
+    """Medians of ``num_resamples`` draws of R samples with replacement, [B]; neighbours are drawn in whole blocks.
+
+    Source: Politis and Romano, A circular block-resampling procedure, 1992.
+    """
     rng = np.random.default_rng(seed)
-    rows_BR = rng.integers(0, len(samples_R), size=(num_resamples, len(samples_R)))
+    num_samples = len(samples_R)
+    first_BK = rng.integers(0, num_samples, size=(num_resamples, -(-num_samples // block_length)))
+    rows_BR = ((first_BK[:, :, None] + np.arange(block_length)) % num_samples).reshape(num_resamples, -1)
+    rows_BR = rows_BR[:, :num_samples]
     medians: Float = np.median(samples_R[rows_BR], axis=1)
     return medians
 
 
-def estimate_median(samples: ArrayLike, *, confidence: float = 0.9, seed: int = 0) -> Estimate:
-    """Median of samples with its percentile-bootstrap interval.
+def estimate_median(samples: ArrayLike, *, confidence: float = 0.9, seed: int = 0, block_length: int = 1) -> Estimate:
+    """Median of samples with its percentile-bootstrap interval; ``block_length`` is that of correlated neighbours.
 
     Examples
     --------
@@ -53,7 +61,7 @@ def estimate_median(samples: ArrayLike, *, confidence: float = 0.9, seed: int = 
     samples_R = np.asarray(samples, dtype=np.float64)
     assert len(samples_R)
     tail = (1 - confidence) / 2
-    low, high = np.quantile(medians_of_resamples(samples_R, seed=seed), [tail, 1 - tail])
+    low, high = np.quantile(medians_of_resamples(samples_R, seed=seed, block_length=block_length), [tail, 1 - tail])
     return Estimate(float(np.median(samples_R)), float(low), float(high))
 
 

@@ -1,0 +1,171 @@
+"""``windtunnel suite``: train, list, compare and report the benchmark suite (room cli)."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped
+from windtunnel.cli._options import Json, Output
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.flights.suite_results import Result, SuiteRun
+
+__all__ = ["SUMMARY", "suite"]
+
+SOME_FAILED = 1
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAMES", help="Workloads; the whole suite if none is named.")
+]
+Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="tiny, small or paper.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What windtunnel suite run wrote.")]
+
+suite = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+
+
+SUMMARY = "Train and measure the benchmark suite; compare and report what came out."
+
+
+@suite.callback(help=f"Example: windtunnel suite run --output today\n\n{SUMMARY}")
+def _suite() -> None:
+    """Hold the verbs of the suite together."""
+
+
+def run(
+    names: Names = None,
+    size: Size = "tiny",
+    batch_sizes: Annotated[str, typer.Option(metavar="LIST", help="Sweep these, such as 1,2,4,8.")] = "",
+    threads: Annotated[str, typer.Option(metavar="LIST", help="Threads of a rank; all cores by default.")] = "",
+    ranks: Annotated[str, typer.Option(metavar="LIST", help="Processes that train data-parallel over gloo.")] = "1",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Sample each cell for at most this time.")] = "20s",
+    patience: Annotated[str, typer.Option(metavar="TIME", help="Give up a silent process after it.")] = "",
+    output: Output = None,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Keep the captured graph of each workload.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what is measured, go on with the rest.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel suite run --size tiny --output today
+
+    Train each workload in a process of its own and measure throughput and utilisation.
+    """
+    from windtunnel.flights.suite import run_suite
+    from windtunnel.units import parse_duration
+
+    folder = output or Path(f"suite-{size}")
+    with Progress("training the suite", heartbeat=True) as progress:
+        done = run_suite(
+            names,
+            output=folder,
+            size=size,
+            batch_sizes=_integers(batch_sizes, "--batch-sizes"),
+            num_threads=_integers(threads, "--threads"),
+            num_ranks=_integers(ranks, "--ranks"),
+            budget_s=parse_duration(budget) / 1e9,
+            patience_s=parse_duration(patience) / 1e9 if patience else None,
+            keep_graphs=graphs,
+            resume=resume,
+            progress=progress,
+        )
+    if as_json:
+        print_json({"schema": "windtunnel.suite/1", "folder": str(folder), "results": _documents(done)})
+    else:
+        _print_run(done)
+    advise(f"next: windtunnel suite report {folder}")
+    if len(done.measured) < len(done.results):
+        raise typer.Exit(SOME_FAILED)
+
+
+def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) -> None:
+    """Example: windtunnel suite list
+
+    List the workloads with their domain, source, parameters and FLOP per sample.
+    """
+    from windtunnel.flights.suite_listing import listed
+
+    with Progress("counting", heartbeat=True) as progress:
+        entries = listed(size, names, progress=progress)
+    if as_json:
+        print_json({"schema": "windtunnel.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))})
+    else:
+        rows = [
+            (each.name, each.domain, _scaled(each.num_parameters), _scaled(each.flops_per_sample), each.source)
+            for each in entries
+        ]
+        print_table(("workload", "domain", "parameters", "FLOP/sample", "source"), rows, numbers=(2, 3), gives_way=4)
+        for each in entries:
+            if each.note:
+                say_wrapped(f"{each.name}: {each.note}")
+    advise(f"next: windtunnel suite run --size {size}")
+
+
+def _print_run(done: SuiteRun) -> None:
+    rows = [
+        (
+            _label(result),
+            f"{result.throughput.value:.4g} {result.unit}/s",
+            f"±{result.throughput.half_width_ratio:.1%}" + (" unstable" if result.is_unstable else ""),
+            _percent(result.compute_utilisation),
+            _percent(sum(result.arithmetic_utilisation.values()) if result.flops else None),
+            _percent(result.cpu_utilisation),
+        )
+        for result in done.measured
+    ]
+    print_table(("workload", "throughput", "95 %", "compute", "arithmetic", "CPU"), rows, numbers=(1, 2, 3, 4, 5))
+    for result in done.results:
+        if not result.is_measured:
+            say_wrapped(f"{result.cell.workload} {result.status}: {result.message}")
+            say_wrapped(f"  fix: {result.fix}") if result.fix else None
+        for note in result.notes:
+            say_wrapped(f"{result.cell.workload}: {note}")
+    sources = {result.energy_source for result in done.measured if result.energy_j is None}
+    for source in sorted(filter(None, sources)):
+        say(clean(source, 200))
+
+
+def _label(result: Result) -> str:
+    ranks = f" x {result.cell.num_ranks} ranks" if result.cell.num_ranks > 1 else ""
+    return f"{result.cell.workload} b{result.batch_size} t{result.cell.num_threads}{ranks}"
+
+
+def _percent(ratio: float | None) -> str:
+    from windtunnel.units import format_ratio
+
+    return "" if ratio is None else format_ratio(ratio)
+
+
+def _scaled(count: float | None) -> str:
+    from windtunnel.units import format_rate
+
+    return "" if count is None else format_rate(count, "").strip()
+
+
+def _documents(done: SuiteRun) -> list[dict[str, Any]]:
+    import msgspec
+
+    documents: list[dict[str, Any]] = [msgspec.to_builtins(result) for result in done.results]
+    return documents
+
+
+def _as_dict(entry: Any) -> dict[str, Any]:
+    return dataclasses.asdict(entry)
+
+
+def _integers(text: str, option: str) -> list[int]:
+    """Whole numbers with commas between."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        raise InputError(f"{text!r} is no list of whole numbers", where=option, fix=f"write it like {option} 1,2,4")
+    return [int(word) for word in words]
+
+
+_VERBS: dict[str, Callable[..., None]] = {"run": run, "list": list_suite}
+
+for _name, _verb in _VERBS.items():
+    suite.command(_name, short_help=(inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " "))(_verb)

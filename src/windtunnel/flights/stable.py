@@ -1,0 +1,287 @@
+"""When a series of step times is stable, and what it then says (room flights).
+
+In: durations of steps, in the order in which they ran. Out: a ``StablePhase``: where the warm-up ends (MSER-5), the
+median with its bootstrap interval, spikes, and whether a trend forbids to believe any of it. Also the loop that runs
+a step until its median is known well enough. Not here: what the steps do, units of work.
+"""
+
+# N samples, M groups of five, K batches
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.flights._stats import Estimate, estimate_median, has_trend
+
+__all__ = ["StablePhase", "Trend", "mser5", "run_until_stable", "spikes", "stable_phase", "trend"]
+
+Float = NDArray[np.float64]
+GROUP = 5
+_NEIGHBOURS = 11
+_SPIKE_DEVIATIONS = 6.0
+_SPIKE_LEAST = 0.05
+_NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
+_MOST_BATCHES, _FEWEST_BATCHES = 64, 12
+_CORRELATION_LIMIT = 0.15
+_GROWTH = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Whether a series rises or falls.
+
+    Attributes
+    ----------
+    change_ratio : float
+        Theil-Sen slope times the length, over the median: 0.03 is "the end is three per cent above the start".
+    is_significant : bool
+        Mann-Kendall on batch means that are no longer correlated.
+    batch_length : int
+        Samples per batch that it took.
+    """
+
+    change_ratio: float
+    is_significant: bool
+    batch_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StablePhase:
+    """What a series of step times says once its warm-up is cut.
+
+    Attributes
+    ----------
+    num_samples, cut : int
+        All samples, and how many at the start are warm-up.
+    median_ns : Estimate
+        With its 95 % interval.
+    mean_ns : float
+        Of the samples that are neither warm-up nor spikes.
+    iqr_ns : float
+        Third quartile less the first.
+    min_ns, max_ns, p99_ns : float
+    num_spikes : int
+    trend : Trend
+    is_unstable : bool
+        The trend is significant and larger than the tolerance: the number depends on when one looked.
+    """
+
+    num_samples: int
+    cut: int
+    median_ns: Estimate
+    mean_ns: float
+    iqr_ns: float
+    min_ns: float
+    max_ns: float
+    p99_ns: float
+    num_spikes: int
+    trend: Trend
+    is_unstable: bool
+
+    @property
+    def width_ratio(self) -> float:
+        """The interval's width over the median."""
+        return 2 * self.median_ns.half_width_ratio
+
+
+def mser5(samples: ArrayLike) -> int:
+    """How many leading samples are warm-up, by the marginal standard error rule over groups of five.
+
+    With ``z`` the means of consecutive groups, the cut ``d <= m / 2`` that minimises
+    ``sum((z[d:] - mean(z[d:])) ** 2) / (m - d) ** 2``. Source: White, Simulation 69(6), 1997; White, Cobb, Spratt,
+    WSC 2000.
+
+    Examples
+    --------
+    >>> mser5([90.0] * 5 + [10.0, 11.0, 10.0, 9.0, 10.0] * 5)
+    5
+    """
+    samples_N = np.asarray(samples, dtype=np.float64)
+    num_groups = len(samples_N) // GROUP
+    if num_groups < 2:
+        return 0
+    means_M = samples_N[: num_groups * GROUP].reshape(num_groups, GROUP).mean(axis=1)
+    means_M = means_M - means_M.mean()  # keeps the difference of squares below from cancelling
+    left_M = np.arange(num_groups, 0, -1)
+    sums_M = means_M[::-1].cumsum()[::-1]
+    squares_M = (means_M**2)[::-1].cumsum()[::-1]
+    errors_M = np.maximum(squares_M - sums_M**2 / left_M, 0.0) / left_M**2
+    return int(np.argmin(errors_M[: num_groups // 2 + 1])) * GROUP
+
+
+def spikes(samples: ArrayLike) -> NDArray[np.bool_]:
+    """Which samples stick out above their neighbours, bool [N]: a Hampel filter over eleven of them, one-sided.
+
+    A spike lies six robust standard deviations, and at least 5 %, above the median of its neighbourhood.
+
+    Examples
+    --------
+    >>> spikes([10, 11, 10, 50, 10, 11, 10]).nonzero()[0].tolist()
+    [3]
+    """
+    samples_N = np.asarray(samples, dtype=np.float64)
+    local_N = _local_medians(samples_N)
+    residual_N = samples_N - local_N
+    deviation = _NORMAL_MAD * float(np.median(np.abs(residual_N))) if len(samples_N) else 0.0
+    found: NDArray[np.bool_] = residual_N > np.maximum(_SPIKE_DEVIATIONS * deviation, _SPIKE_LEAST * np.abs(local_N))
+    return found
+
+
+def _local_medians(samples_N: Float) -> Float:
+    if not len(samples_N):
+        return samples_N
+    half = min(_NEIGHBOURS // 2, (len(samples_N) - 1) // 2)
+    padded = np.pad(samples_N, half, mode="reflect") if half else samples_N
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    medians: Float = np.median(windows, axis=1)
+    return medians
+
+
+def trend(samples: ArrayLike, *, confidence: float = 0.99) -> Trend:
+    """Mann-Kendall test and Theil-Sen slope of a series whose neighbours may be correlated.
+
+    The test takes its samples for independent; step times are not, and it would cry at every second stationary
+    series. So it runs on means of batches, doubled in length until neighbouring batches are (nearly) uncorrelated.
+
+    Examples
+    --------
+    >>> trend(range(100, 200)).is_significant, round(trend(range(100, 200)).change_ratio, 2)
+    (True, 0.66)
+    >>> trend([1.0, 2.0] * 50).is_significant
+    False
+    """
+    samples_N = np.asarray(samples, dtype=np.float64)
+    length = max(1, math.ceil(len(samples_N) / _MOST_BATCHES))
+    while True:
+        batches_K = _batch_means(samples_N, length)
+        slope = _theil_sen(batches_K)
+        residual_K = batches_K - slope * np.arange(len(batches_K))
+        if len(batches_K) < 2 * _FEWEST_BATCHES or _correlation(residual_K) <= _CORRELATION_LIMIT:
+            break
+        length *= 2
+    middle = float(np.median(samples_N)) if len(samples_N) else 0.0
+    change_ratio = slope * len(batches_K) / middle if middle else 0.0
+    return Trend(change_ratio, has_trend(batches_K, confidence=confidence), length)
+
+
+def _batch_means(samples_N: Float, length: int) -> Float:
+    num_batches = len(samples_N) // length
+    means: Float = samples_N[len(samples_N) - num_batches * length :].reshape(num_batches, length).mean(axis=1)
+    return means
+
+
+def _theil_sen(values_K: Float) -> float:
+    """The median of the slopes between all pairs."""
+    before, after = np.triu_indices(len(values_K), 1)
+    return float(np.median((values_K[after] - values_K[before]) / (after - before))) if len(before) else 0.0
+
+
+def _correlation(values_K: Float) -> float:
+    """Lag-one autocorrelation."""
+    centred = values_K - values_K.mean()
+    power = float(centred @ centred)
+    return float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
+
+
+def stable_phase(
+    durations_ns: ArrayLike, *, tolerance: float = 0.02, confidence: float = 0.95, seed: int = 0
+) -> StablePhase:
+    """Cut the warm-up, and say what the rest says.
+
+    Spikes are replaced by their neighbours' median before the cut is looked for, as one spike in the second half
+    would move it; they stay in the median, which they hardly touch, and leave the mean.
+
+    Parameters
+    ----------
+    durations_ns : array_like [N]
+    tolerance : float
+        A significant trend that changes the level by more than this share over the window makes it unstable.
+    confidence : float
+        Of the median's interval; blocks are resampled, as long as neighbours are correlated.
+
+    Raises
+    ------
+    InputError
+        There are no durations.
+
+    Examples
+    --------
+    >>> phase = stable_phase([900.0] * 10 + [100.0, 101.0, 99.0, 100.0, 100.0] * 12)
+    >>> phase.cut, phase.median_ns.value, phase.is_unstable
+    (10, 100.0, False)
+    """
+    samples_N = np.asarray(durations_ns, dtype=np.float64)
+    if not len(samples_N):
+        raise InputError("no step was measured", fix="run at least one step")
+    is_spike_N = spikes(samples_N)
+    smooth_N = np.where(is_spike_N, _local_medians(samples_N), samples_N)
+    cut = mser5(smooth_N)
+    kept_N, is_spike_N, smooth_N = samples_N[cut:], is_spike_N[cut:], smooth_N[cut:]
+    found = trend(smooth_N)
+    lower, upper, p99 = np.quantile(kept_N, [0.25, 0.75, 0.99])
+    return StablePhase(
+        num_samples=len(samples_N),
+        cut=cut,
+        median_ns=estimate_median(kept_N, confidence=confidence, seed=seed, block_length=found.batch_length),
+        mean_ns=float(kept_N[~is_spike_N].mean()),
+        iqr_ns=float(upper - lower),
+        min_ns=float(kept_N.min()),
+        max_ns=float(kept_N.max()),
+        p99_ns=float(p99),
+        num_spikes=int(is_spike_N.sum()),
+        trend=found,
+        is_unstable=found.is_significant and abs(found.change_ratio) > tolerance,
+    )
+
+
+def run_until_stable(
+    step: Callable[[], object],
+    *,
+    budget_s: float = 30.0,
+    precision: float = 0.02,
+    min_steps: int = 30,
+    max_steps: int = 2000,
+    after_step: Callable[[int], object] = lambda _duration_ns: None,
+) -> tuple[NDArray[np.int64], StablePhase]:
+    """Run ``step`` until the 95 % interval of the median is narrower than ``precision``, or the budget ends.
+
+    Parameters
+    ----------
+    step : callable
+        One whole iteration.
+    budget_s : float
+        No step begins later, but three are always run.
+    precision : float
+        Width of the interval over the median.
+    min_steps, max_steps : int
+    after_step : callable
+        Called with the duration in ns, outside of what is timed.
+
+    Returns
+    -------
+    durations_ns : int64 [N]
+    phase : StablePhase
+    """
+    begun_s = time.monotonic()
+    durations_ns: list[int] = []
+    look_at = float(min_steps)
+    while len(durations_ns) < max_steps:
+        before_ns = time.perf_counter_ns()
+        step()
+        durations_ns.append(time.perf_counter_ns() - before_ns)
+        after_step(durations_ns[-1])
+        if time.monotonic() - begun_s > budget_s and len(durations_ns) >= 3:
+            break
+        if len(durations_ns) >= look_at:
+            phase = stable_phase(durations_ns)
+            if phase.width_ratio <= precision and not phase.is_unstable:
+                break
+            look_at = len(durations_ns) * _GROWTH
+    return np.asarray(durations_ns, dtype=np.int64), stable_phase(durations_ns)
