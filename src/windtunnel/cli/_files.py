@@ -57,7 +57,7 @@ def require_free(path: Path, *, force: bool) -> Path:
 
 
 def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) -> Graph:
-    """A stored graph, or the graph of a trace, or of a folder of traces, one per rank.
+    """A stored graph, or the graph of a trace of any kind, or of a folder of Kineto traces, one per rank.
 
     ``options`` are those of :func:`windtunnel.sources.kineto.load_kineto`.
 
@@ -66,6 +66,8 @@ def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) 
     InputError
         Nothing is there, or it is none of these.
     """
+    from windtunnel.sources.execution_trace import is_execution_trace, load_execution_trace
+
     if not path.exists():
         near = _nearest(path)
         fix = f"did you mean {', '.join(near)}?" if near else "capture one: windtunnel capture train.py"
@@ -85,6 +87,8 @@ def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) 
         from windtunnel.sources.chakra import load_chakra
 
         return load_chakra(path)
+    if is_execution_trace(path):
+        return load_execution_trace(path)
     fix = (
         f"capture it first: windtunnel capture {path}" if path.suffix == ".py" else "name a .wt folder or a .json trace"
     )
@@ -92,12 +96,13 @@ def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) 
 
 
 def _traces(path: Path) -> list[Path]:
-    """The trace itself, or those of a folder that is no stored graph."""
-    if path.is_file():
-        return [path] if path.name.endswith(_TRACES) else []
-    if (path / "meta.json").exists():
+    """The Kineto trace itself, or those of a folder that is no stored graph; execution traces often lie beside."""
+    from windtunnel.sources.execution_trace import is_execution_trace
+
+    if path.is_dir() and (path / "meta.json").exists():
         return []
-    return sorted(entry for entry in path.iterdir() if entry.is_file() and entry.name.endswith(_TRACES))
+    entries = [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file())
+    return [entry for entry in entries if entry.name.endswith(_TRACES) and not is_execution_trace(entry)]
 
 
 def _nearest(path: Path) -> list[str]:

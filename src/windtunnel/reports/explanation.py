@@ -331,6 +331,7 @@ def _notes(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
         notes.append(f"left out, as nothing here waits for it: {named}")
     if graph.edits:
         notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
+    notes += _unmeasured(graph)
     notes += _device_starts(graph)
     notes += _before_holding(graph)
     dropped = graph.meta.get("dropped")
@@ -340,6 +341,18 @@ def _notes(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
     if graph.meta.get("is_complete") is False:
         notes.append("the capture was cut short: what was measured until then is shown")
     return tuple(notes)
+
+
+def _unmeasured(graph: Graph) -> list[str]:
+    """Tasks whose duration nothing told: they count as 0."""
+    sources = graph.tasks.get("cost_source")
+    if not isinstance(sources, Strings) or "unmeasured" not in sources.values:
+        return []
+    count = int((sources.codes == sources.values.index("unmeasured")).sum())
+    if not count:
+        return []
+    whole = "no durations: all" if count == graph.num_tasks else f"{format_count(count)} of"
+    return [f"warning: {whole} {format_count(graph.num_tasks)} tasks are unmeasured and count as 0"]
 
 
 def _before_holding(graph: Graph) -> list[str]:

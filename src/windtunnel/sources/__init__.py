@@ -4,6 +4,6 @@ In: programs that run here, traces that others made. Out: ``Graph``. Not here: p
 Importing this room registers its sources and needs no torch.
 """
 
-from windtunnel.sources import chakra, kineto, script, torch_step
+from windtunnel.sources import chakra, execution_trace, kineto, script, torch_step
 
-__all__ = ["chakra", "kineto", "script", "torch_step"]
+__all__ = ["chakra", "execution_trace", "kineto", "script", "torch_step"]
