@@ -50,6 +50,7 @@ def replay(
     else:
         say(f"{timeline}; critical path: {path}")
         _print_measured(timeline)
+        _print_unmeasured(timeline)
         rows = [
             (
                 use["resource"],
@@ -77,3 +78,12 @@ def _print_measured(timeline: Timeline) -> None:
     iteration_ns = timeline.makespan_ns / max(1, timeline.graph.num_iterations)
     off = iteration_ns / measured["median"] - 1
     say(f"measured without a profiler: {format_duration(measured['median'])}, the replay is {off:+.1%} off")
+
+
+def _print_unmeasured(timeline: Timeline) -> None:
+    """Say how many tasks count as 0 because nothing tells their duration."""
+    from windtunnel.sources.execution_trace import count_unmeasured
+
+    unmeasured = count_unmeasured(timeline.graph)
+    if unmeasured:
+        say(f"warning: {unmeasured:,} of {timeline.graph.num_tasks:,} tasks are unmeasured and count as 0")

@@ -22,6 +22,7 @@ from windtunnel.reports.colours import KIND_LABELS, PHASE_LABELS
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation
 from windtunnel.simulate import Timeline, replay
+from windtunnel.sources.execution_trace import count_unmeasured
 from windtunnel.sources.kineto_explain import explain_device_tasks
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 
@@ -345,10 +346,7 @@ def _notes(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
 
 def _unmeasured(graph: Graph) -> list[str]:
     """Tasks whose duration nothing told: they count as 0."""
-    sources = graph.tasks.get("cost_source")
-    if not isinstance(sources, Strings) or "unmeasured" not in sources.values:
-        return []
-    count = int((sources.codes == sources.values.index("unmeasured")).sum())
+    count = count_unmeasured(graph)
     if not count:
         return []
     whole = "no durations: all" if count == graph.num_tasks else f"{format_count(count)} of"

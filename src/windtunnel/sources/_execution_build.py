@@ -28,12 +28,12 @@ from windtunnel.sources._execution_work import (
 from windtunnel.sources._kineto_host import Labels
 from windtunnel.sources._torch_dataflow import Flow, trace_flow
 from windtunnel.sources._torch_ops import Operator, Role
+from windtunnel.sources.execution_trace import UNMEASURED
 
-__all__ = ["UNMEASURED", "build"]
+__all__ = ["build"]
 
 # N nodes, T tasks
 Int = NDArray[np.int64]
-UNMEASURED = "unmeasured"
 _NOTHING = Operator(Role.NONE)
 
 

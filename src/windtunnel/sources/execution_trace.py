@@ -14,11 +14,12 @@ from pathlib import Path
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, Strings
 from windtunnel.sources._kineto_text import Progress
 
-__all__ = ["is_execution_trace", "load_execution_trace"]
+__all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_execution_trace"]
 
+UNMEASURED = "unmeasured"
 _HEAD_BYTES = 4096
 
 
@@ -84,3 +85,20 @@ def is_execution_trace(path: Path) -> bool:
         and re.search(rb'"schema"\s*:\s*"', head) is not None
         and (b'"traceEvents"' not in head)
     )
+
+
+def count_unmeasured(graph: Graph) -> int:
+    """Number of tasks that count as 0 because nothing told their duration (``cost_source`` "unmeasured").
+
+    Examples
+    --------
+    >>> from windtunnel.graph import GraphBuilder
+    >>> builder = GraphBuilder()
+    >>> _ = builder.task("a", duration_ns=1)
+    >>> count_unmeasured(builder.build())
+    0
+    """
+    sources = graph.tasks.get("cost_source")
+    if not isinstance(sources, Strings) or UNMEASURED not in sources.values:
+        return 0
+    return int((sources.codes == sources.values.index(UNMEASURED)).sum())

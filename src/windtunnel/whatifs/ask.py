@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.graph import Graph, Table
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.whatifs.answer import Answer, iteration_ns, takes_part
@@ -57,11 +57,17 @@ def whatif(
     Raises
     ------
     InputError
-        A name or a parameter is not known, or a value does not fit.
+        A name or a parameter is not known, a value does not fit, or no task of the graph has a duration.
     """
     tell = progress or (lambda *_: None)
     requests = _all_requests() if names == ALL else parse_requests(names)
     baseline = replay(graph)
+    if graph.num_tasks and not baseline.makespan_ns:
+        raise InputError(
+            "the graph takes no time, so nothing can make it faster",
+            where=f"{graph.num_tasks:,} tasks of duration 0, source {graph.meta.get('source', 'unknown')}",
+            fix="price its tasks first, or load an execution trace together with the Kineto trace of its run",
+        )
     outcomes = list(_applied(graph, requests, tell))
     answers = _answered(baseline, outcomes)
     if pairs:
