@@ -4,7 +4,36 @@ In: sizes and a seed. Out: ``Workload``: models, optimisers and a function that 
 here: measuring. Importing this room registers its workloads and needs no torch.
 """
 
-from windtunnel.workloads import cnn, gan, lstm, mlp, recommender, transformer
+from windtunnel.workloads import (
+    cnn,
+    convnext,
+    diffusion_unet,
+    faster_rcnn,
+    gan,
+    inception_v3,
+    lstm,
+    mlp,
+    recommender,
+    resnet50,
+    transformer,
+    vit,
+    wgan_gp,
+)
 from windtunnel.workloads.workload import Workload
 
-__all__ = ["Workload", "cnn", "gan", "lstm", "mlp", "recommender", "transformer"]
+__all__ = [
+    "Workload",
+    "cnn",
+    "convnext",
+    "diffusion_unet",
+    "faster_rcnn",
+    "gan",
+    "inception_v3",
+    "lstm",
+    "mlp",
+    "recommender",
+    "resnet50",
+    "transformer",
+    "vit",
+    "wgan_gp",
+]

@@ -1,0 +1,65 @@
+"""Inception-v3: image classification by units of parallel branches (room workloads).
+
+In: a size. Out: a ``Workload``. ``paper`` is the published network on 299 x 299 images, without the side classifier;
+``small`` the same network on smaller ones; ``tiny`` has one unit of each kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel import registry
+from windtunnel.extras import require
+from windtunnel.workloads.workload import Workload, of_size
+
+__all__ = ["inception_v3"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Channels of the units of each stage, inner channels of the units with 7 x 7 branches, and the training."""
+
+    stages: tuple[tuple[int, ...], ...]
+    inner: tuple[int, ...]
+    pixels: int
+    batch_size: int
+    num_classes: int
+    learning_rate: float
+
+
+ALL = ((256, 288, 288), (768, 768, 768, 768, 768), (1280, 2048, 2048))
+ONE = ((288,), (768, 768), (1280, 2048))
+PRESETS = {
+    "tiny": Preset(ONE, (128,), 107, 4, 10, 0.045),
+    "small": Preset(ALL, (128, 160, 160, 192), 155, 8, 10, 0.045),
+    "paper": Preset(ALL, (128, 160, 160, 192), 299, 32, 1000, 0.045),
+}
+
+
+@registry.workload("inception-v3", source="Szegedy et al., CVPR 2016", domain="image classification")
+def inception_v3(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
+    """Classify images with Inception-v3, by RMSprop with cut gradients and smoothed labels (paper, section 8)."""
+    require("torch", extra="torch")
+    require("pytorchcv", extra="suite")
+    import torch
+    from pytorchcv.models.inceptionv3 import InceptionV3
+
+    from windtunnel.workloads._classifier import classifier
+
+    preset = of_size(PRESETS, size)
+    torch.manual_seed(seed)
+    model = InceptionV3(preset.stages, 192, preset.inner, bn_eps=1e-3, num_classes=preset.num_classes)
+    model.features.final_pool = torch.nn.AdaptiveAvgPool2d(1)  # the library's own fits one image size only
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=preset.learning_rate, alpha=0.9, eps=1.0)
+    return classifier(
+        "inception-v3",
+        model,
+        optimizer,
+        size=size,
+        pixels=preset.pixels,
+        batch_size=preset.batch_size if batch_size is None else batch_size,
+        num_classes=preset.num_classes,
+        seed=seed,
+        label_smoothing=0.1,
+        max_norm=2.0,
+    )

@@ -1,0 +1,84 @@
+"""ViT: image classification by a transformer over patches (room workloads).
+
+In: a size. Out: a ``Workload``. ``paper`` is ViT-B/16; ``small`` the later ViT-Ti/16 on the same images; ``tiny`` has
+three layers on 32 x 32 images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from windtunnel import registry
+from windtunnel.extras import require
+from windtunnel.workloads.workload import Workload, of_size
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["vit"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of one transformer and what it is trained on."""
+
+    width: int
+    depth: int
+    heads: int
+    patch: int
+    pixels: int
+    batch_size: int
+    num_classes: int
+    learning_rate: float
+    dropout: float
+
+
+PRESETS = {
+    "tiny": Preset(96, 3, 4, 4, 32, 32, 10, 1e-3, 0.0),
+    "small": Preset(192, 12, 3, 16, 224, 8, 10, 3e-4, 0.0),
+    "paper": Preset(768, 12, 12, 16, 224, 32, 1000, 3e-3 * 32 / 4096, 0.1),
+}
+
+
+@registry.workload("vit", source="Dosovitskiy et al., ICLR 2021", domain="image classification")
+def vit(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
+    """Classify images with a vision transformer, by Adam with decoupled decay and cut gradients (paper, table 3)."""
+    require("torch", extra="torch")
+    require("transformers", extra="suite")
+    import torch
+
+    from windtunnel.workloads._classifier import classifier
+
+    preset = of_size(PRESETS, size)
+    torch.manual_seed(seed)
+    model = _network(preset)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=preset.learning_rate, weight_decay=0.3)
+    return classifier(
+        "vit",
+        model,
+        optimizer,
+        size=size,
+        pixels=preset.pixels,
+        batch_size=preset.batch_size if batch_size is None else batch_size,
+        num_classes=preset.num_classes,
+        seed=seed,
+        max_norm=1.0,
+    )
+
+
+def _network(preset: Preset) -> torch.nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=preset.width,
+        num_hidden_layers=preset.depth,
+        num_attention_heads=preset.heads,
+        intermediate_size=4 * preset.width,
+        hidden_dropout_prob=preset.dropout,
+        image_size=preset.pixels,
+        patch_size=preset.patch,
+    )
+    config.num_labels = preset.num_classes
+    network: torch.nn.Module = ViTForImageClassification(config).train()
+    return network
