@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -23,6 +23,7 @@ from windtunnel.cost._arguments import DTYPES, Prepared, fill, prepare
 from windtunnel.cost._inputs import make_inputs
 from windtunnel.cost._resize import resize
 from windtunnel.cost._segments import Segment, build_segments
+from windtunnel.cost._threads import threads
 from windtunnel.cost.form import Form
 from windtunnel.cost.program import NOT_FLOWN, Program
 
@@ -93,7 +94,7 @@ class Interpreter:
         count = len(self.program.calls)
         lap = Lap(np.zeros(count), np.zeros(count))
         self._forget_gradients()
-        with _threads(self.form.threads or self.program.threads):
+        with threads(self.form.threads or self.program.threads):
             for turn in range(self.form.num_passes):
                 watch = _NodeWatch() if detail else None
                 self._pass(lap, watch, learn, is_last=turn == self.form.num_passes - 1)
@@ -218,18 +219,6 @@ class Interpreter:
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count and count != before:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:

@@ -8,14 +8,14 @@ this machine and these libraries. Not here: what a program reaches of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from windtunnel import hardware
+from windtunnel.cost._threads import threads
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.errors import InputError
@@ -222,7 +222,7 @@ def _triad(length: int, device: str) -> Callable[[], object]:
 
 
 def _timed(key: _Key, run: Callable[[], object], num_threads: int, device: str) -> Measurement:
-    with _threads(num_threads):
+    with threads(num_threads):
         times_ns = _times(run, device)
     low, median, high = np.percentile(times_ns, [25, 50, 75])
     return Measurement(*key, float(low), float(low), float((high - low) / median), len(times_ns))
@@ -251,15 +251,3 @@ def _seconds(run: Callable[[], object], device: str) -> float:
     if device != "cpu":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begin
-
-
-@contextmanager
-def _threads(num_threads: int) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,415 @@
+"""How long a net takes, from a table of its layers (room cost): prediction without running it.
+
+In: a model and example inputs. Out: ``Kernel``s, found on fake tensors, their measured times, and their sum as a
+latency. Each distinct kernel is measured once, ever: one after the other in turn, so that weights and code come from
+where they would come from in a net, with its input just written. What no kernel takes, the framework does: one
+constant per call, fitted on a few nets that really ran. Not here: what is done with a latency (``utilisation``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from windtunnel.cost._threads import threads
+from windtunnel.cost.database import Measurement, ProfileDatabase
+from windtunnel.cost.fingerprint import libraries, machine
+from windtunnel.cost.program import TensorSpec
+from windtunnel.errors import PriceError
+from windtunnel.extras import require
+from windtunnel.sources.allocator import hold_heap
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Kernel", "Overhead", "Stand", "Table", "TensorShape", "fit_overhead", "measure", "quiet_ns", "trace"]
+
+Progress = Callable[[str, int, int], None]
+Clock = Callable[[], int]
+_Key = tuple[str, str, str, str, int, str, str]
+_METHOD = 1  # raised whenever kernels are timed in another way
+_WARMUP, _MIN_ROUNDS, _MAX_ROUNDS = 2, 5, 25
+
+
+class TensorShape(NamedTuple):
+    """A tensor among the arguments of a kernel."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One operator with everything that its time depends on: equal kernels cost the same.
+
+    Parameters
+    ----------
+    operator : str
+        With overload, such as ``aten::conv2d.default``.
+    arguments : tuple
+        Tensors as ``TensorShape``, lists as tuples.
+    keywords : tuple of (str, object)
+    """
+
+    operator: str
+    arguments: tuple[Any, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def signature(self) -> str:
+        """All arguments as text."""
+        return _text((*self.arguments, *self.keywords))
+
+    @property
+    def tensors(self) -> list[TensorShape]:
+        """Tensors in the order of the arguments, lists opened."""
+        return list(_tensors((*self.arguments, *(value for _, value in self.keywords))))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, TensorShape):
+        stride = "" if value.stride == _usual_stride(value.shape) else f"/{list(value.stride)}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{stride}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text, value))})"
+    return str(value)
+
+
+def _usual_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(np.prod(shape[place + 1 :], dtype=np.int64)) for place in range(len(shape)))
+
+
+def _tensors(value: Any) -> Iterable[TensorShape]:
+    if isinstance(value, TensorShape):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+# --- finding kernels ----------------------------------------------------------------------------------------
+
+
+def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> list[Kernel]:
+    """The kernels of one inference in their order; nothing is computed, on fake tensors only shapes flow.
+
+    Parameters
+    ----------
+    model : callable
+        A module in ``eval`` mode.
+    inputs : sequence
+        Positional arguments; tensors give their shapes.
+    keywords : mapping
+
+    Raises
+    ------
+    PriceError
+        The model decides by values, which fake tensors do not have.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    torch = require("torch", extra="torch")
+    from torch._subclasses import FakeTensorMode
+
+    recorder = _recorder()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with torch.inference_mode(), fake:
+            values, named = [_faked(one, fake) for one in inputs], {}
+            for name, one in (keywords or {}).items():
+                named[name] = _faked(one, fake)
+            with recorder:
+                model(*values, **named)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise PriceError(
+            f"the model does not run on fake tensors: {reason}",
+            where=type(model).__name__,
+            fix="take out what depends on values, or measure the model instead",
+        ) from error
+    found: list[Kernel] = recorder.kernels
+    return found
+
+
+def _faked(value: Any, fake: Any) -> Any:
+    import torch
+
+    return fake.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def _recorder() -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+        """Notes every operator that Python calls."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernels: list[Kernel] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace != "prim":
+                named = tuple((name, _described(value)) for name, value in (kwargs or {}).items())
+                self.kernels.append(Kernel(_name(func), tuple(map(_described, args)), named))
+            return func(*args, **(kwargs or {}))
+
+    return Recorder()
+
+
+def _name(func: Any) -> str:
+    return f"{func.namespace}::{func._opname}.{func._overloadname}"
+
+
+def _described(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return TensorShape(tuple(value.shape), tuple(value.stride()), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_described, value))
+    return value
+
+
+# --- measuring kernels --------------------------------------------------------------------------------------
+
+Table = Mapping[Kernel, float]
+"""Nanoseconds of every kernel; NaN for one that cannot be run alone."""
+
+
+def measure(
+    kernels: Iterable[Kernel],
+    num_threads: int,
+    *,
+    database: ProfileDatabase | None = None,
+    budget_s: float = 5.0,
+    progress: Progress | None = None,
+) -> dict[Kernel, float]:
+    """Time of every distinct kernel in nanoseconds, measured once per machine and number of threads.
+
+    Parameters
+    ----------
+    kernels : iterable of Kernel
+    num_threads : int
+    database : ProfileDatabase, optional
+        Looked up first and filled afterwards; None keeps nothing.
+    budget_s : float
+        Time for the rounds; at least five rounds are made.
+    progress : callable, optional
+        Called with (what, done, total).
+
+    Returns
+    -------
+    dict of Kernel to float
+        NaN for a kernel that cannot be run alone.
+    """
+    require("torch", extra="torch")
+    distinct = list(dict.fromkeys(kernels))
+    keys = {kernel: _key(kernel, num_threads) for kernel in distinct}
+    known = database.find_all(keys.values()) if database is not None else {}
+    found = {kernel: known[key].new_ns for kernel, key in keys.items() if key in known}
+    wanted = [kernel for kernel in distinct if kernel not in found]
+    times_KR = _measure_in_turn(wanted, num_threads, budget_s, progress)
+    measured = {kernel: quiet_ns(times) for kernel, times in times_KR.items()}
+    if database is not None:
+        database.add(
+            Measurement(*keys[kernel], took, took, _spread(times_KR[kernel]), len(times_KR[kernel]))
+            for kernel, took in measured.items()
+            if len(times_KR[kernel])
+        )
+    return found | measured
+
+
+def _key(kernel: Kernel, num_threads: int) -> _Key:
+    change = f"alone, in turn (method {_METHOD})"
+    return kernel.operator, kernel.signature, "forward", change, num_threads, machine(), libraries()
+
+
+def _spread(times: Sequence[float]) -> float:
+    low, median, high = np.percentile(times, [25, 50, 75])
+    return float((high - low) / median)
+
+
+class Stand:
+    """Kernels made ready to run, each once per round.
+
+    Parameters
+    ----------
+    kernels : iterable of Kernel
+    clock : callable
+        Nanoseconds. ``time.perf_counter_ns`` is what a user waits; ``time.thread_time_ns`` leaves out what others run
+        on the same core, and is only fair with one thread.
+    """
+
+    def __init__(self, kernels: Iterable[Kernel], clock: Clock = time.perf_counter_ns) -> None:
+        hold_heap()  # as capture and flights do
+        self._runs = {kernel: _ready(kernel, clock) for kernel in dict.fromkeys(kernels)}
+        self.times: dict[Kernel, list[float]] = {kernel: [] for kernel in self._runs}
+
+    def rehearse(self) -> None:
+        """Run every kernel and drop those that cannot be run alone."""
+        import torch
+
+        with torch.inference_mode():
+            self._runs = {kernel: _rehearsed(run) for kernel, run in self._runs.items()}
+
+    def round(self) -> None:
+        """Time every kernel once."""
+        import torch
+
+        with torch.inference_mode():
+            for kernel, run in self._runs.items():
+                if run is not None:
+                    self.times[kernel].append(run())
+
+    def table(self) -> dict[Kernel, float]:
+        """Lower quartile of each kernel, NaN where it cannot be run: what else runs only makes a kernel longer."""
+        return {kernel: quiet_ns(times) for kernel, times in self.times.items()}
+
+
+def quiet_ns(times: Sequence[float]) -> float:
+    """Lower quartile of repeated times; NaN of none."""
+    return float(np.percentile(times, 25)) if len(times) else float("nan")
+
+
+def _rehearsed(run: Callable[[], float] | None) -> Callable[[], float] | None:
+    try:
+        for _ in range(_WARMUP if run is not None else 0):
+            run()  # type: ignore[misc]
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        return None
+    return run
+
+
+def _measure_in_turn(
+    kernels: Sequence[Kernel], num_threads: int, budget_s: float, progress: Progress | None
+) -> dict[Kernel, list[float]]:
+    """Round after round, each kernel once per round."""
+    with threads(num_threads):
+        stand = Stand(kernels)
+        stand.rehearse()
+        begin = time.perf_counter()
+        for turn in range(_MAX_ROUNDS):
+            stand.round()
+            if progress is not None:
+                progress("measuring kernels", turn + 1, _MAX_ROUNDS)
+            if turn + 1 >= _MIN_ROUNDS and time.perf_counter() - begin > budget_s:
+                break
+    return stand.times
+
+
+def _ready(kernel: Kernel, clock: Clock) -> Callable[[], float] | None:
+    """A function that runs the kernel once and returns its nanoseconds; its first input has just been written."""
+    import torch
+
+    try:
+        packet, _, overload = kernel.operator.partition("::")[2].partition(".")
+        function = getattr(getattr(getattr(torch.ops, kernel.operator.partition("::")[0]), packet), overload)
+        with torch.inference_mode():
+            arguments = [_filled(one) for one in kernel.arguments]
+            keywords = {name: _filled(one) for name, one in kernel.keywords}
+    except (PriceError, AttributeError, RuntimeError):
+        return None
+    first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
+    written = first if first is not None and first.is_floating_point() and not _overlaps(first) else None
+
+    def run() -> float:
+        if written is not None:
+            written.mul_(1.0)
+        begin = clock()
+        result = function(*arguments, **keywords)
+        del result
+        return float(clock() - begin)
+
+    return run
+
+
+def _overlaps(tensor: Any) -> bool:
+    return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _filled(value: Any) -> Any:
+    from windtunnel.cost._arguments import DTYPES, fill
+
+    if isinstance(value, TensorShape):
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        return fill(TensorSpec(0, value.shape, value.stride, names.get(value.dtype, "")), value.shape)
+    if isinstance(value, tuple):
+        return [_filled(item) for item in value]
+    return value
+
+
+# --- adding up ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What a net takes beside its kernels.
+
+    Parameters
+    ----------
+    per_call_ns : float
+        Python and the framework around each call.
+    scale : float
+        A kernel in a net over the same kernel alone.
+    num_nets : int
+        Nets that it was fitted on.
+    """
+
+    per_call_ns: float = 0.0
+    scale: float = 1.0
+    num_nets: int = 0
+
+    def latency_ns(self, kernels: Sequence[Kernel], table: Table) -> float:
+        """Predicted time of one inference.
+
+        Raises
+        ------
+        PriceError
+            Kernels were never measured; names them.
+        """
+        counts = Counter(kernels)
+        unknown = sorted({kernel.operator for kernel in counts if not table.get(kernel, float("nan")) > 0})
+        if unknown:
+            raise PriceError("kernels have no measured time", where=", ".join(unknown[:5]))
+        alone = sum(number * table[kernel] for kernel, number in counts.items())
+        return self.scale * alone + self.per_call_ns * len(kernels)
+
+
+def fit_overhead(
+    nets: Sequence[Sequence[Kernel]], table: Table, measured_ns: Sequence[float], *, with_scale: bool = False
+) -> Overhead:
+    """Least squares of relative errors over nets that really ran.
+
+    Parameters
+    ----------
+    nets : sequence of sequences of Kernel
+    table : mapping
+    measured_ns : sequence of float
+        Latency of each net.
+    with_scale : bool
+        Also fit how much longer a kernel takes in a net than alone.
+
+    Raises
+    ------
+    PriceError
+        Fewer nets than constants, or kernels were never measured.
+    """
+    if len(nets) < 1 + with_scale or len(nets) != len(measured_ns):
+        raise PriceError(f"{len(nets)} nets with {len(measured_ns)} times do not fix {1 + with_scale} constants")
+    bare = Overhead()
+    alone_N = np.array([bare.latency_ns(net, table) for net in nets])
+    calls_N = np.array([float(len(net)) for net in nets])
+    measured_N = np.asarray(measured_ns, dtype=np.float64)
+    if with_scale:
+        design = np.stack([alone_N, calls_N], axis=1) / measured_N[:, None]
+        scale, per_call = np.linalg.lstsq(design, np.ones(len(nets)), rcond=None)[0]
+        return Overhead(float(per_call), float(scale), len(nets))
+    weights = calls_N / measured_N
+    per_call = float(weights @ (1 - alone_N / measured_N) / (weights @ weights))
+    return Overhead(per_call, 1.0, len(nets))
