@@ -79,7 +79,11 @@ def _above(nodes: list[Node], parent: Int, event: int) -> Node | None:
 
 def _describe(document: Document, node: Node, above: Node | None) -> Work:
     try:
-        return _work(node, above)
+        work = _work(node, above)
+        spans = (*work.operator.reads, *work.operator.writes, *work.operator.mutates)
+        if max(work.operator.flops, sum(abs(span.high) + span.num_bytes for span in spans)) > _TOO_MUCH:
+            raise ValueError("its tensors are too large to be any")
+        return work
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise TraceError(
             f"the inputs or outputs of node {node.id} cannot be understood: {error}",
@@ -98,8 +102,6 @@ def _work(node: Node, above: Node | None) -> Work:
         # which of its arguments a generated kernel writes is not recorded: any of them may be
         return Work(_touching(node, outputs=False), device)
     operator = describe(_as_step_node(node))
-    if max(operator.flops, *(span.high for span in (*operator.reads, *operator.writes)), 0) > _TOO_MUCH:
-        raise ValueError("a tensor is too large to be one")
     sides = {tensor[5] for tensor in (*inputs, *outputs)} - {""}
     is_copy = node.schema.startswith(("aten::copy_", "aten::_copy_from")) and len(sides) > 1
     to_host = is_copy and bool(outputs) and outputs[0][5] == HOST and not _value(node, 2)
