@@ -44,6 +44,7 @@ def run(
     batch_sizes: Annotated[str, typer.Option(metavar="LIST", help="Sweep these, such as 1,2,4,8.")] = "",
     threads: Annotated[str, typer.Option(metavar="LIST", help="Threads of a rank; all cores by default.")] = "",
     ranks: Annotated[str, typer.Option(metavar="LIST", help="Processes that train data-parallel over gloo.")] = "1",
+    link: Annotated[str, typer.Option(metavar="RATE", help="Slow the link between ranks, such as 125MB.")] = "",
     budget: Annotated[str, typer.Option(metavar="TIME", help="Sample each cell for at most this time.")] = "20s",
     patience: Annotated[str, typer.Option(metavar="TIME", help="Give up a silent process after it.")] = "",
     output: Output = None,
@@ -56,7 +57,7 @@ def run(
     Train each workload in a process of its own and measure throughput and utilisation.
     """
     from windtunnel.flights.suite import run_suite
-    from windtunnel.units import parse_duration
+    from windtunnel.units import parse_duration, parse_size
 
     folder = output or Path(f"suite-{size}")
     with Progress("training the suite", heartbeat=True) as progress:
@@ -67,6 +68,7 @@ def run(
             batch_sizes=_integers(batch_sizes, "--batch-sizes"),
             num_threads=_integers(threads, "--threads"),
             num_ranks=_integers(ranks, "--ranks"),
+            link_bytes_per_s=parse_size(link) if link else 0,
             budget_s=parse_duration(budget) / 1e9,
             patience_s=parse_duration(patience) / 1e9 if patience else None,
             keep_graphs=graphs,

@@ -38,7 +38,7 @@ from windtunnel.flights.metrics import (
 from windtunnel.flights.receipt import installed_versions, now
 from windtunnel.flights.stable import StablePhase, run_until_stable
 from windtunnel.flights.suite import Order
-from windtunnel.flights.suite_listing import fitting_parameters, predicted_memory_bytes
+from windtunnel.flights.suite_listing import fitting_parameters, predicted_memory
 from windtunnel.flights.suite_results import Result, write_result
 from windtunnel.units import format_size
 
@@ -152,16 +152,23 @@ def measure_cell(order: Order) -> Result:
 
 
 def _check_fits(order: Order) -> int | None:
-    """Refuse before the machine swaps; the predicted bytes, None where they cannot be predicted."""
+    """Refuse before the machine swaps; the predicted bytes, None where nothing was predicted.
+
+    A tiny workload at its own batch size fits wherever torch fits: it is asked only where a limit is given.
+    """
+    cell = order.cell
+    if cell.size == "tiny" and not cell.batch_size and not order.memory_bytes:
+        return None
     available_bytes = order.memory_bytes or available_memory_bytes()
-    predicted = predicted_memory_bytes(order.cell.workload, fitting_parameters(order.cell))
+    predicted = predicted_memory(cell.workload, fitting_parameters(cell))
     if predicted is None:
         return None
-    needed_bytes = predicted.total_bytes * order.cell.num_ranks
+    needed_bytes = predicted.total_bytes * cell.num_ranks
     if available_bytes is not None and needed_bytes > _SHARE_OF_MEMORY * available_bytes:
+        largest_bytes = predicted.by_category[predicted.largest] * cell.num_ranks
         raise InfeasibleError(
-            f"{order.cell.workload} needs {format_size(needed_bytes)}, of which {predicted.largest} take "
-            f"{format_size(predicted.largest_bytes)}; {format_size(available_bytes)} are free",
+            f"{cell.workload} needs {format_size(needed_bytes)}, of which {format_size(largest_bytes)} are "
+            f"{predicted.largest}; {format_size(available_bytes)} are free",
             fix=f"cut the {predicted.largest}: {predicted.advice}",
         )
     return needed_bytes
@@ -179,7 +186,8 @@ def _build(order: Order, stack: ExitStack) -> Workload:
     program.kept["rendezvous"] = order.rendezvous
     if order.cell.num_ranks > 1:
         flight = registry.get("flight", "data-parallel").function
-        stack.enter_context(flight(program, num_ranks=order.cell.num_ranks))
+        link = order.cell.link_bytes_per_s or None
+        stack.enter_context(flight(program, num_ranks=order.cell.num_ranks, bandwidth_bytes_per_s=link))
     built = build_workload(order.cell.workload, fitting_parameters(order.cell), program)
     stack.callback(built.close)
     if order.cell.num_ranks > 1:
@@ -259,7 +267,9 @@ def _looked_into(order: Order, built: Workload, phase: StablePhase) -> dict[str,
 
     found: dict[str, Any] = {"notes": []}
     try:
-        flops_by_dtype = count(built.step).by_dtype
+        counted = count(built.step)
+        flops_by_dtype = counted.by_dtype
+        found["family"] = _family(built, counted.by_op)
         database = ProfileDatabase()
         peaks = {
             dtype: measured_peak(dtype, order.cell.num_threads, database=database).flops_per_s
@@ -277,6 +287,16 @@ def _looked_into(order: Order, built: Workload, phase: StablePhase) -> dict[str,
     except Exception as error:
         found["notes"].append(f"not captured: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     return found
+
+
+def _family(built: Workload, flops_by_op: dict[str, int]) -> str:
+    """Which operators rule it: ``recurrent``, ``convolutional`` or ``dense``."""
+    from torch.nn import RNNBase, RNNCellBase
+
+    if any(isinstance(part, RNNBase | RNNCellBase) for model in built.models for part in model.modules()):
+        return "recurrent"
+    convolutions = sum(flops for name, flops in flops_by_op.items() if "conv" in name)
+    return "convolutional" if convolutions > sum(flops_by_op.values()) / 2 else "dense"
 
 
 def _captured(order: Order, built: Workload) -> dict[str, Any]:

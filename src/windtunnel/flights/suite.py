@@ -67,6 +67,7 @@ def cells_of(
     batch_sizes: Sequence[int] = (),
     num_threads: Sequence[int] = (),
     num_ranks: Sequence[int] = (1,),
+    link_bytes_per_s: int = 0,
 ) -> list[Cell]:
     """All that shall be measured: workloads x batch sizes x threads x ranks.
 
@@ -78,6 +79,8 @@ def cells_of(
         The workload's own if empty.
     num_threads : sequence of int
         Of every rank; all cores divided by the ranks if empty.
+    link_bytes_per_s : int
+        Emulated between the ranks; 0 is none.
 
     Raises
     ------
@@ -93,7 +96,7 @@ def cells_of(
             raise InputError(f"a {what} of {min(values)} runs nothing", fix="use 1 or more")
     cores = hardware.machine().num_cores
     return [
-        Cell(name, size, batch_size, threads, ranks)
+        Cell(name, size, batch_size, threads, ranks, link_bytes_per_s if ranks > 1 else 0)
         for name in workload_plugins(names)
         for ranks in num_ranks
         for threads in (num_threads or (max(1, cores // ranks),))
@@ -109,6 +112,7 @@ def run_suite(
     batch_sizes: Sequence[int] = (),
     num_threads: Sequence[int] = (),
     num_ranks: Sequence[int] = (1,),
+    link_bytes_per_s: int = 0,
     budget_s: float = 20.0,
     precision: float = 0.02,
     keep_graphs: bool = False,
@@ -121,7 +125,7 @@ def run_suite(
 
     Parameters
     ----------
-    names, size, batch_sizes, num_threads, num_ranks
+    names, size, batch_sizes, num_threads, num_ranks, link_bytes_per_s
         As of :func:`cells_of`.
     output : path
         Folder for the results.
@@ -150,7 +154,14 @@ def run_suite(
     """
     require("torch", extra="torch")
     folder = Path(output)
-    cells = cells_of(names, size=size, batch_sizes=batch_sizes, num_threads=num_threads, num_ranks=num_ranks)
+    cells = cells_of(
+        names,
+        size=size,
+        batch_sizes=batch_sizes,
+        num_threads=num_threads,
+        num_ranks=num_ranks,
+        link_bytes_per_s=link_bytes_per_s,
+    )
     done = _done(folder, resume=resume)
     write_machine(folder, _machine_facts(cells))
     template = Order(

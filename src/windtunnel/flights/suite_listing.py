@@ -28,12 +28,13 @@ __all__ = [
     "NeededMemory",
     "fitting_parameters",
     "listed",
-    "predicted_memory_bytes",
+    "predicted_memory",
     "suite_plugins",
     "workload_plugins",
 ]
 
 Answer = TypeVar("Answer")
+_OPTIONS = ("size", "batch_size")
 _CACHE = Path(".windtunnel") / "suite.json"
 
 
@@ -167,10 +168,16 @@ def _unknown(note: str) -> dict[str, Any]:
 
 def _faked(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
     """Build a workload of tensors without data and ask it something."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from windtunnel.sources.memory import predict_memory
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return _real(name, parameters, ask)
+    answers: list[Answer] = []
+
+    def build() -> Callable[[], None]:
+        answers.append(_real(name, parameters, ask))
+        return lambda: None
+
+    predict_memory(build, warmup=1)
+    return answers[0]
 
 
 def _real(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
@@ -197,35 +204,50 @@ def _count(built: Workload) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NeededMemory:
-    """What a training step needs, and the largest part of it."""
+    """What the tensors of a training step need at the peak, by category, in bytes."""
 
-    total_bytes: int
-    largest: str
-    largest_bytes: int
-    advice: str
+    by_category: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """All categories together."""
+        return sum(self.by_category.values())
+
+    @property
+    def largest(self) -> str:
+        """The category to cut."""
+        return max(self.by_category, key=lambda category: self.by_category[category])
+
+    @property
+    def advice(self) -> str:
+        """How to cut it."""
+        return _ADVICE.get(self.largest, "choose a smaller --size")
 
 
-def predicted_memory_bytes(name: str, parameters: Mapping[str, Any]) -> NeededMemory | None:
-    """What a step will need at least; None where nothing can be told without building the workload for real.
+_ADVICE = {
+    "feature map": "a smaller batch, or activation-checkpointing",
+    "temporary": "a smaller batch",
+    "input": "a smaller batch",
+    "optimizer state": "an optimizer that keeps less, or a smaller --size",
+}
 
-    Weights, their gradients and two moments of the optimiser: a lower bound, from a model of fake tensors.
+
+def predicted_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory | None:
+    """What a step will hold at its peak, without allocating it; None where its form hangs on values.
 
     Raises
     ------
     MissingExtraError, InputError
         The workload cannot be built at all.
     """
+    from windtunnel.sources.memory import predict_memory
+
     try:
-        weight_bytes = _faked(name, parameters, _weight_bytes)
-    except (MissingExtraError, InputError, InfeasibleError):
+        profile = predict_memory(lambda: build_workload(name, parameters), warmup=1)
+    except (MissingExtraError, InfeasibleError):
         raise
-    except Exception:  # what cannot be faked is built for real, and measured
+    except Exception as error:  # what cannot be faked is built for real, and measured
+        if isinstance(error, InputError) and error.where in _OPTIONS:
+            raise
         return None
-    state_bytes = 3 * weight_bytes
-    return NeededMemory(
-        weight_bytes + state_bytes, "gradients and optimiser state", state_bytes, "choose a smaller --size"
-    )
-
-
-def _weight_bytes(built: Workload) -> int:
-    return sum(each.numel() * each.element_size() for model in built.models for each in model.parameters())
+    return NeededMemory(profile.by_category())

@@ -31,18 +31,20 @@ _RESULTS, _MACHINE, _PROFILE = "results", "machine.json", "profile.parquet"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What is measured at once; ``batch_size`` 0 is the workload's own."""
+    """What is measured at once; ``batch_size`` 0 is the workload's own, a link of 0 is as fast as it is."""
 
     workload: str
     size: str = "tiny"
     batch_size: int = 0
     num_threads: int = 1
     num_ranks: int = 1
+    link_bytes_per_s: int = 0
 
     @property
     def key(self) -> str:
         """A name for files and tables, such as ``mlp-tiny-b32-t2-r1``."""
-        return f"{self.workload}-{self.size}-b{self.batch_size}-t{self.num_threads}-r{self.num_ranks}"
+        link = f"-l{self.link_bytes_per_s}" if self.link_bytes_per_s else ""
+        return f"{self.workload}-{self.size}-b{self.batch_size}-t{self.num_threads}-r{self.num_ranks}{link}"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +63,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         Steps that are warm-up.
     median_ns, throughput_per_s : tuple of three
         Value, low and high end of the 95 % interval.
+    family : str
+        ``recurrent``, ``convolutional`` or ``dense``.
     flops_by_dtype : dict
         FLOP of one step.
     compute_utilisation, cpu_utilisation : float or None
@@ -82,6 +86,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     data: str = ""
     unit: str = "samples"
+    family: str = ""
     batch_size: int = 0
     num_parameters: int = 0
     durations_ns: list[int] = []
