@@ -5,15 +5,15 @@ In: a model, its optimiser, a source of images. Out: a ``Workload`` of cross-ent
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from windtunnel.workloads._images import image_batches
 from windtunnel.workloads.workload import Workload
 
-__all__ = ["classifier"]
+__all__ = ["FirstToken", "classifier", "reset"]
+
+SPREAD = 0.02
 
 
 def classifier(
@@ -36,7 +36,7 @@ def classifier(
     def step() -> torch.Tensor:
         pictures, labels = images.draw()
         optimizer.zero_grad()
-        loss: torch.Tensor = loss_function(_scores(model(pictures)), labels)
+        loss: torch.Tensor = loss_function(model(pictures), labels)
         loss.backward()
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -46,7 +46,24 @@ def classifier(
     return Workload(name, (model,), (optimizer,), step, batch_size, size=size, data=images.data)
 
 
-def _scores(output: Any) -> torch.Tensor:
-    """The scores [batch, classes], also out of a record of the transformers library."""
-    found: torch.Tensor = getattr(output, "logits", output)
-    return found
+class FirstToken(nn.Module):
+    """Of each sequence [batch, tokens, width] the first token, which stands for the whole picture."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The first tokens [batch, width]."""
+        return tokens[:, 0]
+
+
+def reset(module: nn.Module) -> None:
+    """Weights of a layer as the papers of ViT and ConvNeXt have them: normal, biases zero.
+
+    They cut the normal distribution at a hundred of its spreads, which changes no number, but torch's cut reads
+    values, which no dry run has.
+    """
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.normal_(module.weight, std=SPREAD)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for parameter in (getattr(module, name, None) for name in ("cls_token", "position_embeddings")):
+        if isinstance(parameter, nn.Parameter):
+            nn.init.normal_(parameter, std=SPREAD)

@@ -71,6 +71,8 @@ def _network(preset: Preset) -> torch.nn.Module:
     from transformers import ConvNextConfig
     from transformers.models.convnext.modeling_convnext import ConvNextEmbeddings, ConvNextStage
 
+    from windtunnel.workloads._classifier import reset
+
     config = ConvNextConfig(hidden_sizes=preset.widths, depths=preset.depths)
     widths, depths = preset.widths, preset.depths
     drops = [preset.drop_path * block / (sum(depths) - 1) for block in range(sum(depths))]
@@ -87,13 +89,4 @@ def _network(preset: Preset) -> torch.nn.Module:
     ]
     pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     head = nn.Sequential(nn.LayerNorm(widths[-1], eps=1e-6), nn.Linear(widths[-1], preset.num_classes))
-    return nn.Sequential(ConvNextEmbeddings(config), *stages, pool, head).apply(_reset)
-
-
-def _reset(module: torch.nn.Module) -> None:
-    from torch import nn
-
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+    return nn.Sequential(ConvNextEmbeddings(config), *stages, pool, head).apply(reset)

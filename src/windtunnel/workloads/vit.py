@@ -1,7 +1,8 @@
 """ViT: image classification by a transformer over patches (room workloads).
 
 In: a size. Out: a ``Workload``. ``paper`` is ViT-B/16; ``small`` the later ViT-Ti/16 on the same images; ``tiny`` has
-three layers on 32 x 32 images.
+three layers on 32 x 32 images. The layers are those of the transformers library; they are put together here because its
+whole network reads numbers out of tensors while its weights are drawn, which no dry run can do.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ def vit(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
 
 
 def _network(preset: Preset) -> torch.nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
+    from torch import nn
+    from transformers import ViTConfig
+    from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
+
+    from windtunnel.workloads._classifier import FirstToken, reset
 
     config = ViTConfig(
         hidden_size=preset.width,
@@ -78,7 +83,8 @@ def _network(preset: Preset) -> torch.nn.Module:
         hidden_dropout_prob=preset.dropout,
         image_size=preset.pixels,
         patch_size=preset.patch,
+        **{"attn_implementation": "sdpa"},
     )
-    config.num_labels = preset.num_classes
-    network: torch.nn.Module = ViTForImageClassification(config).train()
-    return network
+    layers = [ViTLayer(config) for _ in range(preset.depth)]
+    norm, head = nn.LayerNorm(preset.width, eps=config.layer_norm_eps), nn.Linear(preset.width, preset.num_classes)
+    return nn.Sequential(ViTEmbeddings(config), *layers, norm, FirstToken(), head).apply(reset)
