@@ -166,8 +166,9 @@ def _sum_bytes(spans: tuple[Span, ...]) -> int:
 
 def sequence_of(node: Node) -> int:
     """Number of the collective in its process group, which a wait repeats; -1 where it is not recorded."""
-    found = _numbers(node)
-    return int(found[0]) if node.name == _RECORD and found else -1
+    number = next(iter(_numbers(node)), None)
+    is_known = node.name == _RECORD and isinstance(number, int) and 0 <= number < _TOO_MUCH
+    return int(number) if is_known and number is not None else -1
 
 
 def _numbers(node: Node) -> list[Any]:
