@@ -19,6 +19,7 @@ from windtunnel.cli import (
     diff,
     explain,
     listing,
+    memory,
     receipts,
     replay,
     report,
@@ -75,12 +76,14 @@ def _windtunnel(
 
 
 _OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
+_OF_SCRIPTS = ("capture", "memory")
 _VERBS: dict[str, Callable[..., None]] = {
     "capture": capture.capture,
     "explain": explain.explain,
     "replay": replay.replay,
     "whatif": whatif.whatif,
     "verify": verify.verify,
+    "memory": memory.memory,
     "report": report.report,
     "receipts": receipts.receipts,
     "slice": slicing.slice_graph,
@@ -92,7 +95,7 @@ _VERBS: dict[str, Callable[..., None]] = {
 for _name, _verb in _VERBS.items():
     # a verb's docstring is its example, then what it does: the list of verbs shows the latter
     _summary = (inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " ")
-    app.command(_name, short_help=_summary, context_settings=_OWN_ARGUMENTS if _name == "capture" else None)(_verb)
+    app.command(_name, short_help=_summary, context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None)(_verb)
 
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 
@@ -100,6 +103,7 @@ app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 def run(arguments: list[str]) -> int:
     """Run one command; every error becomes a message and an exit code."""
     arguments, is_debug = _take_debug(arguments)
+    arguments = _workload_last(arguments)
     if arguments == ["--version"]:
         print(f"windtunnel {__version__}")  # noqa: T201 - the answer
         return 0
@@ -127,11 +131,18 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
     ours = len(arguments)
     if "--" in arguments:
         ours = arguments.index("--")
-    if arguments and arguments[0] == "capture":
+    if arguments and arguments[0] in _OF_SCRIPTS:
         scripts = [at for at, argument in enumerate(arguments) if at and argument.endswith(".py")]
         ours = min([ours, *scripts])
     kept = [argument for argument in arguments[:ours] if argument != "--debug"]
     return kept + arguments[ours:], len(kept) < ours
+
+
+def _workload_last(arguments: list[str]) -> list[str]:
+    """``memory mlp --fake``: a workload has no arguments of its own, so options may stand behind it."""
+    if len(arguments) < 3 or arguments[0] != "memory" or arguments[1].startswith("-") or arguments[1].endswith(".py"):
+        return arguments
+    return [arguments[0], *arguments[2:], arguments[1]]
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
 
-__all__ = ["matching", "this_host"]
+__all__ = ["available_bytes", "matching", "this_host"]
 
 # what changes how fast deep learning runs on a CPU
 _FLAGS = re.compile(
@@ -93,6 +93,23 @@ def _memory_bytes(root: Path) -> int:
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return _DEFAULT_MEMORY_BYTES
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that a new job can have without swapping: what the host and the control group leave.
+
+    Parameters
+    ----------
+    root : Path
+        Where /proc and /sys lie (tests give another).
+    """
+    free = _field(_read(root / "proc/meminfo"), "MemAvailable").split()
+    available = int(free[0]) * 1024 if free and free[0].isdigit() else _memory_bytes(root)
+    limit = _read(root / "sys/fs/cgroup/memory.max").strip()
+    used = _read(root / "sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        available = min(available, max(0, int(limit) - int(used)))
+    return available
 
 
 def _cache_bytes(folder: Path) -> dict[str, int]:

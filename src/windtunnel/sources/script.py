@@ -21,7 +21,7 @@ from windtunnel.extras import require
 from windtunnel.graph import Graph
 from windtunnel.sources.hooks import StepHooks
 
-__all__ = ["EndOfScript", "IncompleteCaptureError", "capture_script", "run_as_main"]
+__all__ = ["EndOfScript", "IncompleteCaptureError", "capture_script", "checked_script", "run_as_main"]
 
 
 class EndOfScript(BaseException):
@@ -76,7 +76,7 @@ def capture_script(
     require("torch", extra="torch")
     from windtunnel.sources._torch_recorder import Recorder
 
-    script = _checked(path)
+    script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
     pilot = _Pilot(recorder)
     home = os.getpid()
@@ -141,7 +141,14 @@ class _Pilot:
             raise EndOfScript
 
 
-def _checked(path: str | Path) -> Path:
+def checked_script(path: str | Path) -> Path:
+    """The path of a script that is there and is Python.
+
+    Raises
+    ------
+    InputError
+        It is not.
+    """
     script = Path(path)
     if not script.is_file():
         raise InputError(

@@ -13,9 +13,9 @@ import pkgutil
 
 from windtunnel.whatifs.answer import Answer
 from windtunnel.whatifs.ask import whatif
-from windtunnel.whatifs.request import Request, Step, apply, parse_request, parse_requests
+from windtunnel.whatifs.request import Request, Step, apply, parse_request, parse_requests, parse_step
 
-__all__ = ["Answer", "Request", "Step", "apply", "parse_request", "parse_requests", "whatif"]
+__all__ = ["Answer", "Request", "Step", "apply", "parse_request", "parse_requests", "parse_step", "whatif"]
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):

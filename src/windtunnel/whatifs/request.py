@@ -17,7 +17,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.units import parse_duration, parse_ratio, parse_size
 
-__all__ = ["Request", "Step", "apply", "parse_request", "parse_requests"]
+__all__ = ["Request", "Step", "apply", "parse_request", "parse_requests", "parse_step"]
 
 _YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
@@ -98,12 +98,24 @@ def parse_request(text: str) -> Request:
     InputError
         A name or a parameter is not known, or a value does not fit.
     """
-    return Request(tuple(_step(part.strip()) for part in text.split("+")))
+    return Request(tuple(parse_step(part.strip()) for part in text.split("+")))
 
 
-def _step(text: str) -> Step:
+def parse_step(text: str, kind: str = "whatif") -> Step:
+    """Read one plug-in's name and, behind a colon, its parameters.
+
+    Raises
+    ------
+    InputError
+        The name or a parameter is not known, or a value does not fit.
+
+    Examples
+    --------
+    >>> parse_step("mlp:batch_size=64,depth=2", kind="workload")
+    Step(name='mlp', parameters={'batch_size': 64, 'depth': 2})
+    """
     name, _, given = text.partition(":")
-    plugin = registry.get("whatif", name.strip())
+    plugin = registry.get(kind, name.strip())
     parameters = {}
     for piece in filter(None, (piece.strip() for piece in given.split(","))):
         key, sign, value = piece.partition("=")

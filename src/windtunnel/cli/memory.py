@@ -1,0 +1,182 @@
+"""``windtunnel memory``: where the memory of a training step goes (room cli)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.sources.memory_profile import MemoryProfile
+
+__all__ = ["memory"]
+
+MAX_ROWS = 8
+PROFILE = ".parquet"
+
+
+def memory(
+    target: Annotated[
+        str, typer.Argument(metavar="SCRIPT.py|WORKLOAD", help="Such as train.py, or mlp:batch_size=64.")
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
+    fake: Annotated[bool, typer.Option("--fake", help="Allocate and compute nothing; only predict.")] = False,
+    device_memory: Annotated[
+        str, typer.Option("--device-memory", metavar="SIZE", help="What there is, such as 16GiB; this host's free.")
+    ] = "",
+    warmup: Annotated[int, typer.Option(min=1, help="Iterations before the one that is followed.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Iterations to follow.")] = 1,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel memory train.py --output train.memory.html
+
+    Show what holds a training step's memory: category, layer, line.
+
+    A job that would not fit is refused before it runs. Options of windtunnel stand before the script; all after it is
+    the script's. An output that ends in .parquet keeps the table, any other is a page. Such a table can be shown again.
+    """
+    from windtunnel.sources.memory_profile import MemoryProfile
+    from windtunnel.units import parse_size
+
+    path = None if output is None else require_free(output, force=force)
+    limit_bytes = parse_size(device_memory) if device_memory else None
+    if target.endswith(PROFILE):
+        profile = MemoryProfile.load(target)
+    else:
+        profile = _followed(target, arguments or [], warmup, steps, fake=fake, limit_bytes=limit_bytes)
+    if path is not None:
+        _write(profile, path, target, force)
+    if as_json:
+        print_json(profile.to_dict() | {"path": None if path is None else str(path)})
+    else:
+        _print(profile)
+    if path is None:
+        advise(f"next: windtunnel memory {target} --output memory.html draws it")
+
+
+def _followed(
+    target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None
+) -> MemoryProfile:
+    from windtunnel.hardware.host import available_bytes
+    from windtunnel.sources.memory import require_fit
+
+    with Progress(f"following the memory of {target}", heartbeat=not target.endswith(".py")):
+        if fake:
+            with stdout_to_stderr():
+                profile = _run(target, arguments, warmup, steps, fake=True)
+            if limit_bytes is not None:
+                require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
+            return profile
+        predicted = _predicted(target, arguments)
+        if predicted is not None and limit_bytes is not None:
+            require_fit(predicted, limit_bytes, target, reserved=True)
+        limit_bytes = available_bytes() if limit_bytes is None else min(limit_bytes, available_bytes())
+        if predicted is not None:
+            require_fit(predicted, limit_bytes, target)
+        with stdout_to_stderr():
+            return _run(target, arguments, warmup, steps, fake=False, limit_bytes=limit_bytes)
+
+
+def _run(
+    target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None = None
+) -> MemoryProfile:
+    from windtunnel.sources.memory import predict_memory, track_memory
+    from windtunnel.sources.memory_script import track_script
+
+    if target.endswith(".py"):
+        return track_script(target, arguments, warmup=warmup, steps=steps, fake=fake, limit_bytes=limit_bytes)
+    build = _workload(target, arguments)
+    if fake:
+        return predict_memory(build, warmup=warmup, steps=steps)
+    built = build()
+    try:
+        return track_memory(
+            built.step,
+            model=built.models,
+            optimizer=built.optimizers,
+            warmup=warmup,
+            steps=steps,
+            limit_bytes=limit_bytes,
+        )
+    finally:
+        built.close()
+
+
+def _workload(target: str, arguments: Sequence[str]) -> Any:
+    from functools import partial
+
+    from windtunnel import registry
+    from windtunnel.whatifs import parse_step
+
+    if arguments:
+        raise InputError(
+            f"a workload takes no arguments, but was given {' '.join(arguments)}",
+            fix=f"windtunnel memory {target}:option=value",
+        )
+    chosen = parse_step(target, kind="workload")
+    return partial(registry.get("workload", chosen.name).function, **chosen.parameters)
+
+
+def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
+    """What fake tensors say, in a process of their own: a module that keeps tensors would keep fake ones."""
+    if not target.endswith(".py"):
+        _workload(target, arguments)  # what is misspelt is told here
+    elif not Path(target).is_file():
+        return None
+    command = [sys.executable, "-m", "windtunnel", "memory", "--fake", "--json", target, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        reason = done.stderr.strip().splitlines()
+        advise(f"its peak cannot be predicted: {reason[0].removeprefix('error: ') if reason else 'it said nothing'}")
+        return None
+    return found
+
+
+def _write(profile: MemoryProfile, path: Path, target: str, force: bool) -> None:
+    from windtunnel.reports.memory_profile import memory_page
+
+    if path.suffix == PROFILE:
+        profile.save(path, overwrite=force)
+        advise(f"next: windtunnel memory {path} --output {path.with_suffix('.html')}")
+    else:
+        memory_page(profile, path, title=Path(target).name, overwrite=force)
+        advise(f"next: open {path} in a browser")
+
+
+def _print(profile: MemoryProfile) -> None:
+    from windtunnel.units import format_ratio, format_size
+
+    how = "predicted with fake tensors, without what operators allocate for themselves"
+    say(f"{profile}{f' ({how})' if profile.meta.get('is_fake') else ''}")
+    say(
+        f"rounded to 512 bytes {format_size(profile.peak_rounded_bytes)}; "
+        f"a caching allocator would reserve {format_size(profile.peak_reserved_bytes)}"
+    )
+    most = profile.at_most()
+    rows = [
+        (name, format_size(size), format_ratio(size / max(profile.peak_bytes, 1)), format_size(most[name]))
+        for name, size in profile.by_category().items()
+    ]
+    print_table(("category", "at the peak", "share", "at most"), rows, numbers=(1, 2, 3))
+    for table, name, title in (
+        (profile.by_layer(), "layer", "layer at the peak"),
+        (profile.by_line(), "line", "source line at the peak"),
+    ):
+        shown = [row for row in table.slice(0, MAX_ROWS).to_pylist() if row["peak_bytes"]]
+        cells = [(row[name] or "(none)", row["category"], format_size(row["peak_bytes"])) for row in shown]
+        print_table((title, "category", "bytes"), cells, numbers=(2,))

@@ -1,0 +1,105 @@
+"""A place where tensors are fake (room sources, private).
+
+In: nothing. Out: a context in which every new tensor has a shape, a type and a device, but no memory, and operators
+compute shapes only. Where Python reads a value (``item``), which a fake tensor does not have, it gets one, and that is
+counted: it does no harm to a loss that is printed, but a loop that ends on a value is not what it would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from windtunnel.errors import InputError
+
+__all__ = ["Guesses", "fake_tensors"]
+
+
+_FEW_STEPS = 16
+_MAX_RUN_ELEMENTS = 2**24
+
+
+@dataclass
+class Guesses:
+    """How many values Python read."""
+
+    count: int = 0
+
+
+class _Values(TorchDispatchMode):
+    """One where a value is read, and results of the size that the real operator gives them."""
+
+    def __init__(self, guesses: Guesses) -> None:
+        super().__init__()
+        self._guesses = guesses
+        self._workspaces: dict[tuple[Any, ...], int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self._guesses.count += 1
+            kind = args[0].dtype
+            return True if kind is torch.bool else 1.0 if kind.is_floating_point else 1
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:
+            return (*result[:3], torch.empty(self._recurrent_bytes(args), dtype=torch.uint8))
+        return result
+
+    def _recurrent_bytes(self, args: tuple[Any, ...]) -> int:
+        """What oneDNN keeps of a recurrent layer for the backward pass, which torch's fake operator leaves out."""
+        key = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else str(value) for value in args)
+        if key not in self._workspaces:
+            self._workspaces[key] = _recurrent_bytes(args)
+        return self._workspaces[key]
+
+
+def _recurrent_bytes(args: tuple[Any, ...]) -> int:
+    """By running the layer alone; a long one twice for a few time steps, as the size grows by the same with each."""
+    is_batch_first = args[14]
+    length = int(args[0].shape[1 if is_batch_first else 0])
+    if args[0].numel() + length * args[5].numel() <= _MAX_RUN_ELEMENTS or length <= 2 * _FEW_STEPS:
+        return _run_recurrent(args, length)
+    short, longer = _run_recurrent(args, _FEW_STEPS), _run_recurrent(args, 2 * _FEW_STEPS)
+    return longer + (longer - short) * (length - 2 * _FEW_STEPS) // _FEW_STEPS
+
+
+def _run_recurrent(args: tuple[Any, ...], length: int) -> int:
+    shape = list(args[0].shape)
+    shape[1 if args[14] else 0] = length
+    with _disable_current_modes(), torch.enable_grad():  # without a gradient nothing is kept
+        values = [torch.zeros(value.shape) if isinstance(value, torch.Tensor) else value for value in args]
+        values[0] = torch.zeros(shape, requires_grad=True)
+        size: int = torch.ops.aten.mkldnn_rnn_layer.default(*values)[3].untyped_storage().nbytes()
+        return size
+
+
+@contextmanager
+def fake_tensors() -> Iterator[Guesses]:
+    """Make every tensor that is made within fake.
+
+    Raises
+    ------
+    InputError
+        The program needs values to go on.
+    """
+    guesses = Guesses()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), _Values(guesses):
+            yield guesses
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        operator = next((str(value) for value in error.args if value), type(error).__name__)
+        raise InputError(
+            f"this job cannot be predicted without its values: {operator} gives a result whose form hangs on them",
+            where="fake tensors",
+            fix="let it really run, or give that operator an input of fixed form",
+        ) from error

@@ -1,0 +1,148 @@
+"""The memory of an unmodified training script (room sources).
+
+In: a path and its arguments. Out: a ``MemoryProfile`` of some of its iterations, on real or on fake tensors. The script
+runs as in :func:`windtunnel.sources.script.capture_script`, and is ended once enough has been seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.extras import require
+from windtunnel.sources.hooks import StepHooks
+from windtunnel.sources.memory_profile import MemoryProfile
+from windtunnel.sources.script import EndOfScript, checked_script, run_as_main
+
+if TYPE_CHECKING:
+    from windtunnel.sources._memory_watch import Watch
+
+__all__ = ["track_script"]
+
+
+def track_script(
+    path: str | Path,
+    argv: Sequence[str] = (),
+    *,
+    warmup: int = 2,
+    steps: int = 1,
+    fake: bool = False,
+    limit_bytes: int | None = None,
+) -> MemoryProfile:
+    """Run a script as if it were the main program, follow its memory through some iterations, then end it.
+
+    Parameters
+    ----------
+    path : path
+        The script.
+    argv : sequence of str
+        Its arguments.
+    warmup : int
+        Whole iterations before, after its loop has been recognised.
+    steps : int
+        Iterations to follow.
+    fake : bool
+        On fake tensors: nothing is allocated or computed; its loaders fetch in its own process.
+    limit_bytes : int or None
+        End with an error before more than this is held.
+
+    Returns
+    -------
+    MemoryProfile
+
+    Raises
+    ------
+    InputError
+        The file is not there, is no Python, or ended before enough was seen.
+    """
+    require("torch", extra="torch")
+    from windtunnel.sources._memory_fake import fake_tensors
+
+    script = checked_script(path)
+    pilot = _Pilot(warmup, steps, fake=fake, limit_bytes=limit_bytes)
+    hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=_without_workers if fake else None, holds_heap=False)
+    failure: BaseException | None = None
+    try:
+        with fake_tensors() if fake else nullcontext(), hooks:
+            run_as_main(script, argv)
+    except EndOfScript:
+        pass
+    except WindtunnelError:
+        raise
+    except Exception as error:  # whatever a script raises is its own affair, and is told
+        failure = error
+    finally:
+        pilot.end()
+    if pilot.profile is None:
+        raise _too_short(script, hooks, failure) from failure
+    return pilot.profile
+
+
+class _Pilot:
+    """Puts the watch on and takes it off at the boundaries between iterations."""
+
+    def __init__(self, warmup: int, steps: int, *, fake: bool, limit_bytes: int | None) -> None:
+        self.profile: MemoryProfile | None = None
+        self._warmup, self._steps = warmup, steps
+        self._options: dict[str, Any] = {"is_fake": fake, "workspace": not fake, "limit_bytes": limit_bytes}
+        self._watch: Watch | None = None
+        self._pattern: tuple[Any, ...] = ()
+        self._seen = 0
+
+    def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
+        """Count whole iterations; one of another form begins anew."""
+        pattern = hooks.finder.pattern
+        if not pattern or pattern != self._pattern or not is_regular:
+            self.end()
+            self._pattern, self._seen = pattern, self._seen if pattern == self._pattern else 0
+        else:
+            self._seen += 1
+        if self._watch is not None:
+            if self._seen == self._warmup + self._steps:
+                self.end()
+                raise EndOfScript
+            self._watch.next_iteration()
+        elif pattern and self._seen >= self._warmup:
+            self._seen = self._warmup
+            self._begin(hooks)
+
+    def _begin(self, hooks: StepHooks) -> None:
+        from windtunnel.sources._memory_watch import Watch
+
+        self._watch = Watch(**self._options)
+        self._watch.discovery.add(hooks.models, hooks.optimizers)
+        self._watch.__enter__()
+        if self._pattern[0].kind == "next":
+            self._watch.expect_data()
+
+    def end(self) -> None:
+        """Take the watch off; keep what it saw if that is whole."""
+        if self._watch is None:
+            return
+        self._watch.__exit__(None, None, None)
+        if self._seen == self._warmup + self._steps:
+            self.profile = self._watch.profile()
+        self._watch = None
+
+
+def _without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in arguments.items() if key not in ("prefetch_factor", "persistent_workers")}
+    return {**kept, "num_workers": 0}
+
+
+def _too_short(script: Path, hooks: StepHooks, failure: BaseException | None) -> InputError:
+    seen = f"after {hooks.num_steps} optimiser steps"
+    if failure is None:
+        return InputError(
+            f"{script.name} ended {seen}, before its memory was followed through a whole iteration",
+            where=str(script),
+            fix="let it train longer: a few iterations come before the one that is followed",
+        )
+    return InputError(
+        f"{script.name} raised {type(failure).__name__} {seen}: {failure}",
+        where=str(script),
+        fix="make it run by itself first",
+    )
