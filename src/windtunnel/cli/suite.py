@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped
-from windtunnel.cli._options import Json, Output
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, Output
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    from windtunnel.flights.comparison import Compared, Comparison
     from windtunnel.flights.suite_results import Result, SuiteRun
 
 __all__ = ["SUMMARY", "suite"]
@@ -107,6 +110,112 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
     advise(f"next: windtunnel suite run --size {size}")
 
 
+def compare_runs(
+    first: Annotated[str, typer.Argument(metavar="BEFORE", help="Results; a checkout, commit or command.")],
+    second: Annotated[str, typer.Argument(metavar="NOW", help="The same, of what is compared with it.")],
+    interleave: Annotated[bool, typer.Option("--interleave", help="Run both in turns, and test pairs.")] = False,
+    workloads: Annotated[str, typer.Option(metavar="NAMES", help="What checkouts run, with commas.")] = "",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each that count.")] = 8,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Sampling of a workload per round.")] = "3s",
+    size: Size = "tiny",
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel suite compare yesterday today
+
+    Compare two runs workload by workload; with --interleave run two programs in turns.
+    """
+    from windtunnel.flights.comparison import compare
+    from windtunnel.flights.interleaved import compare_interleaved, side_of
+
+    if not interleave:
+        found = compare(first, second)
+    else:
+        names = [name for name in workloads.split(",") if name]
+        with Progress("running in turns") as progress, side_of(first) as before, side_of(second) as now:
+            arguments = ("--budget", budget, "--size", size)
+            found = compare_interleaved(
+                before, now, workloads=names, arguments=arguments, rounds=rounds, progress=progress
+            )
+    if as_json:
+        print_json(_comparison_document(found))
+    else:
+        _print_comparison(found)
+    advise("next: windtunnel suite report NOW --against BEFORE" if not interleave else "next: windtunnel suite run")
+
+
+def report_suite(
+    folder: Folder,
+    against: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Compare with these results.")] = None,
+    mllog: Annotated[bool, typer.Option("--mllog", help="Print MLPerf-style result lines instead.")] = False,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel suite report today
+
+    Write a page with the table, bars per metric, batch sweeps and the observations.
+    """
+    from windtunnel.flights.comparison import compare
+    from windtunnel.flights.suite_results import load_run
+    from windtunnel.reports.mllog import mllog_lines
+    from windtunnel.reports.suite import write_suite_report
+    from windtunnel.units import format_size
+
+    done = load_run(folder)
+    if mllog:
+        for line in mllog_lines(done):
+            say(line)
+        return
+    path = require_free(output or folder / "suite.html", force=force)
+    comparison = compare(against, done) if against is not None else None
+    write_suite_report(done, path, comparison=comparison, overwrite=force)
+    if as_json:
+        print_json({"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size})
+    else:
+        say(f"{path}: {format_size(path.stat().st_size)}, works offline")
+    advise(f"next: open {path} in a browser")
+
+
+def _comparison_document(found: Comparison) -> dict[str, Any]:
+    def plain(row: Compared) -> dict[str, Any]:
+        low, high = row.speedup.low, row.speedup.high
+        facts = {"speedup": row.speedup.value, "low": low, "high": high, "verdict": row.verdict}
+        p_value = None if math.isnan(row.p_value) else row.p_value
+        return {
+            "label": row.label,
+            "unit": row.unit,
+            "first": row.first,
+            "second": row.second,
+            "p_value": p_value,
+        } | facts
+
+    return {
+        "schema": "windtunnel.comparison/1",
+        "rows": [plain(row) for row in found.rows],
+        "overall": plain(found.overall),
+        "only_first": found.only_first,
+        "only_second": found.only_second,
+        "notes": found.notes,
+    }
+
+
+def _print_comparison(found: Comparison) -> None:
+    rows = [
+        (row.label, f"{row.first:.4g}", f"{row.second:.4g}", row.text, _verdict(row))
+        for row in (*found.rows, found.overall)
+    ]
+    print_table(("workload", "before", "now", "speed-up (95 %)", ""), rows, numbers=(1, 2, 3))
+    for which, labels in (("before", found.only_first), ("now", found.only_second)):
+        if labels:
+            say_wrapped(f"only {which}: {', '.join(labels)}")
+    for note in found.notes:
+        say_wrapped(note)
+
+
+def _verdict(row: Compared) -> str:
+    return row.verdict if math.isnan(row.p_value) else f"{row.verdict}, p={row.p_value:.3f}"
+
+
 def _print_run(done: SuiteRun) -> None:
     rows = [
         (
@@ -126,6 +235,13 @@ def _print_run(done: SuiteRun) -> None:
             say_wrapped(f"  fix: {result.fix}") if result.fix else None
         for note in result.notes:
             say_wrapped(f"{result.cell.workload}: {note}")
+    disturbed = [result for result in done.measured if result.is_disturbed]
+    if disturbed:
+        worst = max(result.waited_ratio for result in disturbed)
+        say_wrapped(
+            f"other programs had the cores for up to {worst:.0%} of the time in {len(disturbed)} cells: "
+            "measure again on a quiet machine"
+        )
     sources = {result.energy_source for result in done.measured if result.energy_j is None}
     for source in sorted(filter(None, sources)):
         say(clean(source, 200))
@@ -167,7 +283,12 @@ def _integers(text: str, option: str) -> list[int]:
     return [int(word) for word in words]
 
 
-_VERBS: dict[str, Callable[..., None]] = {"run": run, "list": list_suite}
+_VERBS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "list": list_suite,
+    "compare": compare_runs,
+    "report": report_suite,
+}
 
 for _name, _verb in _VERBS.items():
     suite.command(_name, short_help=(inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " "))(_verb)

@@ -34,6 +34,7 @@ from windtunnel.flights.metrics import (
     cpu_utilisation,
     peak_resident_bytes,
     throughput,
+    waited_seconds,
 )
 from windtunnel.flights.receipt import installed_versions, now
 from windtunnel.flights.stable import StablePhase, run_until_stable
@@ -205,11 +206,11 @@ class _Sampled:
         self._units_before = built.units() if built.units is not None else 0.0
         self.units: list[float] = []
         self.objective: list[float] = []
-        self._counters: list[tuple[float, float, float]] = [self._counted()]
+        self._counters: list[tuple[float, ...]] = [self._counted()]
 
-    def _counted(self) -> tuple[float, float, float]:
-        """Wall clock, CPU time, energy."""
-        return time.monotonic(), cpu_seconds(), self._meter.joules() or 0.0
+    def _counted(self) -> tuple[float, ...]:
+        """Wall clock, CPU time, time without a core, energy."""
+        return time.monotonic(), cpu_seconds(), waited_seconds(), self._meter.joules() or 0.0
 
     def step(self) -> None:
         """One iteration, its loss not yet read."""
@@ -229,7 +230,7 @@ class _Sampled:
     def fields(self, durations_ns: np.ndarray[Any, Any], phase: StablePhase) -> dict[str, Any]:
         """Units, losses and rates of the stable phase."""
         first, last = self._counters[phase.cut], self._counters[-1]
-        wall_s, cpu_s, energy_j = (after - before for after, before in zip(last, first, strict=True))
+        wall_s, cpu_s, waited_s, energy_j = (after - before for after, before in zip(last, first, strict=True))
         rate = throughput(durations_ns, self.units, phase)
         num_steps = phase.num_samples - phase.cut
         return {
@@ -237,6 +238,7 @@ class _Sampled:
             "objective": [value if math.isfinite(value) else 0.0 for value in self.objective],
             "throughput_per_s": (rate.value, rate.low, rate.high),
             "cpu_utilisation": cpu_utilisation(cpu_s, wall_s, _num_cores()),
+            "waited_ratio": waited_s / wall_s,
             "energy_j": energy_j / num_steps if self._meter.source else None,
             "energy_source": self._meter.source or self._meter.reason,
         }

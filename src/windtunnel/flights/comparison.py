@@ -203,6 +203,11 @@ def _notes(runs: Sequence[SuiteRun], pairs: Sequence[Pair]) -> list[str]:
             notes.append(f"{label}: {before.cell.num_threads} threads and {after.cell.num_threads}")
         if before.is_unstable or after.is_unstable:
             notes.append(f"{label}: step times were still drifting, the ratio may be that of the drift")
+        if before.is_disturbed or after.is_disturbed:
+            notes.append(
+                f"{label}: other programs had the cores for {before.waited_ratio:.0%} of the time before and "
+                f"{after.waited_ratio:.0%} now: the ratio is not the workload's own"
+            )
         if before.data != after.data:
             notes.append(f"{label}: trained on different data ({before.data}; {after.data})")
     return notes

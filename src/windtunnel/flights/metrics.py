@@ -33,6 +33,7 @@ __all__ = [
     "cpu_utilisation",
     "peak_resident_bytes",
     "throughput",
+    "waited_seconds",
 ]
 
 _DEVICE_WORK = (Kind.COMPUTE, Kind.COPY, Kind.COMM)
@@ -153,6 +154,12 @@ def _descendants(pid: int) -> list[int]:
         for child in children:
             found += [child, *_descendants(child)]
     return found
+
+
+def waited_seconds() -> float:
+    """How long this process's main thread was ready to run and got no core: what others take from a measurement."""
+    words = _read(Path("/proc/self/schedstat")).split()
+    return int(words[1]) / 1e9 if len(words) == 3 else 0.0
 
 
 def _ticks_of(pid: int) -> int:

@@ -27,6 +27,7 @@ from windtunnel.flights.receipt import installed_versions, now
 __all__ = ["Cell", "Result", "SuiteRun", "load_run", "profile_table", "write_machine", "write_profile", "write_result"]
 
 SCHEMA = "windtunnel.suite/1"
+DISTURBED = 0.05
 _RESULTS, _MACHINE, _PROFILE = "results", "machine.json", "profile.parquet"
 
 
@@ -70,6 +71,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     compute_utilisation, cpu_utilisation : float or None
     arithmetic_utilisation, peak_flops_per_s : dict
         By dtype.
+    waited_ratio : float
+        Share of the time in which the main thread was ready but other programs had the cores.
     energy_j : float or None
         Of one step; None where the host does not tell.
     peak_resident_bytes, predicted_memory_bytes : int or None
@@ -108,6 +111,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic_utilisation: dict[str, float] = {}
     compute_utilisation: float | None = None
     cpu_utilisation: float | None = None
+    waited_ratio: float = 0.0
     energy_j: float | None = None
     energy_source: str = ""
     peak_resident_bytes: int | None = None
@@ -124,6 +128,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def is_measured(self) -> bool:
         """Whether it has numbers."""
         return self.status == "measured"
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took so much of the machine that the times are not this workload's own."""
+        return self.waited_ratio > DISTURBED
 
     @property
     def throughput(self) -> Estimate:
