@@ -5,19 +5,22 @@ ran, old form and new form side by side; a roofline prices bytes and operations 
 search, edits.
 """
 
+from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.database import Measurement, ProfileDatabase, default_database_path
-from windtunnel.cost.flops import FlopCount, count
+from windtunnel.cost.flops import FlopCount
 from windtunnel.cost.form import BASELINE, Form
 from windtunnel.cost.optimizer import UpdateForm, measure_update
 from windtunnel.cost.partial import Ratios, known_ratios, measure_ratios
 from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
 from windtunnel.cost.program import Call, Program, program_of
 from windtunnel.cost.roofline import price
+from windtunnel.cost.utilisation import Utilisation
 
 __all__ = [
     "BASELINE",
     "Bandwidth",
     "Call",
+    "Ceilings",
     "FlopCount",
     "Form",
     "Measurement",
@@ -26,12 +29,13 @@ __all__ = [
     "Program",
     "Ratios",
     "UpdateForm",
-    "count",
+    "Utilisation",
     "default_database_path",
     "known_ratios",
     "measure_ratios",
     "measure_update",
     "measured_bandwidth",
+    "measured_ceilings",
     "measured_peak",
     "price",
     "program_of",
