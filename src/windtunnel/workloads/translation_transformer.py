@@ -1,0 +1,155 @@
+"""A transformer with encoder and decoder, which translates (room workloads).
+
+In: a size and a seed. Out: a ``Workload`` of attention over padded sentences of one bucket per step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.extras import require
+from windtunnel.workloads._texts import PAD, translations
+from windtunnel.workloads.workload import Workload, of_size
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PRESETS", "translation_transformer"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Shape of the network and of its data."""
+
+    batch_size: int
+    width: int
+    depth: int
+    heads: int
+    feed_forward: int
+    vocabulary: int
+    learning_rate: float
+
+
+PRESETS = {
+    "tiny": Preset(16, width=64, depth=2, heads=4, feed_forward=128, vocabulary=1000, learning_rate=3e-3),
+    "small": Preset(32, width=256, depth=3, heads=4, feed_forward=1024, vocabulary=8000, learning_rate=5e-4),
+    "paper": Preset(256, width=512, depth=6, heads=8, feed_forward=2048, vocabulary=37_000, learning_rate=1e-4),
+}
+"""``paper`` is Transformer base with a shared vocabulary of 37,000."""
+
+
+@registry.workload(
+    "translation-transformer",
+    source="Vaswani et al., NeurIPS 2017; Zhu et al., IISWC 2018",
+    domain="translation",
+)
+def translation_transformer(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
+    """Translate sentences with attention alone; counts words of both languages.
+
+    Parameters
+    ----------
+    size : str
+        ``tiny``, ``small`` or ``paper``.
+    batch_size : int or None
+        Sentence pairs per step; None for the size's own.
+    seed : int
+
+    Raises
+    ------
+    InputError
+        There is no such size.
+    """
+    require("torch", extra="torch")
+    import torch
+    from torch import nn
+
+    preset = of_size(PRESETS, size)
+    num_pairs = batch_size or preset.batch_size
+    torch.manual_seed(seed)
+    model = _network(preset)
+    optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate, betas=(0.9, 0.98), eps=1e-9)
+    loss_function = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)
+    data, random = translations(preset.vocabulary, seed), np.random.default_rng(seed)
+    num_tokens = 0
+
+    def step() -> torch.Tensor:
+        nonlocal num_tokens
+        batch = data.draw(num_pairs, random)
+        num_tokens += batch.num_tokens
+        source, target = torch.from_numpy(batch.source), torch.from_numpy(batch.target)
+        optimizer.zero_grad()
+        scores = model(source, target[:, :-1])
+        loss: torch.Tensor = loss_function(scores.flatten(0, 1), target[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Workload(
+        "translation-transformer",
+        (model,),
+        (optimizer,),
+        step,
+        num_pairs,
+        size=size,
+        data=data.origin,
+        unit="tokens",
+        units=lambda: num_tokens,
+    )
+
+
+def _network(preset: Preset) -> torch.nn.Module:
+    import torch
+    from torch import nn
+
+    width, longest = preset.width, 64
+    shape = (width, preset.heads, preset.feed_forward)
+
+    class Translator(nn.Module):
+        """One embedding for both languages and for the scores, sinusoidal places, normalisation after each sum."""
+
+        places: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(preset.vocabulary, width)
+            nn.init.normal_(self.words.weight, std=width**-0.5)
+            self.register_buffer("places", _places(longest, width), persistent=False)
+            self.dropout = nn.Dropout(0.1)
+            # not nn.Transformer: it copies its layers, which fake tensors do not survive
+            self.encoder = nn.ModuleList(
+                nn.TransformerEncoderLayer(*shape, batch_first=True) for _ in range(preset.depth)
+            )
+            self.decoder = nn.ModuleList(
+                nn.TransformerDecoderLayer(*shape, batch_first=True) for _ in range(preset.depth)
+            )
+
+        def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+            embedded = self.words(tokens) * math.sqrt(width) + self.places[: tokens.shape[1]]
+            return self.dropout(embedded)  # type: ignore[no-any-return]
+
+        def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            # as addends and not as booleans: layers want masks of one kind
+            is_padding = torch.zeros(source.shape).masked_fill(source == PAD, float("-inf"))
+            later = torch.full((target.shape[1], target.shape[1]), float("-inf")).triu(1)
+            read, written = self.embed(source), self.embed(target)
+            for layer in self.encoder:
+                read = layer(read, src_key_padding_mask=is_padding)
+            for layer in self.decoder:
+                written = layer(written, read, tgt_mask=later, memory_key_padding_mask=is_padding, tgt_is_causal=True)
+            return written @ self.words.weight.T
+
+    return Translator()
+
+
+def _places(length: int, width: int) -> torch.Tensor:
+    """Section 3.5 of the paper: float32 [length, width]."""
+    import torch
+
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    angles = torch.arange(length)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
