@@ -443,7 +443,11 @@ def test_it_is_registered_and_recognised_by_its_content(tmp_path):
 
     assert "execution-trace" in registry.all("source")
     assert [True, True, False] == [is_execution_trace(one) for one in (path, packed, kineto)]
+    chakra = {"Id": 1, "Name": "a", "NodeType": 4, "data_deps": [], "ctrlDeps": [], "runtime": 5}
+    (tmp_path / "chakra.json").write_text(json.dumps({"workload_graph": [chakra]}))
+
     assert "execution-trace" == open_graph(packed).meta["source"]
+    assert "chakra" == open_graph(tmp_path / "chakra.json").meta["source"]
     assert "kineto" == open_graph(tmp_path).meta["source"]  # of a folder, those of the profiler
     with pytest.raises(InputError, match="cut while it is read"):
         open_graph(path, window="step")

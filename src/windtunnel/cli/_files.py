@@ -66,6 +66,7 @@ def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) 
     InputError
         Nothing is there, or it is none of these.
     """
+    from windtunnel.sources.chakra import is_chakra_json, load_chakra
     from windtunnel.sources.execution_trace import is_execution_trace, load_execution_trace
 
     if not path.exists():
@@ -83,9 +84,7 @@ def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) 
         from windtunnel.graph import load
 
         return load(path)
-    if path.name.endswith((".et", ".et.gz")):
-        from windtunnel.sources.chakra import load_chakra
-
+    if path.name.endswith((".et", ".et.gz")) or is_chakra_json(path):
         return load_chakra(path)
     if is_execution_trace(path):
         return load_execution_trace(path)
@@ -97,12 +96,14 @@ def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) 
 
 def _traces(path: Path) -> list[Path]:
     """The Kineto trace itself, or those of a folder that is no stored graph; execution traces often lie beside."""
+    from windtunnel.sources.chakra import is_chakra_json
     from windtunnel.sources.execution_trace import is_execution_trace
 
     if path.is_dir() and (path / "meta.json").exists():
         return []
     entries = [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file())
-    return [entry for entry in entries if entry.name.endswith(_TRACES) and not is_execution_trace(entry)]
+    entries = [entry for entry in entries if entry.name.endswith(_TRACES)]
+    return [entry for entry in entries if not (is_execution_trace(entry) or is_chakra_json(entry))]
 
 
 def _nearest(path: Path) -> list[str]:

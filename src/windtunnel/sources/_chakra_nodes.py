@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import TraceError
 from windtunnel.sources._chakra_wire import PROBLEMS, Scan, scan, unpack_varints
 
-__all__ = ["NODE_TYPES", "Nodes", "read_nodes", "unpacked"]
+__all__ = ["NODE_TYPES", "Nodes", "read_nodes", "unpacked", "unpacked_head"]
 
 # N nodes, D dependencies
 Ints = NDArray[Any]
@@ -84,6 +84,17 @@ def unpacked(path: Path) -> bytes:
         raise TraceError(f"the gzip file is damaged: {error}", where=str(path), fix="copy it again") from error
     except OSError as error:
         raise TraceError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+
+
+def unpacked_head(path: Path) -> bytes:
+    """The first 4 KiB of a file, packed with gzip or not; nothing if they cannot be read."""
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == _GZIP
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            return file.read(4096)
+    except (OSError, EOFError, zlib.error):
+        return b""
 
 
 def _from_scan(path: Path, data: bytes, found: Scan) -> Nodes:

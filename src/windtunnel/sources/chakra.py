@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind
-from windtunnel.sources._chakra_nodes import NODE_TYPES, Nodes, read_nodes
+from windtunnel.sources._chakra_nodes import NODE_TYPES, Nodes, read_nodes, unpacked_head
 from windtunnel.sources._chakra_wire import encode_varints, field_bytes, field_varint, varint
 
-__all__ = ["COMM_TYPES", "load_chakra", "save_chakra"]
+__all__ = ["COMM_TYPES", "is_chakra_json", "load_chakra", "save_chakra"]
 
 Ints = NDArray[Any]
 
@@ -109,6 +109,11 @@ def load_chakra(path: str | Path) -> Graph:
         },
         meta={"source": "chakra", "trace": {"file": path.name, "dropped": nodes.dropped}},
     )
+
+
+def is_chakra_json(path: Path) -> bool:
+    """Whether the file begins as a Chakra trace in JSON does; a file that cannot be read does not."""
+    return b'"workload_graph"' in unpacked_head(path)
 
 
 def _is_cpu(nodes: Nodes) -> Ints:

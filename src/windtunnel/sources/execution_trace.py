@@ -7,20 +7,18 @@ same run, or stay unmeasured. Not here: prices, Chakra's own format, simulated t
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from pathlib import Path
 
 from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.graph import Graph, Strings
+from windtunnel.sources._chakra_nodes import unpacked_head
 from windtunnel.sources._kineto_text import Progress
 
 __all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_execution_trace"]
 
 UNMEASURED = "unmeasured"
-_HEAD_BYTES = 4096
 
 
 @registry.source("execution-trace", source="PyTorch ExecutionTraceObserver, schemas 1.0.1 to 1.1.1-chakra.0.0.4")
@@ -73,18 +71,8 @@ def is_execution_trace(path: Path) -> bool:
 
     Kineto traces are objects too, with ``traceEvents`` or ``schemaVersion``; here it is ``schema`` and ``nodes``.
     """
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if is_packed else path.open("rb") as text:
-            head = text.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return False
-    return (
-        re.match(rb"\s*\{", head) is not None
-        and re.search(rb'"schema"\s*:\s*"', head) is not None
-        and (b'"traceEvents"' not in head)
-    )
+    head = unpacked_head(path)
+    return bool(re.match(rb"\s*\{", head) and re.search(rb'"schema"\s*:\s*"', head)) and b'"traceEvents"' not in head
 
 
 def count_unmeasured(graph: Graph) -> int:
