@@ -11,6 +11,7 @@ import statistics
 import torch
 
 from benchmarks import bar
+from benchmarks.capture_replay_error import own_workloads
 from windtunnel import registry
 from windtunnel.sources.torch_step import capture
 
@@ -36,7 +37,7 @@ def row(name: str) -> dict[str, object]:
 def main() -> None:
     """Print the bar, and with --verbose its table."""
     torch.set_num_threads(1)
-    rows = [row(name) for name in sorted(registry.all("workload"))]
+    rows = [row(name) for name in own_workloads()]
     ratio = max(float(str(entry["profiled_ratio"])) for entry in rows)
     error = statistics.median(abs(float(str(entry["sum_error"]))) for entry in rows)
     if bar.is_verbose():

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.flights._stats import Estimate, estimate_median
-from windtunnel.flights.stable import StablePhase
+from windtunnel.flights.stable import StablePhase, steady
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate import Timeline, replay
 
@@ -69,7 +69,7 @@ def throughput(durations_ns: ArrayLike, units: ArrayLike, phase: StablePhase) ->
     if not (units_N > 0).all():
         raise InputError("a step processed no units", fix="count the units of every step")
     per_unit = estimate_median(
-        (durations_N / units_N)[phase.cut :], confidence=0.95, block_length=phase.trend.batch_length
+        (durations_N / units_N)[steady(durations_N, phase.cut)], confidence=0.95, block_length=phase.trend.batch_length
     )
     return Estimate(1e9 / per_unit.value, 1e9 / per_unit.high, 1e9 / per_unit.low)
 

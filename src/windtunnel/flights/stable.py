@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.errors import InputError
 from windtunnel.flights._stats import Estimate, estimate_median, has_trend
 
-__all__ = ["StablePhase", "Trend", "mser5", "run_until_stable", "spikes", "stable_phase", "trend"]
+__all__ = ["StablePhase", "Trend", "mser5", "run_until_stable", "spikes", "stable_phase", "steady", "trend"]
 
 Float = NDArray[np.float64]
 GROUP = 5
@@ -62,11 +62,10 @@ class StablePhase:
         All samples, and how many at the start are warm-up.
     median_ns : Estimate
         With its 95 % interval.
-    mean_ns : float
-        Of the samples that are neither warm-up nor spikes.
-    iqr_ns : float
-        Third quartile less the first.
+    mean_ns, iqr_ns : float
+        Mean, and third quartile less the first.
     min_ns, max_ns, p99_ns : float
+        Spikes included; median, mean and quartiles leave them out.
     num_spikes : int
     trend : Trend
     is_unstable : bool
@@ -134,6 +133,13 @@ def spikes(samples: ArrayLike) -> NDArray[np.bool_]:
     return found
 
 
+def steady(samples: ArrayLike, cut: int) -> NDArray[np.bool_]:
+    """Which samples are neither warm-up nor spikes, bool [N]."""
+    kept_N = ~spikes(samples)
+    kept_N[:cut] = False
+    return kept_N
+
+
 def _local_medians(samples_N: Float) -> Float:
     if not len(samples_N):
         return samples_N
@@ -196,7 +202,7 @@ def stable_phase(
     """Cut the warm-up, and say what the rest says.
 
     Spikes are replaced by their neighbours' median before the cut is looked for, as one spike in the second half
-    would move it; they stay in the median, which they hardly touch, and leave the mean.
+    would move it. They are no part of the mean nor of the median: they only lengthen steps, and would push it up.
 
     Parameters
     ----------
@@ -225,16 +231,17 @@ def stable_phase(
     cut = mser5(smooth_N)
     kept_N, is_spike_N, smooth_N = samples_N[cut:], is_spike_N[cut:], smooth_N[cut:]
     found = trend(smooth_N)
-    lower, upper, p99 = np.quantile(kept_N, [0.25, 0.75, 0.99])
+    steady_N = kept_N[~is_spike_N] if not is_spike_N.all() else kept_N
+    lower, upper = np.quantile(steady_N, [0.25, 0.75])
     return StablePhase(
         num_samples=len(samples_N),
         cut=cut,
-        median_ns=estimate_median(kept_N, confidence=confidence, seed=seed, block_length=found.batch_length),
-        mean_ns=float(kept_N[~is_spike_N].mean()),
+        median_ns=estimate_median(steady_N, confidence=confidence, seed=seed, block_length=found.batch_length),
+        mean_ns=float(steady_N.mean()),
         iqr_ns=float(upper - lower),
         min_ns=float(kept_N.min()),
         max_ns=float(kept_N.max()),
-        p99_ns=float(p99),
+        p99_ns=float(np.quantile(kept_N, 0.99)),
         num_spikes=int(is_spike_N.sum()),
         trend=found,
         is_unstable=found.is_significant and abs(found.change_ratio) > tolerance,

@@ -23,6 +23,7 @@ from windtunnel.cost import fingerprint
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights._stats import Estimate
 from windtunnel.flights.receipt import installed_versions, now
+from windtunnel.flights.stable import steady
 
 __all__ = ["Cell", "Result", "SuiteRun", "load_run", "profile_table", "write_machine", "write_profile", "write_result"]
 
@@ -146,9 +147,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ns_per_unit(self) -> list[float]:
-        """Of every step after the warm-up."""
-        pairs = zip(self.durations_ns[self.cut :], self.units[self.cut :], strict=True)
-        return [duration_ns / units for duration_ns, units in pairs if units > 0]
+        """Of every step that is neither warm-up nor a spike."""
+        rows = zip(self.durations_ns, self.units, steady(self.durations_ns, self.cut), strict=True)
+        return [duration_ns / units for duration_ns, units, is_steady in rows if is_steady and units > 0]
 
 
 class SuiteRun(msgspec.Struct, frozen=True):
