@@ -8,7 +8,7 @@ whole network reads numbers out of tensors while its weights are drawn, which no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.extras import require
@@ -75,16 +75,16 @@ def _network(preset: Preset) -> torch.nn.Module:
 
     from windtunnel.workloads._classifier import FirstToken, reset
 
-    config = ViTConfig(
-        hidden_size=preset.width,
-        num_hidden_layers=preset.depth,
-        num_attention_heads=preset.heads,
-        intermediate_size=4 * preset.width,
-        hidden_dropout_prob=preset.dropout,
-        image_size=preset.pixels,
-        patch_size=preset.patch,
-        **{"attn_implementation": "sdpa"},
-    )
+    options: dict[str, Any] = {
+        "hidden_size": preset.width,
+        "num_attention_heads": preset.heads,
+        "intermediate_size": 4 * preset.width,
+        "hidden_dropout_prob": preset.dropout,
+        "image_size": preset.pixels,
+        "patch_size": preset.patch,
+        "attn_implementation": "sdpa",
+    }
+    config = ViTConfig(**options)
     layers = [ViTLayer(config) for _ in range(preset.depth)]
     norm, head = nn.LayerNorm(preset.width, eps=config.layer_norm_eps), nn.Linear(preset.width, preset.num_classes)
     return nn.Sequential(ViTEmbeddings(config), *layers, norm, FirstToken(), head).apply(reset)
