@@ -74,17 +74,17 @@ class AllocatorLog:
                 allocation.end_ns, allocation.is_within = time_ns, began == call and call > 0
         return found
 
-    def peak_bytes(self) -> int:
-        """The most that was held at once of what came while the log was open."""
+    def peak_bytes(self, since_ns: int = 0) -> int:
+        """The most that was held at once, from that time on, of what came while the log was open."""
         live: dict[int, int] = {}
         held = most = 0
-        for _, size_bytes, address, _, _ in self.changes():
+        for time_ns, size_bytes, address, _, _ in self.changes():
             if size_bytes > 0:
                 live[address] = size_bytes
                 held += size_bytes
-                most = max(most, held)
             else:
                 held -= live.pop(address, 0)
+            most = max(most, held) if time_ns >= since_ns else held
         return most
 
 
