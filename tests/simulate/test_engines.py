@@ -210,6 +210,16 @@ def test_durations_beyond_64_bits_are_refused():
         replay(builder.build())
 
 
+@given(graphs(disciplines=QUEUES, lags=False, earliest=False))
+def test_times_that_leave_no_room_for_a_task_beside_them_are_exact(graph):
+    """The event engine keeps time and task in one word where both fit, which they do not here."""
+    scaled = graph.with_columns(duration_ns=graph.duration_ns * 2**53)
+    small, large = replay(graph, engine="event"), replay(scaled, engine="event")
+
+    assert (small.start_ns * 2**53).tolist() == large.start_ns.tolist()
+    assert (small.finish_ns * 2**53).tolist() == large.finish_ns.tolist()
+
+
 def test_a_slow_down_below_a_quarter_is_refused():
     builder = GraphBuilder()
     core = builder.resource("core", discipline=Discipline.SHARED, slowdown=[0.1])

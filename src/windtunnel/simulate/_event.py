@@ -1,7 +1,7 @@
 # ruff: noqa: SIM102 - numba leaves out a branch on None only where it stands alone
 """The event-driven engine, compiled: who runs next is decided as resources become free (room simulate, private).
 
-In: plain arrays in *position* order (position p holds task ``order[p]``, neighbours in time are neighbours in memory).
+In: tables in *position* order (position p holds task ``order[p]``, neighbours in time are neighbours in memory).
 Out: start, finish and the sequence in which tasks began.
 Not here: choosing an engine (``_program.py``), explaining the result (``_execution.py``).
 
@@ -12,6 +12,9 @@ So the result does not depend on the order in which resources or events of one i
 A SHARED resource keeps *virtual work*: what one user has received since the resource exists, as whole ns and a
 fraction in 2**-30 ns. It grows at an integer rate of 2**30 / slowdown per ns, hence a task ends when the work reaches
 what it was at the task's start plus its duration. Integers only: the end does not depend on how often one looks.
+
+What makes it fast: one record per task, edge and resource, so that one cache line answers; memory asked for ahead of
+its use; and conditions that nobody can predict are counted with (``num_found += is_found``) instead of jumped over.
 """
 
 from __future__ import annotations
@@ -22,71 +25,91 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from windtunnel.simulate._machine import prefetch
 from windtunnel.simulate._static import kernel
 
 # T tasks, E edges, R resources, S measured users of a shared resource
 Ints = NDArray[Any]
 
-SHARED = 2
-UNPLACED = -1
-JOIN = -2  # in place of a resource: passes arrivals on, occupies nothing
-MISSING = 0xFFFFFFFF  # low half of a task's state: predecessors still missing; the high half is its resource
+JOIN = -1  # in place of a resource: passes arrivals on, occupies nothing
 FRACTION_BITS = 30
 ONE = 1 << FRACTION_BITS
 FRACTION = ONE - 1
 
+# in: earliest start, predecessors, resource; out: start
+TASK = np.dtype([("start", np.int64), ("missing", np.int32), ("resource", np.int32)])
+# target is the successor v, or ~v if it waits for the start
+EDGE = np.dtype([("lag", np.int64), ("target", np.int32)])
+# first: where the resource's waiting tasks are kept; dirty: may begin a task in this round
+RESOURCE = np.dtype([("first", np.int64), ("waiting", np.int64), ("unused", np.int64), ("is_dirty", np.int64)])
+# changed: more or fewer users than before
+SHARE = np.dtype(
+    [
+        ("is_shared", np.int64), ("slots", np.int64), ("is_changed", np.int64), ("rate", np.int64),
+        ("work", np.int64), ("fraction", np.int64), ("since", np.int64),
+    ]
+)  # fmt: skip
+
 # Unsigned positions: numba then need not ask whether an index counts from the end of the array.
-U0, U1 = np.uint64(0), np.uint64(1)
+U0, U1, U2, U3, U4 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+AHEAD = np.uint64(1024)  # edges between asking memory for a successor and visiting it
+NEVER = np.iinfo(np.int64).max
 
 
-# --- heap of events: (time, code), code < T is the completion of a task ---------------------------------
+# --- heap of events: four children each, code < T is the completion of a task ----------------------------
+# A key is time << bits | code, one word to compare and to move; where that does not fit, bits = 0 and codes lie apart.
 
 
 @njit(inline="always")
-def _push_event(times: Ints, codes: Ints, size: np.uint64, time: int, code: int) -> np.uint64:
-    at = size
+def _place_event(keys: Ints, codes: Ints | None, at: np.uint64, key: int, code: Any) -> None:
+    """Let an event rise from the hole ``at``."""
     while at > U0:
-        parent = (at - U1) >> U1
-        if times[parent] <= time:
+        parent = (at - U1) >> U2
+        if keys[parent] <= key:
             break
-        times[at] = times[parent]
-        codes[at] = codes[parent]
+        keys[at] = keys[parent]
+        if codes is not None:
+            codes[at] = codes[parent]
         at = parent
-    times[at] = time
-    codes[at] = code
+    keys[at] = key
+    if codes is not None:
+        codes[at] = code
+
+
+@njit(inline="always")
+def _push_event(keys: Ints, codes: Ints | None, bits: int, size: np.uint64, time: int, code: Any) -> np.uint64:
+    keys[size + U4] = NEVER  # so that the four children of any event can be read
+    key = time << bits
+    if codes is None:
+        key |= code
+    _place_event(keys, codes, size, key, code)
     return size + U1
 
 
 @njit(inline="always")
-def _pop_event(times: Ints, codes: Ints, size: np.uint64) -> np.uint64:
+def _pop_event(keys: Ints, codes: Ints | None, size: np.uint64) -> np.uint64:
     """Drop the earliest event; returns the new size.
 
     The hole sinks to a leaf without a look at the last event, which then rises: fewer branches that nobody can predict.
     """
     size -= U1
-    time = times[size]
-    code = codes[size]
+    key = keys[size]
+    keys[size] = NEVER
+    code = 0
+    if codes is not None:
+        code = codes[size]
     at = U0
     child = U1
-    while child + U1 < size:
-        child += np.uint64(times[child + U1] < times[child])
-        times[at] = times[child]
-        codes[at] = codes[child]
+    while child < size:
+        a, b, c, d = keys[child], keys[child + U1], keys[child + U2], keys[child + U3]
+        left, right = min(a, b), min(c, d)
+        keys[at] = min(left, right)
+        child += np.uint64(d < c) + U2 if right < left else np.uint64(b < a)
+        if codes is not None:
+            codes[at] = codes[child]
         at = child
-        child = at + at + U1
-    if child < size:
-        times[at] = times[child]
-        codes[at] = codes[child]
-        at = child
-    while at > U0:
-        parent = (at - U1) >> U1
-        if times[parent] <= time:
-            break
-        times[at] = times[parent]
-        codes[at] = codes[parent]
-        at = parent
-    times[at] = time
-    codes[at] = code
+        child = (at << U2) + U1
+    _place_event(keys, codes, at, key, code)
     return size
 
 
@@ -94,44 +117,53 @@ def _pop_event(times: Ints, codes: Ints, size: np.uint64) -> np.uint64:
 
 
 @njit(inline="always")
-def _is_before(a: int, b: int, priority: Ints | None, state: Ints, order: Ints) -> bool:
+def _is_before(a: np.uint64, b: np.uint64, priority: Ints | None, tasks: Ints, order: Ints) -> bool:
     if priority is not None:
         if priority[a] != priority[b]:
             return bool(priority[a] < priority[b])
-    if state[a, 0] != state[b, 0]:
-        return bool(state[a, 0] < state[b, 0])
+    if tasks[a].start != tasks[b].start:
+        return bool(tasks[a].start < tasks[b].start)
     return bool(order[a] < order[b])
 
 
 @njit(inline="always")
-def _push_task(queue: Ints, base: int, size: int, task: int, priority: Ints | None, state: Ints, order: Ints) -> None:
-    at = size
-    while at > 0:
-        parent = (at - 1) >> 1
-        if not _is_before(task, queue[base + parent], priority, state, order):
+def _push_task(queue: Ints, resource: Any, v: np.uint64, priority: Ints | None, tasks: Ints, order: Ints) -> None:
+    first = np.uint64(resource.first)
+    at = np.uint64(resource.waiting)
+    resource.waiting += 1
+    while at > U0:
+        parent = (at - U1) >> U1
+        other = np.uint64(queue[first + parent])
+        if not _is_before(v, other, priority, tasks, order):
             break
-        queue[base + at] = queue[base + parent]
+        queue[first + at] = other
         at = parent
-    queue[base + at] = task
+    queue[first + at] = v
 
 
 @njit(inline="always")
-def _pop_task(queue: Ints, base: int, size: int, priority: Ints | None, state: Ints, order: Ints) -> int:
-    best = queue[base]
-    size -= 1
-    task = queue[base + size]
-    at = 0
-    child = 1
+def _pop_task(queue: Ints, resource: Any, priority: Ints | None, tasks: Ints, order: Ints) -> np.uint64:
+    first = np.uint64(resource.first)
+    resource.waiting -= 1
+    size = np.uint64(resource.waiting)
+    best = np.uint64(queue[first])
+    last = np.uint64(queue[first + size])
+    at = U0
+    child = U1
     while child < size:
-        if child + 1 < size and _is_before(queue[base + child + 1], queue[base + child], priority, state, order):
-            child += 1
-        if not _is_before(queue[base + child], task, priority, state, order):
+        other = np.uint64(queue[first + child])
+        if child + U1 < size:
+            sibling = np.uint64(queue[first + child + U1])
+            if _is_before(sibling, other, priority, tasks, order):
+                child += U1
+                other = sibling
+        if not _is_before(other, last, priority, tasks, order):
             break
-        queue[base + at] = queue[base + child]
+        queue[first + at] = other
         at = child
-        child = 2 * at + 1
-    queue[base + at] = task
-    return int(best)
+        child = at + at + U1
+    queue[first + at] = last
+    return best
 
 
 # --- users of a shared resource: (work at which the task ends, its fraction, row) ------------------------
@@ -192,13 +224,13 @@ def _shared_rate(slowdown_S: Ints, slots: int, users: int) -> int:
 
 
 @kernel
-def _settle(work: Ints, fraction: Ints, since: Ints, rate: Ints, r: int, time: int) -> None:
-    """Bring the virtual work of resource ``r`` up to ``time``; the product is split so that 64 bits hold it."""
-    elapsed = time - since[r]
-    since[r] = time
-    part = (elapsed & FRACTION) * rate[r] + fraction[r]
-    work[r] += (elapsed >> FRACTION_BITS) * rate[r] + (part >> FRACTION_BITS)
-    fraction[r] = part & FRACTION
+def _settle(share: Any, time: int) -> None:
+    """Bring the virtual work of a resource up to ``time``; the product is split so that 64 bits hold it."""
+    elapsed = time - share.since
+    share.since = time
+    part = (elapsed & FRACTION) * share.rate + share.fraction
+    share.work += (elapsed >> FRACTION_BITS) * share.rate + (part >> FRACTION_BITS)
+    share.fraction = part & FRACTION
 
 
 @kernel
@@ -212,25 +244,48 @@ def _time_until(missing: int, missing_fraction: int, rate: int) -> int:
     return (whole << FRACTION_BITS) + (rest + rate - 1) // rate
 
 
+# --- resources to look at later in the round, each listed once -------------------------------------------
+
+
+@njit(inline="always")
+def _list_dirty(dirty: Ints, num_dirty: np.uint64, r: np.uint64, resource: Any, is_dirty: bool) -> np.uint64:
+    dirty[num_dirty] = r
+    num_dirty += np.uint64(is_dirty > resource.is_dirty)
+    resource.is_dirty |= is_dirty
+    return num_dirty
+
+
+@njit(inline="always")
+def _list_changed(changed: Ints, num_changed: np.uint64, r: np.uint64, share: Any) -> np.uint64:
+    changed[num_changed] = r
+    num_changed += np.uint64(share.is_changed == 0)
+    share.is_changed = 1
+    return num_changed
+
+
+# --- the pass ---------------------------------------------------------------------------------------------
+
+
 @kernel
 def event_pass(
+    roots: Ints,  # tasks that wait for nobody
     indptr: Ints,  # [T+1] outgoing edges of each task, in edge row order
-    target: Ints,  # [E] successor v, or ~v if it waits for the start
-    lag: Ints,  # [E]
+    edges: Ints,  # [E] of EDGE
     duration: Ints,  # [T]
     order: Ints,  # [T] row of each position: breaks ties
+    tasks: Ints,  # [T] of TASK
+    resources: Ints,  # [R+1] of RESOURCE, the last has room for all tasks that have none
     priority: Ints | None,  # [T] zero on FIFO resources; None: the graph is plain
-    state: Ints,  # [T, 2] in: earliest, resource << 32 | indegree; out: start, -1 if a task never began
     releases_at_start: Ints | None,  # [T] some outgoing edge is from_start; None: plain
-    discipline: Ints,  # [R]
-    slots: Ints,  # [R]
-    slowdown_RS: Ints,  # [R, S], S = 0 if there is no curve
-    queue_base: Ints,  # [R+1] where each resource's waiting tasks are kept
     arrived: Ints | None,  # [T] zeros: arrivals at each join; None: plain
-    end: Ints | None,  # [T, 2] work at which a task on a SHARED resource ends; None: plain
-    events_room: tuple[Ints, Ints],  # times and codes of events
-    tasks_room: tuple[Ints, Ints, Ints],  # [T] each: see below
-    resources_room: tuple[Ints, ...],  # [R] zeros each: see below
+    shares: Ints | None,  # [R+1] of SHARE; None: plain
+    slowdown_RS: Ints,  # [R, S], S = 0 if there is no curve
+    end: Ints,  # [T, 2] out: work at which a task on a SHARED resource ends
+    keys: Ints,  # room for the heap of events and five more
+    codes: Ints | None,  # the same; None: keys hold the codes
+    bits: int,  # of a code within a key
+    tasks_room: tuple[Ints, Ints, Ints, Ints],  # [T] each: see below
+    resources_room: tuple[Ints, Ints],  # [R+2] each: see below
     finish: Ints,  # [T] out
     sequence: Ints,  # [T] out: task that began i-th
 ) -> int:
@@ -239,193 +294,184 @@ def event_pass(
     A plain graph has no from_start edge, join, shared resource or priority; numba leaves their branches out.
     """
     num_tasks = duration.size
-    num_resources = slots.size
     timer = num_tasks
     tick = 2 * num_tasks
-    arrive = tick + num_resources
-    times, codes = events_room
-    events = U0
-    queue, free, fired = tasks_room
-    num_free = 0  # free: released in this round, and wait for no slot
-    num_fired = 0  # fired: ended, or ~began: outgoing edges still to follow
-    waiting, unused, dirty, is_dirty, changed, is_changed, work, fraction, since, rate = resources_room
-    num_dirty = 0  # dirty: resources that may begin a task in this round
-    num_changed = 0  # changed: shared resources with more or fewer users than before
-    num_sequenced = 0
+    arrive = tick + resources.size
+    last_edge = np.uint64(max(edges.size, 1) - 1)
+    queue, released, fired, joining = tasks_room
+    num_fired = U0  # fired: ended, or ~began: outgoing edges still to follow
+    num_joining = U0  # joining: tasks that become users of a shared resource in this round
+    dirty, changed = resources_room
+    num_dirty = U0
+    num_changed = U0
+    num_sequenced = U0
     done = 0
     now = 0
-    for r in range(num_resources):
-        unused[r] = slots[r]
-    for v in range(num_tasks):
-        finish[v] = -1
-        if state[v, 1] & MISSING == 0:
-            events = _push_event(times, codes, events, state[v, 0], timer + v)
+    for i in range(5):
+        keys[i] = NEVER
+    events = U0
+    for i in range(roots.size):
+        v = np.uint64(roots[i])
+        events = _push_event(keys, codes, bits, events, tasks[v].start, timer + roots[i])
 
     while True:
-        if num_dirty == 0 and num_free == 0 and num_fired == 0:
+        if num_dirty == U0 and num_joining == U0 and num_fired == U0:
             if events == U0:
                 break
-            now = times[0]
+            now = keys[U0] >> bits
 
         # --- completions, timers and arrivals of this instant, and what the last round's beginnings release ---
-        while num_fired > 0 or (events > U0 and times[0] == now):
+        while num_fired > U0 or (events > U0 and keys[U0] >> bits == now):
+            num_released = U0  # released: wait for no predecessor any more
             at_start = False
             is_join = False
-            if num_fired > 0:
-                num_fired -= 1
-                u = fired[num_fired]
-                if u < 0:
+            if num_fired > U0:
+                num_fired -= U1
+                code = np.int64(fired[num_fired])
+                if code < 0:
                     at_start = True
-                    u = ~u
-                first_edge = indptr[u]
-                last_edge = indptr[u + 1]
+                    code = ~code
+                first = np.uint64(indptr[np.uint64(code)])
+                stop = np.uint64(indptr[np.uint64(code) + U1])
             else:
-                code = codes[0]
-                events = _pop_event(times, codes, events)
-                if code < timer:
-                    u = code
-                    done += 1
-                    first_edge = indptr[u]
-                    last_edge = indptr[u + 1]
-                    r = state[u, 1] >> 32
-                    if r >= 0:
-                        unused[r] += 1
-                        if waiting[r] > 0 and not is_dirty[r]:
-                            is_dirty[r] = 1
-                            dirty[num_dirty] = r
-                            num_dirty += 1
-                elif code < tick:
-                    v = code - timer
-                    r = state[v, 1] >> 32
-                    if r < 0 or discipline[r] == SHARED:
-                        free[num_free] = v
-                        num_free += 1
-                        continue
-                    _push_task(queue, queue_base[r], waiting[r], v, priority, state, order)
-                    waiting[r] += 1
-                    if unused[r] > 0 and not is_dirty[r]:
-                        is_dirty[r] = 1
-                        dirty[num_dirty] = r
-                        num_dirty += 1
-                    continue
+                if codes is None:
+                    code = keys[U0] & ((1 << bits) - 1)
                 else:
-                    if end is not None:
+                    code = codes[U0]
+                events = _pop_event(keys, codes, events)
+                if code < timer:
+                    u = np.uint64(code)
+                    done += 1
+                    first = np.uint64(indptr[u])
+                    stop = np.uint64(indptr[u + U1])
+                    prefetch(indptr, u + AHEAD)
+                    prefetch(duration, u + AHEAD)
+                    r = np.uint64(tasks[u].resource)
+                    resource = resources[r]
+                    resource.unused += 1
+                    num_dirty = _list_dirty(dirty, num_dirty, r, resource, resource.waiting > 0)
+                elif code < tick:
+                    released[U0] = code - timer
+                    num_released = U1
+                    first = U0
+                    stop = U0
+                else:
+                    first = U0
+                    stop = U0
+                    if shares is not None:
                         if code < arrive:
-                            r = code - tick
-                            _settle(work, fraction, since, rate, r, now)
-                            base = queue_base[r]
-                            while waiting[r] > 0:
-                                u = queue[base]
-                                if end[u, 0] > work[r] or (end[u, 0] == work[r] and end[u, 1] > fraction[r]):
+                            r = np.uint64(code - tick)
+                            resource = resources[r]
+                            share = shares[r]
+                            _settle(share, now)
+                            while resource.waiting > 0:
+                                u = np.uint64(queue[resource.first])
+                                if end[u, 0] > share.work or (end[u, 0] == share.work and end[u, 1] > share.fraction):
                                     break
-                                _pop_user(queue, base, waiting[r], end)
-                                waiting[r] -= 1
+                                _pop_user(queue, resource.first, resource.waiting, end)
+                                resource.waiting -= 1
                                 finish[u] = now
                                 done += 1
                                 fired[num_fired] = u
-                                num_fired += 1
-                                if not is_changed[r]:
-                                    is_changed[r] = 1
-                                    changed[num_changed] = r
-                                    num_changed += 1
-                            continue
+                                num_fired += U1
+                                num_changed = _list_changed(changed, num_changed, r, share)
                     if arrived is not None:
-                        is_join = True
-                        u = target[code - arrive]
-                        u = u if u >= 0 else ~u
-                        first_edge = indptr[u] + arrived[u]
-                        last_edge = min(first_edge + 1, indptr[u + 1])
-                        arrived[u] += 1
-                        if arrived[u] == state[u, 1] & MISSING:
-                            last_edge = indptr[u + 1]
-                            state[u, 0] = now
-                            finish[u] = now
-                            sequence[num_sequenced] = u
-                            num_sequenced += 1
-                            done += 1
-            for e in range(first_edge, last_edge):
-                v = target[e]
-                if (v < 0) != at_start and not is_join:
-                    continue
-                v = v if v >= 0 else ~v
-                time = now + lag[e]
-                half = state[v, 1]
-                if arrived is not None:
-                    if half >> 32 == JOIN:
-                        events = _push_event(times, codes, events, time, arrive + e)
+                        if code >= arrive:
+                            is_join = True
+                            target = edges[np.uint64(code - arrive)].target
+                            u = np.uint64(target if target >= 0 else ~target)
+                            first = np.uint64(indptr[u] + arrived[u])
+                            stop = min(first + U1, np.uint64(indptr[u + U1]))
+                            arrived[u] += 1
+                            if arrived[u] == tasks[u].missing:
+                                stop = np.uint64(indptr[u + U1])
+                                tasks[u].start = now
+                                finish[u] = now
+                                sequence[num_sequenced] = u
+                                num_sequenced += U1
+                                done += 1
+            for e in range(first, stop):
+                edge = edges[e]
+                prefetch(edges, e + AHEAD + AHEAD)
+                prefetch(tasks, np.uint64(edges[min(e + AHEAD, last_edge)].target))
+                target = edge.target
+                if releases_at_start is not None:
+                    if (target < 0) != at_start and not is_join:
                         continue
-                time = max(state[v, 0], time)
-                state[v, 0] = time
-                half -= 1
-                state[v, 1] = half
-                if half & MISSING > 0:
+                    target = target if target >= 0 else ~target
+                v = np.uint64(target)
+                task = tasks[v]
+                if arrived is not None:
+                    if task.resource == JOIN:
+                        time = now + edge.lag
+                        events = _push_event(keys, codes, bits, events, time, arrive + np.int64(e))
+                        continue
+                task.start = max(task.start, now + edge.lag)
+                task.missing -= 1
+                released[num_released] = v
+                num_released += np.uint64(task.missing == 0)
+            for i in range(num_released):
+                v = np.uint64(released[i])
+                task = tasks[v]
+                if task.start > now:
+                    events = _push_event(keys, codes, bits, events, task.start, timer + np.int64(v))
                     continue
-                if time > now:
-                    events = _push_event(times, codes, events, time, timer + v)
-                    continue
-                r = half >> 32
-                if r < 0 or discipline[r] == SHARED:
-                    free[num_free] = v
-                    num_free += 1
-                    continue
-                _push_task(queue, queue_base[r], waiting[r], v, priority, state, order)
-                waiting[r] += 1
-                if unused[r] > 0 and not is_dirty[r]:
-                    is_dirty[r] = 1
-                    dirty[num_dirty] = r
-                    num_dirty += 1
+                r = np.uint64(task.resource)
+                if shares is not None:
+                    if shares[r].is_shared:
+                        joining[num_joining] = v
+                        num_joining += U1
+                        continue
+                resource = resources[r]
+                _push_task(queue, resource, v, priority, tasks, order)
+                num_dirty = _list_dirty(dirty, num_dirty, r, resource, resource.unused > 0)
 
         # --- beginnings ---
         for i in range(num_dirty):
-            r = dirty[i]
-            is_dirty[r] = 0
-            while waiting[r] > 0 and unused[r] > 0:
-                v = _pop_task(queue, queue_base[r], waiting[r], priority, state, order)
-                waiting[r] -= 1
-                unused[r] -= 1
-                state[v, 0] = now
+            resource = resources[np.uint64(dirty[i])]
+            resource.is_dirty = 0
+            while resource.waiting > 0 and resource.unused > 0:
+                v = _pop_task(queue, resource, priority, tasks, order)
+                resource.unused -= 1
+                tasks[v].start = now
                 sequence[num_sequenced] = v
-                num_sequenced += 1
+                num_sequenced += U1
                 if releases_at_start is not None:
                     if releases_at_start[v]:
-                        fired[num_fired] = ~v
-                        num_fired += 1
+                        fired[num_fired] = ~np.int64(v)
+                        num_fired += U1
                 finish[v] = now + duration[v]
-                events = _push_event(times, codes, events, now + duration[v], v)
-        num_dirty = 0
-        for i in range(num_free):
-            v = free[i]
-            r = state[v, 1] >> 32
-            state[v, 0] = now
-            sequence[num_sequenced] = v
-            num_sequenced += 1
-            if releases_at_start is not None:
-                if releases_at_start[v]:
-                    fired[num_fired] = ~v
-                    num_fired += 1
-            if r < 0:
-                finish[v] = now + duration[v]
-                events = _push_event(times, codes, events, now + duration[v], v)
-                continue
-            if end is not None:
-                _settle(work, fraction, since, rate, r, now)
-                end[v, 0] = work[r] + duration[v]
-                end[v, 1] = fraction[r]
-                _push_user(queue, queue_base[r], waiting[r], v, end)
-                waiting[r] += 1
-                if not is_changed[r]:
-                    is_changed[r] = 1
-                    changed[num_changed] = r
-                    num_changed += 1
-        num_free = 0
-        if end is not None:
+                events = _push_event(keys, codes, bits, events, now + duration[v], np.int64(v))
+        num_dirty = U0
+        if shares is not None:
+            for i in range(num_joining):
+                v = np.uint64(joining[i])
+                tasks[v].start = now
+                sequence[num_sequenced] = v
+                num_sequenced += U1
+                if releases_at_start is not None:
+                    if releases_at_start[v]:
+                        fired[num_fired] = ~np.int64(v)
+                        num_fired += U1
+                r = np.uint64(tasks[v].resource)
+                resource = resources[r]
+                share = shares[r]
+                _settle(share, now)
+                end[v, 0] = share.work + duration[v]
+                end[v, 1] = share.fraction
+                _push_user(queue, resource.first, resource.waiting, v, end)
+                resource.waiting += 1
+                num_changed = _list_changed(changed, num_changed, r, share)
+            num_joining = U0
             for i in range(num_changed):
-                r = changed[i]
-                is_changed[r] = 0
-                rate[r] = _shared_rate(slowdown_RS[r], slots[r], waiting[r])
-                if waiting[r] > 0:
-                    u = queue[queue_base[r]]
-                    wait = _time_until(end[u, 0] - work[r], end[u, 1] - fraction[r], rate[r])
-                    events = _push_event(times, codes, events, now + wait, tick + r)
-            num_changed = 0
+                r = np.uint64(changed[i])
+                resource = resources[r]
+                share = shares[r]
+                share.is_changed = 0
+                share.rate = _shared_rate(slowdown_RS[r], share.slots, resource.waiting)
+                if resource.waiting > 0:
+                    u = np.uint64(queue[resource.first])
+                    wait = _time_until(end[u, 0] - share.work, end[u, 1] - share.fraction, share.rate)
+                    events = _push_event(keys, codes, bits, events, now + wait, tick + np.int64(r))
+            num_changed = U0
     return done

@@ -14,8 +14,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from windtunnel.errors import GraphError
-from windtunnel.graph import UNPLACED, Discipline, Graph
-from windtunnel.simulate._event import JOIN
+from windtunnel.graph import Discipline, Graph
+from windtunnel.simulate._event import EDGE, JOIN, RESOURCE, SHARE, TASK
 
 __all__ = ["EventInput", "FixedOrder", "event_input", "fixed_order", "has_fixed_order"]
 
@@ -42,17 +42,18 @@ class EventInput:
     """Outgoing edges and resources for the event-driven engine; position p holds task ``order[p]``."""
 
     order: Ints  # [T] int32
+    roots: Ints  # positions that wait for nobody
     indptr: Ints  # [T+1] int64, outgoing edges of each position
-    target: Ints  # [E] int32, position of the successor, complemented for from_start
-    lag: Ints  # [E] int64
-    priority: Ints | None  # [T] int32, None if the graph is plain
-    state: Ints  # [T, 2] int64: earliest start, resource << 32 | indegree
-    releases_at_start: Ints | None  # [T] bool, None if the graph is plain
-    discipline: Ints  # [R]
-    slots: Ints  # [R]
+    edges: Ints  # [E] of EDGE
+    tasks: Ints  # [T] of TASK
+    resources: Ints  # [R+1] of RESOURCE
+    is_plain: bool  # neither of the next three says anything
+    priority: Ints  # [T] int32
+    releases_at_start: Ints  # [T] bool
+    shares: Ints  # [R+1] of SHARE
     slowdown_RS: Ints  # noqa: N815 - shape letters
-    queue_base: Ints  # [R+1]
     num_events: int
+    latest_ns: int  # a bound on the end of the last task of a plain graph, but for the durations
 
 
 def column(graph: Graph, name: str, dtype: type[np.generic]) -> Ints:
@@ -74,27 +75,32 @@ def join_mask(graph: Graph) -> Ints:
 
 @njit(cache=True, nogil=True)
 def _permute_edges(
-    order: Ints, row_indptr: Ints, edge_rows: Ints, other: Ints, lag: Ints, from_start: Ints
-) -> tuple[Ints, Ints, Ints]:
+    order: Ints,
+    row_indptr: Ints,
+    edge_rows: Ints,
+    other: Ints,
+    lag: Ints,
+    from_start: Ints,
+    other_out: Ints,
+    lag_out: Ints,
+) -> Ints:
     """Adjacency by position: ``other`` end of each edge as a position, complemented for from_start, and its lag."""
     num_tasks = order.size
     position = np.empty(num_tasks, dtype=np.int32)
     for p in range(num_tasks):
         position[order[p]] = p
     indptr = np.zeros(num_tasks + 1, dtype=np.int64)
-    source = np.empty(other.size, dtype=np.int32)
-    lag_out = np.empty(other.size, dtype=np.int64)
     filled = 0
     for p in range(num_tasks):
         v = order[p]
         for i in range(row_indptr[v], row_indptr[v + 1]):
             e = edge_rows[i]
             u = position[other[e]]
-            source[filled] = ~u if from_start[e] else u
+            other_out[filled] = ~u if from_start[e] else u
             lag_out[filled] = lag[e]
             filled += 1
         indptr[p + 1] = filled
-    return indptr, source, lag_out
+    return indptr
 
 
 @njit(cache=True, nogil=True)
@@ -120,9 +126,10 @@ def _has_chain(indptr: Ints, source: Ints, resource: Ints, needs_chain: Ints) ->
 def fixed_order(graph: Graph) -> FixedOrder:
     """Sort the tasks topologically and permute everything, so that a pass streams through memory."""
     order = graph.topological_order().astype(np.int32)
-    indptr, source, lag = _permute_edges(
+    source, lag = np.empty(graph.num_edges, np.int32), np.empty(graph.num_edges, np.int64)
+    indptr = _permute_edges(
         order, *_copies(graph.predecessors_csr()), edge_column(graph, "src", np.int32),
-        edge_column(graph, "lag_ns", np.int64), edge_column(graph, "from_start", np.bool_),
+        edge_column(graph, "lag_ns", np.int64), edge_column(graph, "from_start", np.bool_), source, lag,
     )  # fmt: skip
     return FixedOrder(order, indptr, source, lag, column(graph, "earliest_ns", np.int64)[order])
 
@@ -149,46 +156,61 @@ def event_input(graph: Graph) -> EventInput:
     """Lay out outgoing edges, priorities and resources for the event-driven engine."""
     order = graph.topological_order().astype(np.int32)
     from_start = edge_column(graph, "from_start", np.bool_)
-    indptr, target, lag = _permute_edges(
-        order, *_copies(graph.successors_csr()), edge_column(graph, "dst", np.int32),
-        edge_column(graph, "lag_ns", np.int64), from_start,
+    lag = edge_column(graph, "lag_ns", np.int64)
+    edges = np.empty(graph.num_edges, dtype=EDGE)
+    indptr = _permute_edges(
+        order, *_copies(graph.successors_csr()), edge_column(graph, "dst", np.int32), lag, from_start,
+        edges["target"], edges["lag"],
     )  # fmt: skip
     indegree = np.diff(graph.predecessors_csr()[0])
     is_join = join_mask(graph)
-    resource = np.where(is_join, UNPLACED, graph.tasks["resource"]).astype(np.int64)
-    users = np.bincount(resource[resource >= 0], minlength=graph.num_resources)
+    nowhere = graph.num_resources  # a resource of its own: there is always room
+    resource = np.where(is_join | (graph.tasks["resource"] < 0), nowhere, graph.tasks["resource"])
+    users = np.bincount(resource, minlength=nowhere + 1)
     is_join &= indegree > 0  # a join that waits for nothing is a task of no time
-    discipline = graph.resources["discipline"].astype(np.int8)
-    is_shared = discipline == Discipline.SHARED
-    priority = _priority(graph, resource, discipline)
+    shares = _shares(graph)
+    priority = _priority(graph, resource)
+    earliest = np.where(join_mask(graph), 0, column(graph, "earliest_ns", np.int64))
+    tasks = _records(TASK, start=earliest, missing=indegree, resource=np.where(is_join, JOIN, resource))[order]
+    slots = np.append(graph.resources["slots"], graph.num_tasks)
     # most graphs need none of these: the engine is compiled a second time without them, for speed
-    is_plain = not (from_start.any() or is_join.any() or users[is_shared].any() or priority.any())
-    state = np.empty((graph.num_tasks, 2), dtype=np.int64)
-    state[:, 0] = np.where(join_mask(graph), 0, column(graph, "earliest_ns", np.int64))[order]
-    state[:, 1] = ((np.where(is_join, JOIN, resource) << 32) + indegree)[order]
+    is_special = (from_start, is_join, users[shares["is_shared"] > 0], priority)
     return EventInput(
         order=order,
+        roots=np.flatnonzero(tasks["missing"] == 0).astype(np.int32),
         indptr=indptr,
-        target=target,
-        lag=lag,
-        priority=None if is_plain else priority[order],
-        state=state,
-        releases_at_start=None if is_plain else _marked(graph, from_start)[order],
-        discipline=discipline,
-        slots=graph.resources["slots"].astype(np.int64),
-        slowdown_RS=_slowdown(graph, is_shared, users),
-        queue_base=np.concatenate([[0], np.cumsum(users)]).astype(np.int64),
+        edges=edges,
+        tasks=tasks,
+        resources=_records(RESOURCE, first=np.cumsum(users) - users, unused=slots),
+        is_plain=not any(column.any() for column in is_special),
+        priority=priority[order],
+        releases_at_start=_marked(graph, from_start)[order],
+        shares=shares,
+        slowdown_RS=_slowdown(graph, shares["is_shared"][:-1] > 0, users[:-1]),
         # one completion or timer per task, one arrival per edge into a join, one tick per change of users
-        num_events=graph.num_tasks + int(indegree[is_join].sum()) + 2 * int(users[is_shared].sum()) + 1,
+        num_events=graph.num_tasks + int(indegree[is_join].sum()) + 2 * int(users[shares["is_shared"] > 0].sum()) + 1,
+        latest_ns=int(earliest.max(initial=0)) + int(lag.sum()),
     )
 
 
-def _priority(graph: Graph, resource: Ints, discipline: Ints) -> Ints:
+def _records(kind: np.dtype[Any], **columns: Ints) -> Ints:
+    """One record per row; columns that are not given are zero."""
+    rows = np.zeros(len(next(iter(columns.values()))), dtype=kind)
+    for name, values in columns.items():
+        rows[name] = values
+    return rows
+
+
+def _shares(graph: Graph) -> Ints:
+    """Which resources are shared, and by how many at full speed, of SHARE [R+1]."""
+    is_shared = np.append(graph.resources["discipline"] == Discipline.SHARED, False)
+    return _records(SHARE, is_shared=is_shared, slots=np.append(graph.resources["slots"], 0))
+
+
+def _priority(graph: Graph, resource: Ints) -> Ints:
     """Priorities int32 [T], zero where the resource does not look at them."""
-    if not graph.num_resources:
-        return np.zeros(graph.num_tasks, dtype=np.int32)
-    counts = (resource >= 0) & (discipline[resource] == Discipline.PRIORITY)
-    return np.where(counts, column(graph, "priority", np.int32), 0).astype(np.int32)
+    looks = np.append(graph.resources["discipline"] == Discipline.PRIORITY, False)
+    return np.where(looks[resource], column(graph, "priority", np.int32), 0).astype(np.int32)
 
 
 def _marked(graph: Graph, from_start: Ints) -> Ints:

@@ -187,48 +187,60 @@ def run_events(graph: Graph, program: EventInput, duration: Ints) -> tuple[Ints,
     room = event_room(program)
     done = run_event_pass(program, duration[order], room)
     if done < len(duration):
-        raise _deadlock(graph, order[room.finish < 0])
+        raise _deadlock(graph, np.setdiff1d(order, order[room.sequence[:done]]))
     start, finish = np.empty_like(room.finish), np.empty_like(room.finish)
-    start[order] = room.state[:, 0]
+    start[order] = room.tasks["start"]
     finish[order] = room.finish
     return start, finish, order[room.sequence]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventRoom:
-    """Arrays that one event-driven pass writes to, by position."""
+    """Arrays that one event-driven pass writes to, by position; ``event_pass`` says what each is."""
 
-    state: Ints
+    tasks: Ints
+    resources: Ints
+    shares: Ints
+    arrived: Ints
+    end: Ints
+    keys: Ints
+    codes: Ints
+    of_tasks: tuple[Ints, ...]
+    of_resources: tuple[Ints, ...]
     finish: Ints
     sequence: Ints
-    arrived: Ints | None
-    end: Ints | None
-    events: tuple[Ints, Ints]
-    tasks: tuple[Ints, Ints, Ints]
-    resources: tuple[Ints, ...]
 
 
 def event_room(program: EventInput) -> EventRoom:
-    """Allocate for one pass; a room serves once."""
-    num_tasks, is_plain = len(program.order), program.priority is None
+    """Allocate for one pass; a room serves once.
+
+    What a plain graph does not need is never touched, hence costs nothing.
+    """
+    num_tasks, num_events = len(program.order), program.num_events + 5
     return EventRoom(
-        state=program.state.copy(),
+        tasks=program.tasks.copy(),
+        resources=program.resources.copy(),
+        shares=program.shares.copy(),
+        arrived=np.zeros(num_tasks, np.int64),
+        end=np.empty((num_tasks, 2), np.int64),
+        keys=np.empty(num_events, np.int64),
+        codes=np.empty(num_events, np.int64),
+        of_tasks=tuple(np.empty(num_tasks, np.int32) for _ in range(4)),
+        of_resources=tuple(np.empty(len(program.resources) + 1, np.int32) for _ in range(2)),
         finish=np.empty(num_tasks, np.int64),
         sequence=np.empty(num_tasks, np.int32),
-        arrived=None if is_plain else np.zeros(num_tasks, np.int64),
-        end=None if is_plain else np.empty((num_tasks, 2), np.int64),
-        events=(np.empty(program.num_events, np.int64), np.empty(program.num_events, np.int64)),
-        tasks=(np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int32)),
-        resources=tuple(np.zeros((10, len(program.slots)), np.int64)),
     )
 
 
 def run_event_pass(program: EventInput, duration: Ints, room: EventRoom) -> int:
     """Run the compiled pass on durations by position; returns how many tasks finished."""
+    bits = (2 * len(duration)).bit_length()  # of a completion or timer, below the time in one word
+    is_plain = program.is_plain and program.latest_ns + int(duration.sum()) < 1 << (62 - bits)
     done: int = event_pass(
-        program.indptr, program.target, program.lag, duration, program.order, program.priority, room.state,
-        program.releases_at_start, program.discipline, program.slots, program.slowdown_RS, program.queue_base,
-        room.arrived, room.end, room.events, room.tasks, room.resources, room.finish, room.sequence,
+        program.roots, program.indptr, program.edges, duration, program.order, room.tasks, room.resources,
+        *((None,) * 4 if is_plain else (program.priority, program.releases_at_start, room.arrived, room.shares)),
+        program.slowdown_RS, room.end, room.keys, None if is_plain else room.codes,
+        bits if is_plain else 0, room.of_tasks, room.of_resources, room.finish, room.sequence,
     )  # fmt: skip
     return done
 
