@@ -7,37 +7,48 @@ import pytest
 pytest.importorskip("torch")
 
 from windtunnel.cost import ProfileDatabase
-from windtunnel.cost.averaging import _SIZES_BYTES, _read, averaging_ns
+from windtunnel.cost.averaging import _SIZES_BYTES, _job, _key, _read, averaging_ns, reducing_ns
 from windtunnel.cost.database import Measurement
-from windtunnel.cost.fingerprint import libraries, machine
+from windtunnel.cost.fingerprint import libraries
 from windtunnel.errors import PriceError
 
 
-def known(tmp_path, added_ns: dict[int, float]) -> ProfileDatabase:
+def known(tmp_path, jobs, num_ranks: int, added_ns: list[float]) -> ProfileDatabase:
     database = ProfileDatabase(str(tmp_path / "profile.db"))
     database.add(
-        Measurement(
-            "DistributedDataParallel",
-            f"{size} bytes",
-            "backward",
-            "gloo:2",
-            1,
-            machine(),
-            libraries(),
-            10.0,
-            10.0 + added,
-        )
-        for size, added in added_ns.items()
+        Measurement(*_key(job, num_ranks), old_ns=10.0, new_ns=10.0 + added)
+        for job, added in zip(jobs, added_ns, strict=True)
     )
     return database
 
 
-def test_between_measured_sizes_lies_a_line(tmp_path):
-    database = known(tmp_path, {size: size / 2 for size in _SIZES_BYTES})
+def test_between_measured_sizes_lies_a_line_and_below_them_the_latency_stays(tmp_path):
+    jobs = [_job([[size // 4 // 8]] * 8) for size in _SIZES_BYTES]
+    database = known(tmp_path, jobs, 2, [size / 2 for size in _SIZES_BYTES])
 
     assert 3 << 19 == averaging_ns(3 << 20, 2, database=database)
     assert 1 << 27 == averaging_ns(1 << 28, 2, database=database)
-    assert 0 == averaging_ns(0, 2, database=database)
+    assert _SIZES_BYTES[0] / 2 == averaging_ns(0, 2, database=database)
+
+
+def test_what_a_reducer_adds_is_known_by_shapes_sender_and_buckets(tmp_path):
+    job = _job([[64, 32], [64]], "powersgd", {"rank": 2}, 1 << 20, 1 << 10)
+    database = known(tmp_path, [job], 2, [700.0])
+    asked = {"sender": "powersgd", "bucket_bytes": 1 << 20, "first_bucket_bytes": 1 << 10, "database": database}
+
+    assert 700 == reducing_ns([(64, 32), (64,)], 2, options={"rank": 2}, **asked)
+    others = [_job([[64, 32]], *(job[name] for name in ("sender", "options"))), {**job, "options": {"rank": 4}}]
+    assert 4 == len({_key(job, 2), _key(job, 3), *(_key(other, 2) for other in others)})
+
+
+@pytest.mark.slow
+def test_real_processes_compress_real_shapes(tmp_path):
+    """With thin factors the hook's error feedback runs; a second asking reads the database."""
+    database = ProfileDatabase(str(tmp_path / "profile.db"))
+    flown = reducing_ns([(64, 64), (64,)], 2, sender="powersgd", options={"rank": 1}, database=database)
+
+    assert 0 < flown == reducing_ns([(64, 64), (64,)], 2, sender="powersgd", options={"rank": 1}, database=database)
+    assert 1 == len(database)
 
 
 def test_processes_that_say_nothing_are_an_error_with_their_last_words():

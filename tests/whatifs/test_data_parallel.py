@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
+from windtunnel.cost import ProfileDatabase
+from windtunnel.cost.averaging import _job, _key
+from windtunnel.cost.database import Measurement
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate import replay
+from windtunnel.whatifs._gradients import buckets_of
 from windtunnel.whatifs.answer import iteration_ns
+from windtunnel.whatifs.compression import powersgd
 from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.p3 import p3
 
@@ -153,6 +158,55 @@ def test_each_model_of_a_step_waits_for_its_own_gradients():
 
     assert [800, 1830] == finish_of(timeline, "all-reduce.*")
     assert [800, 1830] == start_of(timeline, "update")
+
+
+def test_models_of_one_backward_pass_average_for_themselves():
+    """A generator is trained through its critic: each fills buckets of its own, the critic's are there first."""
+    layers = [Layer("G.a", param_bytes=400), Layer("D.a", param_bytes=300), Layer("D.b", param_bytes=200)]
+    graph = cpu_step(layers).with_meta(models=["G", "D"])
+
+    together = buckets_of(cpu_step(layers), 10**6, 10**6)
+    apart = buckets_of(graph, 10**6, 10**6)
+
+    assert [(900, 0)] == [(one.size_bytes, one.reducer) for one in together]
+    assert [(500, 0), (400, 1)] == [(one.size_bytes, one.reducer) for one in apart]
+    assert ("D.b", "D.a") == apart[0].layers
+
+
+def flown_step(database, *flown):
+    """A captured step of a 64 x 64 matrix and a vector, on a host whose flights are known."""
+    group = {"parameters": ["a.w", "b.w"], "shapes": [[64, 64], [64]], "dtypes": ["float32"] * 2}
+    layers = [Layer("a", param_bytes=4 * 64 * 64), Layer("b", param_bytes=4 * 64)]
+    for num_ranks, sender, options, added in flown:
+        key = _key(_job([[64, 64], [64]], sender, options), num_ranks)
+        database.add([Measurement(*key, old_ns=10.0, new_ns=10.0 + added)])
+    program = {"calls": [], "frozen": []}
+    return cpu_step(layers).with_meta(optimizers=[{"groups": [group]}], program=program)
+
+
+def test_over_a_slow_link_the_reducer_works_before_the_message(tmp_path):
+    """Its 5000 ns come behind the backward pass of 100 + 100 + 200 + 200 ns; 16,640 bytes take ten times as many ns."""
+    database = ProfileDatabase(str(tmp_path / "profile.db"))
+    graph = flown_step(database, (1, "", {}, 5000.0))
+    wire = {"bandwidth_bytes_per_s": 1e8, "latency_ns": 0}
+    timeline = replay(data_parallel(graph, num_cores=64, database=database.path, **wire))
+
+    assert [600 + 5000 + 166_400] == finish_of(timeline, "all-reduce.*")
+    assert 600 + 5000 == min(start_of(timeline, "all-reduce.*"))
+
+
+def test_powersgd_takes_what_its_hook_took_here(tmp_path):
+    """9000 ns of hook in place of 5000 of reducer; 64 + 64 numbers and the vector's 64 travel: 768 bytes."""
+    database = ProfileDatabase(str(tmp_path / "profile.db"))
+    graph = flown_step(database, (1, "", {}, 5000.0), (2, "powersgd", {"rank": 1}, 9000.0))
+    wire = {"bandwidth_bytes_per_s": 1e8, "latency_ns": 100}
+    parallel = data_parallel(graph, num_cores=64, database=database.path, **wire)
+    timeline = replay(powersgd(parallel, rank=1, database=database.path))
+
+    # three messages of two steps of 100 ns each
+    assert [600 + 9000 + 7680 + 600] == finish_of(timeline, "all-reduce.*")
+    paper = replay(powersgd(parallel, rank=1, preset="paper", bandwidth_bytes_per_s=1e9))
+    assert 5 * 16_640 == sum(paper.graph.duration_ns[paper.graph.select(name="compress")])
 
 
 def join_in_turn(first, second):

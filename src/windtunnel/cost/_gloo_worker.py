@@ -1,7 +1,8 @@
 """One process of a partial flight of gradient averaging (room cost, private; ``python -m``).
 
-In: rank, number of ranks, path of a rendezvous file, sizes in bytes as JSON, rounds. Out, of rank 0: one JSON line with
-the median ns of a backward pass without and with DistributedDataParallel, and the rounds' spread, per size.
+In: rank, number of ranks, path of a rendezvous file, path of jobs as JSON (shapes of the parameters, how they are
+sent, sizes of the buckets), rounds. Out, of rank 0: one JSON line with the ns of a forward and backward pass without
+and with DistributedDataParallel, and the rounds' spread, per job.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from windtunnel.cost.sending import SENDERS, in_order
 from windtunnel.sources.allocator import hold_heap
 
-_WARMUP, _NUM_PARAMETERS = 3, 8
+_WARMUP = 4
+_DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 class _Gradients(torch.autograd.Function):
@@ -25,53 +29,66 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.shapes = [parameter.shape for parameter in parameters]
+        ctx.save_for_backward(*parameters)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
-        return (None, *[torch.ones(shape) for shape in ctx.shapes])
+        return (None, *[parameter.clone() for parameter in ctx.saved_tensors])
 
 
 class _Model(torch.nn.Module):
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, shapes: list[list[int]]) -> None:
         super().__init__()
-        count = max(1, size_bytes // 4 // _NUM_PARAMETERS)
-        self.parts = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(count)) for _ in range(_NUM_PARAMETERS)])
+        self.parts = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(shape)) for shape in shapes])
 
     def forward(self, x: torch.Tensor) -> Any:
         return _Gradients.apply(x, *self.parts)
 
 
-def main(rank: int, num_ranks: int, rendezvous: str, sizes_bytes: list[int], rounds: int) -> None:
-    """Time both forms of every size in turns."""
+def main(rank: int, num_ranks: int, rendezvous: str, jobs: list[dict[str, Any]], rounds: int) -> None:
+    """Time both forms of every job in turns."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     hold_heap()
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
-    found = [_timed(size_bytes, rounds) for size_bytes in sizes_bytes]
+    dist.all_reduce = in_order(dist.all_reduce)  # only hooks send through it; DDP's own reducer does not
+    found = [_timed(job, rounds) for job in jobs]
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps(found))  # noqa: T201 - the answer
 
 
-def _timed(size_bytes: int, rounds: int) -> list[float]:
-    forms = (_Model(size_bytes), torch.nn.parallel.DistributedDataParallel(_Model(size_bytes)))
+def _distributed(job: dict[str, Any]) -> torch.nn.Module:
+    size_bytes = job["bucket_bytes"]
+    dist._DEFAULT_FIRST_BUCKET_BYTES = job["first_bucket_bytes"]  # type: ignore[attr-defined]
+    # DDP's first bucket is smaller only where the cap is its own default
+    cap = None if size_bytes == _DEFAULT_BUCKET_BYTES else size_bytes / 2**20
+    model = torch.nn.parallel.DistributedDataParallel(
+        _Model(job["shapes"]), bucket_cap_mb=cap, forward_sync_buffers=False
+    )
+    if job["sender"]:
+        model.register_comm_hook(*SENDERS[job["sender"]](**job["options"]))
+    return model
+
+
+def _timed(job: dict[str, Any], rounds: int) -> list[float]:
+    forms = (_Model(job["shapes"]), _distributed(job))
     x = torch.zeros(1, requires_grad=True)
     samples: tuple[list[int], list[int]] = ([], [])
     for _ in range(_WARMUP + rounds):
         for form, kept in zip(forms, samples, strict=True):
             for parameter in form.parameters():
                 parameter.grad = None
-            loss = form(x).sum()
             dist.barrier()
             begun_ns = time.perf_counter_ns()
-            loss.backward()
+            form(x).sum().backward()
             kept.append(time.perf_counter_ns() - begun_ns)
-    old, new = (statistics.median(kept[_WARMUP:]) for kept in samples)
-    ratios = sorted(b / a for a, b in zip(*(kept[_WARMUP:] for kept in samples), strict=True))
-    spread = (ratios[3 * len(ratios) // 4] - ratios[len(ratios) // 4]) / ratios[len(ratios) // 2]
-    return [old, new, spread]
+    # the lower quartile: what else runs on this host only ever adds
+    old, new = (statistics.quantiles(kept[_WARMUP:])[0] for kept in samples)
+    low, middle, high = statistics.quantiles(b / a for a, b in zip(*(kept[_WARMUP:] for kept in samples), strict=True))
+    return [old, new, (high - low) / middle]
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]), int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(Path(sys.argv[4]).read_text()), int(sys.argv[5]))

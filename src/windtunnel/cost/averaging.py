@@ -1,18 +1,21 @@
 """Partial flights of gradient averaging between processes of this host (room cost).
 
-In: how many processes and how many bytes. Out: how much longer a backward pass takes with DistributedDataParallel over
-gloo than without, measured here: real processes, no computation beside it. The host's own memory is the link, so no
-data sheet gives its rate.
+In: how many processes, and how many bytes or which parameters. Out: how much longer a forward and backward pass takes
+with DistributedDataParallel over gloo than without, measured here: real processes, real hooks, no computation beside
+it. The host's own memory is the link, so no data sheet gives its rate; a single process shows what the reducer and its
+hook do by themselves.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +24,26 @@ from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
 
-__all__ = ["averaging_ns"]
+__all__ = ["averaging_ns", "reducing_ns"]
 
-_SIZES_BYTES = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+# the smallest is all latency: messages that wake threads of the other process
+_SIZES_BYTES = (1 << 12, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+_NUM_PARAMETERS = 8
+_MIB = 1 << 20
 _TIMEOUT_S = 120
-ROUNDS = 13
+ROUNDS = 21
 
 
 def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase | None = None) -> int:
     """How long averaging so many bytes of gradients takes between ``num_ranks`` processes of this host, in ns.
 
-    Measured once per host and number of processes at five sizes, a line between them, and kept in the database.
+    Measured once per host and number of processes at six sizes, a line between them, and kept in the database. The
+    smallest of them is the price of any averaging at all.
 
     Parameters
     ----------
     size_bytes : int
-        All gradients of one backward pass.
+        All gradients of one model in one backward pass.
     num_ranks : int
     database : ProfileDatabase, optional
 
@@ -45,24 +52,73 @@ def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase |
     PriceError
         The processes could not be run.
     """
-    known = _curve(num_ranks, database)
-    sizes = [0.0, *map(float, _SIZES_BYTES)]
-    added = [0.0, *(max(0.0, each.new_ns - each.old_ns) for each in known)]
-    if size_bytes > sizes[-1]:
-        return round(added[-1] * size_bytes / sizes[-1])
-    return round(float(np.interp(size_bytes, sizes, added)))
+    jobs = [_job([[size // 4 // _NUM_PARAMETERS]] * _NUM_PARAMETERS) for size in _SIZES_BYTES]
+    added = [max(0.0, each.new_ns - each.old_ns) for each in _measured(jobs, num_ranks, database)]
+    if size_bytes > _SIZES_BYTES[-1]:
+        return round(added[-1] * size_bytes / _SIZES_BYTES[-1])
+    return round(float(np.interp(size_bytes, _SIZES_BYTES, added)))
 
 
-def _curve(num_ranks: int, database: ProfileDatabase | None) -> list[Measurement]:
-    keys = [
-        ("DistributedDataParallel", f"{size_bytes} bytes", "backward", f"gloo:{num_ranks}", 1, machine(), libraries())
-        for size_bytes in _SIZES_BYTES
-    ]
+def reducing_ns(
+    shapes: Sequence[Sequence[int]],
+    num_ranks: int,
+    *,
+    sender: str = "",
+    options: Mapping[str, Any] | None = None,
+    bucket_bytes: int = 25 * _MIB,
+    first_bucket_bytes: int = _MIB,
+    database: ProfileDatabase | None = None,
+) -> int:
+    """What the reducer of one model adds to a forward and backward pass, in ns, for parameters of these very shapes.
+
+    Parameters
+    ----------
+    shapes : sequence of shapes
+        Of the trained parameters, in order of registration.
+    num_ranks : int
+        1: copies and hooks only, nothing is sent.
+    sender : str
+        One of ``windtunnel.cost.sending.SENDERS``; empty is DistributedDataParallel's own all-reduce.
+    options : dict, optional
+        Of the sender.
+    bucket_bytes, first_bucket_bytes : int
+    database : ProfileDatabase, optional
+
+    Raises
+    ------
+    PriceError
+        The processes could not be run.
+    """
+    job = _job(shapes, sender, options, bucket_bytes, first_bucket_bytes)
+    measured = _measured([job], num_ranks, database)[0]
+    return max(0, round(measured.new_ns - measured.old_ns))
+
+
+def _job(
+    shapes: Sequence[Sequence[int]],
+    sender: str = "",
+    options: Mapping[str, Any] | None = None,
+    bucket_bytes: int = 25 * _MIB,
+    first_bucket_bytes: int = _MIB,
+) -> dict[str, Any]:
+    """One thing to time, as the worker reads it."""
+    return {
+        "shapes": [list(shape) for shape in shapes],
+        "sender": sender,
+        "options": dict(options or {}),
+        "bucket_bytes": bucket_bytes,
+        "first_bucket_bytes": first_bucket_bytes,
+    }
+
+
+def _measured(jobs: list[dict[str, Any]], num_ranks: int, database: ProfileDatabase | None) -> list[Measurement]:
+    """The jobs' measurements, all known or all made now."""
+    keys = [_key(job, num_ranks) for job in jobs]
     found = [database.find(key) for key in keys] if database is not None else []
     known = [each for each in found if each is not None and each.is_trusted]
     if len(known) == len(keys):
         return known
-    flown = _fly(num_ranks, _SIZES_BYTES)
+    flown = _fly(num_ranks, jobs)
     measured = [
         Measurement(*key, old_ns=old_ns, new_ns=new_ns, spread_ratio=spread, rounds=ROUNDS)
         for key, (old_ns, new_ns, spread) in zip(keys, flown, strict=True)
@@ -72,14 +128,21 @@ def _curve(num_ranks: int, database: ProfileDatabase | None) -> list[Measurement
     return measured
 
 
-def _fly(num_ranks: int, sizes_bytes: Sequence[int]) -> list[list[float]]:
+def _key(job: dict[str, Any], num_ranks: int) -> tuple[str, str, str, str, int, str, str]:
+    signature = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
+    change = f"gloo:{num_ranks} {job['sender']}".rstrip()
+    return ("DistributedDataParallel", signature, "forward and backward", change, 1, machine(), libraries())
+
+
+def _fly(num_ranks: int, jobs: list[dict[str, Any]]) -> list[list[float]]:
     require("torch", extra="torch")
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
-        rendezvous = str(Path(folder) / "rendezvous")
+        rendezvous, work = Path(folder) / "rendezvous", Path(folder) / "jobs.json"
+        work.write_text(json.dumps(jobs))
         command = [sys.executable, "-m", "windtunnel.cost._gloo_worker"]
         ranks = [
             subprocess.Popen(
-                [*command, str(rank), str(num_ranks), rendezvous, json.dumps(list(sizes_bytes)), str(ROUNDS)],
+                [*command, str(rank), str(num_ranks), str(rendezvous), str(work), str(ROUNDS)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

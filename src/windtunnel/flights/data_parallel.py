@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
+from windtunnel.cost.sending import in_order, thin_factors
 from windtunnel.errors import FlightError
 from windtunnel.flights.live import LiveProgram, Undo, on_ranks, swap
 
@@ -66,32 +67,14 @@ def fp16_gradients(program: LiveProgram) -> Iterator[None]:
 @contextmanager
 def powersgd(program: LiveProgram, *, rank: int = 2) -> Iterator[None]:
     """Send two thin factors of each gradient matrix; only together with data-parallel."""
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-    def state_and_hook(_model: torch.nn.Module) -> tuple[Any, Any]:
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-        return state, powerSGD_hook.powerSGD_hook
-
     import torch.distributed as dist
 
-    _ask_for_hook(program, state_and_hook)
-    restore = swap(dist, "all_reduce", _in_order(dist.all_reduce))
+    _ask_for_hook(program, lambda _model: thin_factors(rank))
+    restore = swap(dist, "all_reduce", in_order(dist.all_reduce))
     try:
         yield
     finally:
         restore()
-
-
-def _in_order(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Wait for every message before the next: PowerSGD sends from within callbacks, which gloo runs in any order."""
-
-    def blocking(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        work = all_reduce(tensor, *args, **kwargs)
-        if work is not None:
-            work.wait()
-        return work
-
-    return blocking
 
 
 def _ask_for_hook(program: LiveProgram, make: Callable[[torch.nn.Module], tuple[Any, Any]]) -> None:

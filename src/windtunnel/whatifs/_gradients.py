@@ -7,7 +7,7 @@ which the forward pass meets the layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,16 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that travel together: their bytes, the tasks after which all are there, those that wait for them."""
+    """Gradients that travel together: their bytes, the tasks after which all are there, those that wait for them.
+
+    ``reducer`` numbers the models' backward passes of an iteration: each averages its buckets for itself.
+    """
 
     size_bytes: int
     ready: tuple[int, ...]
     layers: tuple[str, ...]
     updates: tuple[int, ...]
+    reducer: int = 0
 
 
 def link_of(name: str, bandwidth_bytes_per_s: float | None, latency_ns: int | None) -> Link:
@@ -190,9 +194,12 @@ def registered_parameters(graph: Graph) -> dict[str, int]:
     return {name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _listed(graph)}
 
 
-def registered_shapes(graph: Graph) -> list[tuple[int, ...]]:
-    """Shapes of the trained parameters, in order of registration; empty where the capture does not say."""
-    return [shape for _, shape, _ in _listed(graph)]
+def registered_shapes(graph: Graph, layers: Collection[str] | None = None) -> list[tuple[int, ...]]:
+    """Shapes of the trained parameters, in order of registration; empty where the capture does not say.
+
+    ``layers`` leaves out those of all others.
+    """
+    return [shape for name, shape, _ in _listed(graph) if layers is None or name.rpartition(".")[0] in layers]
 
 
 def _listed(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
@@ -239,7 +246,8 @@ def _first_forward(
 def buckets_of(graph: Graph, bucket_bytes: int, first_bucket_bytes: int, iteration: int | None = None) -> list[Bucket]:
     """Gather gradients as DistributedDataParallel does: parameters in reverse order, a new bucket once one is full.
 
-    Each backward pass of the iteration (a generator's, a discriminator's) fills buckets of its own.
+    Each model in each backward pass of the iteration (a critic while the generator is trained) fills buckets of its
+    own; the model whose first bucket is there first comes first.
 
     Raises
     ------
@@ -248,19 +256,41 @@ def buckets_of(graph: Graph, bucket_bytes: int, first_bucket_bytes: int, iterati
     """
     if bucket_bytes < 1 or first_bucket_bytes < 1:
         raise InputError(f"a bucket cannot hold {min(bucket_bytes, first_bucket_bytes)} bytes", fix="give 1 or more")
+    place = positions(graph)
+    caps = (first_bucket_bytes, bucket_bytes)
     buckets: list[Bucket] = []
     for gradients, updates in _backward_passes(graph, iteration):
-        first = len(buckets)
-        size, members = 0, dict[str, int]()
-        for gradient, parameter in _reversed_parameters(graph, gradients):
-            size += parameter
-            members[gradient.layer] = gradient.ready
-            if size >= (bucket_bytes if len(buckets) > first else first_bucket_bytes):
-                buckets.append(Bucket(size, tuple(members.values()), tuple(members), updates))
-                size, members = 0, {}
-        if size:
-            buckets.append(Bucket(size, tuple(members.values()), tuple(members), updates))
+        reducers = [_filled(graph, mine, caps, updates) for mine in _per_model(graph, gradients)]
+        for mine in sorted(reducers, key=lambda filled: max(place[list(filled[0].ready)])):
+            number = buckets[-1].reducer + 1 if buckets else 0
+            buckets += [replace(bucket, reducer=number) for bucket in mine]
     return buckets
+
+
+def _filled(graph: Graph, gradients: list[Gradient], caps: tuple[int, int], updates: tuple[int, ...]) -> list[Bucket]:
+    """The buckets of one model in one backward pass."""
+    buckets: list[Bucket] = []
+    size, members = 0, dict[str, int]()
+    for gradient, parameter in _reversed_parameters(graph, gradients):
+        size += parameter
+        members[gradient.layer] = gradient.ready
+        if size >= caps[bool(buckets)]:
+            buckets.append(Bucket(size, tuple(members.values()), tuple(members), updates))
+            size, members = 0, {}
+    if size:
+        buckets.append(Bucket(size, tuple(members.values()), tuple(members), updates))
+    return buckets
+
+
+def _per_model(graph: Graph, gradients: list[Gradient]) -> list[list[Gradient]]:
+    """Gradients by the model that they belong to; all together where the capture names one model or none."""
+    titles = graph.meta.get("models") or ()
+    if len(titles) < 2:
+        return [gradients]
+    models: dict[str, list[Gradient]] = {}
+    for gradient in gradients:
+        models.setdefault(gradient.layer.partition(".")[0], []).append(gradient)
+    return list(models.values())
 
 
 def _reversed_parameters(graph: Graph, gradients: list[Gradient]) -> list[tuple[Gradient, int]]:

@@ -17,6 +17,7 @@ from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags,
 from windtunnel.hardware import recognise
 
 __all__ = [
+    "computes_on_host",
     "insert_ahead",
     "insert_behind",
     "is_on_host",
@@ -37,6 +38,12 @@ def is_on_host(graph: Graph) -> Mask:
     """Tasks that run on a CPU thread, bool [T]."""
     on_thread: Mask = np.append(graph.resources["kind"] == ResourceKind.HOST_THREAD, False)[graph.tasks["resource"]]
     return on_thread
+
+
+def computes_on_host(graph: Graph) -> bool:
+    """Whether a CPU does any of the computing, beyond launching it: on a thread, or on cores that workers share."""
+    on_host = np.isin(graph.resources["kind"], (ResourceKind.HOST_THREAD, ResourceKind.POOL))
+    return bool((graph.select(kind=Kind.COMPUTE) & np.append(on_host, False)[graph.tasks["resource"]]).any())
 
 
 def rescale(graph: Graph, mask: Mask, factor: float, source: str) -> Graph:

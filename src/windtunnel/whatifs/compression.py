@@ -17,8 +17,10 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes
-from windtunnel.whatifs._gradients import last_per_group, positions, registered_shapes
-from windtunnel.whatifs._kernels import insert_behind, memory_bandwidth, traffic_ns
+from windtunnel.whatifs._gradients import registered_shapes
+from windtunnel.whatifs._kernels import computes_on_host, memory_bandwidth, traffic_ns
+from windtunnel.whatifs._measured import takes_paper
+from windtunnel.whatifs._reducing import OWN_WORK, flown_ns, work_ahead
 
 __all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]
 
@@ -56,17 +58,53 @@ def dgc(
 
 
 @registry.whatif("powersgd", source="Vogels et al., PowerSGD, NeurIPS 2019")
-def powersgd(graph: Graph, rank: int = 2, matrix_rows: int = 1024, bandwidth_bytes_per_s: float | None = None) -> Graph:
+def powersgd(
+    graph: Graph,
+    rank: int = 2,
+    matrix_rows: int = 1024,
+    bandwidth_bytes_per_s: float | None = None,
+    preset: str = "auto",
+    database: str = "",
+) -> Graph:
     """Send two thin factors of each gradient matrix instead of it; the error is fed back.
 
     A matrix of m rows and n columns becomes ``rank * (m + n)`` numbers; where the capture does not know the shapes
-    they are taken as squares of ``matrix_rows``. Compressing reads gradient and error, multiplies twice and writes
-    the error: five passes; restoring multiplies once.
+    they are taken as squares of ``matrix_rows``.
+
+    Parameters
+    ----------
+    graph : Graph
+    rank, matrix_rows : int
+    bandwidth_bytes_per_s : float, optional
+        Of memory. Compressing then reads gradient and error, multiplies twice and writes the error: five passes;
+        restoring multiplies once.
+    preset : str
+        ``measured`` runs PyTorch's hook once between real processes of this host, on the parameters' own shapes: many
+        small operators and three messages one after the other. ``paper`` counts passes over memory; ``auto`` measures
+        where the graph knows its program and its buckets.
+    database : str
+        Profile database; the user's own if empty.
     """
     if not 1 <= rank <= matrix_rows:
         raise InputError(f"rank {rank} does not fit matrices of {matrix_rows} rows")
     ratio = _factor_ratio(registered_shapes(graph) or [(matrix_rows, matrix_rows)], rank)
-    return _compressed(graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
+    if takes_paper(graph, preset) or bandwidth_bytes_per_s is not None or not computes_on_host(graph):
+        hooked_ns = None
+    else:
+        messages = np.flatnonzero(all_reduces(graph))
+        hooked_ns = flown_ns(graph, messages, sender="powersgd", options={"rank": rank}, database=database)
+    if hooked_ns is None:
+        return _compressed(graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
+    return _flown(_without_reducer(graph), ratio, hooked_ns)
+
+
+def _without_reducer(graph: Graph) -> Graph:
+    """Take out what the hook's own flight holds: the reducer's work, and messages over this host's memory."""
+    inside = graph.select(op=OWN_WORK)
+    if "cost_source" in graph.tasks:
+        sources = graph.tasks.strings("cost_source")
+        inside |= all_reduces(graph) & sources.where({text: text == "measured:partial" for text in sources.values})
+    return graph.set_duration(inside, np.zeros(int(inside.sum()), dtype=np.int64), cost_source="measured:partial")
 
 
 def _factor_ratio(shapes: Sequence[tuple[int, ...]], rank: int) -> float:
@@ -95,11 +133,26 @@ def _compressed(
     size_bytes = message_bytes(graph, _mask(graph, messages))
     bandwidth = memory_bandwidth(graph, bandwidth_bytes_per_s)
     compressed = _shorter(graph, messages, ratio, size_bytes)
-    compressed = _before(compressed, messages, traffic_ns(compress_passes * size_bytes, bandwidth))
+    compress_ns = traffic_ns(compress_passes * size_bytes, bandwidth)
+    compressed = work_ahead(compressed, messages, compress_ns, "compress", "memory bandwidth")
     compressed = _after(compressed, messages, traffic_ns(restore_passes * size_bytes, bandwidth))
+    return _keeping(compressed, kept_ratio, size_bytes)
+
+
+def _keeping(graph: Graph, kept_ratio: float, size_bytes: Ints) -> Graph:
+    """Note that so much of all gradients stays in buffers."""
     per_iteration = size_bytes.sum() / (graph.num_iterations * graph.num_ranks)
     base_bytes = int(graph.meta.get("memory_base_bytes", 0))
-    return compressed.note({"memory_base_bytes": base_bytes + round(kept_ratio * per_iteration)})
+    return graph.note({"memory_base_bytes": base_bytes + round(kept_ratio * per_iteration)})
+
+
+def _flown(graph: Graph, ratio: float, compress_ns: Ints) -> Graph:
+    """As ``_compressed``, at a price that holds restoring, too; vectors and both factors go by themselves."""
+    messages = np.flatnonzero(all_reduces(graph))
+    size_bytes = message_bytes(graph, _mask(graph, messages))
+    compressed = _shorter(graph, messages, ratio, size_bytes, num_messages=3)
+    compressed = work_ahead(compressed, messages, compress_ns, "compress", "measured:partial")
+    return _keeping(compressed, 1.0, size_bytes)
 
 
 def _mask(graph: Graph, rows: Ints) -> NDArray[np.bool_]:
@@ -108,34 +161,16 @@ def _mask(graph: Graph, rows: Ints) -> NDArray[np.bool_]:
     return mask
 
 
-def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints) -> Graph:
-    """Scale what depends on the bytes; latencies stay, where the link is known."""
+def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_messages: int = 1) -> Graph:
+    """Scale what depends on the bytes; each message has its latency, where the link is known."""
     mask = _mask(graph, messages)
     wire, duration = link_in_use(graph), graph.duration_ns[messages]
     steps = 2 * (int(graph.meta.get("world_size", 1)) - 1)
     latency = np.minimum(duration, steps * wire.latency_ns if wire is not None else 0)
-    wanted = latency + np.rint(ratio * (duration - latency)).astype(np.int64)
+    wanted = num_messages * latency + np.rint(ratio * (duration - latency)).astype(np.int64)
     sizes = graph.tasks["message_bytes"].copy()
     sizes[messages] = np.maximum(np.rint(ratio * size_bytes).astype(np.int64), 1)
     return graph.set_duration(mask, wanted, cost_source="compressed").with_columns(message_bytes=sizes)
-
-
-def _before(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
-    """Compress behind the last task that each message waits for; messages behind one task are compressed together."""
-    place, edges = positions(graph), graph.edges
-    number = np.full(graph.num_tasks, -1, dtype=np.int64)
-    number[messages] = np.arange(len(messages))
-    into = (number[edges["dst"]] >= 0) & (number[edges["src"]] < 0)
-    last = last_per_group(place, edges["src"][into].astype(np.int64), number[edges["dst"][into]])
-    fed = np.array(sorted(last), dtype=np.int64)
-    if not len(fed):
-        return graph
-    unique, member = np.unique([last[message] for message in fed.tolist()], return_inverse=True)
-    together = np.zeros(len(unique), dtype=np.int64)
-    np.add.at(together, member, duration_ns[fed])
-    columns = {"name": "compress", "op": "compress", "duration_ns": together, "cost_source": "memory bandwidth"}
-    grown, new = insert_behind(graph, unique, {**columns, "kind": int(Kind.COMPUTE)})
-    return grown.connect(new[member], messages[fed])
 
 
 def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:

@@ -6,6 +6,7 @@ DistributedDataParallel would add, and, where the workers share one host's cores
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
 from windtunnel.hardware import link as catalogue_link
+from windtunnel.whatifs._collectives import all_reduces
 from windtunnel.whatifs._gradients import (
     Bucket,
     buckets_of,
@@ -28,8 +30,9 @@ from windtunnel.whatifs._gradients import (
     link_of,
     need_one_rank,
 )
-from windtunnel.whatifs._kernels import is_on_host
+from windtunnel.whatifs._kernels import computes_on_host, is_on_host
 from windtunnel.whatifs._measured import opened, takes_paper
+from windtunnel.whatifs._reducing import BUCKETS, OWN_WORK, described, flown_ns, work_ahead
 from windtunnel.whatifs._sharing import host_cores, host_threads, parallel_tasks, share_cores
 
 __all__ = ["data_parallel"]
@@ -73,9 +76,9 @@ def data_parallel(
     num_cores : int, optional
         Of the host that all workers share, if they compute on its cores.
     preset : str
-        ``measured`` averages gradients between real processes of this host once and keeps what that takes; ``paper``
-        takes the ring's formula on the link; ``auto`` measures where the workers of a captured program would talk over
-        this host's memory and no rate is given.
+        ``measured`` averages gradients between real processes of this host once and keeps what that takes; over
+        another link than this host's memory, what the reducer does by itself is measured, the ring's formula is added.
+        ``paper`` takes the ring's formula alone; ``auto`` measures where the graph knows its program.
     database : str
         Profile database; the user's own if empty.
 
@@ -94,7 +97,8 @@ def data_parallel(
     wire = link_of(default_link(graph, link), bandwidth_bytes_per_s, latency_ns)
     rounds = {i: buckets_of(graph, bucket_bytes, first_bucket_bytes, i) for i in iterations_of(graph)}
     crowd = _crowd(graph, num_ranks, wire, num_cores)
-    is_measured = wire.name == "loopback" and not takes_paper(graph, preset)
+    is_flown = not takes_paper(graph, preset) and computes_on_host(graph)
+    is_measured = is_flown and wire.name == "loopback"
     copies = num_ranks if crowd is not None else 1
     workers = graph.replicate(num_ranks) if crowd is not None else graph
     for rank in range(copies):
@@ -113,14 +117,26 @@ def data_parallel(
             workers = _communicate(workers, buckets, columns, rank, np.arange(copies) * graph.num_tasks)
     if crowd is not None:
         workers = _crowded(workers, crowd, num_ranks)
-    return _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
+    noted = _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
+    noted = noted.note({BUCKETS: described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
+    return _with_own_work(noted, database) if is_flown and not is_measured else noted
 
 
 def _measured_ns(buckets: list[Bucket], num_ranks: int, database: str) -> list[float]:
-    """What averaging all of them takes on this host, shared out by their bytes."""
-    total_bytes = sum(one.size_bytes for one in buckets)
-    total_ns = averaging_ns(total_bytes, num_ranks, database=opened(database))
-    return [total_ns * one.size_bytes / max(1, total_bytes) for one in buckets]
+    """What averaging takes on this host, each reducer's for itself, shared out among its buckets by their bytes."""
+    total_bytes = Counter[int]()
+    for one in buckets:
+        total_bytes[one.reducer] += one.size_bytes
+    known = opened(database)
+    total_ns = {reducer: averaging_ns(size, num_ranks, database=known) for reducer, size in total_bytes.items()}
+    return [total_ns[one.reducer] * one.size_bytes / max(1, total_bytes[one.reducer]) for one in buckets]
+
+
+def _with_own_work(graph: Graph, database: str) -> Graph:
+    """Let the reducer gather each bucket and hand it back, which no link does for it."""
+    messages = np.flatnonzero(all_reduces(graph))
+    own_ns = flown_ns(graph, messages, 1, database=database)
+    return graph if own_ns is None else work_ahead(graph, messages, own_ns, OWN_WORK, "measured:partial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +158,7 @@ def _crowd(graph: Graph, num_ranks: int, wire: Link, num_cores: int | None) -> _
     """
     on_host, threads = is_on_host(graph), host_threads(graph)
     large = parallel_tasks(graph) & on_host
-    if not (graph.select(kind=Kind.COMPUTE) & on_host).any():
+    if not computes_on_host(graph):
         return None
     cores, memory = host_cores(graph, num_cores), catalogue_link("loopback")
     moves_bytes = wire.name.startswith(memory.name) and 2 * wire.bandwidth_bytes_per_s >= memory.bandwidth_bytes_per_s

@@ -1,0 +1,83 @@
+"""What DistributedDataParallel's reducer and its hook cost a worker (room whatifs, private).
+
+In: a graph whose all-reduces data-parallel has put there. Out: the price of each, flown on this host with the
+parameters' own shapes, and tasks in front of the messages that take it. Not here: the messages' own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.averaging import reducing_ns
+from windtunnel.graph import Graph, Kind
+from windtunnel.whatifs._collectives import world_size
+from windtunnel.whatifs._gradients import Bucket, last_per_group, positions, registered_shapes
+from windtunnel.whatifs._kernels import insert_behind
+from windtunnel.whatifs._measured import opened
+
+__all__ = ["BUCKETS", "OWN_WORK", "described", "flown_ns", "work_ahead"]
+
+Ints = NDArray[np.int64]
+# note of the buckets of one iteration, in the order of its messages
+BUCKETS = "buckets"
+OWN_WORK = "reduce gradients"
+
+
+def described(buckets: list[Bucket], bucket_bytes: int, first_bucket_bytes: int) -> dict[str, Any]:
+    """The buckets of one iteration as plain values."""
+    filled = [{"reducer": one.reducer, "size_bytes": one.size_bytes, "layers": list(one.layers)} for one in buckets]
+    return {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes, "filled": filled}
+
+
+def flown_ns(
+    graph: Graph,
+    messages: Ints,
+    num_ranks: int | None = None,
+    *,
+    sender: str = "",
+    options: Mapping[str, Any] | None = None,
+    database: str = "",
+) -> Ints | None:
+    """What each message's reducer adds to a pass, flown in ``num_ranks`` processes, shared out by bytes; int64 [M].
+
+    None where the graph does not know its buckets or the shapes of its parameters.
+    """
+    noted = graph.meta.get(BUCKETS)
+    if noted is None or not registered_shapes(graph) or len(messages) % len(noted["filled"]):
+        return None
+    filled = noted["filled"]
+    caps = {name: int(noted[name]) for name in ("bucket_bytes", "first_bucket_bytes")}
+    ranks = num_ranks or world_size(graph, None)
+    prices = np.zeros(len(filled))
+    for reducer in {one["reducer"] for one in filled}:
+        mine = [number for number, one in enumerate(filled) if one["reducer"] == reducer]
+        shapes = registered_shapes(graph, {layer for number in mine for layer in filled[number]["layers"]})
+        total_ns = reducing_ns(shapes, ranks, sender=sender, options=options, **caps, database=opened(database))
+        sizes = np.array([filled[number]["size_bytes"] for number in mine], dtype=np.float64)
+        prices[mine] = total_ns * sizes / sizes.sum()
+    return np.tile(np.rint(prices).astype(np.int64), len(messages) // len(filled))
+
+
+def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_source: str) -> Graph:
+    """Work behind the last task of its own rank that each message waits for; work behind one task is done together."""
+    place, edges = positions(graph), graph.edges
+    number = np.full(graph.num_tasks, -1, dtype=np.int64)
+    number[messages] = np.arange(len(messages))
+    into = (number[edges["dst"]] >= 0) & (number[edges["src"]] < 0)
+    if "rank" in graph.tasks:
+        rank = graph.tasks["rank"]
+        into &= rank[edges["src"]] == rank[edges["dst"]]
+    last = last_per_group(place, edges["src"][into].astype(np.int64), number[edges["dst"][into]])
+    fed = np.array(sorted(last), dtype=np.int64)
+    if not len(fed):
+        return graph
+    unique, member = np.unique([last[message] for message in fed.tolist()], return_inverse=True)
+    together = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(together, member, duration_ns[fed])
+    columns = {"name": name, "op": name, "duration_ns": together, "cost_source": cost_source}
+    grown, new = insert_behind(graph, unique, {**columns, "kind": int(Kind.COMPUTE)})
+    return grown.connect(new[member], messages[fed])
