@@ -25,7 +25,7 @@ from windtunnel.sources._torch_overhead import Correction, calibrate, central, c
 from windtunnel.sources._torch_places import layers_of, parameter_storages, phases_of
 from windtunnel.sources._torch_points import Points, align, walk
 from windtunnel.sources._torch_profile import ITERATION, Events
-from windtunnel.sources._torch_program import calls_of_slices, keep_optimizers, keep_program
+from windtunnel.sources._torch_program import calls_of_slices, keep_models, keep_optimizers, keep_program
 from windtunnel.sources._torch_recorder import Recording
 from windtunnel.sources._torch_segments import Stretches, stretches
 
@@ -81,7 +81,11 @@ def build_graph(recording: Recording) -> Graph:
     program, call_of = keep_program(recording.rich, recording.discovery)
     columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
     meta = _meta(recording, correction, int(duration.sum()), num_unlike, len(slices_IP))
-    meta |= {"program": program, "optimizers": keep_optimizers(recording.discovery)}
+    meta |= {
+        "program": program,
+        "optimizers": keep_optimizers(recording.discovery),
+        "models": keep_models(recording.discovery),
+    }
     loading = Loading(
         recording.num_workers,
         recording.fetch_ns,

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from windtunnel.sources._torch_annotate import PARAMETER, Discovery
+from windtunnel.sources._torch_annotate import PARAMETER, Discovery, module_paths
 from windtunnel.sources._torch_points import Points
 from windtunnel.sources._torch_profile import Events
 
-__all__ = ["NO_CALL", "calls_of_slices", "keep_optimizers", "keep_program", "trace_program"]
+__all__ = ["NO_CALL", "calls_of_slices", "keep_models", "keep_optimizers", "keep_program", "trace_program"]
 
 NO_CALL = -1
 _EVALUATE = "autograd::engine::evaluate_function"
@@ -45,6 +45,12 @@ def calls_of_slices(rich: Events, points: Points, call_of: Mapping[int, int]) ->
     record_ids = rich.record_id[points.rows].tolist() if len(rich.record_id) else [0] * len(points.rows)
     calls = [call_of.get(record_id, NO_CALL) for record_id in record_ids]
     return [calls[event] if event >= 0 else NO_CALL for event in points.owner[: points.num_slices].tolist()]
+
+
+def keep_models(discovery: Discovery) -> list[str]:
+    """Titles of the models that have parameters; of several, a title comes first in the paths of its layers."""
+    paths = module_paths(discovery.models)
+    return [paths[id(model)] for model in discovery.models if any(True for _ in model.parameters())]
 
 
 def keep_optimizers(discovery: Discovery) -> list[dict[str, Any]]:
