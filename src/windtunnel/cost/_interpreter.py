@@ -23,9 +23,9 @@ from windtunnel.cost._arguments import DTYPES, Prepared, fill, prepare
 from windtunnel.cost._inputs import make_inputs
 from windtunnel.cost._resize import resize
 from windtunnel.cost._segments import Segment, build_segments
-from windtunnel.cost._threads import threads
 from windtunnel.cost.form import Form
 from windtunnel.cost.program import NOT_FLOWN, Program
+from windtunnel.cost.threads import threads
 
 __all__ = ["Interpreter", "Lap"]
 

@@ -8,18 +8,20 @@ constant per call, fitted on a few nets that really ran. Not here: what is done 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.cost._threads import threads
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.program import TensorSpec
+from windtunnel.cost.threads import threads
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.sources.allocator import hold_heap
@@ -120,7 +122,7 @@ def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[st
     recorder = _recorder()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with torch.inference_mode(), fake:
+        with _quietly(), torch.inference_mode(), fake:
             values, named = [_faked(one, fake) for one in inputs], {}
             for name, one in (keywords or {}).items():
                 named[name] = _faked(one, fake)
@@ -135,6 +137,18 @@ def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[st
         ) from error
     found: list[Kernel] = recorder.kernels
     return found
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What fails on fake tensors is told by our own error, not by torch's log as well."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _faked(value: Any, fake: Any) -> Any:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windtunnel import hardware
-from windtunnel.cost._threads import threads
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
+from windtunnel.cost.threads import threads
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 

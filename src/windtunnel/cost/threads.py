@@ -1,4 +1,4 @@
-"""Run operators on so many threads for a while (room cost, private).
+"""Run operators on so many threads for a while (room cost).
 
 In: a number of threads. Out: nothing; the number before is put back.
 """
