@@ -19,7 +19,7 @@ from windtunnel.extras import require
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EDGES", "NUM_CELLS", "OPERATIONS", "Cell", "network"]
+__all__ = ["EDGES", "NUM_CELLS", "OPERATIONS", "Cell", "cell_parts", "network"]
 
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
 EDGES = ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2))
@@ -140,6 +140,30 @@ def network(
         width = 4 * channels
         head = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         return nn.Sequential(stem, *body, head, nn.Linear(width, num_classes)).eval()
+
+
+def cell_parts(name: str, channels: int = 16) -> list[tuple[Any, int]]:
+    """The building blocks of that name, each with the stage of its input: -1 for the image.
+
+    ``frame`` is all but the cells; ``sum`` adds two features, ``nothing`` is a cell that no way leads through; every
+    operation but ``none`` has one block per stage.
+    """
+    import torch
+    from torch import nn
+
+    width = 4 * channels
+    if name == "frame":
+        head = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return [
+            (nn.Sequential(nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)).eval(), -1),
+            (_reduction(channels, 2 * channels).eval(), 0),
+            (_reduction(2 * channels, 4 * channels).eval(), 1),
+            (nn.Sequential(head, nn.Linear(width, 10)).eval(), 2),
+        ]
+    functions = {"sum": lambda features: features + features, "nothing": torch.zeros_like}
+    if name in functions:
+        return [(functions[name], stage) for stage in range(3)]
+    return [(_operation(name, channels * 2**stage).eval(), stage) for stage in range(3)]
 
 
 def _body(cell: Cell, channels: int, cells_per_stage: int) -> Iterator[torch.nn.Module]:
