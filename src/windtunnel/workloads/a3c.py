@@ -44,8 +44,8 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(16, Play(Court(20, 10, paddle=2, num_balls=1), 2, 8, num_steps=10, width=8), 3e-3),
-    "small": Preset(16, Play(Court(42, 14, paddle=2, num_balls=3), 2, 8, num_steps=10, width=16), 1e-3),
+    "tiny": Preset(16, Play(Court(24, 8, paddle=3, num_balls=1), 2, 8, num_steps=10, width=16), 3e-3),
+    "small": Preset(16, Play(Court(56, 14, paddle=3, num_balls=3), 2, 8, num_steps=10, width=16), 1e-3),
     "paper": Preset(16, Play(Court(84, 21, paddle=3, num_balls=21), 16, 1, num_steps=5, width=16), 7e-4),
 }
 """``paper`` has sixteen actors, 4 x 84 x 84 frames, 16 and 32 filters, 256 hidden units and five steps."""

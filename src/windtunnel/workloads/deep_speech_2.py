@@ -43,7 +43,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(4, 41, channels=8, width=48, depth=2, buckets={0.8: 0.3, 1.2: 0.4, 1.6: 0.3}, learning_rate=3e-3),
+    "tiny": Preset(4, 41, channels=8, width=48, depth=2, buckets={0.6: 0.3, 0.9: 0.4, 1.2: 0.3}, learning_rate=3e-3),
     "small": Preset(4, 81, channels=16, width=160, depth=3, buckets={2.0: 0.3, 3.0: 0.4, 4.0: 0.3}, learning_rate=1e-3),
     "paper": Preset(32, 161, channels=32, width=1280, depth=7, buckets=LIBRISPEECH, learning_rate=3e-4),
 }
