@@ -61,7 +61,9 @@ def test_categories_sum_to_all_that_is_alive_after_every_event(is_fake):
     from windtunnel.sources._memory_watch import Watch
 
     def audited():
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2)
+        )
         step, optimizer = trained(model, torch.randn(5, 3, 8, 8))
         step()
         step()
@@ -283,7 +285,10 @@ def test_a_batch_from_a_loader_is_input():
 
 
 RECIPES = {
-    "convolutions": lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)), (4, 3, 12, 12)),
+    "convolutions": lambda: (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        (4, 3, 12, 12),
+    ),
     "attention": lambda: (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1), (3, 7, 16)),
     "recurrent": lambda: (Recurrent(), (9, 5, 12)),
 }

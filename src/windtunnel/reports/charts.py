@@ -118,7 +118,12 @@ def _ticks(top: float, count: int = 4) -> list[float]:
 
 
 def areas(
-    time_ns: NDArray[np.int64], series: Sequence[tuple[str, NDArray[np.int64], str]], label: str, *, peak_ns: int
+    time_ns: NDArray[np.int64],
+    series: Sequence[tuple[str, NDArray[np.int64], str]],
+    label: str,
+    *,
+    peak_ns: int,
+    show: Callable[[float], str] = format_duration,
 ) -> str:
     """Bytes over time, stacked by category, with the peak marked.
 
@@ -128,6 +133,8 @@ def areas(
         Ascending; each value holds until the next time.
     series : sequence of (name, bytes int64 [N], colour)
         Drawn from the bottom up.
+    show : callable
+        How a place on the axis is written.
     """
     left, height, top = 76.0, 220.0, 16.0
     total = np.sum([values for _, values, _ in series], axis=0)
@@ -153,7 +160,7 @@ def areas(
     for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
         anchor = "end" if fraction == 1.0 else "start" if fraction == 0.0 else "middle"
         x = left + (WIDTH - left) * fraction
-        body.append(_text(x, top + height + 18, format_duration(span * fraction), anchor=anchor, style=' class="soft"'))
+        body.append(_text(x, top + height + 18, show(span * fraction), anchor=anchor, style=' class="soft"'))
     return _svg(top + height + 26, "".join(body), label)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from windtunnel.graph import Kind, Phase
 
-__all__ = ["IDLE", "KIND_COLOURS", "KIND_LABELS", "PHASE_COLOURS", "PHASE_LABELS"]
+__all__ = ["IDLE", "KIND_COLOURS", "KIND_LABELS", "MEMORY_COLOURS", "PHASE_COLOURS", "PHASE_LABELS"]
 
 IDLE = "#dfe3e8"
 _INPUT = "#e69f00"
@@ -39,6 +39,15 @@ PHASE_COLOURS = {
     Phase.BACKWARD: "#332288",
     Phase.UPDATE: "#cc6677",
     Phase.OTHER: _OTHER,
+}
+MEMORY_COLOURS = {  # by category, from the bottom of a stack up
+    "weight": "#0072b2",
+    "optimizer state": "#cc6677",
+    "gradient": "#332288",
+    "input": _INPUT,
+    "feature map": "#44aa99",
+    "temporary": _OTHER,
+    "workspace": "#ddcc77",
 }
 PHASE_LABELS = {
     Phase.DATA: "data",

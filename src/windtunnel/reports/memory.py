@@ -17,7 +17,7 @@ from windtunnel.simulate import Timeline
 from windtunnel.simulate.memory import MemoryCurve
 from windtunnel.units import format_ratio, format_size
 
-__all__ = ["memory"]
+__all__ = ["highest_points", "memory"]
 
 NUM_POINTS = 500
 MAX_ROWS = 10
@@ -40,7 +40,7 @@ def memory(timeline: Timeline) -> Section | None:
     curve = timeline.memory()
     if not len(curve.time_ns) or not curve.peak_bytes:
         return None
-    points = _points(curve)
+    points = highest_points(curve.time_ns, curve.size_bytes)
     series = _series(timeline, curve, curve.time_ns[points])
     peak = int(np.argmax(curve.size_bytes[points]))
     at_peak = sorted(((int(values[peak]), name, colour) for name, values, colour in series), reverse=True)
@@ -56,14 +56,14 @@ def memory(timeline: Timeline) -> Section | None:
     return Section("memory", "memory", title, body)
 
 
-def _points(curve: MemoryCurve) -> NDArray[np.int64]:
+def highest_points(time_ns: NDArray[np.int64], size_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Indices of the changes to draw: of every short span of time the largest, so that no peak is lost."""
-    count = len(curve.time_ns)
+    count = len(time_ns)
     if count <= NUM_POINTS:
         return np.arange(count)
-    span = max(int(curve.time_ns[-1] - curve.time_ns[0]), 1)
-    bins = np.minimum((curve.time_ns - curve.time_ns[0]) * NUM_POINTS // span, NUM_POINTS - 1)
-    order = np.lexsort((-curve.size_bytes, bins))
+    span = max(int(time_ns[-1] - time_ns[0]), 1)
+    bins = np.minimum((time_ns - time_ns[0]) * NUM_POINTS // span, NUM_POINTS - 1)
+    order = np.lexsort((-size_bytes, bins))
     first = np.flatnonzero(np.diff(bins[order], prepend=-1))
     return np.sort(order[first])
 
