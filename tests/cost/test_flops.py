@@ -199,3 +199,18 @@ def test_a_captured_transposed_convolution_counts_its_inputs():
 
 def test_an_overload_with_other_arguments_counts_nothing():
     assert operator_flops("aten::mm.weird", [[]], [], []) == 0
+
+
+def test_a_gradient_penalty_is_counted_without_layers():
+    """Forward, the gradient of the input, and what that gradient's own gradient asks of the weights."""
+    layer = torch.nn.Linear(4, 3, bias=False)
+
+    def step():
+        inputs = torch.ones(2, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(layer(inputs).sum(), inputs, create_graph=True)
+        (slope**2).sum().backward()
+
+    product = linear_flops(4, 3, positions=2)
+
+    assert count(step).total == 3 * product
+    assert list(count(step).by_layer.values()) == [3 * product]

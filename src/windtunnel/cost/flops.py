@@ -71,7 +71,9 @@ def count(step: Callable[[], Any]) -> FlopCount:
     Notes
     -----
     PyTorch's counter does not know attention and recurrent layers on CPUs, ``mv`` and ``addbmm``, and forgets the
-    groups in the gradient of a convolution's weights; here they count as what they do.
+    groups in the gradient of a convolution's weights; here they count as what they do. Its way of following modules
+    cannot stand a gradient with respect to a module's input (a gradient penalty): such a step is run again, and
+    ``by_layer`` then has one entry.
 
     Examples
     --------
@@ -82,8 +84,16 @@ def count(step: Callable[[], Any]) -> FlopCount:
     """
     require("torch", extra="torch")
     counter = _counter()
-    with counter.following:
-        step()
+    try:
+        with counter.following:
+            step()
+    except RuntimeError as error:
+        if "_will_engine_execute_node" not in str(error):
+            raise
+        counter = _counter()
+        counter.following.mod_tracker = _NoModules()  # type: ignore[assignment,unused-ignore]
+        with counter.following:
+            step()
     by_op, by_dtype, by_layer = Counter[str](), Counter[str](), Counter[str]()
     for (operator, dtype, layer), flops in counter.contractions.items():
         by_op[operator] += flops
@@ -99,6 +109,18 @@ class _Counter:
     contractions: Counter[tuple[str, str, str]]
     elementwise: int
     following: FlopCounterMode
+
+
+class _NoModules:
+    """Follows no modules: everything belongs to the whole."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> _NoModules:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was begun."""
 
 
 def _counter() -> _Counter:
