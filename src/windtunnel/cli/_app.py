@@ -25,6 +25,7 @@ from windtunnel.cli import (
     report,
     slicing,
     suite,
+    utilisation,
     verify,
     whatif,
 )
@@ -84,6 +85,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "whatif": whatif.whatif,
     "verify": verify.verify,
     "memory": memory.memory,
+    "utilisation": utilisation.utilisation,
     "report": report.report,
     "receipts": receipts.receipts,
     "slice": slicing.slice_graph,

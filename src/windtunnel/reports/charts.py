@@ -19,7 +19,7 @@ from windtunnel.reports.colours import IDLE
 from windtunnel.reports.packing import shortened
 from windtunnel.units import format_duration, format_ratio, format_size
 
-__all__ = ["Mark", "Part", "areas", "escape", "forest", "stacked_bar"]
+__all__ = ["Mark", "Part", "Step", "areas", "escape", "forest", "stacked_bar", "waterfall"]
 
 WIDTH = 1132
 _KEYS_PER_LINE = 6
@@ -53,6 +53,17 @@ class Mark:
     measured: float = math.nan
     measured_low: float = math.nan
     measured_high: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a waterfall: percent that it takes off, or, for the rest, that remains."""
+
+    label: str
+    percent: float
+    colour: str
+    meaning: str
+    is_rest: bool = False
 
 
 def escape(text: str, limit: int = 240) -> str:
@@ -228,3 +239,23 @@ def _interval(x_of: Callable[[float], float], y: float, low: float, high: float,
             for at in (low, high)
         ),
     ]
+
+
+def waterfall(steps: Sequence[Step], label: str) -> str:
+    """From 100 % at the top down to what remains: each step begins where the one before ended."""
+    left, right, row = 150.0, WIDTH - 330.0, 30.0
+    whole = max(100.0, *(step.percent for step in steps)) if steps else 100.0
+    body, level = [], 100.0
+    for index, step in enumerate(steps):
+        y = 8 + row * index
+        low, high = sorted((0.0, step.percent) if step.is_rest else (level - step.percent, level))
+        x, width = left + (right - left) * max(low, 0.0) / whole, (right - left) * (high - max(low, 0.0)) / whole
+        body.append(
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.8):.2f}" height="{row - 10:.0f}" fill="{step.colour}">'
+            f"<title>{escape(step.meaning)}</title></rect>"
+        )
+        body.append(_text(left - 10, y + 15, step.label, anchor="end"))
+        body.append(_text(right + 8, y + 15, f"{step.percent:.2f} %", style=' style="font-weight:600"'))
+        body.append(_text(right + 76, y + 15, step.meaning, style=' class="soft"', limit=44))
+        level -= step.percent
+    return _svg(16 + row * len(steps), "".join(body), label)

@@ -1,0 +1,277 @@
+"""``windtunnel utilisation``: how much of its peak the machine reaches, and where the rest goes (room cli)."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, Json, Output
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.flights.advice import FlownAdvice
+    from windtunnel.flights.inference import Survey
+    from windtunnel.flights.utilisation import ModelUse
+
+__all__ = ["utilisation"]
+
+_TOP_LAYERS = 8
+
+
+def utilisation(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="A .wt folder, a vision model, cell-N, or a workload."),
+    ] = None,
+    batch_sizes: Annotated[str, typer.Option("--batch-sizes", metavar="N,N", help="Of a model's inference.")] = "1",
+    predict: Annotated[bool, typer.Option("--predict", help="Also predict the latency without running it.")] = False,
+    try_advice: Annotated[bool, typer.Option("--advise", help="Propose other shapes and really try them.")] = False,
+    survey: Annotated[bool, typer.Option("--survey", help="Measure and predict every vision model.")] = False,
+    image_size: Annotated[int, typer.Option("--image-size", min=16, help="Pixels of a side.")] = 96,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads within operators.")] = 1,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel utilisation resnet50 --batch-sizes 1,4 --predict
+
+    Say how much of its measured peak a model or a captured graph reaches, and where each lost percent goes.
+
+    With --output also a page with the waterfall. A survey takes some minutes.
+    """
+    from windtunnel.cost import ProfileDatabase
+
+    if (target is None) != survey:
+        raise InputError("name one job, or ask for the survey", fix="windtunnel utilisation resnet18, or --survey")
+    sizes = _batch_sizes(batch_sizes)
+    path = None if output is None else require_free(output, force=force)
+    database = ProfileDatabase()
+    if target is None:
+        _survey(sizes, image_size, threads, database, as_json=as_json)
+        return
+    with Progress(f"utilisation of {target}") as progress:
+        found = _found(target, sizes, image_size, threads, predict, database, progress)
+        tried = _tried(found[-1], image_size) if try_advice else []
+    if as_json:
+        print_json({"schema": "windtunnel.utilisation/1", "jobs": [_as_dict(one) for one in found]})
+    else:
+        _print_uses(found)
+        _print_waterfall(found[-1])
+        _print_layers(found[-1])
+        _print_advice(tried)
+    if path is not None:
+        from windtunnel.reports.utilisation import utilisation_page
+
+        utilisation_page(found, path, overwrite=force)
+        advise(f"wrote {path}")
+    advise(f"next: windtunnel utilisation {target} --advise" if not try_advice else "next: windtunnel list whatifs")
+
+
+def _batch_sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"batch sizes are whole numbers above 0, not {text!r}", fix="--batch-sizes 1,4,16")
+    return [int(part) for part in parts]
+
+
+def _found(
+    target: str, sizes: list[int], image_size: int, threads: int, predict: bool, database: Any, progress: Progress
+) -> list[ModelUse]:
+    from windtunnel import registry
+    from windtunnel.flights.utilisation import fly_model, fly_workload, is_model, use_of_graph
+    from windtunnel.workloads.vision import vision_names
+
+    if is_model(target):
+        return [
+            fly_model(
+                target,
+                size,
+                image_size=image_size,
+                num_threads=threads,
+                predict=predict,
+                database=database,
+                progress=progress,
+            )
+            for size in sizes
+        ]
+    if target in registry.all("workload"):
+        return [fly_workload(target, database=database, progress=progress)]
+    if Path(target).exists() or "/" in target or target.endswith((".wt", ".json")):
+        return [use_of_graph(open_graph(Path(target), progress=progress), name=target, database=database)]
+    near = difflib.get_close_matches(target, [*vision_names(), *registry.all("workload")], n=3, cutoff=0.4)
+    fix = f"did you mean {', '.join(near)}?" if near else "windtunnel list workloads, or a .wt folder"
+    raise InputError(f"no model, workload or graph is called {target!r}", fix=fix)
+
+
+def _tried(found: ModelUse, image_size: int) -> list[FlownAdvice]:
+    from windtunnel.flights.utilisation import fly_model_advice, is_model
+
+    if not is_model(found.name):
+        raise InputError("advice is tried on vision models and cells", where=found.name, fix="leave out --advise")
+    return fly_model_advice(found, image_size=image_size)
+
+
+def _as_dict(found: ModelUse) -> dict[str, Any]:
+    use, peak = found.use, found.peak
+    return {
+        "name": found.name,
+        "batch_size": found.batch_size,
+        "duration_ns": use.duration_ns,
+        "predicted_ns": found.predicted_ns,
+        "flops": use.flops,
+        "elementwise_flops": use.elementwise_flops,
+        "utilisation": use.value,
+        "all_utilisation": use.all_value,
+        "predicted_utilisation": found.predicted_utilisation,
+        "peak_flops_per_s": peak.flops_per_s,
+        "peak_spread": peak.spread,
+        "isa": peak.isa,
+        "num_threads": found.ceilings.num_threads,
+        "waterfall": {loss.name: loss.percent for loss in use.waterfall},
+        "layers": [
+            {
+                "layer": one.layer,
+                "flops": one.flops,
+                "duration_ns": one.duration_ns,
+                "utilisation": one.utilisation,
+                "intensity": one.intensity,
+                "bound": one.bound,
+            }
+            for one in use.layers
+        ],
+    }
+
+
+def _print_uses(found: list[ModelUse]) -> None:
+    from windtunnel.units import format_count, format_duration, format_ratio
+
+    peak = found[0].peak
+    say_wrapped(
+        f"peak: {peak.flops_per_s / 1e9:.0f} GFLOP/s measured in {peak.dtype} on {peak.num_threads} "
+        f"thread{'s' if peak.num_threads > 1 else ''} ({peak.isa})"
+    )
+    if peak.spread > 0.1:
+        say_wrapped("its runs differed much: something else was running, so the peak may be too low")
+    rows = [
+        (
+            str(one.batch_size or ""),
+            format_duration(one.use.duration_ns),
+            "" if one.predicted_ns is None else format_duration(one.predicted_ns),
+            format_count(one.use.flops),
+            format_ratio(one.use.value),
+            format_ratio(one.use.all_value),
+        )
+        for one in found
+    ]
+    head = ("batch", "measured", "predicted", "FLOP", "utilisation", "with elementwise")
+    print_table(head, rows, numbers=(0, 1, 2, 3, 4, 5), gives_way=5)
+
+
+def _print_waterfall(found: ModelUse) -> None:
+    losses = [loss for loss in found.use.waterfall if abs(loss.percent) >= 0.005]
+    rows = [(f"{loss.percent:.2f} %", loss.name, loss.meaning) for loss in losses]
+    say()
+    print_table(("share", "part", "meaning"), rows, numbers=(0,), gives_way=2)
+
+
+def _print_layers(found: ModelUse) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    rows = [
+        (
+            one.layer or "(none)",
+            format_duration(one.duration_ns),
+            format_ratio(one.utilisation),
+            format_ratio(one.bound),
+        )
+        for one in found.use.layers[:_TOP_LAYERS]
+    ]
+    if rows:
+        say()
+        print_table(("layer", "time", "utilisation", "roofline"), rows, numbers=(1, 2, 3))
+
+
+def _print_advice(tried: list[FlownAdvice]) -> None:
+    rows = [
+        (
+            one.advice.text,
+            ", ".join(one.advice.layers[:2]),
+            f"{one.advice.predicted_gain:.2f}x",
+            f"{one.measured_gain:.2f}x",
+        )
+        for one in tried
+    ]
+    if rows:
+        say()
+        print_table(("advice", "layers", "predicted", "measured"), rows, numbers=(2, 3))
+        say_wrapped("gains are work per second: added channels are flops that the net must be trained to use")
+
+
+def _survey(sizes: list[int], image_size: int, threads: int, database: Any, *, as_json: bool) -> None:
+    from windtunnel.flights.inference import survey
+    from windtunnel.workloads.vision import vision_names
+
+    with Progress("survey") as progress:
+        found = survey(
+            vision_names(), sizes, image_size=image_size, num_threads=threads, database=database, progress=progress
+        )
+    if as_json:
+        print_json(_survey_dict(found))
+    else:
+        _print_survey(found)
+    advise("next: windtunnel utilisation resnet18 --predict")
+
+
+def _survey_dict(found: Survey) -> dict[str, Any]:
+    return {
+        "schema": "windtunnel.survey/1",
+        "image_size": found.image_size,
+        "num_threads": found.num_threads,
+        "peak_flops_per_s": found.peak.flops_per_s,
+        "per_call_ns": found.overhead.per_call_ns,
+        "failures": found.failures,
+        "models": [
+            {
+                "name": row.net.name,
+                "batch_size": row.net.batch_size,
+                "measured_ns": row.net.measured_ns,
+                "predicted_ns": row.predicted_ns,
+                "flops": row.net.flops,
+                "parameters": row.net.num_parameters,
+                "utilisation": row.utilisation,
+                "predicted_utilisation": row.predicted_utilisation,
+                "is_fitted": row.is_fitted,
+            }
+            for row in found.rows
+        ],
+    }
+
+
+def _print_survey(found: Survey) -> None:
+    from windtunnel.units import format_count, format_duration, format_ratio
+
+    rows = [
+        (
+            row.net.name,
+            str(row.net.batch_size),
+            format_duration(row.net.measured_ns),
+            format_duration(row.predicted_ns) + (" *" if row.is_fitted else ""),
+            format_count(row.net.flops),
+            format_ratio(row.utilisation),
+            format_ratio(row.predicted_utilisation),
+        )
+        for row in sorted(found.rows, key=lambda row: -row.utilisation)
+    ]
+    head = ("model", "batch", "measured", "predicted", "FLOP", "used", "predicted")
+    print_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
+    say_wrapped(
+        f"images of {found.image_size} pixels, {found.num_threads} threads, peak {found.peak.flops_per_s / 1e9:.0f} "
+        "GFLOP/s measured; * helped to fix the framework's constant"
+    )
+    for name, reason in found.failures.items():
+        say_wrapped(f"{name}: {reason}")
