@@ -35,7 +35,7 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset((64, 64, 32, 16), 8, 2, 2e-4),
-    "small": Preset((256, 256, 128, 64, 32), 8, 5, 1e-4),
+    "small": Preset((128, 128, 64, 32, 16), 8, 5, 1e-4),
     "paper": Preset((512, 512, 256, 128, 64), 64, 5, 1e-4),
 }
 
