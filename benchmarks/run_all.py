@@ -31,6 +31,7 @@ BARS = (
     "capture_replay_error",
     "whatif_error",
     "demo_time",
+    "utilisation",
 )
 
 

@@ -16,6 +16,8 @@ VERBS = (
     "replay",
     "whatif",
     "verify",
+    "memory",
+    "utilisation",
     "report",
     "receipts",
     "slice",
