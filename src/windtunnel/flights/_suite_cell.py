@@ -205,7 +205,7 @@ class _Sampled:
         self._meter = EnergyMeter()
         self._units_before = built.units() if built.units is not None else 0.0
         self.units: list[float] = []
-        self.objective: list[float] = []
+        self.objective: list[float | None] = []
         self._counters: list[tuple[float, ...]] = [self._counted()]
 
     def _counted(self) -> tuple[float, ...]:
@@ -222,8 +222,8 @@ class _Sampled:
         self.units.append((units - self._units_before or self._built.batch_size) * self._ranks)
         self._units_before = units
         value = float(self._built.objective() if self._built.objective is not None else self._loss)
-        self.objective.append(value)
-        if not math.isfinite(value) and self._built.objective is None:
+        self.objective.append(value if math.isfinite(value) else None)
+        if self.objective[-1] is None and self._built.objective is None:
             raise InputError(f"the loss of step {len(self.objective)} is {value}", fix="a workload must train")
         self._counters.append(self._counted())
 
@@ -235,7 +235,7 @@ class _Sampled:
         num_steps = phase.num_samples - phase.cut
         return {
             "units": self.units,
-            "objective": [value if math.isfinite(value) else 0.0 for value in self.objective],
+            "objective": self.objective,
             "throughput_per_s": (rate.value, rate.low, rate.high),
             "cpu_utilisation": cpu_utilisation(cpu_s, wall_s, _num_cores()),
             "waited_ratio": waited_s / wall_s,

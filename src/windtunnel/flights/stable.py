@@ -264,7 +264,8 @@ def run_until_stable(
     step : callable
         One whole iteration.
     budget_s : float
-        No step begins later, but three are always run.
+        Counted from the end of the first step, which may start processes; no step begins later, but three are always
+        run.
     precision : float
         Width of the interval over the median.
     min_steps, max_steps : int
@@ -276,7 +277,7 @@ def run_until_stable(
     durations_ns : int64 [N]
     phase : StablePhase
     """
-    begun_s = time.monotonic()
+    begun_s = math.inf
     durations_ns: list[int] = []
     look_at = float(min_steps)
     while len(durations_ns) < max_steps:
@@ -284,6 +285,8 @@ def run_until_stable(
         step()
         durations_ns.append(time.perf_counter_ns() - before_ns)
         after_step(durations_ns[-1])
+        if len(durations_ns) == 1:
+            begun_s = time.monotonic()
         if time.monotonic() - begun_s > budget_s and len(durations_ns) >= 3:
             break
         if len(durations_ns) >= look_at:

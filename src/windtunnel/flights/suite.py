@@ -116,6 +116,7 @@ def run_suite(
     budget_s: float = 20.0,
     precision: float = 0.02,
     keep_graphs: bool = False,
+    graph_iterations: int = 5,
     resume: bool = False,
     patience_s: float | None = None,
     memory_bytes: int = 0,
@@ -135,6 +136,8 @@ def run_suite(
         Width of the median's 95 % interval over the median.
     keep_graphs : bool
         Keep the captured graph of every workload under ``graphs/``.
+    graph_iterations : int
+        Profiled iterations of the capture, from which compute utilisation comes; 0 captures nothing.
     resume : bool
         Keep what is measured already; without it a folder with results is refused.
     patience_s : float, optional
@@ -165,7 +168,13 @@ def run_suite(
     done = _done(folder, resume=resume)
     write_machine(folder, _machine_facts(cells))
     template = Order(
-        cells[0], str(folder.resolve()), budget_s, precision, is_graph_kept=keep_graphs, memory_bytes=memory_bytes
+        cells[0],
+        str(folder.resolve()),
+        budget_s,
+        precision,
+        graph_iterations=graph_iterations,
+        is_graph_kept=keep_graphs,
+        memory_bytes=memory_bytes,
     )
     results = list(done.values())
     for index, cell in enumerate(cells):

@@ -78,8 +78,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         Of one step; None where the host does not tell.
     peak_resident_bytes, predicted_memory_bytes : int or None
         Of the process, Python and libraries included; of the step's tensors, before anything ran.
-    objective : list of float
-        What training makes fall, one value per step.
+    objective : list of float or None
+        What training makes fall, one value per step; None where there is none yet (no episode has ended).
     """
 
     cell: Cell
@@ -95,7 +95,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int = 0
     durations_ns: list[int] = []
     units: list[float] = []
-    objective: list[float] = []
+    objective: list[float | None] = []
     cut: int = 0
     num_spikes: int = 0
     is_unstable: bool = False

@@ -1,0 +1,66 @@
+"""Every workload of the suite really trains: what it minimises falls.
+
+Each at size tiny, in a process of its own, on all cores, for a few seconds of steps (``suite run``, as a user does).
+Falls: the mean of the last third of the steps lies below that of the first third by more than twice the standard error
+of their difference. A reinforcement learner's objective is minus the mean return.
+
+    python -m benchmarks.suite_trains --verbose
+"""
+
+import tempfile
+import time
+
+import numpy as np
+
+from benchmarks import bar
+from windtunnel.flights.suite import run_suite
+from windtunnel.flights.suite_results import Result
+
+NUM_TARGET, SECONDS_TARGET = 14, 480
+BUDGET_S = 9.0
+
+
+def row(result: Result) -> dict[str, object]:
+    """One workload."""
+    values = np.asarray([value for value in result.objective if value is not None])
+    third = max(1, len(values) // 3)
+    first, last = values[:third], values[-third:]
+    error = float(np.sqrt((first.var() + last.var()) / third))
+    return {
+        "workload": result.cell.workload,
+        "status": result.status,
+        "steps": len(result.objective),
+        "step_ms": result.median_ns[0] / 1e6,
+        "first": float(first.mean()) if len(first) else float("nan"),
+        "last": float(last.mean()) if len(last) else float("nan"),
+        "falls": bool(len(values) >= 6 and last.mean() < first.mean() - 2 * error),
+        "seconds": result.seconds,
+        "message": result.message,
+    }
+
+
+def main() -> None:
+    """Print the bar, and with --verbose its table."""
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_suite(output=folder, size="tiny", budget_s=BUDGET_S, precision=0.0, graph_iterations=0)
+    elapsed_s = time.monotonic() - begun_s
+    rows = [row(result) for result in run.results]
+    if bar.is_verbose():
+        print(bar.table(rows))
+    falling = [entry for entry in rows if entry["falls"]]
+    bar.report(
+        "suite_trains",
+        len(falling),
+        f"all, and at least {NUM_TARGET}, with a falling objective in < {SECONDS_TARGET} s together",
+        len(falling) == len(rows) >= NUM_TARGET and elapsed_s < SECONDS_TARGET,
+        num_workloads=len(rows),
+        elapsed_s=elapsed_s,
+        longest_step_ms=max(float(str(entry["step_ms"])) for entry in rows),
+        objectives={str(entry["workload"]): [entry["first"], entry["last"]] for entry in rows},
+        not_falling={str(entry["workload"]): entry["message"] for entry in rows if not entry["falls"]},
+    )
+
+
+if __name__ == "__main__":
+    main()
