@@ -10,11 +10,12 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._options import Force, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.flights.advice import FlownAdvice
+    from windtunnel.flights.cells import CellStudy
     from windtunnel.flights.inference import Survey
     from windtunnel.flights.utilisation import ModelUse
 
@@ -32,9 +33,12 @@ def utilisation(
     predict: Annotated[bool, typer.Option("--predict", help="Also predict the latency without running it.")] = False,
     try_advice: Annotated[bool, typer.Option("--advise", help="Propose other shapes and really try them.")] = False,
     survey: Annotated[bool, typer.Option("--survey", help="Measure and predict every vision model.")] = False,
+    search: Annotated[int, typer.Option("--search", min=0, metavar="N", help="Search 15,625 cells, N trials.")] = 0,
     image_size: Annotated[int, typer.Option("--image-size", min=16, help="Pixels of a side.")] = 96,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads within operators.")] = 1,
-    output: Output = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Also write a page with the waterfall.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -42,15 +46,18 @@ def utilisation(
 
     Say how much of its measured peak a model or a captured graph reaches, and where each lost percent goes.
 
-    With --output also a page with the waterfall. A survey takes some minutes.
+    A survey and a search take some minutes.
     """
     from windtunnel.cost import ProfileDatabase
 
-    if (target is None) != survey:
+    if (target is not None) + survey + bool(search) != 1:
         raise InputError("name one job, or ask for the survey", fix="windtunnel utilisation resnet18, or --survey")
     sizes = _batch_sizes(batch_sizes)
     path = None if output is None else require_free(output, force=force)
     database = ProfileDatabase()
+    if search:
+        _search(search, sizes[0], threads, database, as_json=as_json)
+        return
     if target is None:
         _survey(sizes, image_size, threads, database, as_json=as_json)
         return
@@ -275,3 +282,65 @@ def _print_survey(found: Survey) -> None:
     )
     for name, reason in found.failures.items():
         say_wrapped(f"{name}: {reason}")
+
+
+def _search(num_trials: int, batch_size: int, threads: int, database: Any, *, as_json: bool) -> None:
+    from windtunnel.flights.cells import cell_prices, fly_searches
+
+    with Progress("searching cells", heartbeat=True) as progress:
+        prices = cell_prices(batch_size=batch_size, num_threads=threads, database=database)
+        study = fly_searches(prices, num_trials=num_trials, num_threads=threads, progress=progress)
+    if as_json:
+        print_json({"schema": "windtunnel.cells/1", "num_trials": num_trials, "searches": _fronts(study)})
+    else:
+        _print_fronts(study)
+    best = max(study.fronts, key=lambda front: front.area_ratio)
+    advise(f"next: windtunnel utilisation cell-{best.flown[-1][0].cell.index} --predict")
+
+
+def _fronts(study: CellStudy) -> dict[str, Any]:
+    return {
+        front.name: {
+            "objectives": front.search.objectives,
+            "num_tried": len(front.search.tried),
+            "num_front": len(front.search.front),
+            "area_ratio": front.area_ratio,
+            "flown": [
+                {
+                    "cell": one.cell.index,
+                    "name": one.cell.name,
+                    "parameters": one.parameters,
+                    "flops": one.flops,
+                    "predicted_ns": one.latency_ns,
+                    "measured_ns": measured_ns,
+                    "predicted_utilisation": one.utilisation,
+                }
+                for one, measured_ns in front.flown
+            ],
+        }
+        for front in study.fronts
+    }
+
+
+def _print_fronts(study: CellStudy) -> None:
+    from windtunnel.units import format_count, format_duration, format_ratio
+
+    rows = [
+        (front.name, ", ".join(front.search.objectives), str(len(front.search.tried)), f"{front.area_ratio:.3f}")
+        for front in study.fronts
+    ]
+    print_table(("search by", "objectives", "cells tried", "area"), rows, numbers=(2, 3), gives_way=1)
+    say_wrapped("area: of parameters by measured latency that its winners cover, over that of the best search")
+    for front in study.fronts:
+        say()
+        found = [
+            (
+                f"cell-{one.cell.index}",
+                format_count(one.parameters),
+                format_duration(one.latency_ns),
+                format_duration(measured_ns),
+                format_ratio(one.utilisation),
+            )
+            for one, measured_ns in front.flown
+        ]
+        print_table((f"by {front.name}", "parameters", "predicted", "measured", "used"), found, numbers=(1, 2, 3, 4))
