@@ -126,6 +126,7 @@ def measure_cell(order: Order) -> Result:
             budget_s=order.budget_s,
             precision=order.precision,
             min_steps=order.min_steps,
+            fewest=order.fewest,
             after_step=sampled.note,
         )
         peak_bytes = peak_resident_bytes()

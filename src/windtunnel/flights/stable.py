@@ -255,6 +255,7 @@ def run_until_stable(
     precision: float = 0.02,
     min_steps: int = 30,
     max_steps: int = 2000,
+    fewest: int = 3,
     after_step: Callable[[int], object] = lambda _duration_ns: None,
 ) -> tuple[NDArray[np.int64], StablePhase]:
     """Run ``step`` until the 95 % interval of the median is narrower than ``precision``, or the budget ends.
@@ -264,11 +265,13 @@ def run_until_stable(
     step : callable
         One whole iteration.
     budget_s : float
-        Counted from the end of the first step, which may start processes; no step begins later, but three are always
-        run.
+        Counted from the end of the first step, which may start processes; no step begins later, but ``fewest`` are
+        always run.
     precision : float
         Width of the interval over the median.
     min_steps, max_steps : int
+        When the median is looked at for the first time, and when it ends in any case.
+    fewest : int
     after_step : callable
         Called with the duration in ns, outside of what is timed.
 
@@ -287,7 +290,7 @@ def run_until_stable(
         after_step(durations_ns[-1])
         if len(durations_ns) == 1:
             begun_s = time.monotonic()
-        if time.monotonic() - begun_s > budget_s and len(durations_ns) >= 3:
+        if time.monotonic() - begun_s > budget_s and len(durations_ns) >= fewest:
             break
         if len(durations_ns) >= look_at:
             phase = stable_phase(durations_ns)

@@ -52,6 +52,7 @@ class Order(msgspec.Struct, frozen=True):
     budget_s: float = 20.0
     precision: float = 0.02
     min_steps: int = 30
+    fewest: int = 3
     graph_iterations: int = 5
     is_graph_kept: bool = False
     memory_bytes: int = 0
@@ -117,6 +118,7 @@ def run_suite(
     precision: float = 0.02,
     keep_graphs: bool = False,
     graph_iterations: int = 5,
+    fewest: int = 3,
     resume: bool = False,
     patience_s: float | None = None,
     memory_bytes: int = 0,
@@ -138,6 +140,8 @@ def run_suite(
         Keep the captured graph of every workload under ``graphs/``.
     graph_iterations : int
         Profiled iterations of the capture, from which compute utilisation comes; 0 captures nothing.
+    fewest : int
+        Steps that are run in any case, beyond the budget too.
     resume : bool
         Keep what is measured already; without it a folder with results is refused.
     patience_s : float, optional
@@ -172,6 +176,7 @@ def run_suite(
         str(folder.resolve()),
         budget_s,
         precision,
+        fewest=fewest,
         graph_iterations=graph_iterations,
         is_graph_kept=keep_graphs,
         memory_bytes=memory_bytes,
