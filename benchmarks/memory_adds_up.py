@@ -1,9 +1,9 @@
 """Memory by category adds up, on every workload at its tiny size.
 
-After every event the bytes by category sum exactly to those of all storages that are alive, asked of the storages one by
-one. The peak agrees within 2 % with torch's CPU allocator, whose events are counted in a run without the tracker from
-before the model is built. A perceptron with Adam holds exactly what paper says. Following a step costs at most 25 % of it
-(processor time, one thread), and nothing afterwards.
+After every event the bytes by category sum exactly to those of all storages that are alive, asked of the storages one
+by one. The peak agrees within 2 % with torch's CPU allocator, whose events are counted in a run without the tracker
+from before the model is built. A perceptron with Adam holds exactly what paper says. Following a step costs at most
+25 % of it (processor time, one thread), and nothing afterwards.
 """
 
 import gc

@@ -76,6 +76,17 @@ class Interpreter:
         self._values: dict[int, Any] = {}
         self._roots: list[torch.Tensor] = []
 
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all that comes from outside and is no parameter."""
+        own = {id(parameter) for parameter in self._parameters}
+        storages = {
+            id(value.untyped_storage()): value.untyped_storage().nbytes()
+            for value in self._inputs.values()
+            if isinstance(value, torch.Tensor) and id(value) not in own
+        }
+        return sum(storages.values())
+
     def rehearse(self) -> None:
         """Run once and learn which calls cannot be run; they are opaque from then on."""
         while True:

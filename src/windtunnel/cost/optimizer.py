@@ -28,7 +28,7 @@ from windtunnel.sources.allocator import hold_heap
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["UpdateForm", "measure_update", "touched_rows"]
+__all__ = ["UpdateForm", "measure_update", "step_of", "touched_rows"]
 
 _EVICTION_BYTES = 16 * 2**20
 _MIN_ROUNDS, _MAX_ROUNDS, _WARMUP = 5, 40, 2
@@ -139,8 +139,8 @@ def _fly(
     import torch
 
     evicted = torch.zeros(_EVICTION_BYTES // 4)
-    before = [_update(one, UpdateForm(), touched) for one in optimizers]
-    after = [_update(one, new, touched) for one in optimizers]
+    before = [step_of(one, UpdateForm(), touched) for one in optimizers]
+    after = [step_of(one, new, touched) for one in optimizers]
     captured = threads or torch.get_num_threads()
     old_ns: list[float] = []
     new_ns: list[float] = []
@@ -179,9 +179,19 @@ def _timed(steps: list[Callable[[], Any]], threads: int) -> float:
     return float(elapsed)
 
 
-def _update(description: Mapping[str, Any], form: UpdateForm, touched: Mapping[str, float]) -> Callable[[], Any]:
-    """An optimiser of the described class on fresh parameters, as its step function."""
+def step_of(
+    description: Mapping[str, Any], form: UpdateForm, touched: Mapping[str, float] | None = None
+) -> Callable[[], Any]:
+    """An optimiser of the described class on fresh parameters, as its step function.
+
+    Raises
+    ------
+    PriceError
+        A class is not one of ``torch.optim``, or it does not know an option.
+    """
     import torch
+
+    touched = touched or {}
 
     constructor = _constructor(description)
     known = set(inspect.signature(constructor).parameters)

@@ -57,7 +57,7 @@ class Ledger:
     first_categories: list[int] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
     devices: list[torch.device] = field(default_factory=list)
-    calls: list[tuple[int, int]] = field(default_factory=list)  # (time_ns, layer) at every birth, for workspace
+    updates: list[tuple[int, int, int, int]] = field(default_factory=list)  # begin_ns, end_ns, line, iteration
 
 
 def storages_of(tensor: Any) -> tuple[Any, ...]:

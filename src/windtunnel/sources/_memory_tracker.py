@@ -12,6 +12,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from windtunnel.sources._memory_patches import fetches_watched, hooks_watched
 from windtunnel.sources._memory_places import BEFORE, DATA, UPDATE, Places
 from windtunnel.sources._memory_storages import (
     BIRTH,
@@ -62,8 +63,9 @@ class StorageTracker(TorchDispatchMode):
         More than this held at once ends the program with ``on_excess``.
     on_excess : callable
         Called with the bytes held; raises.
-    reads_addresses : bool
-        Note where storages lie; fake ones lie nowhere.
+    has_log : bool
+        The allocator is logged too: note where storages lie, and leave updates, which are many small operators, to
+        that log.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class StorageTracker(TorchDispatchMode):
         *,
         limit_bytes: int | None = None,
         on_excess: Callable[[int, StorageTracker], None] | None = None,
-        reads_addresses: bool = True,
+        has_log: bool = False,
     ) -> None:
         super().__init__()
         self.ledger = Ledger()
@@ -83,11 +85,14 @@ class StorageTracker(TorchDispatchMode):
         self.places = Places(discovery.models, self._see_inputs)
         self._limit_bytes = limit_bytes
         self._on_excess = on_excess
-        self._reads_addresses = reads_addresses
+        self._has_log = has_log
+        self._away: list[tuple[int, int]] = []  # (begin_ns, line) of the update that is left to the log
         self._known: dict[int, int] = {}  # id(storage) -> number
         self._references: dict[int, _Reference] = {}
         self._there_before: dict[int, weakref.ref[Any]] = {}
         self._hooks: list[Any] = []
+        self._patches = ExitStack()
+        self._is_taking_stock = False
         self._updated: list[int] = []  # born in the running update
         self._parameter_names: dict[int, str] = {}
 
@@ -99,10 +104,8 @@ class StorageTracker(TorchDispatchMode):
         self._there_before = {id(storage): weakref.ref(storage) for storage in all_storages()}
         self._take_stock()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
-        self._construct_hooks = saved_tensors_hooks.__init__
-        self._fetch: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
-        saved_tensors_hooks.__init__ = self._patched_construction()  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = self._patched_fetch()  # type: ignore[method-assign,assignment]
+        self._patches.enter_context(hooks_watched(self._saved))
+        self._patches.enter_context(fetches_watched(self.places, self._see))
         self._hooks.append(register_optimizer_step_pre_hook(self._before_update))
         self._hooks.append(register_optimizer_step_post_hook(self._after_update))
         self.places.watch()
@@ -111,13 +114,13 @@ class StorageTracker(TorchDispatchMode):
 
     def stop(self) -> None:
         """Stop watching; what is alive stays alive."""
-        self.__exit__(None, None, None)
+        if not self._away:
+            self.__exit__(None, None, None)
         self._saving.__exit__()
         self.places.unwatch()
         for hook in self._hooks:
             hook.remove()
-        saved_tensors_hooks.__init__ = self._construct_hooks  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = self._fetch  # type: ignore[method-assign,assignment]
+        self._patches.close()
         self._hooks = []
         self._references.clear()
         self._known.clear()
@@ -199,7 +202,7 @@ class StorageTracker(TorchDispatchMode):
         ledger.categories.append(category)
         ledger.first_sizes.append(size)
         ledger.first_categories.append(category)
-        ledger.addresses.append(storage.data_ptr() if self._reads_addresses else 0)
+        ledger.addresses.append(storage.data_ptr() if self._has_log else 0)
         ledger.devices.append(storage.device)
         reference = _Reference(storage, self._death)
         reference.key, reference.number = id(storage), number
@@ -222,7 +225,7 @@ class StorageTracker(TorchDispatchMode):
     def _adopt(self, storage: Any, tensor: torch.Tensor, category: int | None = None, name: Any = "") -> int:
         """A storage that no watched operator has made: it was there before, or came from outside."""
         before = self._there_before.get(id(storage))
-        was_there = category is not None or (before is not None and before() is storage)
+        was_there = self._is_taking_stock or (before is not None and before() is storage)
         if category is None:
             category = WEIGHT if isinstance(tensor, torch.nn.Parameter) else INPUT
         phase, layer = (BEFORE, 0) if was_there else self.places.now()
@@ -278,6 +281,7 @@ class StorageTracker(TorchDispatchMode):
 
     def _take_stock(self) -> None:
         """Weights, gradients and states that are there."""
+        self._is_taking_stock = True
         layers = self.places.layers
         for name, parameter in self._discovery.parameters().items():
             layer = layers.number(name.rpartition(".")[0])
@@ -286,6 +290,7 @@ class StorageTracker(TorchDispatchMode):
             if parameter.requires_grad:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
         self._recognise()
+        self._is_taking_stock = False
 
     def _recognise(self) -> None:
         """Look for weights, gradients and states anew: a program may have replaced some."""
@@ -310,19 +315,42 @@ class StorageTracker(TorchDispatchMode):
             layer = self.places.owner_of.get(id(parameter), 0)
             self._mark(gradient, GRADIENT, f"{self._parameter_names.get(id(parameter), '')}.grad", layer)
 
-    def _before_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not any(optimizer is known for known in self._discovery.optimizers):
             self._discovery.add((), [optimizer])
             self._take_stock()
         self.places.forced_phase = UPDATE
         self._updated = []
+        has_closure = len(args) > 1 or any(value is not None for value in kwargs.values())
+        if self._has_log and not has_closure:
+            if not self._away:
+                self.__exit__(None, None, None)
+            self._away.append((time.time_ns(), self.places.line()))
 
-    def _after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _after_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.places.forced_phase = 0
-        if any(number in self._references for number in self._updated):
+        if self._away:
+            begin_ns, line = self._away.pop()
+            if self._away:
+                return
+            self.__enter__()
+            self.ledger.updates.append((begin_ns, time.time_ns(), line, self.iteration))
+        if self._has_new_state(optimizer):
             for name, state in self._discovery.state().items():
                 layer = self.places.layers.number(name.partition(":")[0].rpartition(".")[0])
                 self._mark(state, STATE, name, layer)
+
+    def _has_new_state(self, optimizer: Any) -> bool:
+        if any(number in self._references for number in self._updated):
+            return True
+        known = self._known
+        return any(
+            id(storage) not in known
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+            for storage in storages_of(value)
+        )
 
     def _see_inputs(self, values: Any) -> None:
         """What a module is called with from outside of any, and no module has made."""
@@ -354,38 +382,6 @@ class StorageTracker(TorchDispatchMode):
             if number is None:
                 number = self._adopt(storage, tensor)
             self._categorise(number, FEATURE_MAP)
-
-    def _patched_construction(self) -> Callable[..., None]:
-        """Hooks of the program itself (checkpoints, offloading) hide ours: what they keep is a feature map too."""
-        original, saved = self._construct_hooks, self._saved
-
-        def construct(hooks: Any, pack_hook: Callable[[Any], Any], unpack_hook: Callable[[Any], Any]) -> None:
-            def pack(tensor: torch.Tensor) -> Any:
-                packed = pack_hook(tensor)
-                for kept in tree_leaves(packed):
-                    if isinstance(kept, torch.Tensor):
-                        saved(kept)
-                return packed
-
-            original(hooks, pack, unpack_hook)
-
-        return construct
-
-    def _patched_fetch(self) -> Callable[[Any], Any]:
-        original = self._fetch
-
-        def fetch(iterator: Any) -> Any:
-            before, self.places.forced_phase = self.places.forced_phase, DATA
-            try:
-                batch = original(iterator)
-                for tensor in tree_leaves(batch):
-                    if isinstance(tensor, torch.Tensor):
-                        self._see(tensor)
-            finally:
-                self.places.forced_phase = before
-            return batch
-
-        return fetch
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:

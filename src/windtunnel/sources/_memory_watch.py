@@ -5,6 +5,8 @@ In: models and optimisers. Out: a ``MemoryProfile`` of what ran in between.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -40,7 +42,7 @@ class Watch:
             self.discovery,
             limit_bytes=self._limit_bytes,
             on_excess=refuse,
-            reads_addresses=self._log is not None,
+            has_log=self._log is not None,
         )
         if self._log is not None:
             self._log.__enter__()
@@ -103,33 +105,35 @@ def _rows(tracker: StorageTracker, extra: list[Allocation]) -> list[tuple[Any, .
 
 
 def _hidden_rows(extra: list[Allocation], number: int, tracker: StorageTracker, begin_ns: int) -> list[tuple[Any, ...]]:
-    """Rows of blocks that are no storage; they belong where the storage lies that was born next."""
-    ledger, places = tracker.ledger, tracker.places
-    births = [entry for entry in ledger.entries if entry[1] == BIRTH]
-    births.sort()
+    """Rows of blocks that are no storage."""
     rows: list[tuple[Any, ...]] = []
-    place = 0
-    for one in sorted(extra, key=lambda one: one.begin_ns):
-        while place < len(births) - 1 and births[place][0] < one.begin_ns:
-            place += 1
-        near = births[place][2] if births else None
-        about = (
-            ("forward", one.operator, "", "")
-            if near is None
-            else (
-                PHASES[ledger.phases[near]],
-                one.operator,
-                places.layers.texts[ledger.layers[near]],
-                places.lines.texts[ledger.lines[near]],
-            )
-        )
-        iteration = births[place][5] if births else 0
+    ordered = sorted(extra, key=lambda one: one.begin_ns)
+    for one, (phase, layer, line, iteration) in zip(ordered, _surroundings(ordered, tracker), strict=True):
+        about = iteration, phase, one.operator, layer, line
         category = "workspace" if one.is_within else "temporary"
-        rows.append((one.begin_ns - begin_ns, "birth", number, category, one.size_bytes, iteration, *about))
+        rows.append((one.begin_ns - begin_ns, "birth", number, category, one.size_bytes, *about))
         if one.end_ns is not None:
-            rows.append((one.end_ns - begin_ns, "death", number, category, 0, iteration, *about))
+            rows.append((one.end_ns - begin_ns, "death", number, category, 0, *about))
         number += 1
     return rows
+
+
+def _surroundings(ordered: list[Allocation], tracker: StorageTracker) -> Iterator[tuple[str, str, str, int]]:
+    """Phase, layer, line and iteration of blocks: the update's that they lie in, else the next birth's."""
+    ledger, places = tracker.ledger, tracker.places
+    births = sorted(entry for entry in ledger.entries if entry[1] == BIRTH)
+    times = [entry[0] for entry in births]
+    for one in ordered:
+        update = bisect_right(ledger.updates, one.begin_ns, key=lambda update: update[0]) - 1
+        if update >= 0 and one.begin_ns <= ledger.updates[update][1]:
+            yield "update", "", places.lines.texts[ledger.updates[update][2]], ledger.updates[update][3]
+        elif births:
+            entry = births[min(bisect_right(times, one.begin_ns), len(births) - 1)]
+            near = entry[2]
+            layer, line = places.layers.texts[ledger.layers[near]], places.lines.texts[ledger.lines[near]]
+            yield PHASES[ledger.phases[near]], layer, line, entry[5]
+        else:
+            yield "forward", "", "", 0
 
 
 def _named(name: Any) -> str:

@@ -320,6 +320,7 @@ def _meta(
         "gc_pause_ns": _median(recording.bare_pauses_ns),
         "num_iterations": 1,
         "memory_base_bytes": recording.discovery.resident_bytes(),
+        "memory": {} if recording.memory is None else recording.memory.summary(),
         "is_complete": recording.is_complete,
     }
 

@@ -1,10 +1,10 @@
 """Which iteration is measured how (room sources, private).
 
 In: a call at every boundary between iterations. Out: a ``Recording``: times of bare iterations, light profiles of
-others interleaved with them (bare bare light light bare bare ...), and one rich profile for the structure. Before
-the first profile the heap is held, so that profiled and bare iterations find the allocator in the same state; a few
-iterations before show what that changes. After every change of instrument one iteration is let pass, since the
-switch itself disturbs the caches and the allocator.
+others interleaved with them (bare bare light light bare bare ...), one rich profile for the structure, and the memory
+of one more. Before the first profile the heap is held, so that profiled and bare iterations find the allocator in the
+same state; a few iterations before show what that changes. After every change of instrument one iteration is let pass,
+since the switch itself disturbs the caches and the allocator.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from windtunnel.sources._torch_annotate import Annotator, Discovery, require_host
+from windtunnel.sources._memory_watch import Watch
+from windtunnel.sources._torch_annotate import Annotator, Discovery, is_compiling, require_host
 from windtunnel.sources._torch_loader import LoaderMeter
 from windtunnel.sources._torch_profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
 from windtunnel.sources._torch_segments import Marks, PhaseClock
 from windtunnel.sources.allocator import hold_heap, page_faults
 from windtunnel.sources.collector import CollectorClock
+from windtunnel.sources.memory_profile import MemoryProfile
 
 __all__ = ["Progress", "Recorder", "Recording", "Slot"]
 
@@ -37,6 +39,7 @@ class Slot(Enum):
     DISCOVER = "discover"
     AS_IS = "allocator as it is"
     RICH = "structure"
+    MEMORY = "memory"
     PRIME = "settle, profiled, thrown away"
     SETTLE_BARE = "settle"
     BARE = "bare"
@@ -63,6 +66,7 @@ class Recording:
     rich_ns: int = 0
     light: list[tuple[Events, list[bool]]] = field(default_factory=list)
     rich: Events | None = None
+    memory: MemoryProfile | None = None
     discovery: Discovery = field(default_factory=Discovery)
     num_dropped: int = 0
     is_heap_held: bool = False
@@ -78,6 +82,7 @@ def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
     yield Slot.DISCOVER
     yield from [Slot.AS_IS] * min(_AS_IS, iterations)
     yield Slot.RICH
+    yield Slot.MEMORY
     yield from [Slot.PRIME] * _BLOCK
     for first in range(0, iterations, _BLOCK):
         size = min(_BLOCK, iterations - first)
@@ -101,6 +106,7 @@ class Recorder:
         self._profiler: LightProfiler | None = None
         self._valid: list[bool] = []
         self._annotator: Annotator | None = None
+        self._watch: Watch | None = None
         self._marker: Any = None
         self._clock = PhaseClock()
         self._loader = LoaderMeter()
@@ -130,6 +136,8 @@ class Recorder:
             self.recording.is_heap_held = hold_heap()
             self._clock.install()
             self._begin_rich()
+        elif slot is Slot.MEMORY:
+            self._begin_memory()
         elif slot in _PROFILED and self._profiler is None:
             self._profiler, self._valid = LightProfiler(), []
             self._profiler.start()
@@ -173,6 +181,21 @@ class Recorder:
         self._loader.remove()
         self.recording.num_workers, self.recording.fetch_ns = self._loader.num_workers, self._loader.fetch_ns()
 
+    def _begin_memory(self) -> None:
+        if is_compiling():  # what is compiled would be compiled anew for the tracker
+            return
+        self._watch = Watch(workspace=True)
+        self._watch.discovery = self.recording.discovery
+        self._watch.__enter__()
+
+    def _end_memory(self, is_regular: bool) -> None:
+        if self._watch is None:
+            return
+        self._watch.__exit__()
+        if is_regular:
+            self.recording.memory = self._watch.profile()
+        self._watch = None
+
     def _begin_rich(self) -> None:
         self._profiler = RichProfiler()
         self._annotator = Annotator(self.recording.discovery)
@@ -204,6 +227,8 @@ class Recorder:
             self.recording.bare_pauses_ns.append(pauses_ns)
         elif slot is Slot.RICH:
             self._end_rich(elapsed_ns, is_regular)
+        elif slot is Slot.MEMORY:
+            self._end_memory(is_regular)
         elif slot is Slot.LIGHT:
             self._valid.append(is_regular)
             if is_regular:

@@ -182,6 +182,32 @@ class MemoryProfile:
 
     # --- keeping ----------------------------------------------------------------------------------------
 
+    def summary(self) -> dict[str, Any]:
+        """The peak as a whole, of the passes and of the update, and its categories, for a graph's ``meta``."""
+        in_update = self._is_update()
+        passes = np.where(in_update, -1, self.total_bytes)
+        held = self.held_bytes[int(np.argmax(passes))].tolist() if len(passes) else [0] * len(CATEGORIES)
+        return {
+            "peak_bytes": self.peak_bytes,
+            "passes": {
+                "peak_bytes": int(passes.max(initial=0)),
+                "by_category": dict(zip(CATEGORIES, held, strict=True)),
+            },
+            "update": {"peak_bytes": int(self.total_bytes[in_update].max(initial=0))},
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "by_category": self.by_category(),
+        }
+
+    def _is_update(self) -> NDArray[np.bool_]:
+        """Events from the first birth of an update on to the next birth elsewhere, bool [E]."""
+        column = self.events.column("phase").combine_chunks()
+        is_birth = np.array([text == "birth" for text in self.events.column("event").to_pylist()], dtype=bool)
+        code = np.where(is_birth, column.indices.to_numpy(), -1)
+        last_birth = np.maximum.accumulate(np.where(is_birth, np.arange(len(code)), 0))
+        names = [*column.dictionary.to_pylist(), ""]
+        found: NDArray[np.bool_] = (np.array(names) == "update")[code[last_birth]]
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values with raw units."""
         return {

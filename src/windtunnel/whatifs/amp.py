@@ -14,6 +14,7 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.whatifs._devices import device_kernels
 from windtunnel.whatifs._measured import captured_program, remeasured, scale_memory, takes_paper
+from windtunnel.whatifs._peaks import noted
 
 __all__ = ["amp"]
 
@@ -64,7 +65,8 @@ def amp(
         return _paper(graph)
     program = captured_program(graph)
     _check(program)
-    return remeasured(graph, Form(autocast=dtype), database=database, budget_s=budget_s)
+    form = Form(autocast=dtype)
+    return noted(remeasured(graph, form, database=database, budget_s=budget_s), form)
 
 
 def _check(program: Program) -> None:

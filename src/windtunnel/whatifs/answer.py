@@ -20,6 +20,7 @@ from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.simulate import Timeline, replay
 from windtunnel.units import format_duration, format_size
 from windtunnel.whatifs._gradients import STEADY
+from windtunnel.whatifs._peaks import recorded_peak, reformed_peak
 from windtunnel.whatifs.request import Request, apply
 
 __all__ = ["SCHEMA", "Answer", "Interval", "iteration_ns", "table_of", "takes_part"]
@@ -133,14 +134,23 @@ class Answer:
 
     @cached_property
     def baseline_peak_bytes(self) -> int | None:
-        """Largest memory in use before; None where the graph does not know memory."""
-        return peak_bytes(self.baseline)
+        """Largest memory in use before, as seen in a real step or replayed; None where the graph knows neither."""
+        seen = recorded_peak(self.baseline.graph)
+        return peak_bytes(self.baseline) if seen is None else seen
 
     @cached_property
     def peak_bytes(self) -> int | None:
         """Largest memory in use after; None where the graph does not know memory."""
         # a graph that knew no memory before knows none after, and need not be replayed to say so
-        return None if self.baseline_peak_bytes is None else peak_bytes(self.timeline)
+        if self.baseline_peak_bytes is None:
+            return None
+        reformed = reformed_peak(self.graph) if self.is_applicable else None
+        if reformed is not None:
+            return reformed
+        before, after = peak_bytes(self.baseline), peak_bytes(self.timeline)
+        if before is None or after is None:
+            return self.baseline_peak_bytes
+        return max(0, self.baseline_peak_bytes + after - before)
 
     @cached_property
     def cost_shares(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ from windtunnel.cost import Form, measure_ratios
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.whatifs._measured import apply_ratios, captured_program, opened
+from windtunnel.whatifs._peaks import noted
 
 __all__ = ["batch_size", "gradient_accumulation"]
 
@@ -55,7 +56,8 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0, database: st
     form = Form(batch=(captured, changed))
     scaled = apply_ratios(graph, measure_ratios(program, form, database=opened(database), budget_s=budget_s))
     loads = graph.select(phase=Phase.DATA)
-    return scaled.scale(loads, form.batch_ratio).note({"samples_ratio": _samples(graph) * form.batch_ratio})
+    scaled = scaled.scale(loads, form.batch_ratio).note({"samples_ratio": _samples(graph) * form.batch_ratio})
+    return noted(scaled, form)
 
 
 @registry.whatif("gradient-accumulation", source="Ott et al., Scaling neural machine translation, WMT 2018")
@@ -82,7 +84,8 @@ def gradient_accumulation(graph: Graph, passes: int = 4, database: str = "", bud
     factor = 1.0 + (passes - 1) * max(ratios.backward_total - 1.0, 0.0)
     duration = np.rint(graph.duration_ns[backward] * factor).astype(np.int64)
     graph = graph.set_duration(backward, duration, cost_source=ratios.source).scale(repeated, passes)
-    return graph.note({"samples_ratio": _samples(graph) * passes})
+    # the third pass holds what the second does: gradients beside all that one pass holds
+    return noted(graph.note({"samples_ratio": _samples(graph) * passes}), Form(num_passes=2))
 
 
 def _samples(graph: Graph) -> float:

@@ -15,6 +15,7 @@ from windtunnel.graph import EdgeKind, Graph, Phase
 from windtunnel.whatifs._blocks import block_ranges
 from windtunnel.whatifs._kernels import insert_ahead
 from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program, opened
+from windtunnel.whatifs._peaks import noted
 
 __all__ = ["activation_checkpointing"]
 
@@ -50,7 +51,7 @@ def activation_checkpointing(graph: Graph, layer: str = "", database: str = "", 
     for iteration in np.unique(iterations).tolist():
         for block in ranges:
             changed = _run_again(graph, changed, block, iteration, ratios.source)
-    return changed
+    return noted(changed, form)
 
 
 def _run_again(graph: Graph, changed: Graph, block: tuple[int, int], iteration: int, source: str) -> Graph:

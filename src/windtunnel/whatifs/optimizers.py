@@ -15,6 +15,7 @@ from windtunnel.cost import UpdateForm
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.whatifs._measured import rescaled_update, takes_paper, update_steps
+from windtunnel.whatifs._peaks import noted
 
 __all__ = ["foreach_optimizer", "fused_optimizer"]
 
@@ -55,7 +56,8 @@ def _implemented(graph: Graph, options: dict[str, Any], preset: str, database: s
         return _paper(graph)
     if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
         raise NotApplicableError("the updates are already one task per iteration", where="phase UPDATE")
-    return rescaled_update(graph, UpdateForm(options), database=database, budget_s=budget_s)
+    form = UpdateForm(options)
+    return noted(rescaled_update(graph, form, database=database, budget_s=budget_s), update=form)
 
 
 def _check_not_yet(graph: Graph, option: str) -> None:

@@ -1,0 +1,108 @@
+"""What a program holds at its peak in another form, by running it alone (room cost).
+
+In: a captured program or its optimisers, and a form. Out: bytes at the peak, with what operators allocate for
+themselves. The difference between two forms, not the number itself, is what a what-if applies to the peak seen in the
+real step: what lies around the program there is the same before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.cost.form import Form
+from windtunnel.cost.optimizer import UpdateForm, step_of
+from windtunnel.cost.program import Program
+from windtunnel.errors import PriceError
+from windtunnel.extras import require
+
+__all__ = ["ProgramPeak", "program_peaks", "update_extra_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPeak:
+    """Bytes at the peak of a program that runs alone, and those of its inputs among them."""
+
+    peak_bytes: int
+    input_bytes: int
+
+
+def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
+    """Run forward and backward passes in each form and follow the storages.
+
+    Parameters
+    ----------
+    program : Program
+    forms : Form
+
+    Returns
+    -------
+    list of ProgramPeak
+        In each form: parameters, inputs, gradients, everything between; no optimiser state.
+
+    Raises
+    ------
+    PriceError
+        The program cannot be run again.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    require("torch", extra="torch")
+    from windtunnel.cost._interpreter import Interpreter
+
+    opaque: set[int] = set()
+    try:
+        known = -1
+        while known != len(opaque):  # until all forms run the same calls
+            known = len(opaque)
+            for form in forms:
+                Interpreter(program, form, opaque).rehearse()
+        return [_followed(program, form, opaque) for form in forms]
+    except (RuntimeError, MemoryError) as error:
+        raise PriceError(
+            f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
+            where=", ".join(form.label for form in forms),
+        ) from error
+
+
+def _followed(program: Program, form: Form, opaque: set[int]) -> ProgramPeak:
+    from windtunnel.cost._interpreter import Interpreter
+    from windtunnel.sources._memory_watch import Watch
+
+    ready = Interpreter(program, form, opaque)
+    ready.rehearse()
+    watch = Watch(workspace=True)
+    with watch:
+        ready.run()
+    return ProgramPeak(watch.profile().peak_bytes, ready.input_bytes)
+
+
+def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm) -> int:
+    """What an update holds beyond parameters, gradients and state, at most, all optimisers one after the other.
+
+    Parameters
+    ----------
+    optimizers : list of dict
+        ``graph.meta["optimizers"]``.
+    form : UpdateForm
+
+    Raises
+    ------
+    PriceError
+        A class is not one of ``torch.optim``, or it does not know an option.
+    """
+    require("torch", extra="torch")
+    from windtunnel.sources._memory_watch import Watch
+
+    most = 0
+    for one in optimizers:
+        step = step_of(one, form)
+        step()
+        step()  # state is there from the second update on
+        watch = Watch(workspace=True)
+        with watch:
+            step()
+        profile = watch.profile()
+        most = max(most, profile.peak_bytes - int(profile.total_bytes[-1]) if profile.events.num_rows else 0)
+    return most

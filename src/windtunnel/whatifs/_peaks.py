@@ -1,0 +1,77 @@
+"""Peak memory after a change (room whatifs, private).
+
+In: a captured graph whose ``meta["memory"]`` says what one real step held, and notes of the form in which a what-if
+runs its program. Out: the predicted peak. The program runs alone in its old and in its new form; the difference is
+added to the real peak, separately for the passes and for the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from windtunnel.cost import Form, UpdateForm
+from windtunnel.cost.memory import ProgramPeak, program_peaks, update_extra_bytes
+from windtunnel.errors import PriceError
+from windtunnel.graph import Graph
+from windtunnel.whatifs._measured import captured_program
+
+__all__ = ["noted", "recorded_peak", "reformed_peak"]
+
+_FORM, _UPDATE = "memory_form", "memory_update"
+
+
+def noted(graph: Graph, form: Form | None = None, update: UpdateForm | None = None) -> Graph:
+    """Note in what form the program runs from now on; what does not change stays as an earlier what-if left it."""
+    entries: dict[str, Any] = {}
+    if form is not None:
+        changed = {name: value for name, value in asdict(form).items() if value != getattr(Form(), name)}
+        entries[_FORM] = {**dict(graph.meta.get(_FORM, {})), **changed}
+    if update is not None:
+        entries[_UPDATE] = {**dict(graph.meta.get(_UPDATE, {})), **dict(update.options)}
+    return graph.note(entries)
+
+
+def recorded_peak(graph: Graph) -> int | None:
+    """What the real step held at its peak; None where nobody has looked."""
+    peak = dict(graph.meta.get("memory") or {}).get("peak_bytes")
+    return None if peak is None else int(peak)
+
+
+def reformed_peak(graph: Graph) -> int | None:
+    """The predicted peak of a graph in which forms are noted; None where none are, or it cannot be known."""
+    memory = dict(graph.meta.get("memory") or {})
+    form, update = graph.meta.get(_FORM), graph.meta.get(_UPDATE)
+    if not memory or (form is None and update is None):
+        return None
+    passes, stepping = int(memory["passes"]["peak_bytes"]), int(memory["update"]["peak_bytes"])
+    try:
+        if form is not None:
+            changed = Form(**{name: _value(value) for name, value in form.items()})
+            before, after = program_peaks(captured_program(graph), Form(), changed)
+            passes += after.peak_bytes - before.peak_bytes
+            passes += round(_beside(memory["passes"], before) * (changed.batch_ratio - 1))
+            stepping += after.input_bytes - before.input_bytes
+        if update is not None:
+            optimizers = list(graph.meta.get("optimizers") or [])
+            extra = [update_extra_bytes(optimizers, one) for one in (UpdateForm(), UpdateForm(options=update))]
+            stepping += extra[1] - extra[0]
+    except PriceError:
+        return None
+    return max(passes, stepping)
+
+
+def _beside(passes: Mapping[str, Any], alone: ProgramPeak) -> int:
+    """Results that the program's own variables hold at the peak, beside what operators need; a batch makes them grow.
+
+    Weights and gradients are in both; the optimisers' state, and data at rest, grow with nothing.
+    """
+    held = passes["by_category"]
+    seen: int = passes["peak_bytes"] - held["optimizer state"] - held["input"]
+    return max(0, seen - (alone.peak_bytes - alone.input_bytes))
+
+
+def _value(value: Any) -> Any:
+    """As a ``Form`` has it: meta that was stored holds lists for tuples."""
+    return tuple(_value(item) for item in value) if isinstance(value, list | tuple) else value
