@@ -1,8 +1,9 @@
 """Every workload of the suite really trains: what it minimises falls.
 
 Each at size tiny, in a process of its own, on one thread (the other core is left to loaders and actors), for some
-seconds and at least 15 steps (``suite run``, as a user does). Falls: the mean of the last third of the steps lies below that of the first third by more than twice the standard error
-of their difference. A reinforcement learner's objective is minus the mean return.
+seconds and at least 15 steps (``suite run``, as a user does). Falls: the mean of the last third of the steps lies below
+that of the first third by more than twice the standard error of their difference. A reinforcement learner's objective
+is minus the mean return.
 
     python -m benchmarks.suite_trains --verbose
 """

@@ -1,0 +1,89 @@
+"""The eight observations of the TBD paper, shown or refuted on this machine.
+
+Sweeps over batch sizes on one thread of two convolutional, two recurrent and two dense workloads of the suite, three
+of them on two threads too, two of them in two gloo processes over a free link, one of 1 Gb/s, and one that is as slow
+beside this processor as 1 Gb/s was beside the paper's GPU; feature maps as the fake run of the memory tracker tells
+them at size small. The verdicts are those of ``windtunnel.flights.observations``: nothing is tuned towards the paper,
+and what is refuted is reported as refuted.
+
+    python -m benchmarks.observations --verbose
+"""
+
+import tempfile
+from pathlib import Path
+
+from benchmarks import bar
+from windtunnel.flights.observations import low_kernels, observe
+from windtunnel.flights.suite import run_suite
+from windtunnel.flights.suite_listing import fitting_parameters, predicted_memory
+from windtunnel.flights.suite_results import Cell, SuiteRun, load_run
+from windtunnel.graph import load
+
+CONVOLUTIONAL, RECURRENT, DENSE = ("resnet50", "diffusion-unet"), ("seq2seq", "deep-speech-2"), ("vit", "bert")
+BATCH_SIZES = (1, 4, 16, 32)
+BUDGET_S = 3.0
+GIGABIT_BYTES_PER_S = 125_000_000
+PAPER_PEAK_FLOPS_PER_S = 5.3e12  # Quadro P4000: 1792 cores x 2 x 1.48 GHz
+REMEMBERED = ("resnet50", "inception-v3", "convnext", "vit", "bert", "deep-speech-2", "diffusion-unet", "wgan-gp")
+
+
+def measured(folder: str) -> SuiteRun:
+    """Every cell that the observations need, in one folder."""
+    options = {"output": folder, "resume": True, "budget_s": BUDGET_S, "fewest": 4}
+    swept = (*CONVOLUTIONAL, *RECURRENT, *DENSE)
+    run_suite(swept, batch_sizes=BATCH_SIZES, num_threads=[1], graph_iterations=3, keep_graphs=True, **options)
+    threaded = (CONVOLUTIONAL[0], RECURRENT[0], DENSE[0])
+    run = run_suite(threaded, batch_sizes=BATCH_SIZES[2:3], num_threads=[2], graph_iterations=0, **options)
+    for link in (0, GIGABIT_BYTES_PER_S, scaled_link(run)):
+        ranks = {"num_threads": [1], "num_ranks": [2], "link_bytes_per_s": link, "graph_iterations": 0}
+        run_suite((CONVOLUTIONAL[0], DENSE[0]), batch_sizes=BATCH_SIZES[1:2], **ranks, **options)
+    return load_run(folder)
+
+
+def scaled_link(run: SuiteRun) -> int:
+    """A link as slow beside this processor as 1 Gb/s beside the paper's GPU."""
+    peak = max(rate for result in run.measured for rate in result.peak_flops_per_s.values())
+    return round(GIGABIT_BYTES_PER_S * peak / PAPER_PEAK_FLOPS_PER_S)
+
+
+def feature_maps() -> dict[str, float]:
+    """Share of feature maps in the peak of a step at size small; what cannot be faked is left out."""
+    needed = {name: predicted_memory(name, fitting_parameters(Cell(name, "small"))) for name in REMEMBERED}
+    return {name: each.by_category["feature map"] / each.total_bytes for name, each in needed.items() if each}
+
+
+def kernels(run: SuiteRun) -> dict[str, list[tuple[str, float, float]]]:
+    """Long kernels with little arithmetic of the convolutional workloads at their largest batch."""
+    found = {}
+    for result in run.measured:
+        if result.cell.workload in CONVOLUTIONAL and result.batch_size == max(BATCH_SIZES) and result.graph:
+            peak = result.peak_flops_per_s["float32"]
+            found[result.cell.workload] = low_kernels(load(Path(run.path) / result.graph), peak)
+    return found
+
+
+def main() -> None:
+    """Print the bar, and with --verbose every observation."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = measured(folder)
+        found = observe(run.results, feature_maps(), kernels(run))
+    if bar.is_verbose():
+        for each in found:
+            print(f"{each.number}. {each.claim}\n   {each.verdict}: {each.finding}")
+    checked = [each for each in found if each.is_shown is not None]
+    failed = {result.cell.key: result.message for result in run.results if not result.is_measured}
+    bar.report(
+        "tbd_observations",
+        sum(bool(each.is_shown) for each in checked),
+        "all eight checked, shown or refuted with their numbers",
+        len(checked) == len(found),
+        num_checked=len(checked),
+        verdicts={str(each.number): each.verdict for each in found},
+        findings={str(each.number): each.finding for each in found},
+        worst_waited_ratio=max(result.waited_ratio for result in run.measured),
+        failed=failed,
+    )
+
+
+if __name__ == "__main__":
+    main()
