@@ -11,7 +11,8 @@ from torch import nn
 
 from windtunnel.cost import lookup
 from windtunnel.cost.database import ProfileDatabase
-from windtunnel.cost.lookup import Kernel, Overhead, Stand, fit_overhead, measure, trace
+from windtunnel.cost.kernels import Kernel, trace
+from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, measure
 from windtunnel.errors import PriceError
 
 

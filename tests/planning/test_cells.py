@@ -11,7 +11,8 @@ pytest.importorskip("torch", reason="needs the extra torch")
 import torch
 
 from windtunnel.cost.flops import count
-from windtunnel.cost.lookup import Overhead, trace
+from windtunnel.cost.kernels import trace
+from windtunnel.cost.lookup import Overhead
 from windtunnel.cost.peak import Peak
 from windtunnel.errors import InputError
 from windtunnel.planning import cells as planning

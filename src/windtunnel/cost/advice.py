@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cost.ceilings import Ceilings, lanes_of
-from windtunnel.cost.lookup import Kernel, TensorShape
+from windtunnel.cost.kernels import Kernel, TensorShape, usual_stride
 from windtunnel.cost.utilisation import utilisation
 from windtunnel.extras import require
 from windtunnel.graph import EdgeKind, Graph, Kind
@@ -91,9 +91,7 @@ class _Product:
 
 def _float(shape: Sequence[int]) -> TensorShape:
     torch = require("torch", extra="torch")
-    sizes = tuple(shape)
-    stride = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
-    return TensorShape(sizes, stride, torch.float32)
+    return TensorShape(tuple(shape), usual_stride(shape), torch.float32)
 
 
 def advise(graph: Graph, ceilings: Ceilings) -> list[Advice]:

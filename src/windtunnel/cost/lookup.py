@@ -1,193 +1,37 @@
 """How long a net takes, from a table of its layers (room cost): prediction without running it.
 
-In: a model and example inputs. Out: ``Kernel``s, found on fake tensors, their measured times, and their sum as a
-latency. Each distinct kernel is measured once, ever: one after the other in turn, so that weights and code come from
-where they would come from in a net, with its input just written. What no kernel takes, the framework does: one
-constant per call, fitted on a few nets that really ran. Not here: what is done with a latency (``utilisation``).
+In: ``Kernel``s. Out: their measured times, and their sum as a latency. Each distinct kernel is measured once, ever:
+one after the other in turn, so that weights and code come from where they would come from in a net, with its input
+just written. What no kernel takes, the framework does: one constant per call, fitted on a few nets that really ran.
+Not here: finding kernels (``kernels``), what is done with a latency (``utilisation``).
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
+from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.program import TensorSpec
 from windtunnel.cost.threads import threads
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.sources.allocator import hold_heap
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["Kernel", "Overhead", "Stand", "Table", "TensorShape", "fit_overhead", "measure", "quiet_ns", "trace"]
+__all__ = ["Overhead", "Stand", "Table", "fit_overhead", "measure", "quiet_ns"]
 
 Progress = Callable[[str, int, int], None]
 Clock = Callable[[], int]
 _Key = tuple[str, str, str, str, int, str, str]
 _METHOD = 1  # raised whenever kernels are timed in another way
 _WARMUP, _MIN_ROUNDS, _MAX_ROUNDS = 2, 5, 25
-
-
-class TensorShape(NamedTuple):
-    """A tensor among the arguments of a kernel."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One operator with everything that its time depends on: equal kernels cost the same.
-
-    Parameters
-    ----------
-    operator : str
-        With overload, such as ``aten::conv2d.default``.
-    arguments : tuple
-        Tensors as ``TensorShape``, lists as tuples.
-    keywords : tuple of (str, object)
-    """
-
-    operator: str
-    arguments: tuple[Any, ...] = ()
-    keywords: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def signature(self) -> str:
-        """All arguments as text."""
-        return _text((*self.arguments, *self.keywords))
-
-    @property
-    def tensors(self) -> list[TensorShape]:
-        """Tensors in the order of the arguments, lists opened."""
-        return list(_tensors((*self.arguments, *(value for _, value in self.keywords))))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, TensorShape):
-        stride = "" if value.stride == _usual_stride(value.shape) else f"/{list(value.stride)}"
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{stride}"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_text, value))})"
-    return str(value)
-
-
-def _usual_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(np.prod(shape[place + 1 :], dtype=np.int64)) for place in range(len(shape)))
-
-
-def _tensors(value: Any) -> Iterable[TensorShape]:
-    if isinstance(value, TensorShape):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-# --- finding kernels ----------------------------------------------------------------------------------------
-
-
-def trace(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> list[Kernel]:
-    """The kernels of one inference in their order; nothing is computed, on fake tensors only shapes flow.
-
-    Parameters
-    ----------
-    model : callable
-        A module in ``eval`` mode.
-    inputs : sequence
-        Positional arguments; tensors give their shapes.
-    keywords : mapping
-
-    Raises
-    ------
-    PriceError
-        The model decides by values, which fake tensors do not have.
-    MissingExtraError
-        PyTorch is not installed.
-    """
-    torch = require("torch", extra="torch")
-    from torch._subclasses import FakeTensorMode
-
-    recorder = _recorder()
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        with _quietly(), torch.inference_mode(), fake:
-            values, named = [_faked(one, fake) for one in inputs], {}
-            for name, one in (keywords or {}).items():
-                named[name] = _faked(one, fake)
-            with recorder:
-                model(*values, **named)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise PriceError(
-            f"the model does not run on fake tensors: {reason}",
-            where=type(model).__name__,
-            fix="take out what depends on values, or measure the model instead",
-        ) from error
-    found: list[Kernel] = recorder.kernels
-    return found
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """What fails on fake tensors is told by our own error, not by torch's log as well."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.disabled
-    log.disabled = True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
-def _faked(value: Any, fake: Any) -> Any:
-    import torch
-
-    return fake.from_tensor(value) if isinstance(value, torch.Tensor) else value
-
-
-def _recorder() -> Any:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
-        """Notes every operator that Python calls."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.kernels: list[Kernel] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.namespace != "prim":
-                named = tuple((name, _described(value)) for name, value in (kwargs or {}).items())
-                self.kernels.append(Kernel(_name(func), tuple(map(_described, args)), named))
-            return func(*args, **(kwargs or {}))
-
-    return Recorder()
-
-
-def _name(func: Any) -> str:
-    return f"{func.namespace}::{func._opname}.{func._overloadname}"
-
-
-def _described(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return TensorShape(tuple(value.shape), tuple(value.stride()), value.dtype)
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_described, value))
-    return value
 
 
 # --- measuring kernels --------------------------------------------------------------------------------------
@@ -426,4 +270,4 @@ def fit_overhead(
         return Overhead(float(per_call), float(scale), len(nets))
     weights = calls_N / measured_N
     per_call = float(weights @ (1 - alone_N / measured_N) / (weights @ weights))
-    return Overhead(per_call, 1.0, len(nets))
+    return Overhead(max(per_call, 0.0), 1.0, len(nets))  # no framework gives time back

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from windtunnel.cost import ProfileDatabase, measured_peak
-from windtunnel.cost.lookup import Kernel, Overhead, fit_overhead
+from windtunnel.cost.kernels import Kernel
+from windtunnel.cost.lookup import Overhead, fit_overhead
 from windtunnel.extras import require
 from windtunnel.flights.inference import fly_nets
 from windtunnel.planning.cells import CellParts, CellPrices, CellSearch, PricedCell, hypervolume, search_cells

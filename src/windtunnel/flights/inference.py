@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.cost import Peak, ProfileDatabase, measured_peak
 from windtunnel.cost.flops import count
-from windtunnel.cost.lookup import Kernel, Overhead, Stand, fit_overhead, quiet_ns, trace
+from windtunnel.cost.kernels import Kernel, trace
+from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, quiet_ns
 from windtunnel.cost.threads import threads
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
 from windtunnel.extras import require

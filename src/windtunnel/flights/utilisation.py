@@ -17,7 +17,8 @@ from windtunnel import hardware, registry
 from windtunnel.cost import Ceilings, Measurement, Peak, ProfileDatabase, Utilisation, measured_ceilings
 from windtunnel.cost.advice import advise
 from windtunnel.cost.fingerprint import libraries, machine
-from windtunnel.cost.lookup import Overhead, measure, trace
+from windtunnel.cost.kernels import trace
+from windtunnel.cost.lookup import Overhead, measure
 from windtunnel.cost.threads import threads
 from windtunnel.cost.utilisation import utilisation
 from windtunnel.errors import InputError

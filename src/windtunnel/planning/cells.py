@@ -15,7 +15,8 @@ from typing import Any
 
 from windtunnel.cost import Peak
 from windtunnel.cost.flops import count
-from windtunnel.cost.lookup import Kernel, Overhead, Table, trace
+from windtunnel.cost.kernels import Kernel, trace
+from windtunnel.cost.lookup import Overhead, Table
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell, cell_parts
