@@ -30,6 +30,10 @@ BARS = (
     "overhead",
     "capture_replay_error",
     "whatif_error",
+    "stable_phase",
+    "suite_trains",
+    "suite_fidelity",
+    "observations",
     "demo_time",
     "utilisation",
 )

@@ -23,20 +23,20 @@ BUDGET_S, FEWEST = 6.0, 15
 
 def row(result: Result) -> dict[str, object]:
     """One workload."""
+    shown: dict[str, object] = {"workload": result.cell.workload, "status": result.status, "falls": False}
+    if not result.is_measured:
+        return shown | {"message": f"{result.message}; {result.fix}"[-400:], "seconds": result.seconds}
     values = np.asarray([value for value in result.objective if value is not None])
     third = max(1, len(values) // 3)
     first, last = values[:third], values[-third:]
     error = float(np.sqrt((first.var() + last.var()) / third))
-    return {
-        "workload": result.cell.workload,
-        "status": result.status,
+    return shown | {
+        "falls": bool(len(values) >= 6 and last.mean() < first.mean() - 2 * error),
         "steps": len(result.objective),
         "step_ms": result.median_ns[0] / 1e6,
-        "first": float(first.mean()) if len(first) else float("nan"),
-        "last": float(last.mean()) if len(last) else float("nan"),
-        "falls": bool(len(values) >= 6 and last.mean() < first.mean() - 2 * error),
+        "first": float(first.mean()),
+        "last": float(last.mean()),
         "seconds": result.seconds,
-        "message": result.message,
     }
 
 
@@ -59,9 +59,9 @@ def main() -> None:
         len(falling) == len(rows) >= NUM_TARGET and elapsed_s < SECONDS_TARGET,
         num_workloads=len(rows),
         elapsed_s=elapsed_s,
-        longest_step_ms=max(float(str(entry["step_ms"])) for entry in rows),
-        objectives={str(entry["workload"]): [entry["first"], entry["last"]] for entry in rows},
-        not_falling={str(entry["workload"]): entry["message"] for entry in rows if not entry["falls"]},
+        longest_step_ms=max(float(str(entry.get("step_ms", 0))) for entry in rows),
+        objectives={str(entry["workload"]): [entry["first"], entry["last"]] for entry in rows if "first" in entry},
+        not_falling={str(entry["workload"]): entry.get("message", "") for entry in rows if not entry["falls"]},
     )
 
 
