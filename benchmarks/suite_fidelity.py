@@ -2,9 +2,9 @@
 
 Every workload of the suite at size tiny, each in a process of its own, one thread: captured, replayed and compared
 with bare iterations that the correction never saw (as ``capture_replay_error``), then flown with a few what-ifs (as
-``whatif_error``). The set is kept small so that the bar takes about ten minutes: three changes that apply nearly
-everywhere and touch different parts (the update, the forward and backward pass, the batch), one of them per workload
-in turn beside the fused optimiser. Every pair is reported; what does not apply is listed.
+``whatif_error``). The set is kept small so that the bar takes about ten minutes: the fused
+optimiser, and in turn one of autocast, a second thread and gradient accumulation: they apply nearly everywhere and
+touch different parts. Every pair is reported; what does not apply is listed.
 
     python -m benchmarks.suite_fidelity --verbose
     python -m benchmarks.suite_fidelity --models resnet50,seq2seq --iterations 20
@@ -33,7 +33,7 @@ REPLAY_MEDIAN, REPLAY_WORST, WHATIF_MEDIAN = 0.03, 0.08, 0.05
 ITERATIONS = 20
 RULE = StopRule(rounds=20, precision=0.01, time_limit_s=5.0, turn_ns=50_000_000, warmup=2)
 EVERYWHERE = "fused-optimizer"
-IN_TURN = ("amp", "batch-size:factor=2", "gradient-accumulation:passes=2")
+IN_TURN = ("amp", "threads:threads=2", "gradient-accumulation:passes=2")
 
 
 def arguments() -> argparse.Namespace:

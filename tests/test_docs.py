@@ -32,6 +32,9 @@ def test_python_in_the_docs_runs(code):
     exec(compile(code, "docs", "exec"), {"__name__": "docs"})
 
 
+GROUPS = ("suite",)  # verbs of which each has verbs of its own
+
+
 @pytest.mark.parametrize("code", blocks("console"))
 def test_commands_in_the_docs_exist_with_their_options(code):
     from windtunnel.cli._app import app
@@ -40,7 +43,8 @@ def test_commands_in_the_docs_exist_with_their_options(code):
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if not words or words[0] != "windtunnel":
             continue
-        shown = CliRunner().invoke(app, [words[1], "--help"])
+        verb = words[1:3] if words[1] in GROUPS else words[1:2]
+        shown = CliRunner().invoke(app, [*verb, "--help"])
         own = words[: words.index("--")] if "--" in words else words
         options = [word for word in own if word.startswith("--")]
         if words[1] == "capture":
