@@ -36,6 +36,9 @@ BARS = (
     "observations",
     "demo_time",
     "utilisation",
+    "memory_adds_up",
+    "memory_fake",
+    "feature_maps",
 )
 
 
