@@ -50,6 +50,11 @@ def test_an_unknown_workload_is_answered_with_the_nearest_names():
     assert "lstm" in caught.value.fix
 
 
+def test_an_unknown_size_is_refused():
+    with pytest.raises(InputError, match="tinny"):
+        cells_of(["mlp"], size="tinny")
+
+
 @pytest.mark.parametrize("wrong", [{"batch_sizes": [0]}, {"num_threads": [-1]}, {"num_ranks": [0]}])
 def test_numbers_that_run_nothing_are_refused(wrong):
     with pytest.raises(InputError, match="runs nothing"):

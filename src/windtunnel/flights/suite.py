@@ -36,6 +36,7 @@ from windtunnel.flights.suite_results import (
     write_profile,
     write_result,
 )
+from windtunnel.workloads.workload import SIZES
 
 __all__ = ["Order", "cells_of", "run_suite"]
 
@@ -86,7 +87,7 @@ def cells_of(
     Raises
     ------
     InputError
-        An unknown workload (the nearest names are offered), or a number that is not positive.
+        An unknown workload (the nearest names are offered) or size, or a number that is not positive.
     """
     for what, values in (
         ("batch size", batch_sizes),
@@ -95,6 +96,8 @@ def cells_of(
     ):
         if any(value < 1 for value in values):
             raise InputError(f"a {what} of {min(values)} runs nothing", fix="use 1 or more")
+    if size not in SIZES:
+        raise InputError(f"no size is called {size!r}", where="size", fix=f"choose one of {', '.join(SIZES)}")
     cores = hardware.machine().num_cores
     return [
         Cell(name, size, batch_size, threads, ranks, link_bytes_per_s if ranks > 1 else 0)
