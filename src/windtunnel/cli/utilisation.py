@@ -76,7 +76,19 @@ def utilisation(
 
         utilisation_page(found, path, overwrite=force)
         advise(f"wrote {path}")
-    advise(f"next: windtunnel utilisation {target} --advise" if not try_advice else "next: windtunnel list whatifs")
+    _advise_next(target, found[-1], tried)
+
+
+def _advise_next(target: str, found: ModelUse, tried: list[FlownAdvice]) -> None:
+    from windtunnel.flights.utilisation import is_model
+
+    if is_model(found.name):
+        again = f"--batch-sizes {4 * found.batch_size}" if tried else "--advise"
+        advise(f"next: windtunnel utilisation {target} {again}")
+    elif Path(target).exists():
+        advise(f"next: windtunnel whatif {target} --all")
+    else:
+        advise(f"next: windtunnel verify {target} --whatif amp")
 
 
 def _batch_sizes(text: str) -> list[int]:

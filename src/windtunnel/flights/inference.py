@@ -29,7 +29,7 @@ __all__ = ["FlownNet", "Survey", "SurveyRow", "fly_nets", "survey"]
 
 Clock = Callable[[], int]
 Progress = Callable[[str, int, int], None]
-_FIT_EVERY = 8  # every eighth net of a survey fixes the framework's constant
+_FIT_EVERY = 8  # every eighth model of a survey fixes the framework's constant
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def survey(
 
     Notes
     -----
-    The framework's constant comes from every eighth net. A kernel that many nets share is measured once.
+    The framework's constant comes from every eighth model. A kernel that many nets share is measured once.
     """
     require("torch", extra="torch")
     peak = measured_peak("float32", num_threads, database=database)
@@ -223,9 +223,10 @@ def survey(
     failures |= {net.name: "a kernel cannot be run alone" for net in nets if net not in usable}
     if not usable:
         raise InputError("no model could be surveyed", where="; ".join(f"{k}: {v}" for k, v in failures.items()))
-    fitted = usable[::_FIT_EVERY]
+    chosen = set(list(dict.fromkeys(net.name for net in usable))[::_FIT_EVERY])
+    fitted = [net for net in usable if net.name in chosen]
     overhead = fit_overhead([net.kernels for net in fitted], table, [net.measured_ns for net in fitted])
-    rows = tuple(_row(net, overhead, table, peak, is_fitted=net in fitted) for net in usable)
+    rows = tuple(_row(net, overhead, table, peak, is_fitted=net.name in chosen) for net in usable)
     return Survey(rows, peak, overhead, image_size, num_threads, failures)
 
 
