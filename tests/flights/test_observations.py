@@ -56,6 +56,18 @@ def test_an_empty_run_checks_nothing_and_says_what_it_lacks():
     assert all("does not hold" in each.finding for each in found)
 
 
+def test_feature_maps_come_from_predicted_memory_where_nothing_else_is_given():
+    small, large = (
+        _result(
+            "vit", batch, 1, "dense", predicted_memory_bytes=100, predicted_memory_by_category={"feature map": share}
+        )
+        for batch, share in ((1, 30), (8, 70))
+    )
+
+    assert "vit 70%" in observe([large, small])[5].finding
+    assert observe([large, small])[5].verdict == "shown"
+
+
 def test_numbers_stand_in_the_findings():
     first = observe(_as_published())[0]
 

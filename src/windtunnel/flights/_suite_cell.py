@@ -117,7 +117,7 @@ def measure_cell(order: Order) -> Result:
         It cannot be built or run.
     """
     begun_s = time.monotonic()
-    predicted_bytes = _check_fits(order)
+    needed = _check_fits(order)
     with ExitStack() as stack:
         built = _build(order, stack)
         sampled = _Sampled(built, ranks=order.cell.num_ranks)
@@ -144,7 +144,8 @@ def measure_cell(order: Order) -> Result:
         **_phase_fields(phase),
         **sampled.fields(durations_ns, phase),
         **extra,
-        predicted_memory_bytes=predicted_bytes,
+        predicted_memory_bytes=sum(needed.values()) or None,
+        predicted_memory_by_category=needed,
         peak_resident_bytes=peak_bytes,
         versions=installed_versions(),
         machine_id=fingerprint.machine(),
@@ -153,27 +154,27 @@ def measure_cell(order: Order) -> Result:
     )
 
 
-def _check_fits(order: Order) -> int | None:
-    """Refuse before the machine swaps; the predicted bytes, None where nothing was predicted.
+def _check_fits(order: Order) -> dict[str, int]:
+    """Refuse before the machine swaps; the predicted bytes by category, nothing where nothing was predicted.
 
     A tiny workload at its own batch size fits wherever torch fits: it is asked only where a limit is given.
     """
     cell = order.cell
     if cell.size == "tiny" and not cell.batch_size and not order.memory_bytes:
-        return None
+        return {}
     available_bytes = order.memory_bytes or available_memory_bytes()
     predicted = predicted_memory(cell.workload, fitting_parameters(cell))
     if predicted is None:
-        return None
-    needed_bytes = predicted.total_bytes * cell.num_ranks
+        return {}
+    needed = {category: size_bytes * cell.num_ranks for category, size_bytes in predicted.by_category.items()}
+    needed_bytes = sum(needed.values())
     if available_bytes is not None and needed_bytes > _SHARE_OF_MEMORY * available_bytes:
-        largest_bytes = predicted.by_category[predicted.largest] * cell.num_ranks
         raise InfeasibleError(
-            f"{cell.workload} needs {format_size(needed_bytes)}, of which {format_size(largest_bytes)} are "
+            f"{cell.workload} needs {format_size(needed_bytes)}, of which {format_size(needed[predicted.largest])} are "
             f"{predicted.largest}; {format_size(available_bytes)} are free",
             fix=f"cut the {predicted.largest}: {predicted.advice}",
         )
-    return needed_bytes
+    return needed
 
 
 def _build(order: Order, stack: ExitStack) -> Workload:

@@ -69,7 +69,7 @@ def observe(
     ----------
     results : sequence of Result
     feature_map_shares : mapping
-        By workload: the share of feature maps in the peak of a training step.
+        By workload: the share of feature maps in the peak of a training step; by default as predicted for the results.
     kernels : mapping
         By workload: what :func:`low_kernels` found.
     """
@@ -81,7 +81,7 @@ def observe(
         _arithmetic(sweeps, kernels or {}),
         _cpu(measured),
         _faster_device(measured),
-        _feature_maps(feature_map_shares or {}),
+        _feature_maps(_shares(measured) if feature_map_shares is None else feature_map_shares),
         _pointless_memory(sweeps),
         _links(measured),
     ]
@@ -253,6 +253,12 @@ def _gains(ratio: float) -> bool:
 
 def _drops(ratio: float) -> bool:
     return ratio < 1
+
+
+def _shares(measured: Sequence[Result]) -> dict[str, float]:
+    """Of every workload at its largest batch."""
+    by_batch = sorted(measured, key=lambda result: result.batch_size)
+    return {r.cell.workload: r.feature_map_share for r in by_batch if r.feature_map_share is not None}
 
 
 def _feature_maps(shares: Mapping[str, float]) -> Observation:

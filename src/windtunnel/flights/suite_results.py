@@ -78,6 +78,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         Of one step; None where the host does not tell.
     peak_resident_bytes, predicted_memory_bytes : int or None
         Of the process, Python and libraries included; of the step's tensors, before anything ran.
+    predicted_memory_by_category : dict
+        The latter, in bytes at the peak.
     objective : list of float or None
         What training makes fall, one value per step; None where there is none yet (no episode has ended).
     """
@@ -117,6 +119,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     energy_source: str = ""
     peak_resident_bytes: int | None = None
     predicted_memory_bytes: int | None = None
+    predicted_memory_by_category: dict[str, int] = {}
     graph: str = ""
     notes: list[str] = []
     versions: dict[str, str] = {}
@@ -129,6 +132,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def is_measured(self) -> bool:
         """Whether it has numbers."""
         return self.status == "measured"
+
+    @property
+    def feature_map_share(self) -> float | None:
+        """Of feature maps in the predicted peak; None where it was not predicted."""
+        if not self.predicted_memory_bytes:
+            return None
+        return self.predicted_memory_by_category.get("feature map", 0) / self.predicted_memory_bytes
 
     @property
     def is_disturbed(self) -> bool:
