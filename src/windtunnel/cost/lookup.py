@@ -70,7 +70,7 @@ def measure(
     distinct = list(dict.fromkeys(kernels))
     keys = {kernel: _key(kernel, num_threads) for kernel in distinct}
     known = database.find_all(keys.values()) if database is not None else {}
-    found = {kernel: known[key].new_ns for kernel, key in keys.items() if key in known}
+    found = {kernel: known[key].new_ns for kernel, key in keys.items() if key in known and known[key].is_trusted}
     wanted = [kernel for kernel in distinct if kernel not in found]
     times_KR = _measure_in_turn(wanted, num_threads, budget_s, progress)
     measured = {kernel: quiet_ns(times) for kernel, times in times_KR.items()}
