@@ -74,17 +74,12 @@ def a3c(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
     from torch import nn
 
     preset = of_size(PRESETS, size)
-    play, num_rollouts = preset.play, batch_size or preset.batch_size
-    if num_rollouts % play.num_environments:
-        raise InputError(
-            f"{num_rollouts} rollouts are not a multiple of the {play.num_environments} that an actor sends at once",
-            where="batch_size",
-            fix=f"choose {play.num_environments} or a multiple of it",
-        )
+    play, num_rollouts = preset.play, preset.batch_size if batch_size is None else batch_size
+    num_messages = _num_messages(play, num_rollouts)
     torch.manual_seed(seed)
     model = policy(play)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=preset.learning_rate, alpha=0.99, eps=1e-5)
-    receive, publish, close = _players(play, model, num_rollouts // play.num_environments, seed)
+    receive, publish, close = _players(play, model, num_messages, seed)
     returns: deque[float] = deque(maxlen=NUM_RECENT)
     num_frames = 0
 
@@ -114,6 +109,16 @@ def a3c(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
         objective=lambda: -statistics.fmean(returns) if returns else float("nan"),
         close=close,
     )
+
+
+def _num_messages(play: Play, num_rollouts: int) -> int:
+    if num_rollouts < 1 or num_rollouts % play.num_environments:
+        raise InputError(
+            f"{num_rollouts} rollouts are not a multiple of the {play.num_environments} that an actor sends at once",
+            where="batch_size",
+            fix=f"choose {play.num_environments} or a multiple of it",
+        )
+    return num_rollouts // play.num_environments
 
 
 def _loss(model: torch.nn.Module, rollouts: Rollouts) -> torch.Tensor:

@@ -68,7 +68,7 @@ def bert(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
     import torch
 
     preset = of_size(PRESETS, size)
-    num_windows = batch_size or preset.batch_size
+    num_windows = preset.batch_size if batch_size is None else batch_size
     torch.manual_seed(seed)
     model = _network(preset)
     optimizer = torch.optim.AdamW(model.parameters(), lr=preset.learning_rate)

@@ -6,18 +6,12 @@ In: a size and a seed. Out: a ``Workload`` of causal attention and gated feed-fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads._decoder import Shape, decoder, gated
-from windtunnel.workloads._texts import Text
+from windtunnel.workloads._decoder import Shape, gated
+from windtunnel.workloads._next_word import next_word
 from windtunnel.workloads.workload import Workload, of_size
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["PRESETS", "decoder_lm"]
 
@@ -59,39 +53,13 @@ def decoder_lm(*, size: str = "small", batch_size: int | None = None, seed: int 
         There is no such size.
     """
     require("torch", extra="torch")
-    import torch
-    from torch import nn
-
     preset = of_size(PRESETS, size)
-    shape = preset.shape
-    num_windows = batch_size or preset.batch_size
-    torch.manual_seed(seed)
-    model = decoder(shape, lambda: gated(shape.width, shape.inner))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=preset.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    loss_function = nn.CrossEntropyLoss()
-    data, random = Text.of(shape.vocabulary, seed), np.random.default_rng(seed)
-    num_tokens = 0
-
-    def step() -> torch.Tensor:
-        nonlocal num_tokens
-        words = torch.from_numpy(data.draw(num_windows, shape.length + 1, random))
-        num_tokens += num_windows * shape.length
-        optimizer.zero_grad()
-        scores = model(words[:, :-1], [])
-        loss: torch.Tensor = loss_function(scores.flatten(0, 1), words[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach()
-
-    return Workload(
+    return next_word(
         "decoder-lm",
-        (model,),
-        (optimizer,),
-        step,
-        num_windows,
+        preset.shape,
+        lambda: gated(preset.shape.width, preset.shape.inner),
         size=size,
-        data=data.origin,
-        unit="tokens",
-        units=lambda: num_tokens,
+        batch_size=preset.batch_size if batch_size is None else batch_size,
+        learning_rate=preset.learning_rate,
+        seed=seed,
     )

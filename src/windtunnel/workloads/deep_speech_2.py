@@ -72,7 +72,7 @@ def deep_speech_2(*, size: str = "small", batch_size: int | None = None, seed: i
     from torch import nn
 
     preset = of_size(PRESETS, size)
-    num_utterances = batch_size or preset.batch_size
+    num_utterances = preset.batch_size if batch_size is None else batch_size
     torch.manual_seed(seed)
     model = _network(preset)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)

@@ -81,7 +81,7 @@ def dlrm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
     from torch import nn
 
     preset = of_size(PRESETS, size)
-    num_samples = batch_size or preset.batch_size
+    num_samples = preset.batch_size if batch_size is None else batch_size
     torch.manual_seed(seed)
     model = _network(preset)
     tables = model.get_submodule("tables")

@@ -91,7 +91,7 @@ def graph_network(*, size: str = "small", batch_size: int | None = None, seed: i
     from torch import nn
 
     preset = of_size(PRESETS, size)
-    num_seeds = batch_size or preset.batch_size
+    num_seeds = preset.batch_size if batch_size is None else batch_size
     torch.manual_seed(seed)
     model = _network(preset, layers)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)

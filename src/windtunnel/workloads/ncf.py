@@ -71,7 +71,7 @@ def ncf(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
     from torch import nn
 
     preset = of_size(PRESETS, size)
-    num_pairs = batch_size or preset.batch_size
+    num_pairs = preset.batch_size if batch_size is None else batch_size
     torch.manual_seed(seed)
     model = _network(preset)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)

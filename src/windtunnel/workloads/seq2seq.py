@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads._texts import PAD, translations
+from windtunnel.workloads._texts import PAD
+from windtunnel.workloads._translation import translation
 from windtunnel.workloads.workload import Workload, of_size
 
 if TYPE_CHECKING:
@@ -63,40 +62,19 @@ def seq2seq(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     """
     require("torch", extra="torch")
     import torch
-    from torch import nn
 
     preset = of_size(PRESETS, size)
-    num_pairs = batch_size or preset.batch_size
     torch.manual_seed(seed)
     model = _network(preset)
-    optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)
-    loss_function = nn.CrossEntropyLoss(ignore_index=PAD)
-    data, random = translations(preset.vocabulary, seed), np.random.default_rng(seed)
-    num_tokens = 0
-
-    def step() -> torch.Tensor:
-        nonlocal num_tokens
-        batch = data.draw(num_pairs, random)
-        num_tokens += batch.num_tokens
-        source, target = torch.from_numpy(batch.source), torch.from_numpy(batch.target)
-        optimizer.zero_grad()
-        scores = model(source, target[:, :-1])
-        loss: torch.Tensor = loss_function(scores.flatten(0, 1), target[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        return loss.detach()
-
-    return Workload(
+    return translation(
         "seq2seq",
-        (model,),
-        (optimizer,),
-        step,
-        num_pairs,
+        model,
+        torch.optim.Adam(model.parameters(), lr=preset.learning_rate),
         size=size,
-        data=data.origin,
-        unit="tokens",
-        units=lambda: num_tokens,
+        batch_size=preset.batch_size if batch_size is None else batch_size,
+        vocabulary=preset.vocabulary,
+        seed=seed,
+        max_norm=5.0,
     )
 
 
