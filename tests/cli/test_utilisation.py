@@ -104,6 +104,14 @@ def test_a_graph_without_flops_has_no_utilisation(tmp_path):
     assert "states the flops" in " ".join(found.stderr.split())
 
 
+def test_the_report_takes_the_waterfall_in(tmp_path):
+    page = tmp_path / "net.html"
+    found = windtunnel("report", stored(tmp_path / "net.wt"), "--no-whatifs", "--utilisation", "--output", page)
+
+    assert 0 == found.code
+    assert "of the peak is used; most is lost to" in page.read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_a_cell_is_flown_predicted_and_advised():
     found = windtunnel("utilisation", "cell-3", "--batch-sizes", "1,2", "--predict", "--json")

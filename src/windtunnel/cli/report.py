@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,12 +10,17 @@ from windtunnel.cli._console import Progress, advise, print_json, say
 from windtunnel.cli._files import derived, open_graph, require_free, stem
 from windtunnel.cli._options import Force, GraphPath, Json, LedgerPath, Output
 
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+    from windtunnel.reports.sections import Section
+
 __all__ = ["report"]
 
 
 def report(
     graph: GraphPath,
     ask: Annotated[bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of every what-if.")] = True,
+    peaks: Annotated[bool, typer.Option("--utilisation", help="Measure peaks here; include the waterfall.")] = False,
     output: Output = None,
     ledger: LedgerPath = None,
     force: Force = False,
@@ -37,10 +42,19 @@ def report(
         found = whatif(opened, "all", progress=progress) if ask and opened.num_tasks else []
         answers = with_intervals(found, past)
         receipts = past.receipts() if ask else []
-        write_report(opened, path, answers=answers, receipts=receipts, title=stem(graph), overwrite=force)
+        more = [_utilisation(opened, stem(graph))] if peaks else []
+        write_report(opened, path, answers=answers, receipts=receipts, title=stem(graph), more=more, overwrite=force)
     if as_json:
         document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size}
         print_json(document | {"num_tasks": opened.num_tasks, "num_answers": len(answers)})
     else:
         say(f"{path}: {format_size(path.stat().st_size)}, works offline")
     advise(f"next: open {path} in a browser")
+
+
+def _utilisation(graph: Graph, name: str) -> Section:
+    from windtunnel.cost import ProfileDatabase
+    from windtunnel.flights.utilisation import use_of_graph
+    from windtunnel.reports.utilisation import utilisation_section
+
+    return utilisation_section(use_of_graph(graph, name=name, database=ProfileDatabase()))

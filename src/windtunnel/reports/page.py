@@ -41,6 +41,7 @@ def report(
     receipts: Sequence[Receipt] = (),
     title: str = "",
     timeline: Timeline | None = None,
+    more: Sequence[Section] = (),
     overwrite: bool = False,
 ) -> Path:
     """Write the report of a graph as one HTML file.
@@ -57,6 +58,8 @@ def report(
         Name of the job; that of the file if empty.
     timeline : Timeline
         The graph's replay, if there is one already.
+    more : sequence of Section
+        Sections for which more was measured than the graph says, such as ``utilisation_section``.
     overwrite : bool
         Replace a file that is there.
 
@@ -79,6 +82,7 @@ def report(
         sections.critical_path(explanation),
         sections.timeline_view(graph, timeline),
         memory(timeline),
+        *more,
         what_ifs(answers, own),
         flights(own, num_others=len(receipts) - len(own)),
         sections.edits(graph),
