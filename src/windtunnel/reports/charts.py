@@ -243,7 +243,7 @@ def _interval(x_of: Callable[[float], float], y: float, low: float, high: float,
 
 def waterfall(steps: Sequence[Step], label: str) -> str:
     """From 100 % at the top down to what remains: each step begins where the one before ended."""
-    left, right, row = 150.0, WIDTH - 330.0, 30.0
+    left, right, row = 120.0, WIDTH - 470.0, 30.0
     whole = max(100.0, *(step.percent for step in steps)) if steps else 100.0
     body, level = [], 100.0
     for index, step in enumerate(steps):
@@ -256,6 +256,6 @@ def waterfall(steps: Sequence[Step], label: str) -> str:
         )
         body.append(_text(left - 10, y + 15, step.label, anchor="end"))
         body.append(_text(right + 8, y + 15, f"{step.percent:.2f} %", style=' style="font-weight:600"'))
-        body.append(_text(right + 76, y + 15, step.meaning, style=' class="soft"', limit=44))
+        body.append(_text(right + 76, y + 15, step.meaning, style=' class="soft"', limit=62))
         level -= step.percent
     return _svg(16 + row * len(steps), "".join(body), label)
