@@ -1,0 +1,97 @@
+"""``windtunnel memory`` as a user types it."""
+
+import json
+import textwrap
+
+import pytest
+
+from tests.cli.command import windtunnel
+
+pytest.importorskip("torch", reason="needs the extra torch")
+
+SMALL = "mlp:batch_size=4,width=32,depth=2"
+SCRIPT = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+print("training")
+for _ in range(100):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+WEIGHTS = 4 * (785 * 32 + 33 * 32 + 33 * 10)
+
+
+def test_a_workload_is_predicted_without_running_it(tmp_path):
+    page = tmp_path / "mlp.memory.html"
+    shown = windtunnel("memory", SMALL, "--fake", "--json", "--output", page)
+
+    document = json.loads(shown.stdout)
+    assert shown.code == 0, shown.stderr
+    assert "windtunnel.memory/1" == document["schema"]
+    assert document["meta"]["is_fake"]
+    assert WEIGHTS == document["by_category"]["weight"] == document["at_most"]["gradient"]
+    assert 2 * WEIGHTS + 24 == document["by_category"]["optimizer state"]
+    assert "at the peak</h1>" in page.read_text()
+    assert "open" in shown.stderr
+
+
+def test_a_job_that_does_not_fit_is_refused_and_told_what_to_cut():
+    shown = windtunnel("memory", "mlp:width=4096", "--fake", "--device-memory", "64MiB")
+
+    assert shown.code == 2
+    assert "and there are 64.0 MiB" in shown.stderr
+    assert "optimizer state" in shown.stderr
+    assert "fix:" in shown.stderr
+    assert shown.stdout == ""
+
+
+def test_a_script_is_followed_and_its_table_kept(tmp_path):
+    path, kept = tmp_path / "train.py", tmp_path / "run.parquet"
+    path.write_text(textwrap.dedent(SCRIPT))
+    shown = windtunnel("memory", "--fake", "--output", kept, path)
+    again = windtunnel("memory", kept)
+
+    assert (0, 0) == (shown.code, again.code), shown.stderr + again.stderr
+    assert "training" in shown.stderr
+    assert "training" not in shown.stdout
+    assert shown.stdout == again.stdout
+    assert "feature map" in shown.stdout
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines()[1:])
+    refused = windtunnel("memory", "--fake", "--output", kept, path)
+    assert refused.code == 2
+    assert "is there already" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_real_run_is_predicted_first(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    real = windtunnel("memory", "--json", path)
+    refused = windtunnel("memory", "--device-memory", "1MiB", path)
+
+    assert real.code == 0, real.stderr
+    assert not json.loads(real.stdout)["meta"]["is_fake"]
+    assert 4 * 72 == json.loads(real.stdout)["by_category"]["weight"]
+    assert refused.code == 2
+    assert "training" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("mpl", "--fake"), "did you mean"),
+        (("mlp:wdith=3", "--fake"), "did you mean width"),
+        (("mlp", "--fake", "more"), "takes no arguments"),
+        (("--fake", "nothing.py"), "there is no script nothing.py"),
+        (("nothing.parquet",), "cannot be read as a memory profile"),
+        (("mlp", "--fake", "--device-memory", "many"), "many"),
+    ],
+)
+def test_what_is_misspelt_is_told(arguments, said):
+    shown = windtunnel("memory", *arguments)
+
+    assert shown.code == 2
+    assert said in shown.stderr
+    assert "Traceback" not in shown.stderr
