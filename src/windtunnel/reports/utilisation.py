@@ -42,7 +42,7 @@ def utilisation_page(found: Sequence[ModelUse], path: str | Path, *, title: str 
     peak = found[0].peak
     lead = (
         f"Peak: {peak.flops_per_s / 1e9:.0f} GFLOP/s, the best matrix product measured here in {peak.dtype} on "
-        f"{peak.num_threads} threads ({peak.isa})."
+        f"{peak.num_threads} thread{'s' if peak.num_threads > 1 else ''} ({peak.isa})."
     )
     head = f'<h1>{escape(f"{name}: utilisation")}</h1><p class="lead">{escape(lead)}</p>'
     return write_text(
