@@ -19,6 +19,9 @@ pytest.importorskip("transformers", reason="needs the extra suite")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+from windtunnel.workloads._boxes import iou  # noqa: E402
+from windtunnel.workloads._scenes import Scenes  # noqa: E402
+
 DOMAINS = {
     "convnext": "image classification",
     "diffusion-unet": "diffusion",
@@ -176,3 +179,25 @@ def test_an_empty_batch_is_refused(name):
         make(name, batch_size=0)
 
     assert "a batch of 0 images" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_detector_finds_objects_in_pictures_that_it_has_not_seen():
+    """The 16 best of 432 anchors' proposals then cover at least twice as many objects as untrained."""
+    workload = make("faster-rcnn")
+    scenes = Scenes(height=96, width=128, num_classes=4, max_objects=8, batch_size=40, seed=0)
+    scenes.generator.manual_seed(99)  # the patterns of the workload's classes in other pictures
+    unseen = scenes.draw()
+    before = share_found(workload.model, unseen)
+
+    losses(workload, 120)
+
+    assert share_found(workload.model, unseen) > 2 * before
+
+
+@torch.no_grad()
+def share_found(model, batch):
+    found = model.proposer(model.backbone(batch.images))
+    boxes, _ = model.proposer.proposals(*found, tuple(batch.images.shape[-2:]))
+    best = iou(boxes[:, :16], batch.boxes).amax(dim=1)
+    return ((best >= 0.5) & batch.present).sum().item() / batch.present.sum().item()
