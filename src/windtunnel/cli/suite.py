@@ -100,10 +100,15 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
         print_json({"schema": "windtunnel.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))})
     else:
         rows = [
-            (each.name, each.domain, _scaled(each.num_parameters), _scaled(each.flops_per_sample), each.source)
+            (
+                each.name,
+                ": ".join(filter(None, (each.domain, each.source))),
+                _scaled(each.num_parameters),
+                _scaled(each.flops_per_sample),
+            )
             for each in entries
         ]
-        print_table(("workload", "domain", "parameters", "FLOP/sample", "source"), rows, numbers=(2, 3), gives_way=4)
+        print_table(("workload", "domain: source", "parameters", "FLOP/sample"), rows, numbers=(2, 3), gives_way=1)
         for each in entries:
             if each.note:
                 say_wrapped(f"{each.name}: {each.note}")
