@@ -67,7 +67,8 @@ def main() -> None:
     bar.report(
         "stable_phase",
         share,
-        f">= {SHARE_TARGET:.0%} of means within {TARGET:.0%} of truth; >= {FOUND_TARGET:.0%} of drifts found, false alarms <= {ALARM_TARGET:.0%}",
+        f">= {SHARE_TARGET:.0%} of means within {TARGET:.0%} of truth; >= {FOUND_TARGET:.0%} of drifts found, "
+        f"false alarms <= {ALARM_TARGET:.0%}",
         share >= SHARE_TARGET and found >= FOUND_TARGET and alarms <= ALARM_TARGET,
         worst=max(errors),
         num_series=NUM_STATIONARY,
