@@ -112,7 +112,9 @@ def mser5(samples: ArrayLike) -> int:
     sums_M = means_M[::-1].cumsum()[::-1]
     squares_M = (means_M**2)[::-1].cumsum()[::-1]
     errors_M = np.maximum(squares_M - sums_M**2 / left_M, 0.0) / left_M**2
-    return int(np.argmin(errors_M[: num_groups // 2 + 1])) * GROUP
+    errors_M = errors_M[: num_groups // 2 + 1]
+    rounding = 1e-12 * float(squares_M[0]) / num_groups**2  # of equally good cuts the first
+    return int(np.argmax(errors_M <= errors_M.min() + rounding)) * GROUP
 
 
 def spikes(samples: ArrayLike) -> NDArray[np.bool_]:
@@ -159,7 +161,7 @@ def trend(samples: ArrayLike, *, confidence: float = 0.99) -> Trend:
     Examples
     --------
     >>> trend(range(100, 200)).is_significant, round(trend(range(100, 200)).change_ratio, 2)
-    (True, 0.66)
+    (True, 0.67)
     >>> trend([1.0, 2.0] * 50).is_significant
     False
     """
