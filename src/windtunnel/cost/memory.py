@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from windtunnel.cost.form import Form
@@ -49,16 +50,11 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
         PyTorch is not installed.
     """
     require("torch", extra="torch")
-    from windtunnel.cost._interpreter import Interpreter
-
-    opaque: set[int] = set()
+    keyed = _Keyed(program)
     try:
-        known = -1
-        while known != len(opaque):  # until all forms run the same calls
-            known = len(opaque)
-            for form in forms:
-                Interpreter(program, form, opaque).rehearse()
-        return [_followed(program, form, opaque) for form in forms]
+        # calls that one form cannot run are run by none
+        opaque = frozenset[int]().union(*(_cannot_run(keyed, form) for form in forms))
+        return [_followed(keyed, form, opaque) for form in forms]
     except (RuntimeError, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
@@ -66,11 +62,34 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
         ) from error
 
 
-def _followed(program: Program, form: Form, opaque: set[int]) -> ProgramPeak:
+class _Keyed:
+    """A program that equals every other with the same calls."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __hash__(self) -> int:
+        return hash(self.program.fingerprint)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and self.program.fingerprint == other.program.fingerprint
+
+
+@lru_cache(maxsize=64)
+def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
+    from windtunnel.cost._interpreter import Interpreter
+
+    opaque: set[int] = set()
+    Interpreter(keyed.program, form, opaque).rehearse()
+    return frozenset(opaque)
+
+
+@lru_cache(maxsize=64)  # the baseline is asked for again with every what-if
+def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
     from windtunnel.cost._interpreter import Interpreter
     from windtunnel.sources._memory_watch import Watch
 
-    ready = Interpreter(program, form, opaque)
+    ready = Interpreter(keyed.program, form, set(opaque))
     ready.rehearse()
     watch = Watch(workspace=True)
     with watch:
