@@ -115,6 +115,13 @@ def test_paired_rounds_do_not_see_a_machine_that_slows_down():
     assert row.p_value == pytest.approx(2 / 512)
 
 
+def test_few_rounds_prove_nothing():
+    """Of four changes of sign two are as extreme: p is a half."""
+    row = compared_rounds("mlp", "samples", [1.5e6, 1.5e6], [1e6, 1e6])
+
+    assert (row.p_value, row.verdict) == (0.5, "no difference")
+
+
 def test_commands_take_turns_in_alternating_order(monkeypatch):
     ran: list[str] = []
 

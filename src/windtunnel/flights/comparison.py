@@ -57,8 +57,9 @@ class Compared:
 
     @property
     def is_different(self) -> bool:
-        """Whether the interval leaves 1 out."""
-        return not self.speedup.low <= 1 <= self.speedup.high
+        """Whether the interval leaves 1 out, and the paired test (where there is one) agrees."""
+        is_outside = not self.speedup.low <= 1 <= self.speedup.high
+        return is_outside and (math.isnan(self.p_value) or self.p_value <= 1 - _CONFIDENCE)
 
     @property
     def text(self) -> str:

@@ -111,10 +111,10 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[float, str]:
+def _run(command: Sequence[str], environment: dict[str, str], folder: str | None = None) -> tuple[float, str]:
     """Run to the end: nanoseconds and stdout."""
     begun_ns = time.perf_counter_ns()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     elapsed_ns = time.perf_counter_ns() - begun_ns
     if done.returncode:
         raise FlightError(
@@ -134,7 +134,8 @@ def _suite_of(side: Side, workload: str, arguments: Sequence[str]) -> tuple[floa
     environment = {**os.environ, "PYTHONPATH": str(_source(side.checkout).parent)}
     with tempfile.TemporaryDirectory(prefix="windtunnel-side-") as scratch:
         verb = [sys.executable, "-m", "windtunnel", "suite", "run", workload, "--json", "--output", f"{scratch}/run"]
-        answer = json.loads(_run([*verb, *arguments], environment)[1])
+        # not from here: a package in the current folder would come before the checkout's
+        answer = json.loads(_run([*verb, *arguments], environment, scratch)[1])
     result = answer["results"][0]
     kept = zip(result["durations_ns"][result["cut"] :], result["units"][result["cut"] :], strict=True)
     return float(np.median([duration_ns / units for duration_ns, units in kept])), result["unit"]
