@@ -293,7 +293,12 @@ def load_run(folder: str | Path) -> SuiteRun:
         raise InputError(f"{path} holds no results of the suite", fix="make some: windtunnel suite run -o FOLDER")
     machine = path / _MACHINE
     record = json.loads(machine.read_bytes()) if machine.exists() else {}
-    return SuiteRun(path, record, [_read(file) for file in files])
+    return SuiteRun(path, record, sorted(map(_read, files), key=_place))
+
+
+def _place(result: Result) -> tuple[object, ...]:
+    cell = result.cell
+    return cell.workload, cell.size, cell.num_ranks, cell.num_threads, cell.link_bytes_per_s, cell.batch_size
 
 
 def _read(file: Path) -> Result:

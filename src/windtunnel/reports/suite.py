@@ -64,17 +64,18 @@ def _versions(run: SuiteRun) -> str:
 
 def _label(result: Result) -> str:
     ranks = f" x {result.cell.num_ranks} ranks" if result.cell.num_ranks > 1 else ""
-    return f"{result.cell.workload}, batch {result.batch_size}, {result.cell.num_threads} threads{ranks}"
+    threads = f"{result.cell.num_threads} thread{'s' * (result.cell.num_threads > 1)}"
+    link = f" at {format_rate(result.cell.link_bytes_per_s)}" if result.cell.link_bytes_per_s else ""
+    return f"{result.cell.workload}, batch {result.batch_size}, {threads}{ranks}{link}"
 
 
 def _table(measured: Sequence[Result]) -> Section | None:
     if not measured:
         return None
-    head = ("workload", "domain", "parameters", "throughput", "95 %", "step", "compute", "arithmetic", "CPU", "data")
+    head = ("workload", "parameters", "throughput", "95 %", "step", "compute", "arithmetic", "CPU", "data")
     rows = [
         (
-            escape(_label(result)),
-            escape(result.domain),
+            escape(_label(result)) + f"<br><small>{escape(result.domain)}</small>",
             format_count(result.num_parameters),
             escape(f"{result.throughput.value:.4g} {result.unit}/s"),
             f"{result.throughput.low:.4g}-{result.throughput.high:.4g}" + (" unstable" if result.is_unstable else ""),
@@ -86,12 +87,25 @@ def _table(measured: Sequence[Result]) -> Section | None:
         )
         for result in measured
     ]
-    body = render_table(head, rows, numbers=(2, 3, 4, 5, 6, 7, 8))
+    body = render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6, 7))
     note = (
         "Medians of the stable phase: warm-up is cut by MSER-5, spikes are left out, intervals are 95 % by block "
         "bootstrap. Arithmetic utilisation is counted FLOP over the best measured matrix product at the same threads."
     )
-    return Section("results", "Results", "What was measured", body + f'<p class="note">{note}</p>' + _energy(measured))
+    notes = "".join(f'<p class="note">{escape(text, 2000)}</p>' for text in (note, _disturbance(measured)) if text)
+    return Section("results", "Results", "What was measured", body + notes + _energy(measured))
+
+
+def _disturbance(measured: Sequence[Result]) -> str:
+    """What other programs took."""
+    disturbed = [result for result in measured if result.is_disturbed]
+    if not disturbed:
+        return ""
+    worst = max(result.waited_ratio for result in disturbed)
+    return (
+        f"Other programs had the cores for up to {worst:.0%} of the time in {len(disturbed)} of {len(measured)} cells: "
+        "these times are not the workloads' own."
+    )
 
 
 def _energy(measured: Sequence[Result]) -> str:
