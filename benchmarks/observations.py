@@ -7,8 +7,11 @@ them at size small. The verdicts are those of ``windtunnel.flights.observations`
 and what is refuted is reported as refuted.
 
     python -m benchmarks.observations --verbose
+    python -m benchmarks.observations --verbose --folder results     # kept, and gone on with
 """
 
+import argparse
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from windtunnel.flights.suite_results import Cell, SuiteRun, load_run
 from windtunnel.graph import load
 
 CONVOLUTIONAL, RECURRENT, DENSE = ("resnet50", "diffusion-unet"), ("seq2seq", "deep-speech-2"), ("vit", "bert")
-BATCH_SIZES = (1, 4, 16, 32)
+BATCH_SIZES = (1, 4, 16)
 BUDGET_S = 3.0
 GIGABIT_BYTES_PER_S = 125_000_000
 PAPER_PEAK_FLOPS_PER_S = 5.3e12  # Quadro P4000: 1792 cores x 2 x 1.48 GHz
@@ -33,7 +36,7 @@ def measured(folder: str) -> SuiteRun:
     swept = (*CONVOLUTIONAL, *RECURRENT, *DENSE)
     run_suite(swept, batch_sizes=BATCH_SIZES, num_threads=[1], graph_iterations=3, keep_graphs=True, **options)
     threaded = (CONVOLUTIONAL[0], RECURRENT[0], DENSE[0])
-    run = run_suite(threaded, batch_sizes=BATCH_SIZES[2:3], num_threads=[2], graph_iterations=0, **options)
+    run = run_suite(threaded, batch_sizes=BATCH_SIZES[-1:], num_threads=[2], graph_iterations=0, **options)
     for link in (0, GIGABIT_BYTES_PER_S, scaled_link(run)):
         ranks = {"num_threads": [1], "num_ranks": [2], "link_bytes_per_s": link, "graph_iterations": 0}
         run_suite((CONVOLUTIONAL[0], DENSE[0]), batch_sizes=BATCH_SIZES[1:2], **ranks, **options)
@@ -64,10 +67,15 @@ def kernels(run: SuiteRun) -> dict[str, list[tuple[str, float, float]]]:
 
 def main() -> None:
     """Print the bar, and with --verbose every observation."""
-    with tempfile.TemporaryDirectory() as folder:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verbose", action="store_true", help="print every observation")
+    parser.add_argument("--folder", default="", help="keep the results here, and go on with those that are there")
+    asked = parser.parse_args()
+    kept = contextlib.nullcontext(asked.folder) if asked.folder else tempfile.TemporaryDirectory()
+    with kept as folder:
         run = measured(folder)
         found = observe(run.results, feature_maps(), kernels(run))
-    if bar.is_verbose():
+    if asked.verbose:
         for each in found:
             print(f"{each.number}. {each.claim}\n   {each.verdict}: {each.finding}")
     checked = [each for each in found if each.is_shown is not None]
