@@ -43,28 +43,38 @@ def row(name: str) -> jobs.Row:
     found: jobs.Row = {}
     with contextlib.suppress(WindtunnelError):  # one that hangs on values; told as such
         found["fake"] = predict_memory(lambda: jobs.build(name), warmup=WARMUP).peak_bytes
-    built = jobs.build(name)
-    options = {"model": built.models, "optimizer": built.optimizers, "warmup": WARMUP}
-    storages = track_memory(built.step, **options, workspace=False).peak_bytes
-    everything = track_memory(built.step, **options).peak_bytes
-    found |= {"real": storages, "with_workspace": everything, "mem_tracker": mem_tracker(built)}
-    built.close()
+    found |= {"real": real(name, workspace=False), "with_workspace": real(name, workspace=True)}
+    found["mem_tracker"] = mem_tracker(name)
     if name in EDITED:
         found["edits"] = edits(name)
     return found
 
 
-def mem_tracker(built: object) -> int | str:
+def real(name: str, *, workspace: bool) -> int:
+    """The peak of a step that really runs; built anew, as batches differ in length from step to step."""
+    built = jobs.build(name)
+    options = {"model": built.models, "optimizer": built.optimizers, "warmup": WARMUP, "workspace": workspace}
+    profile = track_memory(built.step, **options)
+    built.close()
+    return profile.peak_bytes
+
+
+def mem_tracker(name: str) -> int | str:
     """The tracker of torch itself on the same step; batches that rest in memory are not shown to it."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    built = jobs.build(name)
+    for _ in range(WARMUP):
+        built.step()
     tracker = MemTracker()
-    tracker.track_external(*built.models, *built.optimizers)
     try:
+        tracker.track_external(*built.models, *built.optimizers)
         with tracker:
             built.step()
     except Exception as error:  # some programs it cannot follow, which is told
         return f"{type(error).__name__}: {error}"[:80]
+    finally:
+        built.close()
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 

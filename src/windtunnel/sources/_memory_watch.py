@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import numpy as np
+import pyarrow as pa
 import torch
 
 from windtunnel.errors import InputError
@@ -70,9 +72,10 @@ class Watch:
         assert self.tracker is not None
         ledger = self.tracker.ledger
         extra: list[Allocation] = []
+        foreign: set[int] = set()
         if self._log is not None:
             births = [(entry[0], place, entry[2]) for place, entry in enumerate(ledger.entries) if entry[1] == BIRTH]
-            extra = hidden(self._log.allocations(), ledger, births)
+            extra, foreign = hidden(self._log.allocations(), ledger, births)
         meta = {
             "is_fake": self._is_fake,
             "included": _INCLUDED if self._log is not None else _INCLUDED_STORAGES,
@@ -80,7 +83,11 @@ class Watch:
             "num_hidden_allocations": len(extra),
             "torch": torch.__version__,
         }
-        return MemoryProfile.of(_rows(self.tracker, extra), meta)
+        profile = MemoryProfile.of(_rows(self.tracker, extra), meta)
+        if self._log is not None:
+            own = ~np.isin(profile.events.column("storage").to_numpy(), list(foreign))
+            meta["allocator_peak_bytes"] = MemoryProfile(profile.events.filter(pa.array(own))).peak_bytes
+        return MemoryProfile(profile.events, meta)
 
 
 def _rows(tracker: StorageTracker, extra: list[Allocation]) -> list[tuple[Any, ...]]:

@@ -103,8 +103,12 @@ def _memory_events(tree: Iterable[Any]) -> Iterator[tuple[Any, int, str]]:
         waiting += [(child, call, name) for child in event.children]
 
 
-def hidden(allocations: Iterable[Allocation], ledger: Ledger, births: list[tuple[int, int, int]]) -> list[Allocation]:
-    """Allocations that are no seen storage, and move the births of the others to when they were allocated.
+def hidden(
+    allocations: Iterable[Allocation], ledger: Ledger, births: list[tuple[int, int, int]]
+) -> tuple[list[Allocation], set[int]]:
+    """Allocations that are no seen storage, and storages that are no allocation (in an array of numpy, say).
+
+    Births of the others are moved to when they were allocated.
 
     Parameters
     ----------
@@ -114,6 +118,7 @@ def hidden(allocations: Iterable[Allocation], ledger: Ledger, births: list[tuple
     for allocation in allocations:
         at.setdefault(allocation.address, []).append(allocation)
     seen: set[int] = set()
+    foreign: set[int] = set()
     for time_ns, place, storage in births:
         there = at.get(ledger.addresses[storage], [])
         chosen = bisect_right(there, time_ns + SLACK_NS, key=lambda allocation: allocation.begin_ns) - 1
@@ -123,7 +128,9 @@ def hidden(allocations: Iterable[Allocation], ledger: Ledger, births: list[tuple
             seen.add(id(there[chosen]))
             entry = ledger.entries[place]
             ledger.entries[place] = (min(there[chosen].begin_ns, time_ns), *entry[1:])
-    return [one for address in at.values() for one in address if id(one) not in seen]
+        elif ledger.first_sizes[storage]:
+            foreign.add(storage)
+    return [one for address in at.values() for one in address if id(one) not in seen], foreign
 
 
 def _is_of(allocation: Allocation, ledger: Ledger, storage: int, time_ns: int) -> bool:
