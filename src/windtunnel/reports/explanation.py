@@ -334,7 +334,7 @@ def _notes(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
         notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
     notes += _unmeasured(graph)
     notes += _device_starts(graph)
-    notes += _before_holding(graph)
+    notes += _forms(graph) or _before_holding(graph)
     dropped = graph.meta.get("dropped")
     if isinstance(dropped, Mapping) and dropped:
         total = sum(int(count) for count in dropped.values())
@@ -351,6 +351,21 @@ def _unmeasured(graph: Graph) -> list[str]:
         return []
     whole = "no durations: all" if count == graph.num_tasks else f"{format_count(count)} of"
     return [f"warning: {whole} {format_count(graph.num_tasks)} tasks are unmeasured and count as 0"]
+
+
+def _forms(graph: Graph) -> list[str]:
+    """Where iterations differ by the shapes of their inputs: which of them this is."""
+    shapes = graph.meta.get("shapes")
+    if not isinstance(shapes, Mapping) or not shapes.get("others"):
+        return []
+    others = shapes["others"]
+    times_ns = [other["median_ns"] for other in others if other["median_ns"]]
+    inputs = ", ".join("x".join(map(str, shape)) for shape in shapes["inputs"][:3])
+    line = f"iterations have {len(others) + 1} forms; this is the commonest, {format_ratio(shapes['share'])}: {inputs}"
+    if shapes["is_mixed"]:
+        return [f"warning: {line}, but too few had it: iterations of all forms are mixed"]
+    took = f"; others took {format_duration(min(times_ns))} to {format_duration(max(times_ns))}" if times_ns else ""
+    return [line + took]
 
 
 def _before_holding(graph: Graph) -> list[str]:

@@ -134,7 +134,7 @@ def _durations(recording: Recording, thread: _Thread) -> tuple[Int, int]:
             inside = events.inside(marker)
             other = walk(events, inside[events.thread[inside] == events.thread[marker]])
             times = align(thread.points, other) if regular else None
-            num_unlike += times is None or not np.array_equal(other.tokens, thread.points.tokens)
+            num_unlike += regular and (times is None or not np.array_equal(other.tokens, thread.points.tokens))
             if times is not None:
                 rows.append(np.diff(times))
     if not rows:
@@ -317,6 +317,7 @@ def _meta(
         "profiled_iteration_ns": profiled,
         "overhead": overhead,
         "allocator": _allocator(recording),
+        "shapes": recording.shapes,
         "gc_pause_ns": _median(recording.bare_pauses_ns),
         "num_iterations": 1,
         "memory_base_bytes": recording.discovery.resident_bytes(),

@@ -3,7 +3,8 @@
 In: a call at every boundary between iterations. Out: a ``Recording``: times of bare iterations, light profiles of
 others interleaved with them (bare bare light light bare bare ...), one rich profile for the structure, and the memory
 of one more. Before the first profile the heap is held, so that profiled and bare iterations find the allocator in the
-same state; a few iterations before show what that changes. After every change of instrument one iteration is let pass,
+same state; a few iterations before show what that changes. Iterations whose models are called with other shapes than
+usual are measured again: one graph is one form of the step. After every change of instrument one iteration is let pass,
 since the switch itself disturbs the caches and the allocator.
 """
 
@@ -20,6 +21,7 @@ from windtunnel.sources._torch_annotate import Annotator, Discovery, is_compilin
 from windtunnel.sources._torch_loader import LoaderMeter
 from windtunnel.sources._torch_profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
 from windtunnel.sources._torch_segments import Marks, PhaseClock
+from windtunnel.sources._torch_shapes import ShapeSorter
 from windtunnel.sources.allocator import hold_heap, page_faults
 from windtunnel.sources.collector import CollectorClock
 from windtunnel.sources.memory_profile import MemoryProfile
@@ -68,12 +70,14 @@ class Recording:
     rich: Events | None = None
     memory: MemoryProfile | None = None
     discovery: Discovery = field(default_factory=Discovery)
+    shapes: dict[str, Any] = field(default_factory=dict)
     num_dropped: int = 0
     is_heap_held: bool = False
     is_complete: bool = False
 
 
 _PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
+_OF_ONE_FORM = (Slot.RICH, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
 
 
 def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
@@ -101,6 +105,8 @@ class Recorder:
     ) -> None:
         self.recording = Recording(discovery=discovery or Discovery())
         self._slots = list(schedule(iterations, warmup))
+        self._iterations = iterations
+        self._sorter = ShapeSorter(iterations)
         self._position = 0
         self._progress = progress
         self._profiler: LightProfiler | None = None
@@ -147,13 +153,15 @@ class Recorder:
             self._marker.__enter__()
         if slot is Slot.BARE:
             self._collector.watch()
+        self._sorter.begin()
         self._begun_faults = page_faults()
         self._clock.begin(time.perf_counter_ns())
         self._begun_ns = time.perf_counter_ns()
 
     def boundary(self, *, is_regular: bool = True) -> None:
         """End the running iteration and begin the next one; an irregular iteration is measured again."""
-        self._end(time.perf_counter_ns() - self._begun_ns, is_regular)
+        elapsed_ns = time.perf_counter_ns() - self._begun_ns
+        self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
         if self._progress is not None:
             self._progress("capturing", self._position, len(self._slots))
         if not self.is_complete:
@@ -162,9 +170,20 @@ class Recorder:
             self.recording.is_complete = True
             self.close()
 
+    def _is_of_the_form(self, elapsed_ns: int) -> bool:
+        """Whether the iteration counts, by the shapes of its inputs; what does not is kept aside with its time."""
+        slot, shapes = self._slots[self._position], self._sorter.end()
+        if slot not in _OF_ONE_FORM or self._sorter.is_common(shapes):
+            return True
+        if slot is Slot.BARE:
+            self._sorter.set_aside(shapes, elapsed_ns)
+        return False
+
     def restart(self) -> None:
         """Drop everything: the iterations so far were of another kind."""
         self.abort()
+        self._sorter.remove()
+        self._sorter = ShapeSorter(self._iterations)
         self.recording = Recording()
         self._position = 0
 
@@ -178,6 +197,8 @@ class Recorder:
         """Take every instrument away, in the middle of an iteration too; what is whole stays in the recording."""
         self.abort()
         self._clock.remove()
+        self._sorter.remove()
+        self.recording.shapes = self._sorter.as_meta()
         self._loader.remove()
         self.recording.num_workers, self.recording.fetch_ns = self._loader.num_workers, self._loader.fetch_ns()
 
@@ -216,6 +237,8 @@ class Recorder:
         self.recording.num_dropped += not is_regular
         if slot is Slot.DISCOVER:
             self.recording.discovery.unwatch()
+            if not is_compiling():  # a hook would have them compiled anew
+                self._sorter.watch(self.recording.discovery.models)
         elif slot is Slot.AS_IS and is_regular:
             self.recording.as_is_ns.append(elapsed_ns)
             self.recording.as_is_faults.append(num_faults)

@@ -1,0 +1,74 @@
+"""One graph is one form of the step, however many lengths its data have."""
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra torch")
+
+import torch
+
+from windtunnel.graph import Kind
+from windtunnel.reports import explain
+from windtunnel.sources._torch_shapes import ShapeSorter, shapes_of
+from windtunnel.sources.torch_step import capture
+
+
+def stepping(lengths):
+    """A step over sequences of the given lengths in turn, and the model."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    turns = iter(lengths)
+
+    def step():
+        length = next(turns)
+        optimizer.zero_grad()
+        sum(model(torch.ones(4, 8)) for _ in range(length)).sum().backward()
+        optimizer.step()
+
+    return step, model
+
+
+def endless(*lengths):
+    while True:
+        yield from lengths
+
+
+def test_shapes_are_found_in_nested_arguments():
+    assert [(1,), (2, 3), (4,)] == list(shapes_of(([torch.zeros(1)], {"x": torch.zeros(2, 3)}, (torch.zeros(4), 5))))
+
+
+def test_only_the_commonest_form_is_captured():
+    step, model = stepping(endless(2, 2, 7, 2, 2, 5, 2))
+    graph = capture(step, iterations=6, model=model)
+    shapes = graph.meta["shapes"]
+
+    assert [[4, 8]] * 2 == shapes["inputs"]
+    assert {5, 7} == {len(other["inputs"]) for other in shapes["others"]}
+    assert 0.5 < shapes["share"] < 0.9
+    assert not shapes["is_mixed"]
+    assert 0 == graph.meta["overhead"]["num_unlike_iterations"]
+    assert 2 == graph.select(op="aten::addmm", kind=Kind.COMPUTE).sum()
+    assert any("3 forms" in note for note in explain(graph).notes)
+
+
+def test_a_step_without_a_common_form_is_still_captured_and_says_so():
+    step, model = stepping(iter(range(1, 10_000)))
+    graph = capture(step, iterations=2, model=model, warmup=1)
+
+    assert graph.meta["shapes"]["is_mixed"]
+    assert any("mixed" in note for note in explain(graph).notes)
+
+
+def test_equal_steps_have_no_forms_to_tell():
+    step, model = stepping(endless(3))
+
+    assert {} == capture(step, iterations=2, model=model).meta["shapes"]
+    assert not model._forward_pre_hooks
+
+
+def test_the_first_accepted_form_stays():
+    sorter = ShapeSorter(iterations=1)
+    sorter.watch([])
+
+    assert sorter.is_common(())
+    assert not sorter.is_common(((1,),))
+    assert sorter.is_common(())
