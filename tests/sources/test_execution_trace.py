@@ -4,6 +4,8 @@ import contextlib
 import copy
 import gzip
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -250,28 +252,34 @@ def test_without_durations_it_says_so_and_predicts_nothing(tmp_path):
 # --- recorded by this PyTorch -------------------------------------------------------------------------
 
 
+RECORD = """
+import sys
+import torch
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+folder = sys.argv[1]
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(4, 8)
+observer = ExecutionTraceObserver()
+observer.register_callback(f"{folder}/et.json")
+with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as profiler:
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        profiler.step()
+profiler.export_chrome_trace(f"{folder}/kineto.json")
+observer.unregister_callback()
+"""
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Both traces of three training steps, recorded here in one run."""
-    import torch
-    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
-
-    from windtunnel.sources._torch_profile import quiet_native_log
-
+    """Both traces of three training steps, of one run in a process where nothing else was ever recorded."""
     folder = tmp_path_factory.mktemp("recorded")
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs = torch.randn(4, 8)
-    observer = ExecutionTraceObserver()
-    observer.register_callback(str(folder / "et.json"))
-    with quiet_native_log(), profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as profiler:
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            optimizer.step()
-            profiler.step()
-    profiler.export_chrome_trace(str(folder / "kineto.json"))
-    observer.unregister_callback()
+    # both recorders count operators from the start of the process, one of them only while it records
+    subprocess.run([sys.executable, "-c", RECORD, str(folder)], check=True, capture_output=True)
     return folder
 
 
