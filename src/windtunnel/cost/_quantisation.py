@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.ceilings import Ceilings, lanes_of
 from windtunnel.graph import Graph
 
-__all__ = ["padding_ratio", "product_ratio", "quantisation_ratios", "wave_ratio"]
+__all__ = ["padding_ratio", "padding_ratios", "product_ratio", "quantisation_ratios", "wave_ratio"]
 
 _FEW_INPUTS = 4  # images have three channels, and kernels of their own that do not pad them
 _ROWS_PER_TILE = 16
@@ -32,7 +32,22 @@ def padding_ratio(size: int, multiple: int) -> float:
     >>> padding_ratio(24, 16), padding_ratio(32, 16)
     (1.3333333333333333, 1.0)
     """
-    return math.ceil(size / multiple) * multiple / size if size > 0 else 1.0
+    return float(padding_ratios(np.float64(size), np.float64(multiple)))
+
+
+def padding_ratios(
+    sizes: NDArray[np.float64] | np.float64, multiples: NDArray[np.float64] | np.float64
+) -> NDArray[np.float64]:
+    """The same by row; 1 where a size is 0, so not known.
+
+    Examples
+    --------
+    >>> padding_ratios(np.array([133.0, 132.0, 0.0]), np.array(132.0)).tolist()
+    [1.9849624060150375, 1.0, 1.0]
+    """
+    whole = np.ceil(sizes / multiples) * multiples
+    ratios: NDArray[np.float64] = np.where(sizes > 0, whole / np.where(sizes > 0, sizes, 1.0), 1.0)
+    return ratios
 
 
 def wave_ratio(num_tiles: int, num_workers: int) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.cost.database import ProfileDatabase
 from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
@@ -60,9 +61,13 @@ class Ceilings:
 
     def bytes_per_s(self, size_bytes: float) -> float:
         """Bandwidth of a working set of so many bytes, between two measured sizes by the logarithm."""
+        return float(self.rates(np.float64(size_bytes)))
+
+    def rates(self, sizes_bytes: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
+        """The same by row [P]."""
         sizes = np.log([one.size_bytes for one in self.bandwidths])
         rates = np.log([one.bytes_per_s for one in self.bandwidths])
-        return float(np.exp(np.interp(np.log(max(size_bytes, 1.0)), sizes, rates)))
+        return np.exp(np.interp(np.log(np.maximum(sizes_bytes, 1.0)), sizes, rates))
 
 
 def measured_ceilings(

@@ -24,10 +24,10 @@ from windtunnel.extras import require
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "Bandwidth", "Peak", "measured_bandwidth", "measured_peak"]
+__all__ = ["DTYPES", "SHORT_NAMES", "Bandwidth", "Peak", "measured_bandwidth", "measured_peak"]
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 _SIDES = (512, 1024, 2048)
 _BUDGET_S, _MIN_RUNS = 0.3, 5
 _Key = tuple[str, str, str, str, int, str, str]
@@ -118,7 +118,7 @@ def measured_peak(
     longer. A peak of one type says nothing about another: bfloat16 on matrix tiles is several times float32.
     """
     require("torch", extra="torch")
-    name = _SHORT.get(dtype, dtype)
+    name = SHORT_NAMES.get(dtype, dtype)
     if name not in DTYPES:
         raise InputError(f"no peak for the type {dtype!r}", where="dtype", fix=f"choose one of {', '.join(DTYPES)}")
     _check_threads(num_threads)

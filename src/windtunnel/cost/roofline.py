@@ -6,10 +6,13 @@ In: a graph whose tasks say their flops and bytes, and a device. Out: durations 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Device, Machine
@@ -33,8 +36,9 @@ def roofline_ns(device: Device, flops: int, bytes_moved: int, dtype: str = "fp32
     >>> roofline_ns(chip, flops=5_000_000, bytes_moved=8_000)
     8000
     """
-    computing = 1e9 * flops / device.flops_per_s(dtype) if flops else 0.0
-    return round(max(computing, 1e9 * bytes_moved / device.bandwidth_bytes_per_s))
+    if not flops:
+        return round(1e9 * bytes_moved / device.bandwidth_bytes_per_s)
+    return round(float(_plain(device, np.array([flops]), np.array([bytes_moved]), dtype).bound_ns[0]))
 
 
 def price(graph: Graph, machine: Machine | Device, model: str = "roofline") -> Graph:
@@ -82,9 +86,12 @@ def roofline(graph: Graph, machine: Machine | Device, dtype: str = "fp32") -> Gr
             f"none of {int(computes.sum())} tasks that compute states its flops or bytes",
             where=_operators(graph, computes),
         )
-    computing = 1e9 * flops[known] / device.flops_per_s(dtype)
-    moving = 1e9 * moved[known] / device.bandwidth_bytes_per_s
-    return graph.set_duration(known, np.rint(np.maximum(computing, moving)).astype(np.int64), cost_source="roofline")
+    took = _plain(device, flops[known], moved[known], dtype).bound_ns
+    return graph.set_duration(known, np.rint(took).astype(np.int64), cost_source="roofline")
+
+
+def _plain(device: Device, flops: NDArray[Any], moved: NDArray[Any], dtype: str) -> Bounds:
+    return bounds_on(device, flops, moved, dtype=dtype, overhead_ns=0.0, is_cached=False)
 
 
 def _device(machine: Machine | Device) -> Device:

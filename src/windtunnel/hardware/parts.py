@@ -14,7 +14,21 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.units import format_rate, format_size
 
-__all__ = ["Device", "Link", "Topology"]
+__all__ = ["OPTIONAL_FIELDS", "Device", "Link", "Topology"]
+
+OPTIONAL_FIELDS = (
+    "lanes_per_unit",
+    "clock_hz",
+    "num_threads",
+    "simd_bits",
+    "l1_bytes",
+    "shared_bytes",
+    "l2_bytes",
+    "l3_bytes",
+    "cache_bandwidth_bytes_per_s",
+    "launch_overhead_ns",
+)
+"""What a data sheet may not say: None there, never 0."""
 
 
 def check_positive(owner: str, **values: float) -> None:
@@ -47,7 +61,25 @@ class Device:
     num_units : int
         Multiprocessors, compute units or cores.
     source : str
-        Where the numbers come from.
+        Where the numbers come from, and their date.
+    architecture : str
+        Family, such as ``ampere`` or ``zen4``.
+    lanes_per_unit : int, optional
+        fp32 lanes of one unit. This and what follows is None where it is not known or does not apply.
+    clock_hz : float, optional
+        The highest clock that is sustained with all units at work (boost).
+    num_threads : int, optional
+        Hardware threads of a CPU; resident threads of one unit of a GPU.
+    simd_bits : int, optional
+        Width of one vector register of a CPU.
+    l1_bytes, shared_bytes : int, optional
+        Of one unit; on a GPU ``l1_bytes`` is what L1 and shared memory have together.
+    l2_bytes, l3_bytes : int, optional
+        Of the whole chip.
+    cache_bandwidth_bytes_per_s : float, optional
+        Of the last cache, where its maker states it.
+    launch_overhead_ns : int, optional
+        From one kernel's end to the next one's begin at best, where it is published.
     """
 
     name: str
@@ -59,6 +91,17 @@ class Device:
     year: int = 0
     num_units: int = 1
     source: str = ""
+    architecture: str = ""
+    lanes_per_unit: int | None = None
+    clock_hz: float | None = None
+    num_threads: int | None = None
+    simd_bits: int | None = None
+    l1_bytes: int | None = None
+    shared_bytes: int | None = None
+    l2_bytes: int | None = None
+    l3_bytes: int | None = None
+    cache_bandwidth_bytes_per_s: float | None = None
+    launch_overhead_ns: int | None = None
 
     def __post_init__(self) -> None:
         check_positive(
@@ -67,6 +110,7 @@ class Device:
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             num_units=self.num_units,
             **self.peak_flops_per_s,
+            **{name: value for name in OPTIONAL_FIELDS if (value := getattr(self, name)) is not None},
         )
         object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
 
@@ -91,6 +135,11 @@ class Device:
                 fix=f"known: {', '.join(self.peak_flops_per_s) or 'none'}",
             )
         return self.peak_flops_per_s[dtype]
+
+    @property
+    def last_cache_bytes(self) -> int | None:
+        """Size of the cache next to the memory."""
+        return self.l3_bytes or self.l2_bytes
 
     def json(self) -> dict[str, Any]:
         """Every field, in plain types."""

@@ -1,0 +1,220 @@
+"""The least time that a device needs for a piece of work (room cost): what every price is a share of.
+
+In: rows of work (flops, bytes, tiles) and what a device can do at best. Out: ``Bounds``: overhead + max(compute,
+memory) by row, and which of them binds. Compute counts padded tiles and whole waves (quantisation), memory counts what
+a cache may keep (cache-aware roofline). A learned pricer predicts the efficiency against it: bound / duration. Not
+here: measuring (``peak``, ``ceilings``), efficiencies (``pricer``), graphs (``roofline``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.cost._quantisation import padding_ratios
+from windtunnel.cost.ceilings import Ceilings
+from windtunnel.cost.peak import SHORT_NAMES
+from windtunnel.hardware import Device
+
+__all__ = ["Binding", "Bounds", "bounds", "bounds_on"]
+
+# P rows of work
+Floats = NDArray[np.float64]
+
+
+class Binding(IntEnum):
+    """What a bound is made of for the most part."""
+
+    COMPUTE = 0
+    MEMORY = 1
+    OVERHEAD = 2
+    WAVE = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """The least time of P rows of work, and its parts.
+
+    Parameters
+    ----------
+    bound_ns : float [P]
+        ``overhead_ns + max(compute_ns, memory_ns)``.
+    compute_ns, memory_ns, overhead_ns : float [P]
+        Computing includes what is lost to padding and to a last wave that is not full.
+    num_waves : int64 [P]
+        Rounds of tiles over the units; 1 where tiles are not known.
+    binding : int8 [P]
+        ``Binding``: the largest of overhead, memory and compute; WAVE where computing binds only because tiles do not
+        fill the device, or takes more than twice as long for it.
+    """
+
+    bound_ns: Floats
+    compute_ns: Floats
+    memory_ns: Floats
+    overhead_ns: Floats
+    num_waves: NDArray[np.int64]
+    binding: NDArray[np.int8]
+
+    def __len__(self) -> int:
+        return len(self.bound_ns)
+
+    def efficiency(self, duration_ns: ArrayLike) -> Floats:
+        """Bound over measured durations [P]: 1 at the bound, NaN where a duration is not above zero."""
+        duration = np.asarray(duration_ns, dtype=np.float64)
+        efficiency = np.full(len(self), np.nan)
+        np.divide(self.bound_ns, duration, out=efficiency, where=duration > 0)
+        return efficiency
+
+    def duration_ns(self, efficiency: ArrayLike) -> Floats:
+        """The time at an efficiency [P]."""
+        return self.bound_ns / np.asarray(efficiency, dtype=np.float64)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Bounds:
+        """The given rows."""
+        return Bounds(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+
+    def binding_names(self) -> NDArray[np.str_]:
+        """``compute``, ``memory``, ``overhead`` or ``wave`` by row [P]."""
+        return np.array([one.name.lower() for one in Binding])[self.binding]
+
+
+def bounds(
+    flops: ArrayLike,
+    bytes_moved: ArrayLike,
+    *,
+    flops_per_s: ArrayLike,
+    bytes_per_s: ArrayLike,
+    overhead_ns: ArrayLike = 0.0,
+    num_tiles: ArrayLike = 0,
+    num_units: ArrayLike = 1,
+    padding_ratio: ArrayLike = 1.0,
+    cache_bytes: ArrayLike = 0.0,
+    cache_bytes_per_s: ArrayLike = np.inf,
+) -> Bounds:
+    """Bounds of rows of work; every argument is one number or one per row, so rows may be of different devices.
+
+    Parameters
+    ----------
+    flops, bytes_moved : float [P]
+        Asked for; ``flops`` without padding.
+    flops_per_s, bytes_per_s : float [P]
+        Peak of the type, bandwidth of the memory.
+    overhead_ns : float [P]
+        Launch or dispatch.
+    num_tiles, num_units : int [P]
+        Tiles (thread blocks, shares of threads) of the work, and how many run at once; 0 tiles are not known.
+    padding_ratio : float [P]
+        Flops really done over flops asked for, >= 1: whole tiles, whole vectors.
+    cache_bytes, cache_bytes_per_s : float [P]
+        Of the last cache: as much of the bytes as fits may come from it, at its rate.
+
+    Examples
+    --------
+    >>> one = bounds([4e9], [1e6], flops_per_s=1e12, bytes_per_s=1e9, num_tiles=[3], num_units=2)
+    >>> float(one.bound_ns[0]), int(one.num_waves[0]), str(one.binding_names()[0])
+    (5333333.333333333, 2, 'compute')
+
+    Notes
+    -----
+    Williams, Waterman, Patterson, CACM 2009; Ilic, Pratas, Sousa, CAL 2014 (caches).
+    """
+    tiles, units = _floats(num_tiles), _floats(num_units)
+    waves = np.where(tiles > 0, np.ceil(tiles / units), 1.0)
+    unquantised = 1e9 * _floats(flops) / _floats(flops_per_s)
+    compute = unquantised * _floats(padding_ratio) * padding_ratios(tiles, units)
+    moved = _floats(bytes_moved)
+    kept = np.minimum(moved, _floats(cache_bytes))
+    memory = 1e9 * (kept / _floats(cache_bytes_per_s) + (moved - kept) / _floats(bytes_per_s))
+    unquantised, compute, memory, overhead, waves = np.broadcast_arrays(
+        *np.atleast_1d(unquantised, compute, memory, _floats(overhead_ns), waves)
+    )
+    bound = overhead + np.maximum(compute, memory)
+    binding = _binding(unquantised, compute, memory, overhead)
+    return Bounds(bound, compute, memory, overhead, waves.astype(np.int64), binding)
+
+
+def bounds_on(
+    device: Device | Ceilings,
+    flops: ArrayLike,
+    bytes_moved: ArrayLike,
+    *,
+    dtype: str | Sequence[str] = "fp32",
+    num_tiles: ArrayLike = 0,
+    padding_ratio: ArrayLike = 1.0,
+    overhead_ns: ArrayLike | None = None,
+    is_cached: bool = True,
+) -> Bounds:
+    """Bounds of rows of work on one device of the catalogue, or on the ceilings that were measured on a host.
+
+    Parameters
+    ----------
+    device : Device or Ceilings
+    flops, bytes_moved, num_tiles, padding_ratio : float [P]
+        As of ``bounds``; a device's units and ceilings' threads take the tiles.
+    dtype : str or sequence of str [P]
+        ``fp32``, ``bf16`` ...
+    overhead_ns : float [P], optional
+        Instead of the device's own, where that is known; else 0.
+    is_cached : bool
+        False moves every byte at the rate of the memory (the plain roofline).
+
+    Raises
+    ------
+    InputError, PriceError
+        There is no peak for a type.
+    """
+    own, units = _overhead_and_units(device)
+    moved = _floats(bytes_moved)
+    return bounds(
+        flops,
+        moved,
+        flops_per_s=_peaks(device, dtype),
+        num_tiles=num_tiles,
+        num_units=units,
+        padding_ratio=padding_ratio,
+        overhead_ns=own if overhead_ns is None else overhead_ns,
+        **_memory(device, moved, is_cached=is_cached),
+    )
+
+
+def _floats(values: ArrayLike) -> Floats:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _binding(unquantised: Floats, compute: Floats, memory: Floats, overhead: Floats) -> NDArray[np.int8]:
+    is_wave = (unquantised < memory) | (2 * unquantised < compute)
+    busy = np.where(compute > memory, np.where(is_wave, Binding.WAVE, Binding.COMPUTE), Binding.MEMORY)
+    return np.where(overhead > np.maximum(compute, memory), Binding.OVERHEAD, busy).astype(np.int8)
+
+
+def _overhead_and_units(device: Device | Ceilings) -> tuple[float, int]:
+    if isinstance(device, Ceilings):
+        return 0.0, device.num_threads
+    return float(device.launch_overhead_ns or 0), device.num_units
+
+
+def _peaks(device: Device | Ceilings, dtype: str | Sequence[str]) -> Floats:
+    names = [dtype] if isinstance(dtype, str) else list(dtype)
+    known = {name: _peak(device, name) for name in dict.fromkeys(names)}
+    rates = np.array([known[name] for name in names])
+    return rates[0] if isinstance(dtype, str) else rates
+
+
+def _peak(device: Device | Ceilings, dtype: str) -> float:
+    return device.flops_per_s(SHORT_NAMES.get(dtype, dtype) if isinstance(device, Ceilings) else dtype)
+
+
+def _memory(device: Device | Ceilings, moved: Floats, *, is_cached: bool) -> dict[str, Floats | float]:
+    if isinstance(device, Ceilings):
+        return {"bytes_per_s": device.rates(moved) if is_cached else _floats(device.bandwidths[-1].bytes_per_s)}
+    found: dict[str, Floats | float] = {"bytes_per_s": device.bandwidth_bytes_per_s}
+    if is_cached and device.last_cache_bytes and device.cache_bandwidth_bytes_per_s:
+        found |= {
+            "cache_bytes": float(device.last_cache_bytes),
+            "cache_bytes_per_s": device.cache_bandwidth_bytes_per_s,
+        }
+    return found
