@@ -185,3 +185,14 @@ def receipt_like(hardware):
     from tests.flights.test_ledger import receipt
 
     return receipt("fused-optimizer", predicted_ns=55.0, speedup=2.0, hardware_fingerprint=str(hardware))
+
+
+@pytest.mark.slow
+def test_children_of_a_flown_script_leave_it_alone(script, one_thread):
+    body = """import os
+    child = os.fork() if epoch < 5 else -1
+    if child == 0:
+        raise SystemExit(7)
+    assert child == -1 or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7"""
+
+    assert fly(script(body), "foreach-optimizer", argv=["10000"], rule=BRIEF).num_rounds >= 3

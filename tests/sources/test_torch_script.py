@@ -8,6 +8,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
+from windtunnel.sources.memory_script import track_script
 from windtunnel.sources.script import IncompleteCaptureError, capture_script
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -203,21 +204,43 @@ def test_a_script_that_raises_keeps_what_was_captured(tmp_path):
     assert 2 == caught.value.exit_code
 
 
-def test_a_script_that_exits_early_says_so(tmp_path):
-    script = write(tmp_path, SHORT.format(steps=4) + "import sys\nsys.exit(3)\n")
-
-    with pytest.raises(IncompleteCaptureError, match=r"train.py called sys.exit\(3\) after 4 optimiser steps"):
-        capture_script(script, iterations=50, warmup=1)
-
-
-def test_a_script_that_never_steps_says_so(tmp_path):
-    with pytest.raises(IncompleteCaptureError, match="no optimiser stepped in this process") as caught:
-        capture_script(write(tmp_path, "model(inputs)\n"))
-
-    assert caught.value.graph is None
+RUNS = {
+    "capture": lambda script: capture_script(script, iterations=50, warmup=1),
+    "memory": lambda script: track_script(script, steps=50),
+    "memory on fake tensors": lambda script: track_script(script, steps=50, fake=True),
+}
+every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 
 
-def test_a_script_that_trains_on_another_thread_says_so(tmp_path):
+@every_run
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("import sys\nsys.exit(3)", r"train.py called sys.exit\(3\) after 4 optimiser steps"),
+        ("raise KeyboardInterrupt", "interrupted after 4 optimiser steps"),
+        ("raise RuntimeError('out of luck')", "train.py raised RuntimeError after 4 optimiser steps: out of luck"),
+    ],
+)
+def test_however_a_script_ends_early_it_is_told_with_its_line(tmp_path, run, ending, said):
+    script = write(tmp_path, SHORT.format(steps=4) + ending + "\n")
+
+    with pytest.raises(InputError, match=said) as caught:
+        run(script)
+
+    assert f"{script}:{len(script.read_text().splitlines())}" == caught.value.where
+    assert caught.value.fix
+
+
+@every_run
+def test_a_script_that_never_steps_says_so(tmp_path, run):
+    with pytest.raises(InputError, match="no optimiser stepped in this process") as caught:
+        run(write(tmp_path, "model(inputs)\n"))
+
+    assert getattr(caught.value, "graph", None) is None
+
+
+@every_run
+def test_a_script_that_trains_on_another_thread_says_so(tmp_path, run):
     body = """
         import threading
         def train():
@@ -230,33 +253,65 @@ def test_a_script_that_trains_on_another_thread_says_so(tmp_path):
         thread.join()
         """
 
-    with pytest.raises(IncompleteCaptureError, match="trains on another thread than its main one"):
-        capture_script(write(tmp_path, body))
+    with pytest.raises(InputError, match="trains on another thread than its main one"):
+        run(write(tmp_path, body))
 
 
-def test_a_script_that_ends_too_early_says_so(tmp_path):
-    with pytest.raises(IncompleteCaptureError, match="ended after 1 optimiser steps, before its loop repeated itself"):
-        capture_script(write(tmp_path, SHORT.format(steps=1)))
+@every_run
+def test_a_script_that_ends_too_early_says_so(tmp_path, run):
+    with pytest.raises(InputError, match="ended after 1 optimiser steps, before its loop repeated itself"):
+        run(write(tmp_path, SHORT.format(steps=1)))
 
 
-def test_a_forked_child_runs_without_us_and_ends_alone(tmp_path):
-    marker = tmp_path / "child"
-    body = f"""
-        import os, pathlib
-        child = os.fork()
-        if child == 0:
-            pathlib.Path({str(marker)!r}).write_text("trained")
-            raise SystemExit(7)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 7
+@every_run
+def test_a_script_that_catches_its_end_is_ended_again(tmp_path, run):
+    body = """
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(1000):
+            try:
+                optimizer.zero_grad()
+                loss_function(model(inputs), labels).backward()
+                optimizer.step()
+            except BaseException as error:
+                num_ends = globals().get("num_ends", 0) + 1
+                if num_ends == 2:
+                    raise SystemExit(0)
         """
-    home = os.getpid()
 
-    with pytest.raises(IncompleteCaptureError, match="no optimiser stepped in this process"):
-        capture_script(write(tmp_path, body))
+    assert run(write(tmp_path, body)) is not None
+
+
+CHILD = """
+import os, pathlib
+def spawn(number):
+    child = os.fork()
+    if child == 0:
+        pathlib.Path({folder!r}, f"child{{number}}").write_text("trained")
+        raise {ending}
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+@every_run
+@pytest.mark.parametrize(("ending", "code"), [("SystemExit(7)", 7), ("OSError('gone')", 1), ("SystemExit", 0)])
+def test_a_forked_child_runs_without_us_and_ends_alone(tmp_path, run, ending, code):
+    home = os.getpid()
+    body = CHILD.format(folder=str(tmp_path), ending=ending) + f"assert spawn(0) == {code}\n"
+
+    with pytest.raises(InputError, match="no optimiser stepped in this process"):
+        run(write(tmp_path, body))
 
     assert home == os.getpid()
-    assert "trained" == marker.read_text()
+    assert "trained" == (tmp_path / "child0").read_text()
+
+
+@every_run
+def test_children_forked_between_iterations_end_alone(tmp_path, run):
+    body = CHILD.format(folder=str(tmp_path), ending="SystemExit(7)") + SHORT.format(steps=1000)
+    script = write(tmp_path, body + "    if row < 14: assert spawn(row) == 7\n")
+
+    assert run(script) is not None
+    assert 14 == len(list(tmp_path.glob("child*")))
 
 
 def test_a_missing_script_and_a_broken_one_are_told_apart(tmp_path):

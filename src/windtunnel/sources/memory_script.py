@@ -1,21 +1,20 @@
 """The memory of an unmodified training script (room sources).
 
 In: a path and its arguments. Out: a ``MemoryProfile`` of some of its iterations, on real or on fake tensors. The script
-runs as in :func:`windtunnel.sources.script.capture_script`, and is ended once enough has been seen.
+runs by :func:`windtunnel.sources.script.run_until_enough`, as it does for a capture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.sources.hooks import StepHooks
 from windtunnel.sources.memory_profile import MemoryProfile
-from windtunnel.sources.script import EndOfScript, checked_script, run_as_main
+from windtunnel.sources.script import EndOfScript, checked_script, run_until_enough
 
 if TYPE_CHECKING:
     from windtunnel.sources._memory_watch import Watch
@@ -63,21 +62,18 @@ def track_script(
 
     script = checked_script(path)
     pilot = _Pilot(warmup, steps, fake=fake, limit_bytes=limit_bytes)
-    hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=_without_workers if fake else None, holds_heap=False)
-    failure: BaseException | None = None
-    try:
-        with fake_tensors() if fake else nullcontext(), hooks:
-            run_as_main(script, argv)
-    except EndOfScript:
-        pass
-    except WindtunnelError:
-        raise
-    except Exception as error:  # whatever a script raises is its own affair, and is told
-        failure = error
-    finally:
-        pilot.end()
+    ended = run_until_enough(
+        script,
+        argv,
+        pilot,
+        surroundings=fake_tensors() if fake else None,
+        on_loader=_without_workers if fake else None,
+    )
     if pilot.profile is None:
-        raise _too_short(script, hooks, failure) from failure
+        message, fix = ended.reason("--steps")
+        raise InputError(
+            f"{message}; its memory was not followed through a whole iteration", where=ended.place(), fix=fix
+        ) from ended.failure
     return pilot.profile
 
 
@@ -94,15 +90,17 @@ class _Pilot:
 
     def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
         """Count whole iterations; one of another form begins anew."""
+        if self.profile is not None:
+            raise EndOfScript
         pattern = hooks.finder.pattern
         if not pattern or pattern != self._pattern or not is_regular:
-            self.end()
+            self.close()
             self._pattern, self._seen = pattern, self._seen if pattern == self._pattern else 0
         else:
             self._seen += 1
         if self._watch is not None:
             if self._seen == self._warmup + self._steps:
-                self.end()
+                self.close()
                 raise EndOfScript
             self._watch.next_iteration()
         elif pattern and self._seen >= self._warmup:
@@ -118,7 +116,7 @@ class _Pilot:
         if self._pattern[0].kind == "next":
             self._watch.expect_data()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Take the watch off; keep what it saw if that is whole."""
         if self._watch is None:
             return
@@ -131,18 +129,3 @@ class _Pilot:
 def _without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in arguments.items() if key not in ("prefetch_factor", "persistent_workers")}
     return {**kept, "num_workers": 0}
-
-
-def _too_short(script: Path, hooks: StepHooks, failure: BaseException | None) -> InputError:
-    seen = f"after {hooks.num_steps} optimiser steps"
-    if failure is None:
-        return InputError(
-            f"{script.name} ended {seen}, before its memory was followed through a whole iteration",
-            where=str(script),
-            fix="let it train longer: a few iterations come before the one that is followed",
-        )
-    return InputError(
-        f"{script.name} raised {type(failure).__name__} {seen}: {failure}",
-        where=str(script),
-        fix="make it run by itself first",
-    )

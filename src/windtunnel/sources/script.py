@@ -1,8 +1,8 @@
-"""Capture an unmodified training script (room sources).
+"""Run an unmodified training script under instruments, and capture it (room sources).
 
-In: a path and its arguments. Out: a ``Graph`` of one of its iterations. The script runs as ``python script.py
-args...`` would run it (``__main__``, ``sys.argv``, ``sys.path[0]``), in this process; its loop is recognised by its
-optimiser steps and loader fetches, and it is ended once enough iterations have been measured.
+In: a path and its arguments. Out: how the script ended, and from a capture a ``Graph`` of one of its iterations. The
+script runs as ``python script.py args...`` would run it (``__main__``, ``sys.argv``, ``sys.path[0]``), in this process;
+its loop is recognised by its optimiser steps and loader fetches, and it is ended once its instruments have enough.
 """
 
 from __future__ import annotations
@@ -12,20 +12,40 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.extras import require
 from windtunnel.graph import Graph
 from windtunnel.sources.hooks import StepHooks
 
-__all__ = ["EndOfScript", "IncompleteCaptureError", "capture_script", "checked_script", "run_as_main"]
+__all__ = [
+    "EndOfScript",
+    "Ended",
+    "IncompleteCaptureError",
+    "Pilot",
+    "capture_script",
+    "checked_script",
+    "run_as_main",
+    "run_until_enough",
+]
 
 
 class EndOfScript(BaseException):
     """Raised inside of a script to end it; not an ``Exception``, so that its own handlers let it pass."""
+
+
+class Pilot(Protocol):
+    """Leads instruments through a script."""
+
+    def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
+        """Between two of its iterations; raises :class:`EndOfScript` once there is enough."""
+
+    def close(self) -> None:
+        """Take every instrument away, in the middle of an iteration too."""
 
 
 class IncompleteCaptureError(InputError):
@@ -78,26 +98,115 @@ def capture_script(
 
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
-    pilot = _Pilot(recorder)
-    home = os.getpid()
+    ended = run_until_enough(script, argv, _Pilot(recorder))
+    graph = _result(recorder, ended)
+    # a flight of this graph starts the same program again
+    return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script under instruments came to its end.
+
+    Attributes
+    ----------
+    script : Path
+    hooks : StepHooks
+        What it showed of itself until then.
+    failure : BaseException or None
+        What came out of it.
+    """
+
+    script: Path
+    hooks: StepHooks
+    failure: BaseException | None
+
+    def reason(self, option: str) -> tuple[str, str]:
+        """Why that was too early, and what to do; ``option`` says how many iterations are measured."""
+        name, failure, finder = self.script.name, self.failure, self.hooks.finder
+        seen = f"after {self.hooks.num_steps} optimiser steps"
+        longer = f"let it train longer, or ask for fewer {option}"
+        if isinstance(failure, KeyboardInterrupt):
+            return f"interrupted {seen}", f"run it again, or ask for fewer {option}"
+        if isinstance(failure, SystemExit):
+            return f"{name} called sys.exit({failure.code!r}) {seen}", longer
+        if failure is not None:
+            return f"{name} raised {type(failure).__name__} {seen}: {failure}", "make it run by itself first"
+        if self.hooks.num_steps == 0:
+            return self._without_steps()
+        if not finder.is_locked:
+            return (
+                f"{name} ended {seen}, before its loop repeated itself",
+                "let it train longer: at least three iterations come before the warm-up",
+            )
+        return f"{name} ended {seen}, too early", longer
+
+    def _without_steps(self) -> tuple[str, str]:
+        if self.hooks.num_foreign_steps:
+            return (
+                f"{self.script.name} trains on another thread than its main one "
+                f"({self.hooks.num_foreign_steps} optimiser steps)",
+                "let its main thread run the training loop",
+            )
+        return (
+            f"{self.script.name} ended and no optimiser stepped in this process",
+            "measure the script that calls optimizer.step() itself, not one that starts other processes",
+        )
+
+    def place(self) -> str:
+        """The line of the script itself where it failed."""
+        frames = traceback.extract_tb(self.failure.__traceback__) if self.failure is not None else []
+        own = [frame for frame in frames if Path(frame.filename) == self.script]
+        return f"{self.script}:{own[-1].lineno}" if own else str(self.script)
+
+
+def run_until_enough(
+    script: Path,
+    argv: Sequence[str],
+    pilot: Pilot,
+    *,
+    surroundings: AbstractContextManager[Any] | None = None,
+    on_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Ended:
+    """Run ``script`` as the main program under instruments, until they have enough or it ends by itself.
+
+    Parameters
+    ----------
+    script : Path
+        One that :func:`checked_script` has let pass.
+    argv : sequence of str
+        Its arguments.
+    pilot : Pilot
+        Called between its iterations; closed at the end.
+    surroundings : context manager, optional
+        What the script runs within.
+    on_loader : callable, optional
+        As for :class:`windtunnel.sources.hooks.StepHooks`.
+
+    Returns
+    -------
+    Ended
+        Whatever a script raises is its own affair, and is told here.
+
+    Raises
+    ------
+    WindtunnelError
+        An instrument's own.
+    """
+    hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
     failure: BaseException | None = None
-    hooks = StepHooks(on_boundary=pilot.at_boundary, holds_heap=False)
     try:
-        with hooks:
+        with surroundings or nullcontext(), hooks:
             run_as_main(script, argv)
     except EndOfScript:
         pass
     except WindtunnelError:
         raise
-    except BaseException as error:  # whatever a script raises is its own affair, and is told
+    except BaseException as error:
         failure = error
     finally:
-        if os.getpid() != home:
-            _leave_child(failure)
-        recorder.close()
-    graph = _result(recorder, hooks, script, failure)
-    # a flight of this graph starts the same program again
-    return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
+        pilot.close()
+    return Ended(script, hooks, failure)
 
 
 @contextmanager
@@ -114,9 +223,20 @@ def _as_main_program(script: Path, argv: Sequence[str]) -> Iterator[None]:
 
 
 def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
-    """Run ``script`` in this process as ``python script args...`` does, and put everything back after it."""
-    with _as_main_program(script, argv):
-        runpy.run_path(str(script), run_name="__main__")
+    """Run ``script`` in this process as ``python script args...`` does, and put everything back after it.
+
+    A child that the script forks ends where the script ends: it must not go on as a second one of us.
+    """
+    home = os.getpid()
+    try:
+        with _as_main_program(script, argv):
+            runpy.run_path(str(script), run_name="__main__")
+    except BaseException as error:
+        if os.getpid() != home:
+            _leave_child(error)
+        raise
+    if os.getpid() != home:
+        _leave_child(None)
 
 
 class _Pilot:
@@ -139,6 +259,9 @@ class _Pilot:
         self.recorder.boundary(is_regular=is_regular)
         if self.recorder.is_complete:
             raise EndOfScript
+
+    def close(self) -> None:
+        self.recorder.close()
 
 
 def checked_script(path: str | Path) -> Path:
@@ -167,56 +290,20 @@ def checked_script(path: str | Path) -> Path:
     return script
 
 
-def _result(recorder: Any, hooks: StepHooks, script: Path, failure: BaseException | None) -> Graph:
+def _result(recorder: Any, ended: Ended) -> Graph:
     from windtunnel.sources._torch_build import build_graph
 
     recording = recorder.recording
     if recording.is_complete:
         return build_graph(recording)
     graph = build_graph(recording) if recording.rich is not None else None
-    message, fix = _reason(hooks, script, failure)
+    message, fix = ended.reason("--iterations")
     kept = "nothing was captured" if graph is None else f"{recorder.num_measured} measured iterations are kept"
-    raise IncompleteCaptureError(f"{message}; {kept}", where=_place(script, failure), fix=fix, graph=graph) from failure
-
-
-def _reason(hooks: StepHooks, script: Path, failure: BaseException | None) -> tuple[str, str]:
-    seen = f"after {hooks.num_steps} optimiser steps"
-    if isinstance(failure, KeyboardInterrupt):
-        return f"interrupted {seen}", "run it again, or ask for fewer --iterations"
-    if isinstance(failure, SystemExit):
-        return (
-            f"{script.name} called sys.exit({failure.code!r}) {seen}",
-            "let it train longer, or ask for fewer --iterations",
-        )
-    if failure is not None:
-        return f"{script.name} raised {type(failure).__name__} {seen}: {failure}", "make it run by itself first"
-    if hooks.num_steps == 0 and hooks.num_foreign_steps:
-        return (
-            f"{script.name} trains on another thread than its main one ({hooks.num_foreign_steps} optimiser steps)",
-            "let its main thread run the training loop",
-        )
-    if hooks.num_steps == 0:
-        return (
-            f"{script.name} ended and no optimiser stepped in this process",
-            "capture the script that calls optimizer.step() itself, not one that starts other processes",
-        )
-    if not hooks.finder.is_locked:
-        return (
-            f"{script.name} ended {seen}, before its loop repeated itself",
-            "let it train longer: at least three iterations come before the warm-up",
-        )
-    return f"{script.name} ended {seen}, too early", "let it train longer, or ask for fewer --iterations"
-
-
-def _place(script: Path, failure: BaseException | None) -> str:
-    """The line of the script itself where it failed."""
-    frames = traceback.extract_tb(failure.__traceback__) if failure is not None else []
-    own = [frame for frame in frames if Path(frame.filename) == script]
-    return f"{script}:{own[-1].lineno}" if own else str(script)
+    raise IncompleteCaptureError(f"{message}; {kept}", where=ended.place(), fix=fix, graph=graph) from ended.failure
 
 
 def _leave_child(failure: BaseException | None) -> NoReturn:
-    """A forked child comes out of the script here: it must not go on as a second capture."""
+    """End a forked child as the interpreter would."""
     if failure is not None and not isinstance(failure, SystemExit):
         traceback.print_exception(failure)
     code = failure.code if isinstance(failure, SystemExit) else int(failure is not None)
