@@ -61,7 +61,7 @@ class Plugin:
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """Its parameters after the first (the graph, for a what-if), by name."""
         items = list(inspect.signature(self.function).parameters.items())
-        skipped = 1 if self.kind in ("whatif", "cost_model") else 0
+        skipped = 1 if self.kind == "whatif" else 0
         return dict(items[skipped:])
 
 
@@ -96,7 +96,7 @@ def flight(name: str, *, source: str) -> Callable[[Target], Target]:
 
 
 def cost_model(name: str, *, source: str) -> Callable[[Target], Target]:
-    """Register ``f(graph, machine) -> graph`` as the pricer ``name``."""
+    """Register ``f(**parameters) -> pricer`` as the cost model ``name``; every parameter has a default."""
     return _register("cost_model", name, source)
 
 

@@ -40,7 +40,7 @@ def test_tasks_without_work_have_no_price_and_their_operators_are_listed():
 
 
 def test_an_unknown_type_is_refused():
-    from windtunnel.cost.roofline import roofline
-
+    with pytest.raises(InputError, match="no type is called 'int4'"):
+        price(step(flops=1), CHIP, dtype="int4")
     with pytest.raises(InputError, match="no peak rate"):
-        roofline(step(flops=1), CHIP, dtype="int4")
+        price(step(flops=1), CHIP, dtype="bf16")

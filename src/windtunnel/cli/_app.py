@@ -15,6 +15,7 @@ import typer.core
 from windtunnel import __version__
 from windtunnel.cli import (
     capture,
+    cost,
     demo,
     diff,
     explain,
@@ -100,6 +101,7 @@ for _name, _verb in _VERBS.items():
     app.command(_name, short_help=_summary, context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None)(_verb)
 
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
+app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 
 
 def run(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ ran, old form and new form side by side; a roofline prices bytes and operations 
 search, edits.
 """
 
+from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.database import Measurement, ProfileDatabase, default_database_path
 from windtunnel.cost.flops import FlopCount
@@ -12,24 +13,33 @@ from windtunnel.cost.form import BASELINE, Form
 from windtunnel.cost.optimizer import UpdateForm, measure_update
 from windtunnel.cost.partial import Ratios, known_ratios, measure_ratios
 from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
+from windtunnel.cost.pricer import Pricer, Prices
+from windtunnel.cost.pricing import price
 from windtunnel.cost.program import Call, Program, program_of
-from windtunnel.cost.roofline import price
+from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.cost.utilisation import Utilisation
+from windtunnel.cost.work import Work, work_of
 
 __all__ = [
     "BASELINE",
     "Bandwidth",
+    "Bounds",
     "Call",
     "Ceilings",
     "FlopCount",
     "Form",
     "Measurement",
     "Peak",
+    "Pricer",
+    "Prices",
     "ProfileDatabase",
     "Program",
     "Ratios",
+    "RooflinePricer",
     "UpdateForm",
     "Utilisation",
+    "Work",
+    "bounds_on",
     "default_database_path",
     "known_ratios",
     "measure_ratios",
@@ -39,4 +49,5 @@ __all__ = [
     "measured_peak",
     "price",
     "program_of",
+    "work_of",
 ]

@@ -1,0 +1,225 @@
+"""Graphs priced (room cost): measured, else learned, else the roofline, and each task says which.
+
+In: a graph, a device, names of cost models or pricers. Out: the graph with ``duration_ns``, ``duration_std_ns``,
+``cost_source``, ``binding``, ``efficiency`` and its interval. Equal work is priced once. Not here: where the work runs
+(``placing``), any one cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.cost.bounds import Binding, bounds
+from windtunnel.cost.pricer import Pricer, Prices, exact_prices
+from windtunnel.cost.work import Work, dtype_of, work_of
+from windtunnel.errors import InputError, MissingExtraError, PriceError
+from windtunnel.graph import Graph, Strings
+from windtunnel.graph.table import Table
+from windtunnel.hardware import Device, Machine
+
+__all__ = ["AUTO", "device_of", "in_type", "price", "price_work", "tiers_of"]
+
+# T tasks, P distinct pieces of work
+AUTO = "auto"
+_FIRST, _LAST = "measured", "roofline"
+_NAMED = 5
+_ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+
+Tiers = Sequence[Sequence[Pricer]]
+
+
+def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer] = AUTO, *, dtype: str = "") -> Graph:
+    """Set the durations of the tasks that compute as they would be on a machine.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine or Device
+        Of a machine, its first device.
+    model : str or sequence of Pricer
+        A registered cost model; several joined by commas, the first that can price a task does; ``auto``: what was
+        measured, then of all models that know the device the surest, the roofline last.
+    dtype : str
+        Type of the work that was captured in fp32, such as ``tf32`` or ``bf16``; its bytes shrink with it.
+
+    Returns
+    -------
+    Graph
+        ``cost_source`` says which model priced a task, ``binding`` what its bound is made of, ``efficiency`` how much
+        of the bound it reaches, ``efficiency_low`` and ``efficiency_high`` how sure that is (NaN: not known).
+
+    Raises
+    ------
+    PriceError
+        No model has a price for some operators: they are named with their share of the graph; or the machine has no
+        device.
+    InputError
+        No cost model has this name, or the device has no peak for a type.
+    """
+    device = device_of(machine)
+    work, row_T = work_of(graph)
+    if dtype:
+        work = in_type(work, dtype)
+    tiers = tiers_of(model)
+    prices, sources = price_work(work, device, tiers)
+    if (sources < 0).any():
+        raise _unpriced(graph, work, row_T, sources < 0)
+    names = [pricer.name for tier in tiers for pricer in tier]
+    return _priced(graph, row_T, prices, sources, names).with_meta(
+        priced_for=device.name, priced_in=dtype or "as captured"
+    )
+
+
+def tiers_of(model: str | Sequence[Pricer]) -> Tiers:
+    """Pricers in the order in which they are asked; within a tier the surest of each row is taken.
+
+    Raises
+    ------
+    InputError
+        No cost model has a name.
+    """
+    if not isinstance(model, str):
+        return [[one] for one in model]
+    if model != AUTO:
+        return [[_made(name.strip())] for name in model.split(",")]
+    learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST)]
+    first = [_made(name) for name in (_FIRST,) if name in registry.all("cost_model")]
+    return [first, [one for one in learned if one is not None], [_made(_LAST)]]
+
+
+def price_work(work: Work, device: Device, tiers: Tiers) -> tuple[Prices, NDArray[np.int64]]:
+    """Prices of distinct work.
+
+    Returns
+    -------
+    prices : Prices
+    sources : int64 [P]
+        Which pricer, counted through all tiers; -1 where none has a price.
+    """
+    prices = exact_prices(bounds(work.flops, 0.0, flops_per_s=np.inf, bytes_per_s=np.inf))
+    sources, number = np.full(len(work), -1, dtype=np.int64), 0
+    for tier in tiers:
+        open_P, sure = sources < 0, np.full(len(work), np.inf)
+        for pricer in tier:
+            covered = open_P & pricer.covers(work, device)
+            if covered.any():
+                offered = pricer.price(work.take(covered), device)
+                spread = np.nan_to_num(offered.log_std, nan=np.finfo(float).max)
+                better = spread < sure[covered]
+                chosen = np.flatnonzero(covered)[better].astype(np.int64)
+                prices = prices.filled(chosen, offered.take(better))
+                sources[chosen], sure[chosen] = number, spread[better]
+            number += 1
+    return prices, sources
+
+
+def in_type(work: Work, dtype: str) -> Work:
+    """The same work with what was captured in fp32 in another type.
+
+    Raises
+    ------
+    InputError
+        The type is unknown.
+    """
+    if dtype not in _ITEM_BYTES:
+        raise InputError(f"no type is called {dtype!r}", where="dtype", fix=f"choose one of {', '.join(_ITEM_BYTES)}")
+    known = {text: not text or dtype_of(text) == "fp32" for text in set(work.dtypes.tolist())}
+    changes = np.array([known[text] for text in work.dtypes.tolist()], dtype=bool)
+    types = np.where(changes, dtype, work.dtype).astype(object)
+    return replace(work, dtype=types, bytes_moved=work.bytes_moved * np.where(changes, _ITEM_BYTES[dtype] / 4, 1.0))
+
+
+def device_of(machine: Machine | Device) -> Device:
+    """The device itself, or a machine's first.
+
+    Raises
+    ------
+    PriceError
+        The machine has none.
+    """
+    if isinstance(machine, Device):
+        return machine
+    if not machine.devices:
+        raise PriceError(f"{machine.name} has no device to price for", fix="name a device of the catalogue")
+    return machine.devices[0]
+
+
+def _made(name: str) -> Pricer:
+    pricer: Pricer = registry.get("cost_model", name).function()
+    return pricer
+
+
+def _optional(name: str) -> Pricer | None:
+    try:
+        return _made(name)
+    except MissingExtraError:  # what cannot run here has no price, and cost_source says who had
+        return None
+
+
+def _unpriced(graph: Graph, work: Work, row_T: NDArray[np.int64], missing: NDArray[np.bool_]) -> PriceError:
+    """Which operators, how many tasks, what share of the captured time."""
+    tasks = (row_T >= 0) & missing[row_T]
+    names = sorted(set(work.operator[missing].tolist()))
+    whole = float(graph.duration_ns[row_T >= 0].sum())
+    share = f" and {100 * graph.duration_ns[tasks].sum() / whole:.1f} % of their time" if whole > 0 else ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return PriceError(
+        f"no cost model has a price for {int(tasks.sum()):,} of {int((row_T >= 0).sum()):,} tasks that compute{share}: "
+        "none states its flops or bytes, and no model knows the operator",
+        where=", ".join(names[:_NAMED]) + more,
+        fix="capture the graph with windtunnel, which notes both, or name a model that knows these operators",
+    )
+
+
+def _priced(
+    graph: Graph, row_T: NDArray[np.int64], prices: Prices, sources: NDArray[np.int64], names: Sequence[str]
+) -> Graph:
+    tasks = np.flatnonzero(row_T >= 0)
+    rows = row_T[tasks]
+    durations = np.rint(prices.duration_ns).astype(np.int64)
+    # what varied was measured elsewhere, and iterations of two machines do not belong together
+    kept = {name: column for name, column in graph.tasks.items() if name not in ("samples_ns", "duration_std_ns")}
+    kept |= _texts(graph, tasks, prices, sources, names, rows)
+    kept["duration_ns"] = _with(graph.duration_ns, tasks, durations[rows])
+    for name in ("efficiency", "efficiency_low", "efficiency_high"):
+        kept[name] = _with(np.full(graph.num_tasks, np.nan), tasks, getattr(prices, name)[rows])
+    spread = prices.duration_std_ns
+    if np.isfinite(spread).any():
+        whole = np.rint(np.nan_to_num(spread)).astype(np.int64)
+        kept["duration_std_ns"] = _with(np.zeros(graph.num_tasks, dtype=np.int64), tasks, whole[rows])
+    return replace(graph, tasks=Table(kept, graph.num_tasks), before=graph)
+
+
+def _texts(
+    graph: Graph,
+    tasks: NDArray[np.int64],
+    prices: Prices,
+    sources: NDArray[np.int64],
+    names: Sequence[str],
+    rows: NDArray[np.int64],
+) -> dict[str, Strings]:
+    before = graph.tasks.get("cost_source", Strings.repeat("", graph.num_tasks))
+    nothing = Strings.repeat("", graph.num_tasks)
+    binding = [one.name.lower() for one in Binding]
+    return {
+        "cost_source": _named(before, tasks, names, sources[rows]),
+        "binding": _named(nothing, tasks, binding, prices.bounds.binding[rows]),
+    }
+
+
+def _named(column: Strings, tasks: NDArray[np.int64], names: Sequence[str], codes: NDArray[Any]) -> Strings:
+    values = tuple(dict.fromkeys((*column.values, *names)))
+    place = np.array([values.index(name) for name in names], dtype=np.int32)
+    return Strings(_with(column.codes, tasks, place[codes]), values)
+
+
+def _with(column: NDArray[Any], tasks: NDArray[np.int64], values: NDArray[Any]) -> NDArray[Any]:
+    changed = column.copy()
+    changed[tasks] = values
+    return changed

@@ -1,0 +1,152 @@
+"""The distinct pieces of work of a graph, as columns (room cost): what pricers see.
+
+In: a graph whose tasks say what they compute and move. Out: ``Work``: one row per distinct (operator, arguments, type,
+flops, bytes), since equal work costs the same, and the row of every task. Not here: prices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.graph import Graph, Kind, Strings
+
+__all__ = ["TYPES", "Work", "dtype_of", "work_of"]
+
+# T tasks, P distinct pieces of work
+Texts = NDArray[np.object_]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+TYPES = {
+    "float": "fp32",
+    "double": "fp64",
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "signed char": "int8",
+}
+"""Types as a capture names them, and as a device's sheet does."""
+_TEXTS = {"shapes": "input_shapes", "dtypes": "input_dtypes", "strides": "input_strides", "arguments": "input_args"}
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """P distinct pieces of work.
+
+    Parameters
+    ----------
+    operator : object [P]
+        Schema name as captured, such as ``aten::addmm``.
+    shapes, dtypes, strides, arguments : object [P]
+        Of the inputs, as JSON text; empty where the graph does not say.
+    dtype : object [P]
+        Type of the first tensor as ``fp32``, ``bf16`` ...; ``fp32`` where that is not known or no type of a peak.
+    flops, bytes_moved : float [P]
+    num_tasks : int64 [P]
+        Tasks that are this piece of work.
+    """
+
+    operator: Texts
+    shapes: Texts
+    dtypes: Texts
+    strides: Texts
+    arguments: Texts
+    dtype: Texts
+    flops: Floats
+    bytes_moved: Floats
+    num_tasks: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.flops)
+
+    def take(self, rows: NDArray[np.int64] | Mask) -> Work:
+        """The given rows."""
+        return Work(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+
+    @classmethod
+    def of_counts(cls, operators: Texts, flops: Floats, bytes_moved: Floats, dtype: str = "fp32") -> Work:
+        """Work of which no more is known than operator, flops and bytes."""
+        empty = np.full(len(flops), "", dtype=object)
+        return cls(
+            np.asarray(operators, dtype=object),
+            *(empty,) * 4,
+            np.full(len(flops), dtype, dtype=object),
+            np.asarray(flops, dtype=np.float64),
+            np.asarray(bytes_moved, dtype=np.float64),
+            np.ones(len(flops), dtype=np.int64),
+        )
+
+
+def work_of(graph: Graph, where: Mask | None = None) -> tuple[Work, NDArray[np.int64]]:
+    """Distinct work of the tasks that compute.
+
+    Parameters
+    ----------
+    graph : Graph
+    where : bool [T], optional
+        Only these tasks; by default all of kind COMPUTE.
+
+    Returns
+    -------
+    work : Work
+    row_T : int64 [T]
+        Row of each task in it, -1 for tasks that were not asked for.
+    """
+    chosen = np.flatnonzero(graph.select(kind=Kind.COMPUTE) if where is None else where)
+    flops, moved = _numbers(graph, "flops", chosen), _numbers(graph, "bytes_read", chosen)
+    moved = moved + _numbers(graph, "bytes_written", chosen)
+    texts = {name: _codes(graph, column, chosen) for name, column in _columns(graph).items()}
+    first, inverse, counts = _distinct([*(column.codes for column in texts.values()), flops, moved])
+    found = {name: column.take(first).to_numpy() for name, column in texts.items()}
+    row_T = np.full(graph.num_tasks, -1, dtype=np.int64)
+    row_T[chosen] = inverse
+    dtype = _mapped(found["dtypes"])
+    return Work(**found, dtype=dtype, flops=flops[first], bytes_moved=moved[first], num_tasks=counts), row_T
+
+
+def dtype_of(text: str) -> str:
+    """Type of the first tensor in a captured list of types, as a device's sheet names it; empty if it has none.
+
+    Examples
+    --------
+    >>> dtype_of('["Tensor(c10::BFloat16)", "Scalar"]')
+    'bf16'
+    """
+    return TYPES.get(text.partition("Tensor(")[2].partition(")")[0], "")
+
+
+def _columns(graph: Graph) -> dict[str, str]:
+    return {"operator": "op" if "op" in graph.tasks else "name", **_TEXTS}
+
+
+def _codes(graph: Graph, column: str, chosen: NDArray[np.int64]) -> Strings:
+    if column not in graph.tasks:
+        return Strings.repeat("", len(chosen))
+    return graph.tasks.strings(column).take(chosen)
+
+
+def _numbers(graph: Graph, name: str, chosen: NDArray[np.int64]) -> Floats:
+    column = graph.tasks.get(name)
+    return np.zeros(len(chosen)) if column is None else column[chosen].astype(np.float64)
+
+
+def _mapped(texts: Texts) -> Texts:
+    known = {text: dtype_of(text) or "fp32" for text in set(texts.tolist())}
+    return np.array([known[text] for text in texts.tolist()], dtype=object)
+
+
+def _distinct(columns: list[NDArray[np.int32] | Floats]) -> tuple[NDArray[np.int64], ...]:
+    """First row, inverse and count of each distinct row: 64 bits mixed from all columns, then compared in full."""
+    mixed = np.zeros(len(columns[0]), dtype=np.uint64)
+    for column in columns:
+        mixed = (mixed ^ column.astype(np.int64).view(np.uint64)) * _MIX
+        mixed ^= mixed >> np.uint64(29)
+    _, first, inverse, counts = np.unique(mixed, return_index=True, return_inverse=True, return_counts=True)
+    if all(np.array_equal(column, column[first][inverse]) for column in columns):
+        return first, inverse, counts.astype(np.int64)
+    whole = np.rec.fromarrays(columns)  # two rows share 64 bits: sort them in full
+    _, first, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
+    return first, inverse, counts.astype(np.int64)
