@@ -17,7 +17,7 @@ from windtunnel.cost import (
     measure_ratios,
     measure_update,
 )
-from windtunnel.cost.optimizer import touched_rows
+from windtunnel.cost.optimizer import sparse_parameters, step_of, touched_rows
 from windtunnel.errors import PriceError
 from windtunnel.graph import Phase
 
@@ -152,6 +152,38 @@ def test_an_update_is_flown_by_itself():
     assert measured.old_ns > 0
     assert measured.new_ns > 0
     assert measured.rounds >= 5
+
+
+def described(*, is_sparse: bool, width: int = 3) -> list[dict]:
+    """A table of ten rows and a bias, as a capture keeps them."""
+    group = {
+        "options": {"lr": 0.1},
+        "parameters": ["table.weight", "bias"],
+        "shapes": [[10, width], [width]],
+        "dtypes": ["float32"] * 2,
+        "sparse": [is_sparse, False],
+    }
+    return [{"class": "torch.optim.sgd.SGD", "groups": [group]}]
+
+
+def test_an_update_is_flown_with_gradients_of_the_captured_layout(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: seen.extend(self.param_groups[0]["params"]))
+    for is_sparse in (True, False):
+        step_of(described(is_sparse=is_sparse)[0], UpdateForm(), {"table.weight": 1 - np.exp(-0.5)})()
+
+    assert [True, False, False, False] == [one.grad.is_sparse for one in seen]
+    assert 5 == seen[0].grad._nnz()  # so many reads touch this share of ten rows
+    assert ["table.weight"] == sparse_parameters(described(is_sparse=True))
+    assert [] == sparse_parameters(described(is_sparse=False))
+
+
+def test_an_update_with_sparse_gradients_has_a_list_form_and_no_fused_one():
+    measured = measure_update(described(is_sparse=True), UpdateForm({"foreach": True, "fused": False}), budget_s=0.01)
+
+    assert measured.new_ns > 0
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        step_of(described(is_sparse=True)[0], UpdateForm({"fused": True, "foreach": False}))()
 
 
 def test_fewer_parameters_take_less_of_an_update(tmp_path):

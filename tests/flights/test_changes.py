@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from windtunnel import registry
-from windtunnel.errors import FlightError, InputError
+from windtunnel.errors import FlightError, InputError, NotApplicableError
 
 torch = pytest.importorskip("torch")
 
@@ -212,6 +212,26 @@ def test_an_optimizer_without_a_fused_form_is_named():
 
     with pytest.raises(FlightError, match="Adadelta has no fused"), flight("fused-optimizer")(live):
         pass
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_a_fused_update_is_refused_before_it_meets_a_sparse_gradient(is_sparse):
+    table = torch.nn.Embedding(10, 3, sparse=is_sparse)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    live = LiveProgram([table], [optimizer])
+    before = table.weight.detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.tensor([1, 2])).sum().backward()
+        with flight("fused-optimizer")(live):
+            if is_sparse:
+                with pytest.raises(NotApplicableError, match="no fused update takes sparse gradients, and 1 param"):
+                    optimizer.step()
+                break
+            optimizer.step()
+
+    assert is_sparse == torch.equal(before, table.weight)
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def test_a_slow_link_carries_one_message_after_the_other():

@@ -196,3 +196,26 @@ def test_children_of_a_flown_script_leave_it_alone(script, one_thread):
     assert child == -1 or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7"""
 
     assert fly(script(body), "foreach-optimizer", argv=["10000"], rule=BRIEF).num_rounds >= 3
+
+
+SPARSE = """
+import torch
+
+table = torch.nn.Embedding(100, 8, sparse=True)
+optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+for _ in range(10000):
+    optimizer.zero_grad()
+    table(torch.randint(100, (16,))).square().sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_fused_update_of_sparse_gradients_is_not_applicable_asked_or_flown(tmp_path, one_thread):
+    path = tmp_path / "train.py"
+    path.write_text(SPARSE)
+
+    for ask in (fly, verify):
+        with pytest.raises(NotApplicableError, match="no fused update takes sparse gradients"):
+            ask(path, "fused-optimizer", rule=BRIEF)
+    assert verify(path, "foreach-optimizer", rule=BRIEF, ledger=tmp_path / "r.db").num_rounds >= 3

@@ -9,6 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Kind, Phase
 from windtunnel.simulate import replay
 from windtunnel.sources.torch_step import capture
+from windtunnel.whatifs import whatif
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -243,3 +244,25 @@ def test_a_step_on_a_device_is_refused_with_the_way_that_works():
         capture(lambda: None, iterations=1, warmup=1, model=model, optimizer=updater)
 
     assert "torch.profiler" in caught.value.fix
+
+
+def test_sparse_gradients_are_kept_and_no_fused_update_is_promised_for_them():
+    table = torch.nn.EmbeddingBag(50, 4, sparse=True)
+    head = torch.nn.Linear(4, 1)
+    updaters = [torch.optim.Adam(head.parameters()), torch.optim.SGD(table.parameters(), lr=0.1)]
+    bags = torch.randint(0, 50, (6, 5))
+
+    def step():
+        head(table(bags)).square().sum().backward()
+        for updater in updaters:
+            updater.step()
+            updater.zero_grad()
+
+    graph = capture(step, iterations=2, warmup=1)
+    groups = [one["groups"][0] for one in graph.meta["optimizers"]]
+    (fused,) = whatif(graph, "fused-optimizer:database=:memory:,budget_s=0.01")
+    (listed,) = whatif(graph, "foreach-optimizer:database=:memory:,budget_s=0.01")
+
+    assert [[False, False], [True]] == [group["sparse"] for group in groups]
+    assert "no fused update takes sparse gradients, and 1 parameters have them" in fused.reason
+    assert listed.is_applicable

@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from windtunnel.sources.allocator import hold_heap
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["UpdateForm", "measure_update", "step_of", "touched_rows"]
+__all__ = ["UpdateForm", "measure_update", "sparse_parameters", "step_of", "touched_rows"]
 
 _EVICTION_BYTES = 16 * 2**20
 _MIN_ROUNDS, _MAX_ROUNDS, _WARMUP = 5, 40, 2
@@ -205,8 +205,10 @@ def step_of(
     for group in description["groups"]:
         options = {name: _restored(value) for name, value in group["options"].items() if name in known}
         tensors = [
-            _trained(torch, shape, dtype, touched.get(name, 1.0))
-            for name, shape, dtype in zip(group["parameters"], group["shapes"], group["dtypes"], strict=True)
+            _trained(torch, shape, dtype, touched.get(name, 1.0), is_sparse=is_sparse)
+            for name, shape, dtype, is_sparse in zip(
+                group["parameters"], group["shapes"], group["dtypes"], _sparse(group), strict=True
+            )
             if name not in form.frozen
         ]
         groups.append({**options, **form.options, "params": tensors})
@@ -222,12 +224,46 @@ def _restored(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _trained(torch_module: Any, shape: list[int], dtype: str, touched: float) -> torch.Tensor:
+def _sparse(group: Mapping[str, Any]) -> list[bool]:
+    return list(group.get("sparse") or [False] * len(group["parameters"]))
+
+
+def sparse_parameters(optimizers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the parameters that had sparse gradients when they were captured.
+
+    Parameters
+    ----------
+    optimizers : list of dict
+        ``graph.meta["optimizers"]``.
+    """
+    groups = [group for one in optimizers for group in one["groups"]]
+    return [
+        name
+        for group in groups
+        for name, is_sparse in zip(group["parameters"], _sparse(group), strict=True)
+        if is_sparse
+    ]
+
+
+def _trained(torch_module: Any, shape: list[int], dtype: str, touched: float, *, is_sparse: bool) -> torch.Tensor:
     made: torch.Tensor = torch_module.rand(shape, dtype=getattr(torch_module, dtype)).requires_grad_()
+    if is_sparse:
+        made.grad = _sparse_gradient(torch_module, made, touched)
+        return made
     gradient = torch_module.rand_like(made) * 1e-3
     if touched < 1.0 and shape:
         gradient[torch_module.rand(shape[0]) >= touched] = 0.0
     made.grad = gradient
+    return made
+
+
+def _sparse_gradient(torch_module: Any, parameter: torch.Tensor, touched: float) -> torch.Tensor:
+    """As many looked-up rows, with repetitions, as touch this share of them; each once if all are touched."""
+    num_rows = parameter.shape[0]
+    num_reads = num_rows if touched >= 1.0 else max(1, round(-math.log1p(-touched) * num_rows))
+    rows = torch_module.randint(num_rows, (1, num_reads)) if touched < 1.0 else torch_module.arange(num_rows)[None]
+    values = torch_module.rand(num_reads, *parameter.shape[1:], dtype=parameter.dtype) * 1e-3
+    made: torch.Tensor = torch_module.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
     return made
 
 

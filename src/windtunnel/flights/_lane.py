@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from windtunnel import registry
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._processes import LaneConfig
 from windtunnel.flights._steps import discover
@@ -100,7 +100,8 @@ def main(path: str) -> int:
     except EndOfScript:
         return 0
     except WindtunnelError as error:
-        timer.tell({"error": error.message, "where": error.where, "fix": error.fix})
+        told = {"error": error.message, "where": error.where, "fix": error.fix}
+        timer.tell(told | {"is_not_applicable": isinstance(error, NotApplicableError)})
         return 2
     except BaseException as error:  # whatever a script raises is told to whoever waits for it
         traceback.print_exc()

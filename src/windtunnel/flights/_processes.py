@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import msgspec
 
-from windtunnel.errors import FlightError
+from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.flights._turns import Turn
 
 __all__ = ["LaneConfig", "ProcessLane"]
@@ -161,6 +161,8 @@ class ProcessLane:
         return "\n".join(tails)
 
     def _fail(self, answer: dict[str, Any]) -> None:
+        if answer.get("is_not_applicable"):
+            raise NotApplicableError(answer["error"], where=answer["where"], fix=answer["fix"])
         if "error" in answer:
             raise FlightError(answer["error"], where=answer["where"], fix=answer["fix"], log_tail=self.log_tail())
         silent = "it ended before it iterated" if answer.get("ended") else "it ended without a word"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.errors import FlightError
-from windtunnel.flights.live import LiveProgram, Undo
+from windtunnel.errors import FlightError, NotApplicableError
+from windtunnel.flights.live import LiveProgram, Undo, together
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,20 @@ if TYPE_CHECKING:
 @registry.flight("fused-optimizer", source="Daydream, ATC 2020, FusedAdam")
 @contextmanager
 def fused_optimizer(program: LiveProgram) -> Iterator[None]:
-    """Update all parameters of a group with one fused operator."""
-    with program.each_optimizer(lambda optimizer: _choose(optimizer, "fused", "foreach")):
+    """Update all parameters of a group with one fused operator.
+
+    Raises
+    ------
+    NotApplicableError
+        At the first step: a gradient is sparse.
+    """
+    checked: set[int] = program.kept.setdefault("dense gradients", set())
+
+    def choose(optimizer: torch.optim.Optimizer) -> Undo:
+        undo = _choose(optimizer, "fused", "foreach")
+        return undo if id(optimizer) in checked else together([undo, _check_first_step(optimizer, checked)])
+
+    with program.each_optimizer(choose):
         yield
 
 
@@ -50,3 +62,23 @@ def _choose(optimizer: torch.optim.Optimizer, chosen: str, other: str) -> Undo:
             group.update(values)
 
     return restore
+
+
+def _check_first_step(optimizer: torch.optim.Optimizer, checked: set[int]) -> Undo:
+    """Look at the gradients once, just before they are used; later steps need not pay for it."""
+
+    def check(*_: Any) -> None:
+        if id(optimizer) in checked:
+            return
+        checked.add(id(optimizer))
+        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        num_sparse = sum(gradient is not None and gradient.is_sparse for gradient in gradients)
+        if num_sparse:
+            raise NotApplicableError(
+                f"no fused update takes sparse gradients, and {num_sparse} parameters have them",
+                where=f"the step of {type(optimizer).__name__}",
+                fix="make their embeddings with sparse=False, or fly another change",
+            )
+
+    undo: Undo = optimizer.register_step_pre_hook(check).remove
+    return undo

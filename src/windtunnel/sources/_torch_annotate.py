@@ -47,6 +47,7 @@ class Discovery:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     _depth: int = 0
     _hooks: list[Any] = field(default_factory=list)
+    _sparse: set[int] = field(default_factory=set)
 
     def add(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> Discovery:
         """Take what the caller already knows."""
@@ -59,7 +60,7 @@ class Discovery:
     def watch(self) -> None:
         """Look at every module call and optimiser step from now on."""
         self._depth = 0
-        self._hooks = [register_optimizer_step_pre_hook(lambda optimizer, *_: _add_once(self.optimizers, optimizer))]
+        self._hooks = [register_optimizer_step_pre_hook(self._see_step)]
         if not is_compiling():
             self._hooks += [
                 register_module_forward_pre_hook(self._enter),
@@ -72,6 +73,15 @@ class Discovery:
             hook.remove()
         self._hooks = []
         self.models = outermost(self.models)
+
+    def _see_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        _add_once(self.optimizers, optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._sparse |= {id(one) for one in parameters if one.grad is not None and one.grad.is_sparse}
+
+    def has_sparse_gradient(self, parameter: torch.Tensor) -> bool:
+        """Whether an optimiser was seen to step with a sparse gradient of it."""
+        return id(parameter) in self._sparse
 
     def _enter(self, module: torch.nn.Module, _inputs: Any) -> None:
         if self._depth == 0:

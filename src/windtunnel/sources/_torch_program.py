@@ -59,13 +59,13 @@ def keep_optimizers(discovery: Discovery) -> list[dict[str, Any]]:
     return [
         {
             "class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-            "groups": [_group(group, names) for group in optimizer.param_groups],
+            "groups": [_group(group, names, discovery) for group in optimizer.param_groups],
         }
         for optimizer in discovery.optimizers
     ]
 
 
-def _group(group: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
+def _group(group: Mapping[str, Any], names: Mapping[int, str], discovery: Discovery) -> dict[str, Any]:
     options = {key: value for key, value in group.items() if key != "params"}
     trained = [parameter for parameter in group["params"] if parameter.requires_grad]
     return {
@@ -73,6 +73,7 @@ def _group(group: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]
         "parameters": [names.get(id(parameter), "") for parameter in trained],
         "shapes": [list(parameter.shape) for parameter in trained],
         "dtypes": [str(parameter.dtype).removeprefix("torch.") for parameter in trained],
+        "sparse": [discovery.has_sparse_gradient(parameter) for parameter in trained],
     }
 
 

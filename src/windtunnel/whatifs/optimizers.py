@@ -12,6 +12,7 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost import UpdateForm
+from windtunnel.cost.optimizer import sparse_parameters
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.whatifs._measured import rescaled_update, takes_paper, update_steps
@@ -30,7 +31,7 @@ def fused_optimizer(graph: Graph, preset: str = "auto", database: str = "", budg
     Raises
     ------
     NotApplicableError
-        Nothing is updated, or the updates are fused already.
+        Nothing is updated, the updates are fused already, or a gradient is sparse: no fused implementation takes those.
     PriceError
         The optimiser has no fused implementation.
     """
@@ -52,6 +53,8 @@ def foreach_optimizer(graph: Graph, preset: str = "auto", database: str = "", bu
 def _implemented(graph: Graph, options: dict[str, Any], preset: str, database: str, budget_s: float) -> Graph:
     steps = update_steps(graph)
     _check_not_yet(graph, next(iter(options)))
+    if options.get("fused"):
+        _check_dense(graph)
     if takes_paper(graph, preset):
         return _paper(graph)
     if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
@@ -64,6 +67,16 @@ def _check_not_yet(graph: Graph, option: str) -> None:
     groups = [group for one in graph.meta.get("optimizers") or [] for group in one["groups"]]
     if groups and all(group["options"].get(option) for group in groups):
         raise NotApplicableError(f"every optimiser has {option}=True already", where="meta optimizers")
+
+
+def _check_dense(graph: Graph) -> None:
+    sparse = sparse_parameters(graph.meta.get("optimizers") or [])
+    if sparse:
+        raise NotApplicableError(
+            f"no fused update takes sparse gradients, and {len(sparse)} parameters have them",
+            where=", ".join(sparse[:3]),
+            fix="make their embeddings with sparse=False, or ask for another change",
+        )
 
 
 def _paper(graph: Graph) -> Graph:
