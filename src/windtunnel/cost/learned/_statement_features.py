@@ -94,7 +94,7 @@ def _coefficient(code: Any, loop: int, stack: Any) -> Any:
     top = -1
     for step in range(code.shape[0]):
         operation, argument = code[step, 0], code[step, 1]
-        if operation == CONSTANT or operation == VARIABLE or operation == UNKNOWN:
+        if operation in (CONSTANT, VARIABLE, UNKNOWN):
             top += 1
             stack[top, 0] = argument if operation == CONSTANT else 0
             stack[top, 1] = 1 if operation == VARIABLE and argument == loop else 0

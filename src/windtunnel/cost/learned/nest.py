@@ -127,7 +127,7 @@ class Nest:
     Raises
     ------
     InputError
-        A node names an unknown buffer, a wrong number of indices, an unknown operation or an extent below 1.
+        A node names an unknown buffer, type or operation, a wrong number of indices or an extent below 1.
     """
 
     body: tuple[Node, ...]
@@ -136,6 +136,9 @@ class Nest:
     is_gpu: bool = field(default=False)
 
     def __post_init__(self) -> None:
+        for buffer in self.buffers.values():
+            if buffer.dtype not in DTYPE_BYTES:
+                raise InputError(f"{buffer.name} is of unknown type {buffer.dtype!r}", where=self.name or "nest")
         _check_nodes(self.body, self.buffers, frozenset(), self.name or "nest")
 
 
