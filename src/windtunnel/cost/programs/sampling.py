@@ -1,0 +1,315 @@
+"""Random legal schedules (room cost, programs).
+
+In: a ``Task`` and a seed. Out: a ``Scheduled``; the same seed gives the same schedule. Producers are inlined or moved
+into their consumer, the main block is tiled on several levels (S S R S R S and its like), the outer loops are fused and
+run in parallel, the inner one is vectorised, others are unrolled. Not here: which schedule is good.
+
+Source: the space of Ansor (Zheng et al., OSDI 2020) for CPUs, with other draws.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from windtunnel.cost.programs.schedules import PATTERNS, Scheduled, token
+from windtunnel.cost.programs.tasks import Task
+
+__all__ = ["sample"]
+
+MAX_VECTOR = 64
+UNROLL_STEPS = (0, 16, 64, 512)
+MAX_UNROLLED_LOOP = 16
+_TILED = (
+    "matmul",
+    "dense",
+    "bmm",
+    "conv2d",
+    "depthwise_conv2d",
+    "max_pool2d",
+    "avg_pool2d",
+    "global_avg_pool",
+    "reduce_sum",
+)
+_ROWS = ("softmax", "layer_norm")
+_MAX_OUTER_FUSED = 6
+
+
+def sample(task: Task, seed: int) -> Scheduled:
+    """Draw a schedule.
+
+    Raises
+    ------
+    MissingExtraError
+        The extra ``tvm`` is not installed.
+    """
+    draw = _Draw(Scheduled.of(task), np.random.default_rng(seed))
+    if task.kind in _ROWS:
+        draw.rows()
+    elif task.kind in _TILED:
+        draw.tiled()
+    else:
+        draw.elements()
+    return draw.scheduled
+
+
+class _Draw:
+    """Choices for one schedule."""
+
+    def __init__(self, scheduled: Scheduled, generator: np.random.Generator) -> None:
+        self.scheduled = scheduled
+        self._random = generator
+        self._do = scheduled.try_step
+        task = scheduled.task
+        self._after = [f"op{index}" for index in range(len(task.ops))]
+        self._has_pad = task.shape.get("pad_h", 0) + task.shape.get("pad_w", 0) > 0
+
+    def _chance(self, probability: float) -> bool:
+        return bool(self._random.random() < probability)
+
+    def _pick(self, *choices: int) -> int:
+        return int(choices[self._random.integers(len(choices))])
+
+    def _factor(self, extent: int, largest: int | None = None) -> int:
+        """A divisor of an extent, not above ``largest``."""
+        bound = min(extent, largest or extent)
+        return self._pick(*(factor for factor in range(1, bound + 1) if extent % factor == 0))
+
+    def _factors(self, extent: int, parts: int, largest_inner: int) -> list[int]:
+        """Inner factors of a split into ``parts + 1`` loops."""
+        found: list[int] = []
+        left = extent
+        for part in range(parts):
+            found.insert(0, self._factor(left, largest_inner if part == 0 else None))
+            left //= found[0]
+        return found
+
+    def tiled(self) -> None:
+        """A reduction with all that stands before and behind it."""
+        final = self._inline_all_but_last(self._after)
+        if self._has_pad and self._chance(0.3):
+            self._has_pad = not self._do("inline", "pad")
+        if final is None and self._chance(0.35) and self._do("cache_write", "main"):
+            final = "main_global"
+        if self._is_row_like() and self._chance(0.5) and self._rfactored(final):
+            return
+        num_outer, num_spatial_levels = self._tile_main()
+        num_fused = self._parallel_outer("main", num_outer) if self._chance(0.93) else 0
+        outer = num_outer - max(0, num_fused - 1)
+        if self._has_pad:
+            self._place_pad(outer)
+        if final is not None:
+            self._place_final(final, outer)
+        self._finish("main")
+        if self._chance(0.9):
+            self._decompose("main", outer)
+        del num_spatial_levels
+
+    def rows(self) -> None:
+        """Several reductions over each row, then the result."""
+        names = (
+            ["row_max", "row_exp", "row_sum"] if self.scheduled.task.kind == "softmax" else ["row_sum", "row_square"]
+        )
+        final = self._inline_all_but_last(self._after) or "out"
+        if final != "out":
+            self._do("inline", "out")
+        if "row_exp" in names and self._chance(0.3) and self._do("inline", "row_exp"):
+            names.remove("row_exp")
+        for name in names:
+            if name != "row_exp" and self._chance(0.5):
+                self._rfactor(name, 1)
+        num_outer = self._split_rows(final)
+        self._vectorize_last(final, 0.85)
+        if self._chance(0.93):
+            self._parallel_outer(final, 1)
+        for name in reversed(names):
+            self._place_producer(name, final, num_outer)
+        self._unroll(final)
+
+    def elements(self) -> None:
+        """No reduction: every element by itself, or moved."""
+        names = (["main"] if self.scheduled.task.kind == "transpose" else []) + self._after
+        final = self._inline_all_but_last(names) or "main"
+        self._spatial(final)
+        for name in names[:-1]:
+            if self._is_alive(name):
+                self._spatial(name)
+
+    def _is_alive(self, block: str) -> bool:
+        return not any(step.primitive == "inline" and step.block == block for step in self.scheduled.steps)
+
+    def _inline_all_but_last(self, names: list[str]) -> str | None:
+        for name in names[:-1]:
+            if self._chance(0.93):
+                self._do("inline", name)
+        return names[-1] if names else None
+
+    def _is_row_like(self) -> bool:
+        return self.scheduled.task.kind in ("global_avg_pool", "reduce_sum")
+
+    def _rfactor(self, block: str, num_spatial: int) -> bool:
+        """Add up parts of a row side by side, so that the inner loop can be a vector."""
+        extent = self.scheduled.extents(block)[num_spatial]
+        factor = self._factor(extent, MAX_VECTOR)
+        if factor == 1 or not self._do("split", block, num_spatial, factor):
+            return False
+        return self._do("rfactor", block, num_spatial + 1, num_spatial)
+
+    def _rfactored(self, final: str | None) -> bool:
+        """Split the reduction of the main block in two blocks; the rest is as for rows."""
+        if not self._rfactor("main", 2):
+            return False
+        target = final or "main"
+        self._do("fuse", target, 0, 2)
+        self._parallel_outer(target, 1)
+        if final is not None:
+            self._place_producer("main", final, 1)
+        self._place_producer("main_rf", target, 1)
+        self._unroll(target)
+        return True
+
+    def _tile_main(self) -> tuple[int, int]:
+        """Split and reorder the main block; says how many loops stand outermost."""
+        extents = self.scheduled.extents("main")
+        num_spatial = len(self.scheduled.task.output_shape)
+        choices = [index for index, pattern in enumerate(PATTERNS) if pattern.count("S") >= 2]
+        pattern = self._pick(*choices)
+        levels = {kind: PATTERNS[pattern].count(kind) for kind in "SR"}
+        inner = self._pick(
+            *(axis for axis in range(num_spatial) if extents[axis] > 1 or axis == num_spatial - 1),
+            num_spatial - 1,
+            num_spatial - 1,
+        )
+        masks, at = [0, 0], 0
+        for axis, extent in enumerate(extents):
+            is_reduced = axis >= num_spatial
+            parts = levels["R" if is_reduced else "S"] - 1
+            if extent > 1 and parts:
+                factors = self._factors(extent, parts, MAX_VECTOR if axis == inner else 16 if not is_reduced else 64)
+                self._do("split", "main", at, *factors)
+                masks[is_reduced] |= 1 << (axis - num_spatial if is_reduced else axis)
+                at += parts
+            at += 1
+        self._do("reorder", "main", masks[0], masks[1], inner, pattern)
+        starts_with = len(PATTERNS[pattern]) - len(PATTERNS[pattern].lstrip("S"))
+        num_outer = num_spatial if starts_with else 0
+        return num_outer, levels["S"]
+
+    def _parallel_outer(self, block: str, num_loops: int) -> int:
+        """Fuse some of the outermost loops of a block and run them in parallel; says how many."""
+        if num_loops == 0:
+            return 0
+        count = int(self._random.integers(1, min(num_loops, _MAX_OUTER_FUSED) + 1)) if self._chance(0.3) else num_loops
+        if count > 1 and not self._do("fuse", block, 0, count):
+            count = 1
+        self._do("parallel", block, 0)
+        return count
+
+    def _place_pad(self, num_outer: int) -> None:
+        depth = len(self.scheduled.loops("main"))
+        if self._chance(0.75):
+            place = int(self._random.integers(0, max(1, min(depth - 1, num_outer + 6))))
+            if self._do("compute_at", "pad", token("main"), place, 0):
+                self._vectorize_last("pad", 0.6)
+                return
+        self._spatial("pad")
+
+    def _place_final(self, final: str, num_outer: int) -> None:
+        if num_outer and self._chance(0.8):
+            num_spatial = len(self.scheduled.task.output_shape)
+            place = num_outer - 1 + (num_spatial if self._chance(0.4) else 0)
+            if self._do("compute_at", final, token("main"), place, 1):
+                self._vectorize_last(final, 0.85)
+                return
+        self._spatial(final)
+
+    def _place_producer(self, name: str, final: str, num_outer: int) -> None:
+        """A row's reduction beside its consumer, or by itself before it."""
+        if num_outer and self._chance(0.75):
+            self._do("compute_at", name, token(final), int(self._random.integers(0, num_outer)), 0)
+        elif self._chance(0.8):
+            self._do("parallel", name, 0)
+        part = f"{name}_rf"
+        if any(step.primitive == "rfactor" and step.block == name for step in self.scheduled.steps):
+            if self._chance(0.8):
+                self._do("compute_at", part, token(final), 0, 0)
+            self._vectorize_part(part)
+        if self._chance(0.5):
+            loops = self.scheduled.loops(name)
+            self._do("init", name, max(0, len(loops) - 1))
+
+    def _vectorize_part(self, part: str) -> None:
+        """The loop over partial sums is the last spatial one: bring it inside, then make it a vector."""
+        extents = self.scheduled.extents(part)
+        if self._chance(0.85):
+            self._do("reorder", part, 0, 0, 1, PATTERNS.index("RSRS")) if False else None
+            self._do("vectorize", part, len(extents) - 1)
+
+    def _split_rows(self, block: str) -> int:
+        """Rows in blocks, columns in vectors; says how many loops go over rows."""
+        rows, columns = self.scheduled.extents(block)[:2]
+        factor = self._factor(columns, MAX_VECTOR)
+        self._do("split", block, 1, factor)
+        if rows > 1 and self._chance(0.6):
+            self._do("split", block, 0, self._factor(rows, 64))
+            return 2
+        return 1
+
+    def _spatial(self, block: str) -> None:
+        """A block without reduction by itself: fused, split again, in parallel, as vectors."""
+        extents = self.scheduled.extents(block)
+        if self.scheduled.task.kind == "transpose" and block == "main" and self._chance(0.7):
+            self._do("split", block, 2, self._factor(extents[2], MAX_VECTOR))
+            self._do("fuse", block, 0, 2)
+            self._do("parallel", block, 0)
+            self._vectorize_last(block, 0.6)
+            self._unroll(block)
+            return
+        if len(extents) > 1:
+            self._do("fuse", block, 0, len(extents))
+        total = math.prod(extents)
+        self._do("split", block, 0, *self._factors(total, self._pick(1, 2), MAX_VECTOR))
+        if self._chance(0.93):
+            self._do("parallel", block, 0)
+        self._vectorize_last(block, 0.85)
+        self._unroll(block)
+
+    def _vectorize_last(self, block: str, probability: float) -> None:
+        """Make the innermost loop a vector; a long one is split first."""
+        extents = self.scheduled.extents(block)
+        if not extents or not self._chance(probability):
+            return
+        if extents[-1] > MAX_VECTOR:
+            self._do("split", block, len(extents) - 1, self._factor(extents[-1], MAX_VECTOR))
+        extents = self.scheduled.extents(block)
+        if 1 < extents[-1] <= MAX_VECTOR:
+            self._do("vectorize", block, len(extents) - 1)
+
+    def _unroll(self, block: str) -> None:
+        steps = self._pick(*UNROLL_STEPS)
+        if steps:
+            self._do("unroll", block, 0, steps)
+
+    def _finish(self, block: str) -> None:
+        """Vector, explicit unrolling of one loop, unrolling by a limit."""
+        if self._chance(0.85):
+            extents = self.scheduled.extents(block)
+            if 1 < extents[-1] <= MAX_VECTOR:
+                self._do("vectorize", block, len(extents) - 1)
+        extents = self.scheduled.extents(block)
+        if len(extents) > 2 and self._chance(0.25):
+            small = [at for at, extent in enumerate(extents[1:-1], start=1) if 1 < extent <= MAX_UNROLLED_LOOP]
+            if small:
+                self._do("unroll", block, self._pick(*small[-3:]), 0)
+        self._unroll(block)
+
+    def _decompose(self, block: str, num_outer: int) -> None:
+        """Set the result to zero before the reduction and not in its first step."""
+        depth = len(self.scheduled.loops(block))
+        places = [*range(num_outer, depth)]
+        while places:
+            place = places.pop(0) if self._chance(0.8) else places.pop()
+            if self._do("init", block, place):
+                self._vectorize_last(f"{block}_init", 0.8)
+                return
