@@ -2,7 +2,9 @@
 
 Every workload of the suite at size tiny, each in a process of its own, one thread: captured, replayed and compared
 with bare iterations that the correction never saw (as ``capture_replay_error``), then flown with a few what-ifs (as
-``whatif_error``). The set is kept small so that the bar takes about ten minutes: the fused
+``whatif_error``). Those bare iterations must be known themselves: where the standard error of their median is above
+2 %, the workload is captured again with as many iterations as that asks for, up to a thousand and a minute.
+The set is kept small so that the bar takes about ten minutes: the fused
 optimiser, and in turn one of autocast, a second thread and gradient accumulation: they apply nearly everywhere and
 touch different parts. Every pair is reported; what does not apply is listed.
 
@@ -16,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -30,7 +33,8 @@ from windtunnel.graph import Graph
 from windtunnel.simulate import replay
 
 REPLAY_MEDIAN, REPLAY_WORST, WHATIF_MEDIAN = 0.03, 0.08, 0.05
-ITERATIONS = 20
+ITERATIONS, MOST_ITERATIONS, TIME_CAP_S = 20, 1000, 60.0
+STANDARD_ERROR = 0.02
 RULE = StopRule(rounds=20, precision=0.01, time_limit_s=5.0, turn_ns=50_000_000, warmup=2)
 EVERYWHERE = "fused-optimizer"
 IN_TURN = ("amp", "threads:threads=2", "gradient-accumulation:passes=2")
@@ -41,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verbose", action="store_true", help="print every pair")
     parser.add_argument("--models", default="", help="names of workloads, with commas; the suite by default")
-    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="captured iterations")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="captured iterations, at least")
     parser.add_argument("--json", default="", help="of one model: write its rows to this file")
     return parser.parse_args()
 
@@ -57,13 +61,34 @@ def rows_of(model: str, iterations: int) -> list[dict[str, object]]:
     torch.set_num_threads(1)
     subject = WorkloadName(model, {"size": "tiny"})
     try:
-        graph = subject.capture(iterations, None)
+        graph, sampling = captured(subject, iterations)
     except (WindtunnelError, RuntimeError) as error:
         return [{"model": model, "failed": f"capture: {error}"}]
-    rows = [replayed(model, graph)]
+    rows = [replayed(model, graph) | sampling]
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "receipts.db")
         return rows + [flown(subject, change, graph, ledger) for change in changes(model)]
+
+
+def captured(subject: WorkloadName, iterations: int) -> tuple[Graph, dict[str, object]]:
+    """A capture of so many iterations that the bare ones are known, and what the row says of that."""
+    while True:
+        begun_s = time.monotonic()
+        graph = subject.capture(iterations, None)
+        seconds = time.monotonic() - begun_s
+        overhead = graph.meta["overhead"]
+        affordable = min(MOST_ITERATIONS, int(iterations * TIME_CAP_S / seconds))
+        wanted = min(affordable, max(iterations + 1, overhead["iterations_wanted"]))
+        if overhead["standard_error_ratio"] <= STANDARD_ERROR or wanted <= iterations:
+            break
+        iterations = wanted
+    return graph, {
+        "iterations": iterations,
+        "standard_error": overhead["standard_error_ratio"],
+        "capture_s": seconds,
+        "time_cap_s": TIME_CAP_S,
+        "is_capped": overhead["standard_error_ratio"] > STANDARD_ERROR,
+    }
 
 
 def replayed(model: str, graph: Graph) -> dict[str, object]:
@@ -141,6 +166,10 @@ def finish(rows: list[dict[str, object]]) -> None:
         num_workloads=len(replays),
         num_pairs=len(pairs),
         replay_errors=replays,
+        standard_errors={str(row["model"]): row["standard_error"] for row in rows if "standard_error" in row},
+        iterations={str(row["model"]): row["iterations"] for row in rows if "iterations" in row},
+        time_cap_s=TIME_CAP_S,
+        capped=[row["model"] for row in rows if row.get("is_capped")],
         whatif_errors=pairs,
         failed=failed,
         not_applicable=[f"{row['model']}/{row['change']}" for row in rows if "not applicable" in row],

@@ -186,3 +186,21 @@ def test_verify_exits_with_1_where_a_prediction_is_further_off_than_allowed(tmp_
 
     assert 1 == outcome.code, outcome.stderr
     assert "a prediction is off by more than 0.000001%" in outcome.stdout
+
+
+def test_iterations_that_vary_are_told_with_how_many_would_do(tmp_path):
+    loop = """
+        import random
+        random.seed(0)
+        while True:
+            step()
+            optimizer.zero_grad()
+            [inputs.add(1) for _ in range(random.choice([1, 3000]))]
+    """
+    path = script(tmp_path, loop)
+
+    outcome = windtunnel_process("capture", "--iterations", 12, "--warmup", 1, path, cwd=tmp_path)
+
+    assert 0 == outcome.code, outcome.stderr
+    assert "iterations vary: after 12 of them the step's time is known to ±" in outcome.stderr
+    assert " would make that ±2.0 %" in outcome.stderr

@@ -266,3 +266,23 @@ def test_sparse_gradients_are_kept_and_no_fused_update_is_promised_for_them():
     assert [[False, False], [True]] == [group["sparse"] for group in groups]
     assert "no fused update takes sparse gradients, and 1 parameters have them" in fused.reason
     assert listed.is_applicable
+
+
+def test_iterations_that_vary_are_told(caplog):
+    """Some iterations are a hundred times as long as others, in no order."""
+    model = torch.nn.Linear(64, 64)
+    updater = torch.optim.SGD(model.parameters(), lr=0.0)
+    random = np.random.default_rng(0)
+
+    def step():
+        updater.zero_grad()
+        inputs = torch.randn(64, 64)
+        for _ in range(int(random.choice([1, 100]))):
+            inputs = inputs + 1
+        model(inputs).sum().backward()
+        updater.step()
+
+    overhead = capture(step, iterations=10, warmup=1).meta["overhead"]
+
+    assert overhead["iterations_wanted"] > 10
+    assert [overhead["note"]] == [record.message for record in caplog.records]

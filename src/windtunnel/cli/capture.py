@@ -53,6 +53,8 @@ def capture(
         from windtunnel.reports import explain
 
         say(f"{path}: {graph.num_tasks:,} tasks, {explain(graph).headline}")
+    if note := graph.meta["overhead"].get("note"):
+        advise(note)
     advise(f"next: windtunnel explain {path}")
 
 

@@ -54,7 +54,10 @@ class WorkloadName:
         """Capture its baseline."""
         built = build_workload(self.name, self.parameters)
         models, optimizers = list(built.models), list(built.optimizers)
-        graph = capture(built.step, iterations=iterations, model=models, optimizer=optimizers, progress=progress)
+        try:
+            graph = capture(built.step, iterations=iterations, model=models, optimizer=optimizers, progress=progress)
+        finally:
+            built.close()
         return graph.with_meta(origin={"workload": self.name, "parameters": dict(self.parameters)})
 
 

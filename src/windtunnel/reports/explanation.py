@@ -335,6 +335,7 @@ def _notes(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
     notes += _unmeasured(graph)
     notes += _device_starts(graph)
     notes += _forms(graph) or _before_holding(graph)
+    notes += filter(None, [dict(graph.meta.get("overhead") or {}).get("note")])
     dropped = graph.meta.get("dropped")
     if isinstance(dropped, Mapping) and dropped:
         total = sum(int(count) for count in dropped.values())

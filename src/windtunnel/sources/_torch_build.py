@@ -24,6 +24,7 @@ from windtunnel.sources._torch_ops import Operator, Role, describe, settle_recip
 from windtunnel.sources._torch_overhead import Correction, calibrate, central, correct, kept_aside
 from windtunnel.sources._torch_places import layers_of, parameter_storages, phases_of
 from windtunnel.sources._torch_points import Points, align, walk
+from windtunnel.sources._torch_precision import precision
 from windtunnel.sources._torch_profile import ITERATION, Events
 from windtunnel.sources._torch_program import calls_of_slices, keep_models, keep_optimizers, keep_program
 from windtunnel.sources._torch_recorder import Recording
@@ -307,6 +308,7 @@ def _meta(
     if bare:
         overhead["profiled_ratio"] = profiled["median"] / float(np.median(bare))
         overhead["rich_ratio"] = recording.rich_ns / float(np.median(bare))
+        overhead |= precision(bare)
     if aside:
         overhead["kept_aside_ns"] = aside
         overhead["kept_aside_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0

@@ -6,6 +6,7 @@ profiler. Not here: scripts that own their loop (``script``), prices, what-ifs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,7 +47,8 @@ def capture(
     -------
     Graph
         One iteration. ``samples_ns`` [T, iterations] holds every profiled iteration; ``meta`` holds the time of the
-        unprofiled iterations and what was taken out for the profiler.
+        unprofiled iterations and what was taken out for the profiler. Where iterations vary so much that their time is
+        known badly, ``meta["overhead"]["note"]`` says so and is logged.
 
     Raises
     ------
@@ -75,7 +77,10 @@ def capture(
             recorder.boundary()
     finally:
         recorder.close()
-    return build_graph(recorder.recording)
+    graph = build_graph(recorder.recording)
+    if note := graph.meta["overhead"].get("note"):
+        logging.getLogger(__name__).warning(note)
+    return graph
 
 
 def _listed(value: Any) -> Iterable[Any]:
