@@ -43,7 +43,7 @@ def test_newer_generations_of_a_link_are_faster():
 
 def test_a_misspelt_device_is_answered_with_the_nearest():
     with pytest.raises(InputError, match="did you mean h100-pcie-80g, h100-sxm5-80g"):
-        device("H100")
+        device("H10")
 
 
 def test_values_survive_pickling_between_processes():

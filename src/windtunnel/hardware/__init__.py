@@ -5,6 +5,7 @@ In: names, or this host. Out: frozen values with units in their names. May not e
 
 from windtunnel.hardware.catalogue import device, devices, link, links, machine, machines, recognise
 from windtunnel.hardware.parts import Device, Link, Topology
+from windtunnel.hardware.sheet import read_sheet
 from windtunnel.hardware.systems import Cluster, Machine
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "links",
     "machine",
     "machines",
+    "read_sheet",
     "recognise",
 ]

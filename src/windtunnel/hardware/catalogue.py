@@ -10,18 +10,19 @@ import difflib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.host import matching, this_host
 from windtunnel.hardware.parts import Device, Link
+from windtunnel.hardware.sheet import device_of_row, read_sheet
 from windtunnel.hardware.systems import Machine
 
 __all__ = ["THIS_HOST", "device", "devices", "link", "links", "machine", "machines", "recognise"]
 
 THIS_HOST = "this host"
 _GIB = 2**30
-_PEAKS = {f"{name}_tflops": name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")} | {"int8_tops": "int8"}
 
 Value = TypeVar("Value")
 
@@ -34,21 +35,13 @@ def _rows(file: str) -> list[dict[str, str]]:
 @cache
 def devices() -> Mapping[str, Device]:
     """Every chip of the catalogue by name."""
-    return {row["name"]: _device(row) for row in _rows("devices.csv")}
+    return {row["name"]: device_of_row(row) for row in _rows("devices.csv")}
 
 
-def _device(row: dict[str, str]) -> Device:
-    return Device(
-        name=row["name"],
-        memory_bytes=int(row["memory_gib"]) * _GIB,
-        bandwidth_bytes_per_s=float(row["bandwidth_gb_per_s"]) * 1e9,
-        peak_flops_per_s={dtype: float(row[column]) * 1e12 for column, dtype in _PEAKS.items() if row[column]},
-        kind=row["kind"],
-        vendor=row["vendor"],
-        year=int(row["year"]),
-        num_units=int(row["num_units"]),
-        source=row["source"],
-    )
+@cache
+def _aliases() -> Mapping[str, str]:
+    """Short names, such as ``h100``, and names that published tables use."""
+    return {alias: row["name"] for row in _rows("devices.csv") for alias in row["aliases"].split()}
 
 
 @cache
@@ -96,19 +89,28 @@ def _find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
 
 
 def device(name: str) -> Device:
-    """Find a chip.
+    """Find a chip by its name, by a short name, or in a sheet of one's own.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``h100-pcie-80g`` or ``h100``; a name that ends in ``.json`` is the path of a sheet.
 
     Raises
     ------
     InputError
-        No chip has this name; the nearest three are offered.
+        No chip has this name; the nearest three are offered. Or the sheet lacks fields, which are listed.
 
     Examples
     --------
     >>> device("t4").flops_per_s("fp16")
     65000000000000.0
+    >>> device("h100").name
+    'h100-sxm5-80g'
     """
-    return _find("device", name, devices())
+    if name.endswith(".json"):
+        return read_sheet(Path(name))
+    return _find("device", _aliases().get(name.lower(), name), devices())
 
 
 def recognise(name: str, memory_bytes: int) -> Device | None:

@@ -149,8 +149,10 @@ def matching(name: str, memory_bytes: int, known: Mapping[str, Device]) -> Devic
 
     Of several variants of a chip the one whose memory is nearest is taken.
     """
-    words = set(re.split(r"[^a-z0-9]+", re.sub(r"rtx\s*", "rtx", name.lower())))
-    found = [device for device in known.values() if device.name.split("-")[0] in words]
-    if "pcie" in words:
-        found = [device for device in found if "pcie" in device.name] or found
+    joined = re.sub(r"\b([rg]tx|titan)\s*([0-9x]+p?)(\s+ti\b)?", lambda part: re.sub(r"\s", "", part[0]), name.lower())
+    words = set(re.split(r"[^a-z0-9]+", joined))
+    found = [device for device in known.values() if device.kind == "gpu" and device.name.split("-")[0] in words]
+    for form in ("pcie", "sxm"):
+        if any(word.startswith(form) for word in words):
+            found = [device for device in found if f"-{form}" in device.name] or found
     return min(found, key=lambda device: abs(device.memory_bytes - memory_bytes), default=None)

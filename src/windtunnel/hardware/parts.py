@@ -67,7 +67,7 @@ class Device:
     lanes_per_unit : int, optional
         fp32 lanes of one unit. This and what follows is None where it is not known or does not apply.
     clock_hz : float, optional
-        The highest clock that is sustained with all units at work (boost).
+        That the peaks are stated at: boost of a GPU, base of a CPU.
     num_threads : int, optional
         Hardware threads of a CPU; resident threads of one unit of a GPU.
     simd_bits : int, optional

@@ -1,0 +1,117 @@
+"""One device's sheet: a row of the catalogue, or a JSON file of one's own with the same fields (room hardware).
+
+In: text by field. Out: a ``Device``. A field that does not apply is empty (``null`` in JSON); one that is left out of a
+file is an error: nothing is silently zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.hardware.parts import Device
+
+__all__ = ["FIELDS", "device_of_row", "read_sheet"]
+
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+_PEAKS = {f"{name}_tflops": name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")} | {"int8_tops": "int8"}
+_TEXTS = ("name", "kind", "vendor", "architecture", "source", "date")
+_NEEDED = ("name", "kind", "num_units", "memory_gib", "bandwidth_gb_per_s", "source")
+# field of the sheet: field of a Device, unit
+_NUMBERS = {
+    "lanes_per_unit": ("lanes_per_unit", 1),
+    "clock_mhz": ("clock_hz", 1e6),
+    "l1_kib": ("l1_bytes", _KIB),
+    "shared_kib": ("shared_bytes", _KIB),
+    "l2_mib": ("l2_bytes", _MIB),
+    "l3_mib": ("l3_bytes", _MIB),
+    "cache_bandwidth_gb_per_s": ("cache_bandwidth_bytes_per_s", 1e9),
+    "num_threads": ("num_threads", 1),
+    "simd_bits": ("simd_bits", 1),
+    "launch_overhead_ns": ("launch_overhead_ns", 1),
+}
+_RATES = ("clock_hz", "cache_bandwidth_bytes_per_s")
+FIELDS = (*_TEXTS, "year", "num_units", "memory_gib", "bandwidth_gb_per_s", *_PEAKS, *_NUMBERS)
+"""Of a sheet; ``aliases`` is the catalogue's own."""
+
+
+def device_of_row(row: Mapping[str, str]) -> Device:
+    """The device of one row, whose empty fields are not known.
+
+    Raises
+    ------
+    InputError
+        A number is none, or not above zero.
+    """
+    known = {name: text for name, text in row.items() if text != ""}
+    optional: dict[str, Any] = {}
+    for name, (field, unit) in _NUMBERS.items():
+        if name in known:
+            value = _number(known, name) * unit
+            optional[field] = value if field in _RATES else round(value)
+    return Device(
+        name=known["name"],
+        memory_bytes=round(_number(known, "memory_gib") * _GIB),
+        bandwidth_bytes_per_s=_number(known, "bandwidth_gb_per_s") * 1e9,
+        peak_flops_per_s={dtype: _number(known, name) * 1e12 for name, dtype in _PEAKS.items() if name in known},
+        kind=known["kind"],
+        vendor=known.get("vendor", ""),
+        architecture=known.get("architecture", ""),
+        year=round(_number(known, "year")) if "year" in known else 0,
+        num_units=round(_number(known, "num_units")),
+        source=", ".join(known[name] for name in ("source", "date") if name in known),
+        **optional,
+    )
+
+
+def read_sheet(path: Path) -> Device:
+    """Read a device of one's own: one JSON object with every one of ``FIELDS``, ``null`` where it is not known.
+
+    Raises
+    ------
+    InputError
+        The file is not there or no JSON object; fields are missing or unknown (all are listed), or needed ones are
+        null; it states no peak.
+    """
+    sheet = _object(path)
+    _check(sheet, path)
+    row = {name: "" if sheet[name] is None else str(sheet[name]) for name in FIELDS}
+    if not any(row[name] for name in _PEAKS):
+        raise InputError("the sheet states no peak", where=str(path), fix=f"give one of {', '.join(_PEAKS)}")
+    return device_of_row(row)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"the device's sheet cannot be read: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise InputError(f"the device's sheet is no JSON: {error}", where=str(path)) from error
+    if not isinstance(found, dict):
+        raise InputError("the device's sheet is not one JSON object", where=str(path), fix="write {field: value, ...}")
+    return found
+
+
+def _check(sheet: Mapping[str, Any], path: Path) -> None:
+    missing = [name for name in FIELDS if name not in sheet]
+    missing += [name for name in _NEEDED if name in sheet and sheet[name] in (None, "")]
+    if missing:
+        raise InputError(
+            f"the device's sheet lacks {len(missing)} fields: {', '.join(missing)}",
+            where=str(path),
+            fix="add them; null says that a value is not known",
+        )
+    unknown = [name for name in sheet if name not in FIELDS]
+    if unknown:
+        raise InputError(f"the device's sheet has unknown fields: {', '.join(unknown)}", where=str(path))
+
+
+def _number(row: Mapping[str, str], name: str) -> float:
+    try:
+        return float(row[name])
+    except ValueError as error:
+        raise InputError(f"{name} is not a number: {row[name]!r}", where=f"device {row['name']}") from error
