@@ -33,7 +33,6 @@ _TILED = (
     "reduce_sum",
 )
 _ROWS = ("softmax", "layer_norm")
-_MAX_OUTER_FUSED = 6
 
 
 def sample(task: Task, seed: int) -> Scheduled:
@@ -94,7 +93,7 @@ class _Draw:
             final = "main_global"
         if self._is_row_like() and self._chance(0.5) and self._rfactored(final):
             return
-        num_outer, num_spatial_levels = self._tile_main()
+        num_outer = self._tile_main()
         num_fused = self._parallel_outer("main", num_outer) if self._chance(0.93) else 0
         outer = num_outer - max(0, num_fused - 1)
         if self._has_pad:
@@ -104,7 +103,6 @@ class _Draw:
         self._finish("main")
         if self._chance(0.9):
             self._decompose("main", outer)
-        del num_spatial_levels
 
     def rows(self) -> None:
         """Several reductions over each row, then the result."""
@@ -169,11 +167,11 @@ class _Draw:
         self._unroll(target)
         return True
 
-    def _tile_main(self) -> tuple[int, int]:
+    def _tile_main(self) -> int:
         """Split and reorder the main block; says how many loops stand outermost."""
         extents = self.scheduled.extents("main")
         num_spatial = len(self.scheduled.task.output_shape)
-        choices = [index for index, pattern in enumerate(PATTERNS) if pattern.count("S") >= 2]
+        choices = [index for index, pattern in enumerate(PATTERNS) if pattern]
         pattern = self._pick(*choices)
         levels = {kind: PATTERNS[pattern].count(kind) for kind in "SR"}
         inner = self._pick(
@@ -192,15 +190,15 @@ class _Draw:
                 at += parts
             at += 1
         self._do("reorder", "main", masks[0], masks[1], inner, pattern)
-        starts_with = len(PATTERNS[pattern]) - len(PATTERNS[pattern].lstrip("S"))
-        num_outer = num_spatial if starts_with else 0
-        return num_outer, levels["S"]
+        return num_spatial if PATTERNS[pattern].startswith("S") else 0
 
     def _parallel_outer(self, block: str, num_loops: int) -> int:
         """Fuse some of the outermost loops of a block and run them in parallel; says how many."""
         if num_loops == 0:
             return 0
-        count = int(self._random.integers(1, min(num_loops, _MAX_OUTER_FUSED) + 1)) if self._chance(0.3) else num_loops
+        extents = self.scheduled.extents(block)[:num_loops]
+        fewest = next((at + 1 for at, extent in enumerate(extents) if extent > 1), num_loops)
+        count = int(self._random.integers(fewest, num_loops + 1)) if self._chance(0.5) else num_loops
         if count > 1 and not self._do("fuse", block, 0, count):
             count = 1
         self._do("parallel", block, 0)
@@ -230,20 +228,30 @@ class _Draw:
             self._do("compute_at", name, token(final), int(self._random.integers(0, num_outer)), 0)
         elif self._chance(0.8):
             self._do("parallel", name, 0)
-        part = f"{name}_rf"
-        if any(step.primitive == "rfactor" and step.block == name for step in self.scheduled.steps):
-            if self._chance(0.8):
-                self._do("compute_at", part, token(final), 0, 0)
-            self._vectorize_part(part)
+        factors = [
+            step.arguments[-1] for step in self.scheduled.steps if step.block == name and step.primitive == "split"
+        ]
+        if self._has_parts(name) and factors:
+            self._place_parts(f"{name}_rf", final, factors[0])
         if self._chance(0.5):
-            loops = self.scheduled.loops(name)
-            self._do("init", name, max(0, len(loops) - 1))
+            self._do("init", name, max(0, len(self.scheduled.loops(name)) - 1))
 
-    def _vectorize_part(self, part: str) -> None:
-        """The loop over partial sums is the last spatial one: bring it inside, then make it a vector."""
+    def _has_parts(self, name: str) -> bool:
+        return any(step.primitive == "rfactor" and step.block == name for step in self.scheduled.steps)
+
+    def _place_parts(self, part: str, final: str, factor: int) -> None:
+        """Partial sums beside their consumer; the loop over them inside, as a vector."""
+        if self._chance(0.8):
+            self._do("compute_at", part, token(final), 0, 0)
+        if self._chance(0.6):
+            self._do("init", part, max(0, len(self.scheduled.loops(part)) - 2))
+        if not self._chance(0.9):
+            return
         extents = self.scheduled.extents(part)
-        if self._chance(0.85):
-            self._do("reorder", part, 0, 0, 1, PATTERNS.index("RSRS")) if False else None
+        places = [at for at in range(len(extents) - 1, -1, -1) if extents[at] == factor and at > 0]
+        if places and places[0] < len(extents) - 1:
+            self._do("reorder", part, 0, 0, places[0], len(PATTERNS) - 1)
+        if places:
             self._do("vectorize", part, len(extents) - 1)
 
     def _split_rows(self, block: str) -> int:

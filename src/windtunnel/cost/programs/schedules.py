@@ -40,8 +40,8 @@ PRIMITIVES = (
 )
 MAX_STEPS = SCHEDULE_SHAPE[0]
 NUM_ARGUMENTS = SCHEDULE_SHAPE[1] - len(PRIMITIVES) - 1
-PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS")
-"""Orders of loops: S the next level of the spatial axes, R of the reduced ones."""
+PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "")
+"""Orders of loops: S the next level of the spatial axes, R of the reduced ones; none: one loop goes to the end."""
 _SUFFIXES = ("", "_global", "_init", "_rf")
 _EXPLICIT = "pragma_unroll_explicit"
 _MAX_STEP = "pragma_auto_unroll_max_step"
@@ -81,7 +81,7 @@ class Scheduled:
 
     def loops(self, block: str) -> list[Any]:
         """Handles of the loops around a block, outermost first."""
-        return list(self.schedule.get_loops(self.schedule.get_sblock(block)))
+        return list(self.schedule.get_loops(_block(self.schedule, block)))
 
     def extents(self, block: str) -> list[int]:
         """Extents of the loops around a block, outermost first."""
@@ -165,16 +165,29 @@ def token(block: str) -> int:
     return 1 + BLOCKS.index(base) * len(_SUFFIXES) + _SUFFIXES.index(block.removeprefix(base))
 
 
+def _block(schedule: Any, name: str) -> Any:
+    """A block by its name; one whose start was taken out of it is called an update."""
+    try:
+        return schedule.get_sblock(name)
+    except _refusals():
+        return schedule.get_sblock(f"{name}_update")
+
+
 def _split(schedule: Any, block: str, loop: int, *inner: int) -> None:
-    schedule.split(schedule.get_loops(schedule.get_sblock(block))[loop], [None, *inner])
+    schedule.split(schedule.get_loops(_block(schedule, block))[loop], [None, *inner])
 
 
 def _reorder(schedule: Any, block: str, spatial: int, reduced: int, inner: int, pattern: int) -> None:
     """Tile order of a block; the axes of the bits ``spatial`` and ``reduced`` have as many loops as the pattern levels.
 
     Other spatial axes stay outermost, other reduced ones go with the first R; axis ``inner`` is the last of its level.
+    Without a pattern, loop ``inner`` becomes the innermost.
     """
-    loops = iter(schedule.get_loops(schedule.get_sblock(block)))
+    if not PATTERNS[pattern]:
+        last = schedule.get_loops(_block(schedule, block))[inner:]
+        schedule.reorder(*last[1:], last[0])
+        return
+    loops = iter(schedule.get_loops(_block(schedule, block)))
     tiles: dict[str, list[list[Any]]] = {kind: [[] for _ in range(PATTERNS[pattern].count(kind))] for kind in "SR"}
     whole: list[Any] = []
     for kind, axis, is_split in _axes(schedule, block, spatial, reduced):
@@ -191,7 +204,7 @@ def _reorder(schedule: Any, block: str, spatial: int, reduced: int, inner: int, 
 
 
 def _axes(schedule: Any, block: str, spatial: int, reduced: int) -> list[tuple[str, int, bool]]:
-    kinds = ["R" if int(axis.iter_type) == 2 else "S" for axis in schedule.get(schedule.get_sblock(block)).iter_vars]
+    kinds = ["R" if int(axis.iter_type) == 2 else "S" for axis in schedule.get(_block(schedule, block)).iter_vars]
     found, counts = [], {"S": 0, "R": 0}
     for kind in kinds:
         axis = counts[kind]
@@ -201,20 +214,20 @@ def _axes(schedule: Any, block: str, spatial: int, reduced: int) -> list[tuple[s
 
 
 def _fuse(schedule: Any, block: str, first: int, count: int) -> None:
-    schedule.fuse(*schedule.get_loops(schedule.get_sblock(block))[first : first + count])
+    schedule.fuse(*schedule.get_loops(_block(schedule, block))[first : first + count])
 
 
 def _parallel(schedule: Any, block: str, loop: int) -> None:
-    schedule.parallel(schedule.get_loops(schedule.get_sblock(block))[loop])
+    schedule.parallel(schedule.get_loops(_block(schedule, block))[loop])
 
 
 def _vectorize(schedule: Any, block: str, loop: int) -> None:
-    schedule.vectorize(schedule.get_loops(schedule.get_sblock(block))[loop])
+    schedule.vectorize(schedule.get_loops(_block(schedule, block))[loop])
 
 
 def _unroll(schedule: Any, block: str, loop: int, max_step: int) -> None:
     """Unroll one loop, or with ``max_step`` all below it that together have no more steps."""
-    target = schedule.get_loops(schedule.get_sblock(block))[loop]
+    target = schedule.get_loops(_block(schedule, block))[loop]
     if max_step == 0:
         schedule.unroll(target)
         return
@@ -223,27 +236,27 @@ def _unroll(schedule: Any, block: str, loop: int, max_step: int) -> None:
 
 
 def _cache_write(schedule: Any, block: str) -> None:
-    schedule.cache_write(schedule.get_sblock(block), 0, "global")
+    schedule.cache_write(_block(schedule, block), 0, "global")
 
 
 def _compute_at(schedule: Any, block: str, target: int, loop: int, is_reverse: int) -> None:
     name = BLOCKS[(target - 1) // len(_SUFFIXES)] + _SUFFIXES[(target - 1) % len(_SUFFIXES)]
-    place = schedule.get_loops(schedule.get_sblock(name))[loop]
+    place = schedule.get_loops(_block(schedule, name))[loop]
     move = schedule.reverse_compute_at if is_reverse else schedule.compute_at
-    move(schedule.get_sblock(block), place, False)
+    move(_block(schedule, block), place, False)
 
 
 def _inline(schedule: Any, block: str) -> None:
-    schedule.compute_inline(schedule.get_sblock(block))
+    schedule.compute_inline(_block(schedule, block))
 
 
 def _init(schedule: Any, block: str, loop: int) -> None:
-    target = schedule.get_sblock(block)
+    target = _block(schedule, block)
     schedule.decompose_reduction(target, schedule.get_loops(target)[loop])
 
 
 def _rfactor(schedule: Any, block: str, loop: int, axis: int) -> None:
-    schedule.rfactor(schedule.get_loops(schedule.get_sblock(block))[loop], axis)
+    schedule.rfactor(schedule.get_loops(_block(schedule, block))[loop], axis)
 
 
 _DO: dict[str, Callable[..., None]] = {
