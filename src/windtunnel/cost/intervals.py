@@ -1,0 +1,149 @@
+"""How sure a price is (room cost): split-conformal intervals by class of operator, and what they mean for a makespan.
+
+In: predictions and measurements that the model was not trained on. Out: ``ConformalIntervals``, which puts an interval
+around further predictions that holds the truth as often as it says, whatever the model; durations drawn from priced
+graphs. Sources: Papadopoulos et al., ECML 2002; Lei et al., JASA 2018 (split conformal); Vovk 2012 (by class). Not
+here: models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.cost.pricer import Prices
+from windtunnel.errors import InputError
+from windtunnel.graph import Graph
+
+__all__ = ["ConformalIntervals", "draw_priced"]
+
+# N calibration samples, P rows to price, T tasks, K draws
+Floats = NDArray[np.float64]
+_UNKNOWN = (float("nan"), float("nan"))
+
+
+@dataclass(frozen=True)
+class ConformalIntervals:
+    """How far measured times lie from predicted ones, by class.
+
+    Parameters
+    ----------
+    level : float
+        Share of future measurements inside, at least.
+    pooled : (float, float)
+        Lower and upper end of log(measured / predicted) over all classes; NaN where there are too few samples.
+    by_class : mapping of str to (float, float)
+        The same for classes with enough samples of their own; others use the pooled one.
+
+    Examples
+    --------
+    >>> ratios = np.log(np.linspace(0.8, 1.25, 99))
+    >>> found = ConformalIntervals.fit(["conv"] * 99, ratios, level=0.9)
+    >>> [round(float(np.exp(end)), 2) for end in found.by_class["conv"]]
+    [0.82, 1.23]
+    """
+
+    level: float
+    pooled: tuple[float, float]
+    by_class: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def fit(
+        cls, classes: Sequence[str], log_ratios: ArrayLike, *, level: float = 0.9, scales: ArrayLike = 1.0
+    ) -> ConformalIntervals:
+        """Calibrate on N samples that no model was trained on.
+
+        Parameters
+        ----------
+        classes : sequence of str [N]
+        log_ratios : float [N]
+            log(measured / predicted).
+        level : float
+        scales : float [N]
+            How uncertain the model says that each is; an interval grows with it.
+
+        Raises
+        ------
+        InputError
+            The level is not between 0 and 1, or a ratio is not finite (says which).
+        """
+        if not 0 < level < 1:
+            raise InputError(f"level {level} is not between 0 and 1", fix="0.9 means that 90 % lie inside")
+        ratios = np.asarray(log_ratios, dtype=np.float64)
+        if not np.isfinite(ratios).all():
+            raise InputError(
+                "a measured or predicted time is zero, negative or not a number",
+                where=f"sample {int(np.flatnonzero(~np.isfinite(ratios))[0])} of {len(ratios)}",
+            )
+        scores, names = ratios / np.asarray(scales, dtype=np.float64), np.asarray(classes, dtype=object)
+        ends = {str(name): _ends(scores[names == name], level) for name in dict.fromkeys(names.tolist())}
+        return cls(level, _ends(scores, level), {name: one for name, one in ends.items() if not math.isnan(one[0])})
+
+    def around(self, prices: Prices, classes: Sequence[str], scales: ArrayLike = 1.0) -> Prices:
+        """The same prices with intervals; NaN where there were too few samples."""
+        ends = np.array([self.by_class.get(name, self.pooled) for name in classes]).reshape(-1, 2)
+        wide = np.asarray(scales, dtype=np.float64)
+        low, high = np.exp(-ends[:, 1] * wide), np.exp(-ends[:, 0] * wide)
+        mean = prices.efficiency
+        return replace(prices, efficiency_low=mean * low, efficiency_high=mean * high, level=self.level)
+
+    def to_dict(self) -> dict[str, object]:
+        """In plain types, for the header of a checkpoint; an unknown end is None."""
+        known = {"": self.pooled, **self.by_class}
+        return {"level": self.level, "ends": {name: None if math.isnan(one[0]) else one for name, one in known.items()}}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, object]) -> ConformalIntervals:
+        """Read what ``to_dict`` wrote.
+
+        Raises
+        ------
+        InputError
+            It is something else.
+        """
+        try:
+            level, ends = float(document["level"]), dict(document["ends"])  # type: ignore[arg-type,call-overload]
+            known = {name: _UNKNOWN if one is None else (float(one[0]), float(one[1])) for name, one in ends.items()}
+            return cls(level, known.pop(""), known)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise InputError("these are no intervals", where=f"{error}", fix="use what to_dict returns") from error
+
+
+def _ends(scores: Floats, level: float) -> tuple[float, float]:
+    """Order statistics that hold the next score with at least this probability; NaN where there are too few."""
+    rank = math.ceil((len(scores) + 1) * (1 + level) / 2 - 1e-9)  # each side leaves out half
+    if rank > len(scores):
+        return _UNKNOWN
+    ordered = np.sort(scores)
+    return float(ordered[len(scores) - rank]), float(ordered[rank - 1])
+
+
+def draw_priced(graph: Graph, num_draws: int = 64, *, seed: int = 0) -> NDArray[np.int64]:
+    """Durations that could be, int64 [K, T]: a model that is wrong about an operator is wrong about it everywhere.
+
+    One error is drawn per cost model and operator, since errors of one class go together; taken as independent they
+    would cancel out over a graph, and its interval would be far too narrow.
+    """
+    duration = graph.duration_ns.astype(np.float64)
+    spread = graph.tasks.get("duration_std_ns")
+    if spread is None:
+        return np.repeat(graph.duration_ns[None], num_draws, axis=0)
+    relative = np.divide(spread, duration, out=np.zeros(graph.num_tasks), where=duration > 0)
+    group_T, num_groups = _groups(graph)
+    noise_KG = np.random.default_rng(seed).standard_normal((num_draws, num_groups))
+    drawn: NDArray[np.int64] = np.rint(duration * np.exp(noise_KG[:, group_T] * relative)).astype(np.int64)
+    return drawn
+
+
+def _groups(graph: Graph) -> tuple[NDArray[np.int64], int]:
+    key = np.zeros(graph.num_tasks, dtype=np.int64)
+    for name in ("cost_source", "op"):
+        if name in graph.tasks:
+            column = graph.tasks.strings(name)
+            key = key * len(column.values) + column.codes
+    _, group_T = np.unique(key, return_inverse=True)
+    return group_T.astype(np.int64), int(group_T.max(initial=-1)) + 1
