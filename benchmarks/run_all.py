@@ -39,6 +39,7 @@ BARS = (
     "memory_adds_up",
     "memory_fake",
     "feature_maps",
+    "nas_few_shot",
 )
 
 
