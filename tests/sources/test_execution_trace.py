@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from tests.cli.command import windtunnel
 from tests.shared_data import find_shared, shared_path
 from tests.simulate.reference import reference_replay
 from windtunnel import registry
@@ -261,52 +262,88 @@ folder = sys.argv[1]
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 inputs = torch.randn(4, 8)
-observer = ExecutionTraceObserver()
-observer.register_callback(f"{folder}/et.json")
-with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as profiler:
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-        profiler.step()
-profiler.export_chrome_trace(f"{folder}/kineto.json")
-observer.unregister_callback()
+for name in ("first", "second"):
+    observer = ExecutionTraceObserver()
+    observer.register_callback(f"{folder}/{name}.et.json")
+    with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as profiler:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            profiler.step()
+    profiler.export_chrome_trace(f"{folder}/{name}.kineto.json")
+    observer.unregister_callback()
 """
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Both traces of three training steps, of one run in a process where nothing else was ever recorded."""
+    """Both traces of three training steps, twice: in a process that never recorded before, and after that."""
     folder = tmp_path_factory.mktemp("recorded")
-    # both recorders count operators from the start of the process, one of them only while it records
+    # external ids of the first are those of the execution trace only where nothing was recorded before
     subprocess.run([sys.executable, "-c", RECORD, str(folder)], check=True, capture_output=True)
     return folder
 
 
 def test_a_trace_of_today_has_the_dataflow_of_the_model(recorded):
-    graph = load_execution_trace(recorded / "et.json")
+    graph = load_execution_trace(recorded / "first.et.json")
     data = edges(graph, EdgeKind.DATA)
 
     assert {("aten::addmm", "aten::clamp_min"), ("aten::relu", "aten::addmm"), ("aten::mm", "aten::add_")} <= data
     assert {Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE} <= set(graph.tasks["phase"].tolist())
 
 
-def test_the_kineto_trace_of_the_run_gives_every_duration(recorded):
+def without_record_ids(path, target):
+    """As older profilers wrote it."""
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"]:
+        event.get("args", {}).pop("Record function id", None)
+    target.write_text(json.dumps(trace))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "is_old", "by"),
+    [
+        ("first", False, "record-function id"),
+        ("second", False, "record-function id"),
+        ("first", True, "record-function id"),
+        ("second", True, "order"),
+    ],
+)
+def test_the_kineto_trace_of_the_run_gives_every_duration(recorded, tmp_path, name, is_old, by):
     """No time inside operators is lost or counted twice."""
-    graph = load_execution_trace(recorded / "et.json", kineto=recorded / "kineto.json")
-    measured = load_kineto(recorded / "kineto.json")
+    kineto = recorded / f"{name}.kineto.json"
+    kineto = without_record_ids(kineto, tmp_path / "old.json") if is_old else kineto
+    graph = load_execution_trace(recorded / f"{name}.et.json", kineto=kineto)
+    measured = load_kineto(kineto)
 
     assert 0 == count_unmeasured(graph)
-    assert "record-function id" == graph.meta["trace"]["joined"]["by"]
+    assert by == graph.meta["trace"]["joined"]["by"]
     assert 0 == graph.meta["trace"]["joined"]["kineto tasks of no node"]
     assert measured.duration_ns.sum() == graph.duration_ns.sum()
+
+
+def test_verbs_take_the_kineto_trace_beside_an_execution_trace(recorded):
+    trace, kineto = recorded / "second.et.json", recorded / "second.kineto.json"
+    timed = windtunnel("explain", trace, "--kineto", kineto)
+    untimed = windtunnel("explain", trace)
+    refused = windtunnel("explain", kineto, "--kineto", kineto)
+    absent = windtunnel("explain", trace, "--kineto", recorded / "second.kineto")
+
+    assert "critical path" in timed.stdout
+    assert "unmeasured" not in timed.stdout
+    assert "unmeasured" in untimed.stdout
+    assert (2, 2) == (refused.code, absent.code)
+    assert "--kineto adds times to an execution trace" in refused.stderr
+    assert f"there is no {recorded / 'second.kineto'}" in absent.stderr
 
 
 def test_the_kineto_trace_of_another_run_is_refused(recorded, tmp_path):
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [event]}))
     with pytest.raises(TraceError, match="operators are in both traces"):
-        load_execution_trace(recorded / "et.json", kineto=tmp_path / "other.json")
+        load_execution_trace(recorded / "first.et.json", kineto=tmp_path / "other.json")
 
 
 # --- published ----------------------------------------------------------------------------------------

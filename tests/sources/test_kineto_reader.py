@@ -64,6 +64,16 @@ def test_a_bare_list_a_packed_file_and_a_byte_order_mark_read_alike(trace_file):
     assert plain.equals(load_kineto(trace_file(b"\xef\xbb\xbf" + text)))
 
 
+def test_a_record_function_id_is_kept_where_an_execution_trace_gave_one(tmp_path):
+    events = [op(name, 10 * place, 5) for place, name in enumerate("abc")]
+    for event, number in zip(events, (0, 7, None), strict=True):
+        event["args"] = {} if number is None else {"Record function id": number}
+    trace = read_trace(write(tmp_path / "t.json", events))
+
+    assert [MISSING, 7, MISSING] == trace.argument("Record function id").tolist()
+    assert 1 == len(trace.rare_row)
+
+
 def test_numbers_in_quotes_are_numbers_and_other_text_is_kept_as_text(tmp_path):
     quoted = kernel("k", 6, 4, 1)
     quoted["args"] = {"device": "0", "stream": "0x0", "correlation": "1"}

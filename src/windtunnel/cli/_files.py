@@ -56,23 +56,25 @@ def require_free(path: Path, *, force: bool) -> Path:
     return path
 
 
-def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) -> Graph:
+def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | None = None, **options: Any) -> Graph:
     """A stored graph, or the graph of a trace of any kind, or of a folder of Kineto traces, one per rank.
 
-    ``options`` are those of :func:`windtunnel.sources.kineto.load_kineto`.
+    ``kineto`` is that of :func:`windtunnel.sources.execution_trace.load_execution_trace`, ``options`` are those of
+    :func:`windtunnel.sources.kineto.load_kineto`.
 
     Raises
     ------
     InputError
-        Nothing is there, or it is none of these.
+        Nothing is there, or it is none of these; ``kineto`` is given and it is no execution trace.
     """
     from windtunnel.sources.chakra import is_chakra_json, load_chakra
     from windtunnel.sources.execution_trace import is_execution_trace, load_execution_trace
 
-    if not path.exists():
-        near = _nearest(path)
-        fix = f"did you mean {', '.join(near)}?" if near else "capture one: windtunnel capture train.py"
-        raise InputError(f"there is no {path}", fix=fix)
+    _require_there(path)
+    if kineto is not None:
+        _require_there(kineto)
+        if path.is_dir() or not is_execution_trace(path):
+            raise InputError("--kineto adds times to an execution trace", where=str(path), fix="leave it out")
     traces = _traces(path)
     if traces:
         from windtunnel.sources.kineto import load_kineto
@@ -87,11 +89,18 @@ def open_graph(path: Path, *, progress: Progress | None = None, **options: Any) 
     if path.name.endswith((".et", ".et.gz")) or is_chakra_json(path):
         return load_chakra(path)
     if is_execution_trace(path):
-        return load_execution_trace(path)
+        return load_execution_trace(path, kineto=kineto, progress=progress)
     fix = (
         f"capture it first: windtunnel capture {path}" if path.suffix == ".py" else "name a .wt folder or a .json trace"
     )
     raise InputError(f"{path} is neither a stored graph nor a trace", fix=fix)
+
+
+def _require_there(path: Path) -> None:
+    if not path.exists():
+        near = _nearest(path)
+        fix = f"did you mean {', '.join(near)}?" if near else "capture one: windtunnel capture train.py"
+        raise InputError(f"there is no {path}", fix=fix)
 
 
 def _traces(path: Path) -> list[Path]:

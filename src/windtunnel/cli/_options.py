@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Force", "GraphPath", "Json", "LedgerPath", "Output"]
+__all__ = ["Force", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output"]
 
 GraphPath = Annotated[
     Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
+]
+KinetoPath = Annotated[
+    Path | None,
+    typer.Option("--kineto", metavar="TRACE", help="Of an execution trace: the Kineto trace of its run, for times."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document with raw units.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]

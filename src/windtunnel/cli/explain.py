@@ -8,7 +8,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say_wrapped
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json
+from windtunnel.cli._options import GraphPath, Json, KinetoPath
 
 __all__ = ["explain"]
 
@@ -19,6 +19,7 @@ def explain(
         str, typer.Option("--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, op or task.")
     ] = "",
     top: Annotated[int, typer.Option(min=1, help="How many parts to list.")] = 15,
+    kineto: KinetoPath = None,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel explain train.wt
@@ -28,7 +29,7 @@ def explain(
     from windtunnel.reports import explain as explain_graph
 
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
-        explanation = explain_graph(open_graph(graph, progress=progress))
+        explanation = explain_graph(open_graph(graph, progress=progress, kineto=kineto))
     if as_json:
         print_json(explanation.to_dict())
     else:

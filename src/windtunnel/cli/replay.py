@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json
+from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath
 
 if TYPE_CHECKING:
     from windtunnel.simulate import Timeline
@@ -25,6 +25,7 @@ def replay(
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
     ] = None,
     force: Force = False,
+    kineto: KinetoPath = None,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel replay train.wt --perfetto train.trace.json
@@ -36,7 +37,7 @@ def replay(
 
     target = None if perfetto is None else require_free(perfetto, force=force)
     with Progress(f"replaying {graph.name}", heartbeat=True) as progress:
-        timeline = replay_graph(open_graph(graph, progress=progress))
+        timeline = replay_graph(open_graph(graph, progress=progress, kineto=kineto))
         path = timeline.critical_path()
         uses = sorted(timeline.utilization().to_pylist(), key=lambda use: -use["utilization"])
         if target is not None:

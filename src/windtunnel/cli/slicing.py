@@ -8,7 +8,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say
 from windtunnel.cli._files import derived, open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json, Output
+from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, Output
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def slice_graph(
     allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: those here.")] = False,
     output: Output = None,
     force: Force = False,
+    kineto: KinetoPath = None,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel slice train.wt --layer 'encoder[.]3[.].*'
@@ -50,7 +51,7 @@ def slice_graph(
     path = require_free(derived(graph, ".slice.wt", output), force=force)
     cut = {"window": window or None, "partial": partial, "allow_missing": allow_missing}
     with Progress(f"slicing {graph.name}", heartbeat=True) as progress:
-        whole = open_graph(graph, progress=progress, **cut)
+        whole = open_graph(graph, progress=progress, kineto=kineto, **cut)
         mask = whole.select(iteration=iteration, rank=rank, phase=_phase(phase), layer=layer or None, name=name or None)
         if since or until:
             whole, mask = _in_window(whole, mask, since, until)

@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json, LedgerPath
+from windtunnel.cli._options import GraphPath, Json, KinetoPath, LedgerPath
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def whatif(
     why: Annotated[bool, typer.Option("--why", help="Say why the others do not apply.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many answers to show.")] = 20,
     ledger: LedgerPath = None,
+    kineto: KinetoPath = None,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel whatif train.wt --all --pairs
@@ -45,7 +46,7 @@ def whatif(
         raise InputError("say which what-ifs to ask", fix=f"windtunnel whatif {graph} --all, or name some of them")
     with Progress("asking what if", heartbeat=True) as progress:
         found = ask(
-            open_graph(graph, progress=progress),
+            open_graph(graph, progress=progress, kineto=kineto),
             "all" if every else ",".join(names or ()),
             pairs=pairs,
             progress=progress,

@@ -1,7 +1,8 @@
 """Durations for an execution trace from the Kineto trace of the same run (room sources, private).
 
 In: nodes and the path of a Kineto trace. Out: ``Measured``: own time of every operator, kernels that it launched.
-Joined by id where both recorders counted alike, else by the order of the operators on each thread; names must agree.
+Joined by record-function id where the Kineto trace has it, else by the order of the operators on each thread; names
+must agree.
 """
 
 from __future__ import annotations
@@ -79,10 +80,17 @@ def measure(document: Document, path: Path, progress: Progress | None = None) ->
 
 
 def _by_id(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:
-    """Rows and events with one id and one name."""
+    """Rows and events with one id and one name.
+
+    Kineto keeps the execution trace's own id where that is recorded beside it. Older ones do not; their external id
+    counts alike in a process that has recorded nothing before.
+    """
+    numbers = trace.argument("Record function id")
+    if (numbers == MISSING).all():
+        numbers = trace.external_id
     event_of = {node.record_id: event for event, node in enumerate(nodes)}
     pairs = {}
-    for row, number in zip(rows.tolist(), trace.external_id[rows].tolist(), strict=True):
+    for row, number in zip(rows.tolist(), numbers[rows].tolist(), strict=True):
         event = event_of.get(number, -1)
         if event >= 0 and nodes[event].name == trace.strings[trace.name[row]]:
             pairs[row] = event

@@ -39,7 +39,7 @@ RARE_KEYS = (
     *("wait_on_stream", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id"),
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),
     *("Process Group Ranks", "Seq", "Src Rank", "Dst Rank", "Module Hierarchy", "name", "Addr", "Bytes"),
-    *("Total Allocated", "Total Reserved", "Device Type", "Device Id", "flow id"),
+    *("Total Allocated", "Total Reserved", "Device Type", "Device Id", "Record function id", "flow id"),
 )
 RARE = {key: FIRST_RARE + position for position, key in enumerate(RARE_KEYS)}
 ARG_KEYS = {
@@ -48,6 +48,7 @@ ARG_KEYS = {
     **{k: s for k, s in RARE.items() if k != "flow id"},
 }
 FLOW_ID = RARE["flow id"]
+RECORD_ID = RARE["Record function id"]  # 0 on every event where no execution trace is recorded beside
 NUM_SLOTS = FIRST_RARE + len(RARE_KEYS)
 
 # Strings with a meaning here have fixed codes: they are interned first, in this order.
@@ -476,7 +477,7 @@ def scan_events(
                 not_a_time = not_a_time or value == MISSING
             if slot < NUM_DENSE:
                 values[slot] = value
-            elif value not in (MISSING, STRING):  # neither absent nor an empty string
+            elif value not in (MISSING, STRING) and not (value == 0 and slot == RECORD_ID):  # nor an empty string
                 known = False
                 for i in range(num_touched):
                     known = known or touched[i] == slot
