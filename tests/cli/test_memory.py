@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from tests.cli.command import windtunnel
+from tests.cli.command import windtunnel, windtunnel_process
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -94,4 +94,14 @@ def test_what_is_misspelt_is_told(arguments, said):
 
     assert shown.code == 2
     assert said in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_ends_with_130(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import os, signal, torch\nos.kill(os.getpid(), signal.SIGINT)\n")
+    shown = windtunnel_process("memory", "--fake", path)
+
+    assert 130 == shown.code
     assert "Traceback" not in shown.stderr

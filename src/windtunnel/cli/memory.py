@@ -97,7 +97,12 @@ def _run(
     from windtunnel.sources.memory_script import track_script
 
     if target.endswith(".py"):
-        return track_script(target, arguments, warmup=warmup, steps=steps, fake=fake, limit_bytes=limit_bytes)
+        try:
+            return track_script(target, arguments, warmup=warmup, steps=steps, fake=fake, limit_bytes=limit_bytes)
+        except InputError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
     build = _workload(target, arguments)
     if fake:
         return predict_memory(build, warmup=warmup, steps=steps)
