@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.flights.stable import GROUP, mser5, run_until_stable, spikes, stable_phase, trend
+from windtunnel.flights.stable import (
+    GROUP,
+    block_length,
+    is_known,
+    mser5,
+    run_until_stable,
+    spikes,
+    stable_phase,
+    trend,
+    until_known,
+)
 
 
 def _noise(num_samples: int, *, seed: int, correlation: float = 0.0, deviation: float = 0.02) -> np.ndarray:
@@ -118,7 +128,7 @@ def test_sampling_stops_when_the_median_is_known_or_the_steps_end(monkeypatch):
     durations_ns, phase = run_until_stable(lambda: None, budget_s=60, min_steps=30, after_step=seen.append)
     limited, _ = run_until_stable(lambda: None, budget_s=60, min_steps=30, max_steps=7)
 
-    assert seen == durations_ns.tolist() == [1_000_000] * 30
+    assert seen == durations_ns.tolist() == [1_000_000] * 36  # known at two looks in a row
     assert phase.width_ratio == 0
     assert len(limited) == 7
 
@@ -127,3 +137,29 @@ def test_a_spent_budget_still_leaves_three_steps():
     durations_ns, phase = run_until_stable(lambda: None, budget_s=0.0)
 
     assert len(durations_ns) == phase.num_samples == 3
+
+
+def test_a_slow_warmup_is_not_taken_for_the_level():
+    settling = 100 * (1 + _noise(2000, seed=11, deviation=0.02) + 0.1 * np.exp(-np.arange(2000) / 40))
+    soon = stable_phase(settling[:40])
+
+    taken, phase = until_known(settling)
+
+    assert soon.mean_ns > 103
+    assert not is_known(settling[:40], soon, 0.05)
+    assert phase.mean_ns == pytest.approx(100, rel=0.01)
+    assert taken.tolist() == settling[: len(taken)].tolist()
+
+
+def test_no_more_durations_are_taken_than_needed():
+    source = iter([100.0] * 500)
+
+    taken, _ = until_known(source, min_steps=20)
+
+    assert len(taken) == 24
+    assert len(list(source)) == 500 - 24
+
+
+def test_blocks_are_as_long_as_neighbours_have_in_common():
+    assert block_length(_noise(60, seed=5)) <= 3
+    assert block_length(_noise(400, seed=5, correlation=0.9)) >= 20

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.flights._stats import Estimate, medians_of_resamples
-from windtunnel.flights.stable import trend
+from windtunnel.flights.stable import block_length
 from windtunnel.flights.suite_results import Result, SuiteRun, load_run
 
 __all__ = ["Compared", "Comparison", "compare", "compared_rounds", "geometric_mean", "overall_of", "permutation_p"]
@@ -164,7 +164,7 @@ def _compared(label: str, before: Result, after: Result, seed: int) -> tuple[Com
     """One row, and the logarithms of its resampled speed-ups [B]."""
     sides = [np.asarray(result.ns_per_unit) for result in (before, after)]
     resampled = [
-        medians_of_resamples(side, seed=seed + place, block_length=trend(side).batch_length)
+        medians_of_resamples(side, seed=seed + place, block_length=block_length(side))
         for place, side in enumerate(sides)
     ]
     logs_B = np.log(resampled[0] / resampled[1])

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.flights._stats import Estimate, estimate_median
-from windtunnel.flights.stable import StablePhase, steady
+from windtunnel.flights.stable import StablePhase, block_length, steady
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate import Timeline, replay
 
@@ -68,9 +68,8 @@ def throughput(durations_ns: ArrayLike, units: ArrayLike, phase: StablePhase) ->
     durations_N, units_N = np.asarray(durations_ns, dtype=np.float64), np.asarray(units, dtype=np.float64)
     if not (units_N > 0).all():
         raise InputError("a step processed no units", fix="count the units of every step")
-    per_unit = estimate_median(
-        (durations_N / units_N)[steady(durations_N, phase.cut)], confidence=0.95, block_length=phase.trend.batch_length
-    )
+    steady_N = (durations_N / units_N)[steady(durations_N, phase.cut)]
+    per_unit = estimate_median(steady_N, confidence=0.95, block_length=block_length(steady_N))
     return Estimate(1e9 / per_unit.value, 1e9 / per_unit.high, 1e9 / per_unit.low)
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +21,18 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.errors import InputError
 from windtunnel.flights._stats import Estimate, estimate_median, has_trend
 
-__all__ = ["StablePhase", "Trend", "mser5", "run_until_stable", "spikes", "stable_phase", "steady", "trend"]
+__all__ = [
+    "StablePhase",
+    "Trend",
+    "is_known",
+    "mser5",
+    "run_until_stable",
+    "spikes",
+    "stable_phase",
+    "steady",
+    "trend",
+    "until_known",
+]
 
 Float = NDArray[np.float64]
 GROUP = 5
@@ -30,6 +42,7 @@ _SPIKE_LEAST = 0.05
 _NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 _MOST_BATCHES, _FEWEST_BATCHES = 64, 12
 _CORRELATION_LIMIT = 0.15
+_MOST_CORRELATION = 0.9
 _GROWTH = 1.2
 
 
@@ -142,6 +155,11 @@ def steady(samples: ArrayLike, cut: int) -> NDArray[np.bool_]:
     return kept_N
 
 
+def _without_spikes(samples_N: Float) -> Float:
+    """Spikes replaced by their neighbours' median."""
+    return np.where(spikes(samples_N), _local_medians(samples_N), samples_N)
+
+
 def _local_medians(samples_N: Float) -> Float:
     if not len(samples_N):
         return samples_N
@@ -198,6 +216,23 @@ def _correlation(values_K: Float) -> float:
     return float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
 
 
+def block_length(samples: ArrayLike) -> int:
+    """How long blocks must be so that a bootstrap over them sees what neighbours have in common.
+
+    ``(2 r / (1 - r**2)) ** (2/3) * N ** (1/3)`` for a lag-one autocorrelation r: Carlstein, Annals of Statistics
+    14(3), 1986. At least the length at which batch means are no longer correlated, at most an eighth of the samples.
+
+    Examples
+    --------
+    >>> block_length([1.0, 2.0] * 50)
+    2
+    """
+    samples_N = np.asarray(samples, dtype=np.float64)
+    correlation = min(max(0.0, _correlation(samples_N)), _MOST_CORRELATION)
+    best = (2 * correlation / (1 - correlation**2)) ** (2 / 3) * len(samples_N) ** (1 / 3)
+    return max(trend(samples_N).batch_length, min(int(np.ceil(best)), len(samples_N) // 8))
+
+
 def stable_phase(
     durations_ns: ArrayLike, *, tolerance: float = 0.02, confidence: float = 0.95, seed: int = 0
 ) -> StablePhase:
@@ -229,7 +264,7 @@ def stable_phase(
     if not len(samples_N):
         raise InputError("no step was measured", fix="run at least one step")
     is_spike_N = spikes(samples_N)
-    smooth_N = np.where(is_spike_N, _local_medians(samples_N), samples_N)
+    smooth_N = _without_spikes(samples_N)
     cut = mser5(smooth_N)
     kept_N, is_spike_N, smooth_N = samples_N[cut:], is_spike_N[cut:], smooth_N[cut:]
     found = trend(smooth_N)
@@ -238,7 +273,7 @@ def stable_phase(
     return StablePhase(
         num_samples=len(samples_N),
         cut=cut,
-        median_ns=estimate_median(steady_N, confidence=confidence, seed=seed, block_length=found.batch_length),
+        median_ns=estimate_median(steady_N, confidence=confidence, seed=seed, block_length=block_length(steady_N)),
         mean_ns=float(steady_N.mean()),
         iqr_ns=float(upper - lower),
         min_ns=float(kept_N.min()),
@@ -250,17 +285,73 @@ def stable_phase(
     )
 
 
+def is_known(durations_ns: ArrayLike, phase: StablePhase, precision: float) -> bool:
+    """Whether sampling may end: the level is known to ``precision``, and is not still settling.
+
+    The interval alone would end it in the middle of a slow warm-up, where few steps differ little. So nothing may
+    point to a trend, warm-up may be at most a quarter of the samples, and two thirds of them must have said the same.
+
+    Parameters
+    ----------
+    durations_ns : array_like [N]
+    phase : StablePhase
+        Of these durations.
+    precision : float
+        The most that the median's interval may be wide, over the median.
+    """
+    if phase.width_ratio > precision or phase.trend.is_significant or 4 * phase.cut > phase.num_samples:
+        return False
+    earlier_N = np.asarray(durations_ns, dtype=np.float64)[: 2 * phase.num_samples // 3]
+    earlier_ns = float(earlier_N[steady(earlier_N, mser5(_without_spikes(earlier_N)))].mean())
+    return abs(earlier_ns / phase.mean_ns - 1) <= precision / 2
+
+
+def until_known(
+    durations_ns: Iterable[float], *, precision: float = 0.01, min_steps: int = 50, max_steps: int = 2000
+) -> tuple[Float, StablePhase]:
+    """Take durations one by one until their level is known, or there are no more.
+
+    It must be known at two looks in a row, the second at a fifth more samples: an interval is uncertain too, and of
+    many looks one is lucky.
+
+    Parameters
+    ----------
+    durations_ns : iterable of float
+        In the order in which the steps run; no more are taken than are needed.
+    precision : float
+        See :func:`is_known`.
+    min_steps, max_steps : int
+        When the level is looked at for the first time, and when it ends in any case.
+
+    Returns
+    -------
+    durations_ns : float64 [N]
+    phase : StablePhase
+    """
+    taken: list[float] = []
+    look_at, was_known = float(min_steps), False
+    for duration_ns in islice(durations_ns, max_steps):
+        taken.append(duration_ns)
+        if len(taken) >= look_at:
+            phase = stable_phase(taken)
+            before, was_known = was_known, is_known(taken, phase, precision)
+            if before and was_known:
+                return np.asarray(taken, dtype=np.float64), phase
+            look_at = len(taken) * _GROWTH
+    return np.asarray(taken, dtype=np.float64), stable_phase(taken)
+
+
 def run_until_stable(
     step: Callable[[], object],
     *,
     budget_s: float = 30.0,
-    precision: float = 0.02,
-    min_steps: int = 30,
+    precision: float = 0.01,
+    min_steps: int = 50,
     max_steps: int = 2000,
     fewest: int = 3,
     after_step: Callable[[int], object] = lambda _duration_ns: None,
 ) -> tuple[NDArray[np.int64], StablePhase]:
-    """Run ``step`` until the 95 % interval of the median is narrower than ``precision``, or the budget ends.
+    """Run ``step`` until its time is known to ``precision``, or the budget ends.
 
     Parameters
     ----------
@@ -269,10 +360,8 @@ def run_until_stable(
     budget_s : float
         Counted from the end of the first step, which may start processes; no step begins later, but ``fewest`` are
         always run.
-    precision : float
-        Width of the interval over the median.
-    min_steps, max_steps : int
-        When the median is looked at for the first time, and when it ends in any case.
+    precision, min_steps, max_steps
+        As in :func:`until_known`.
     fewest : int
     after_step : callable
         Called with the duration in ns, outside of what is timed.
@@ -282,21 +371,19 @@ def run_until_stable(
     durations_ns : int64 [N]
     phase : StablePhase
     """
-    begun_s = math.inf
-    durations_ns: list[int] = []
-    look_at = float(min_steps)
-    while len(durations_ns) < max_steps:
-        before_ns = time.perf_counter_ns()
-        step()
-        durations_ns.append(time.perf_counter_ns() - before_ns)
-        after_step(durations_ns[-1])
-        if len(durations_ns) == 1:
-            begun_s = time.monotonic()
-        if time.monotonic() - begun_s > budget_s and len(durations_ns) >= fewest:
-            break
-        if len(durations_ns) >= look_at:
-            phase = stable_phase(durations_ns)
-            if phase.width_ratio <= precision and not phase.is_unstable:
-                break
-            look_at = len(durations_ns) * _GROWTH
-    return np.asarray(durations_ns, dtype=np.int64), stable_phase(durations_ns)
+
+    def timed() -> Iterator[int]:
+        begun_s = math.inf
+        for number in count(1):
+            before_ns = time.perf_counter_ns()
+            step()
+            duration_ns = time.perf_counter_ns() - before_ns
+            after_step(duration_ns)
+            yield duration_ns
+            if number == 1:
+                begun_s = time.monotonic()
+            if time.monotonic() - begun_s > budget_s and number >= fewest:
+                return
+
+    durations_ns, phase = until_known(timed(), precision=precision, min_steps=min_steps, max_steps=max_steps)
+    return durations_ns.astype(np.int64), phase

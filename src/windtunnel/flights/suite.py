@@ -51,8 +51,8 @@ class Order(msgspec.Struct, frozen=True):
     cell: Cell
     folder: str
     budget_s: float = 20.0
-    precision: float = 0.02
-    min_steps: int = 30
+    precision: float = 0.01
+    min_steps: int = 50
     fewest: int = 3
     graph_iterations: int = 5
     is_graph_kept: bool = False
@@ -118,7 +118,7 @@ def run_suite(
     num_ranks: Sequence[int] = (1,),
     link_bytes_per_s: int = 0,
     budget_s: float = 20.0,
-    precision: float = 0.02,
+    precision: float = 0.01,
     keep_graphs: bool = False,
     graph_iterations: int = 5,
     fewest: int = 3,
