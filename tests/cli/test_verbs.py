@@ -16,6 +16,7 @@ VERBS = (
     "replay",
     "whatif",
     "verify",
+    "predict",
     "memory",
     "utilisation",
     "report",
@@ -25,6 +26,7 @@ VERBS = (
     "list",
     "demo",
     "suite",
+    "cost",
 )
 
 

@@ -6,14 +6,17 @@ flops, bytes), since equal work costs the same, and the row of every task. Not h
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Graph, Kind, Strings
 
-__all__ = ["TYPES", "Work", "dtype_of", "work_of"]
+__all__ = ["TYPES", "Work", "dtype_of", "shapes_of", "work_of"]
 
 # T tasks, P distinct pieces of work
 Texts = NDArray[np.object_]
@@ -116,6 +119,26 @@ def dtype_of(text: str) -> str:
     'bf16'
     """
     return TYPES.get(text.partition("Tensor(")[2].partition(")")[0], "")
+
+
+def shapes_of(text: str) -> list[tuple[int, ...]]:
+    """Shapes of all tensors in a captured text of shapes, lists of tensors opened.
+
+    Examples
+    --------
+    >>> shapes_of("[[32, 64], [[8], [4, 2]], []]")
+    [(32, 64), (8,), (4, 2)]
+    """
+    return list(_shapes(json.loads(text))) if text else []
+
+
+def _shapes(value: Any) -> Iterator[tuple[int, ...]]:
+    if isinstance(value, list) and value:
+        if all(isinstance(size, int) for size in value):
+            yield tuple(value)
+        else:
+            for item in value:
+                yield from _shapes(item)
 
 
 def _columns(graph: Graph) -> dict[str, str]:

@@ -1,0 +1,221 @@
+"""A graph priced for a device and replayed (room cost): how long, how sure, on whose word, and what would change it.
+
+In: a captured graph, a device. Out: ``Forecast``. Not here: printing, really running it (flights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.intervals import draw_priced
+from windtunnel.cost.placing import LAUNCH_NS, place_on
+from windtunnel.cost.pricer import Pricer
+from windtunnel.cost.pricing import AUTO, device_of, price
+from windtunnel.cost.program import program_of
+from windtunnel.cost.work import shapes_of
+from windtunnel.errors import InputError, PriceError
+from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.hardware import Device, Machine
+from windtunnel.simulate import replay, replay_many
+
+__all__ = ["Forecast", "Share", "batch_of", "changes", "forecast", "with_batch"]
+
+_LEVEL, _NUM_DRAWS = 0.9, 128
+_ALTERNATIVES = ("tf32", "bf16", "fp16", "fp8")
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the makespan: what of the critical path one pricer, or one limit, answers for."""
+
+    name: str
+    duration_ns: int
+    ratio: float
+    num_tasks: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One iteration on a device.
+
+    Parameters
+    ----------
+    device, dtype : str
+    batch_size : int
+        0 where the graph does not say it.
+    makespan_ns : int
+    low_ns, high_ns : int
+        90 % interval from the models' own intervals.
+    unsure_ratio : float
+        Share of the makespan whose pricer cannot say how sure it is: the interval leaves it out.
+    device_ns : int
+        Of the priced work alone: what the device would be busy.
+    sources : tuple of Share
+        Of the makespan (its critical path) by pricer, longest first.
+    bindings : tuple of Share
+        Of the priced work by what binds it, longest first.
+    graph : Graph
+        Placed and priced.
+    """
+
+    device: str
+    dtype: str
+    batch_size: int
+    makespan_ns: int
+    low_ns: int
+    high_ns: int
+    unsure_ratio: float
+    device_ns: int
+    sources: tuple[Share, ...]
+    bindings: tuple[Share, ...]
+    graph: Graph = field(repr=False)
+
+
+def forecast(
+    graph: Graph,
+    machine: Machine | Device,
+    *,
+    dtype: str = "",
+    batch_size: int = 0,
+    model: str | Sequence[Pricer] = AUTO,
+    launch_ns: int = LAUNCH_NS,
+) -> Forecast:
+    """Place, price and replay.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine or Device
+    dtype : str
+        Of the work captured in fp32; as captured by default.
+    batch_size : int
+        Another than the captured one; 0: as captured.
+    model : str or sequence of Pricer
+    launch_ns : int
+        Of an operator on the thread that calls it, where the device has a queue.
+
+    Raises
+    ------
+    PriceError, InputError
+        As of ``price`` and ``with_batch``.
+    """
+    device = device_of(machine)
+    captured = batch_of(graph)
+    if batch_size and batch_size != captured:
+        graph = with_batch(graph, captured, batch_size)
+    priced = price(place_on(graph, device, launch_ns), device, model, dtype=dtype)
+    timeline = replay(priced)
+    path = timeline.critical_path()
+    drawn = replay_many(priced, draw_priced(priced, _NUM_DRAWS)).makespan_ns
+    computes = np.flatnonzero(~np.isnan(priced.tasks["efficiency"])).astype(np.int32)
+    device_ns = int(priced.duration_ns[computes].sum())
+    low, high = np.quantile(drawn, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return Forecast(
+        device=device.name,
+        dtype=dtype or "as captured",
+        batch_size=batch_size or captured,
+        makespan_ns=timeline.makespan_ns,
+        low_ns=int(min(low, timeline.makespan_ns)),
+        high_ns=int(max(high, timeline.makespan_ns)),
+        unsure_ratio=_unsure(priced, path.task, path.duration_ns) / max(timeline.makespan_ns, 1),
+        sources=_shares(priced, path.task, path.duration_ns, "cost_source", timeline.makespan_ns),
+        device_ns=device_ns,
+        bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", device_ns),
+        graph=priced,
+    )
+
+
+def changes(
+    graph: Graph,
+    machine: Machine | Device,
+    found: Forecast,
+    *,
+    model: str | Sequence[Pricer] = AUTO,
+    launch_ns: int = LAUNCH_NS,
+) -> list[Forecast]:
+    """The same in other types that the device has a peak for, and at twice and four times the batch."""
+    device = device_of(machine)
+    dtype = "" if found.dtype == "as captured" else found.dtype
+    types = [one for one in _ALTERNATIVES if one in device.peak_flops_per_s and one != dtype]
+    batches = [found.batch_size * factor for factor in (2, 4)] if found.batch_size else []
+    given = {"model": model, "launch_ns": launch_ns}
+    others = [forecast(graph, device, dtype=one, batch_size=found.batch_size, **given) for one in types]  # type: ignore[arg-type]
+    return others + [forecast(graph, device, dtype=dtype, batch_size=one, **given) for one in batches]  # type: ignore[arg-type]
+
+
+def batch_of(graph: Graph) -> int:
+    """The batch size that the captured program shows; 0 where it shows none."""
+    try:
+        return program_of(graph).batch_size
+    except PriceError:
+        return 0
+
+
+def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
+    """The graph with the work of another batch: what handles samples scales, parameters and updates do not.
+
+    To the first order: an operator scales if a dimension of its inputs is a multiple of the batch size; the bytes of
+    its parameters stay.
+
+    Raises
+    ------
+    InputError
+        A size is not positive, or the captured one is not known.
+    """
+    if wanted < 1:
+        raise InputError(f"a batch cannot have {wanted} samples", fix="use 1 or more")
+    if captured < 1:
+        raise InputError(
+            "the graph does not show its batch size", fix="capture it with windtunnel, or leave out --batch"
+        )
+    factor, scaled = wanted / captured, _scales(graph, captured)
+    columns = {}
+    for name in ("flops", "bytes_read", "bytes_written"):
+        if name in graph.tasks:
+            values = graph.tasks[name].astype(np.float64)
+            fixed = graph.tasks.get("param_bytes", 0) if name == "bytes_read" else 0.0
+            more = np.minimum(values, fixed) + factor * np.maximum(values - fixed, 0.0)
+            columns[name] = np.rint(np.where(scaled, more, values)).astype(np.int64)
+    loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
+    return replace(graph, tasks=graph.tasks.replace(**columns), before=graph).scale(loads, factor)
+
+
+def _scales(graph: Graph, batch_size: int) -> Mask:
+    computes: Mask = graph.select(kind=Kind.COMPUTE)
+    if "phase" in graph.tasks:
+        computes &= ~graph.select(phase=Phase.UPDATE)
+    if "input_shapes" not in graph.tasks:
+        return computes
+    texts = graph.tasks.strings("input_shapes")
+    return computes & texts.where({text: _has_batch(text, batch_size) for text in texts.values})
+
+
+def _has_batch(text: str, batch_size: int) -> bool:
+    shapes = shapes_of(text)
+    return not shapes or any(size and size % batch_size == 0 for shape in shapes for size in shape)
+
+
+def _shares(
+    graph: Graph, tasks: NDArray[np.int32], durations: NDArray[np.int64], name: str, whole_ns: int
+) -> tuple[Share, ...]:
+    column = graph.tasks.strings(name)
+    codes = column.codes[tasks]
+    spent = np.bincount(codes, durations, len(column.values))
+    counts = np.bincount(codes, minlength=len(column.values))
+    found = [
+        Share(value or "captured", int(spent[code]), float(spent[code] / max(whole_ns, 1)), int(counts[code]))
+        for code, value in enumerate(column.values)
+        if counts[code]
+    ]
+    return tuple(sorted(found, key=lambda one: -one.duration_ns))
+
+
+def _unsure(graph: Graph, tasks: NDArray[np.int32], durations: NDArray[np.int64]) -> float:
+    priced = ~np.isnan(graph.tasks["efficiency"][tasks])
+    return float(durations[priced & np.isnan(graph.tasks["efficiency_low"][tasks])].sum())
