@@ -1,0 +1,117 @@
+"""What a prediction knows besides the program (room cost): device features and the physical bound by sample.
+
+In: a program set and samples (program, device column). Out: rows of numbers for the network's second branch, and the
+least seconds that a device needs. ``paper`` are CDMPP's eight device features; ``bound`` are the logarithms of the
+bound's terms and of the device's rates, which also tell CPUs apart. Not here: networks, bounds of graphs.
+
+Source: CDMPP (EuroSys 2024), section 4.3.
+"""
+
+# P programs, M samples, D devices
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from windtunnel.cost.bounds import Bounds, bounds
+from windtunnel.cost.learned.features import FEATURE_NAMES
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.errors import InputError
+
+__all__ = ["PAPER_DEVICE_FIELDS", "ContextKind", "bound_of", "context_rows", "paper_device_features"]
+
+ContextKind = Literal["none", "paper", "bound"]
+# field of the sheet, greatest value of the released sheet, whether the logarithm of the integer part is taken
+PAPER_DEVICE_FIELDS = (
+    ("clock_mhz", 2000.0, False),
+    ("memory_gb", 64.0, True),
+    ("shared_or_l3_kb", 256.0, True),
+    ("l2_mb", 64.0, True),
+    ("l1_kb", 256.0, True),
+    ("bandwidth_gb_per_s", 2048.0, True),
+    ("fp32_tflops", 12.0, False),
+)
+RATES = ("flops_per_s", "bytes_per_s")
+PARALLEL = FEATURE_NAMES.index("parallel_prod")
+
+
+def paper_device_features(device: Mapping[str, Any]) -> np.ndarray:
+    """CDMPP's eight: a one, then clock, memory, caches, bandwidth and peak over those of a MAX device.
+
+    Raises
+    ------
+    InputError
+        The sheet lacks fields; all of them are named.
+    """
+    missing = [name for name, _, _ in PAPER_DEVICE_FIELDS if device.get(name) is None]
+    if missing:
+        raise InputError(f"the device lacks {', '.join(missing)}", where=str(device.get("name", "device")))
+    entries = [1.0]
+    for name, most, is_logarithmic in PAPER_DEVICE_FIELDS:
+        value = float(device[name])
+        if is_logarithmic:
+            value, most = math.log2(max(1, int(value))), math.log2(most)
+        entries.append(value / most)
+    return np.array(entries)
+
+
+def bound_of(programs: ProgramSet, samples: np.ndarray) -> Bounds:
+    """The physical bound of each sample [M]: its flops and bytes on its device, parallel loops in whole rounds.
+
+    Raises
+    ------
+    InputError
+        A device has no measured ``flops_per_s`` and ``bytes_per_s``, or a task no ``bytes``.
+    """
+    rows, columns = samples[:, 0], samples[:, 1]
+    sheet = _sheet(programs)
+    num_bytes = np.array([float(task.get("bytes", math.nan)) for task in programs.tasks])[programs.task[rows]]
+    if not np.isfinite(num_bytes).all():
+        raise InputError("a task does not say how many bytes it moves", where="tasks", fix="windtunnel cost sample")
+    return bounds(
+        np.maximum(programs.flops[rows], 1.0),
+        num_bytes,
+        flops_per_s=sheet["flops_per_s"][columns],
+        bytes_per_s=sheet["bytes_per_s"][columns],
+        overhead_ns=sheet["overhead_ns"][columns],
+    )
+
+
+def context_rows(programs: ProgramSet, samples: np.ndarray, kind: ContextKind) -> Any:
+    """Raw context float64 [M, C]; C is 0 for ``none``."""
+    if kind == "none":
+        return np.zeros((len(samples), 0))
+    if kind == "paper":
+        return np.stack([paper_device_features(device) for device in programs.devices])[samples[:, 1]]
+    bound, sheet = bound_of(programs, samples), _sheet(programs)
+    terms = [bound.bound_ns, bound.compute_ns, bound.memory_ns, *(sheet[name][samples[:, 1]] for name in sorted(sheet))]
+    logarithms: np.ndarray = np.log(np.maximum(np.column_stack(terms), 1e-3))
+    return logarithms
+
+
+def _sheet(programs: ProgramSet) -> dict[str, np.ndarray]:
+    """Measured rates of the devices by field [D]; rates must be there, the others count where every device has them."""
+    missing = [
+        f"{device.get('name', place)}: {name}"
+        for place, device in enumerate(programs.devices)
+        for name in RATES
+        if not device.get(name)
+    ]
+    if missing:
+        raise InputError(
+            f"devices lack {', '.join(missing)}", where="devices", fix="windtunnel cost sample measures it"
+        )
+    sheet = {name: _field(programs, name) for name in RATES}
+    sheet["overhead_ns"] = np.array([float(device.get("overhead_ns") or 0.0) for device in programs.devices])
+    for name in ("num_threads", "simd_bits"):
+        if all(device.get(name) for device in programs.devices):
+            sheet[name] = _field(programs, name)
+    return sheet
+
+
+def _field(programs: ProgramSet, name: str) -> np.ndarray:
+    return np.array([float(device[name]) for device in programs.devices])

@@ -1,0 +1,54 @@
+"""What training makes small (room cost): normalised predictions and labels in, one differentiable number out.
+
+Source: CDMPP (EuroSys 2024), section 4.5: hybrid loss and the domain term; the denominator of MAPE is guarded, for
+normalised labels cross zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from windtunnel.cost.learned.distance import central_moment_discrepancy, maximum_mean_discrepancy
+from windtunnel.errors import InputError
+
+__all__ = ["DomainTerm", "LossKind", "domain_term", "label_loss"]
+
+LossKind = Literal["hybrid", "mse", "mape", "mspe", "mae", "huber"]
+DomainTerm = Literal["none", "cmd", "mmd"]
+GUARD = 1e-2
+HYBRID_WEIGHT = 1000.0
+
+
+def _relative(predicted: Any, label: Any) -> Any:
+    return (predicted - label) / label.abs().clamp_min(GUARD)
+
+
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "mse": lambda predicted, label: (predicted - label) ** 2,
+    "mae": lambda predicted, label: (predicted - label).abs(),
+    "huber": lambda predicted, label: (1 + ((predicted - label) / 0.05) ** 2) ** 0.5 - 1,
+    "mape": lambda predicted, label: _relative(predicted, label).abs(),
+    "mspe": lambda predicted, label: _relative(predicted, label) ** 2,
+    "hybrid": lambda predicted, label: HYBRID_WEIGHT * (predicted - label) ** 2 + _relative(predicted, label).abs(),
+}
+
+
+def label_loss(kind: LossKind, predicted: Any, label: Any, *, is_weighted: bool = False) -> Any:
+    """Mean loss of a batch; weighted, each sample counts sigmoid(label): long programs more.
+
+    Raises
+    ------
+    InputError
+        An unknown kind.
+    """
+    if kind not in LOSSES:
+        raise InputError(f"unknown loss {kind!r}", fix=", ".join(get_args(LossKind)))
+    each = LOSSES[kind](predicted, label)
+    return (each * label.sigmoid()).mean() if is_weighted else each.mean()
+
+
+def domain_term(kind: DomainTerm, source_latent: Any, target_latent: Any) -> Any:
+    """Distance of two batches of latents [., width]."""
+    distances = {"cmd": central_moment_discrepancy, "mmd": maximum_mean_discrepancy}
+    return distances[kind](source_latent, target_latent)

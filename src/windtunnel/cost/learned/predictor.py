@@ -1,0 +1,217 @@
+"""The learned price of tensor programs (room cost): a recipe and a split in, a ``Predictor`` out, and its prices.
+
+``RECIPES["paper"]`` is CDMPP to the letter; ``"paper-small"`` the same on a network for CPUs; ``"efficiency"`` is the
+default: the same tree network learns the share of the physical bound that a program reaches, so that sizes
+extrapolate. Not here: files (``checkpoint``), baselines, choosing what to measure (``sampling``).
+
+Source: CDMPP (EuroSys 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windtunnel.cost.learned.context import ContextKind
+from windtunnel.cost.learned.losses import DomainTerm, LossKind, domain_term, label_loss
+from windtunnel.cost.learned.metrics import mape
+from windtunnel.cost.learned.network import PRESETS, Network, NetworkConfig
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.learned.samples import Buckets, Normaliser, Target, labels_of
+from windtunnel.cost.learned.splits import Split
+from windtunnel.cost.learned.training import PAPER_TRAINING, History, TrainingConfig, fit
+from windtunnel.cost.learned.transforms import LabelKind
+from windtunnel.errors import InputError
+from windtunnel.extras import require
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = require("torch", extra="learn")
+
+__all__ = ["RECIPES", "Predictor", "Recipe", "train"]
+
+PREDICTION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a predictor is made.
+
+    Parameters
+    ----------
+    domain, domain_weight, num_target
+        Term that draws the latents of source and target together, its factor, target samples per step.
+    """
+
+    network: NetworkConfig = PRESETS["small"]
+    labels: LabelKind = "log"
+    target: Target = "efficiency"
+    context: ContextKind = "bound"
+    loss: LossKind = "huber"
+    is_weighted: bool = False
+    domain: DomainTerm = "none"
+    domain_weight: float = 1.0
+    num_target: int = 512
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+RECIPES = {
+    "paper": Recipe(
+        network=PRESETS["paper"],
+        labels="box-cox",
+        target="seconds",
+        context="paper",
+        loss="hybrid",
+        num_target=2048,
+        training=PAPER_TRAINING,
+    ),
+    "paper-small": Recipe(labels="box-cox", target="seconds", loss="hybrid"),
+    "efficiency": Recipe(training=TrainingConfig(learning_rate=2e-3, average_decay=0.98)),
+}
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained network with everything that it needs to price programs."""
+
+    network: Network
+    normaliser: Normaliser
+    header: dict[str, Any]
+
+    def predict(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
+        """Seconds float64 [M] of samples [M, 2] (program, device column)."""
+        return self.predict_counted(programs, samples)[0]
+
+    def predict_counted(self, programs: ProgramSet, samples: np.ndarray) -> tuple[np.ndarray, int]:
+        """Seconds, and how many predictions had no inverse and were clamped."""
+        buckets = Buckets(programs, samples, self.normaliser, has_labels=False)
+        return self.normaliser.decode(_predict(self.network, buckets), programs, samples)
+
+    def latents(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
+        """Last hidden layer of each sample, float32 [M, width]: where domains are compared."""
+        buckets = Buckets(programs, samples, self.normaliser, has_labels=False)
+        latents = np.zeros((len(samples), self.network.config.decoder[-1]), dtype=np.float32)
+        self.network.eval()
+        with torch.inference_mode():
+            for batch in buckets.batches(PREDICTION_BATCH):
+                latents[batch.rows] = self.network(batch.leaves, batch.context)[1].numpy()
+        return latents
+
+
+def _predict(network: Network, buckets: Buckets) -> np.ndarray:
+    values = np.zeros(len(buckets), dtype=np.float64)
+    network.eval()
+    with torch.inference_mode():
+        for batch in buckets.batches(PREDICTION_BATCH):
+            values[batch.rows] = network(batch.leaves, batch.context)[0].numpy()
+    return values
+
+
+def train(
+    programs: ProgramSet,
+    split: Split,
+    recipe: Recipe = RECIPES["efficiency"],
+    *,
+    start: Predictor | None = None,
+    on_epoch: Callable[[int, History], None] | None = None,
+) -> tuple[Predictor, History]:
+    """Learn from the split's training samples, stop by its validation samples; its verdict is not looked at.
+
+    Parameters
+    ----------
+    start
+        Fine-tune this predictor: its weights and normalisers stay.
+
+    Raises
+    ------
+    InputError
+        Labels without sense, a program of more than 16 leaves, a domain term without target samples.
+    """
+    if recipe.domain != "none" and not len(split.target):
+        raise InputError(
+            "a domain term needs target samples", where=split.kind, fix="split_by_device, or domain='none'"
+        )
+    normaliser = start.normaliser if start else _normaliser(programs, split, recipe)
+    torch.manual_seed(recipe.training.seed)
+    network = Network(_network_config(recipe, normaliser))
+    if start:
+        network.load_state_dict(start.network.state_dict())
+    source = Buckets(programs, split.train, normaliser)
+    held = split.validation if len(split.validation) else split.train
+    validation, truth = Buckets(programs, held, normaliser), labels_of(programs, held)
+
+    def validate(model: Any) -> float:
+        return mape(normaliser.decode(_predict(model, validation), programs, held)[0], truth)
+
+    loss_of = _loss(recipe, programs, split, normaliser)
+    batch_size = recipe.training.batch_size
+    history = fit(
+        network,
+        lambda epoch: source.batches(batch_size, seed=recipe.training.seed * 100_003 + epoch),
+        loss_of,
+        validate,
+        recipe.training,
+        on_epoch,
+    )
+    return Predictor(network, normaliser, _header(programs, split, recipe, history)), history
+
+
+def _normaliser(programs: ProgramSet, split: Split, recipe: Recipe) -> Normaliser:
+    return Normaliser.fit(
+        programs,
+        split.train,
+        labels=recipe.labels,
+        target=recipe.target,
+        context=recipe.context,
+        has_positions=recipe.network.has_positions,
+    )
+
+
+def _network_config(recipe: Recipe, normaliser: Normaliser) -> NetworkConfig:
+    return replace(recipe.network, num_context=len(normaliser.context_mean))
+
+
+def _loss(recipe: Recipe, programs: ProgramSet, split: Split, normaliser: Normaliser) -> Callable[[Any, Any], Tensor]:
+    targets = _target_batches(recipe, programs, split, normaliser)
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        predicted, latent = model(batch.leaves, batch.context)
+        loss: Tensor = label_loss(recipe.loss, predicted, batch.label, is_weighted=recipe.is_weighted)
+        if recipe.domain != "none":
+            others = [model(one.leaves, one.context)[1] for one in next(targets)]
+            loss = loss + recipe.domain_weight * domain_term(recipe.domain, latent, torch.cat(others))
+        return loss
+
+    return loss_of
+
+
+def _target_batches(recipe: Recipe, programs: ProgramSet, split: Split, normaliser: Normaliser) -> Iterator[list[Any]]:
+    """Fresh unlabelled samples of the target domain for every step."""
+    if recipe.domain == "none":
+        return
+    buckets = Buckets(programs, split.target, normaliser, has_labels=False)
+    generator = np.random.default_rng(recipe.training.seed)
+    while True:
+        rows = generator.permutation(len(buckets))[: recipe.num_target]
+        by_count = [rows[buckets.num_leaves[rows] == count] for count in np.unique(buckets.num_leaves[rows])]
+        yield [buckets.batch(members) for members in by_count if members.size > 1]
+
+
+def _header(programs: ProgramSet, split: Split, recipe: Recipe, history: History) -> dict[str, Any]:
+    names = programs.device_names
+    best = history.best_error
+    return {
+        "devices": sorted({names[column] for column in np.unique(split.train[:, 1])}),
+        "split": {"kind": split.kind, "digest": split.digest(), "leaks_tasks": split.leaks_tasks},
+        "num_training_samples": len(split.train),
+        "validation_mape": best if math.isfinite(best) else None,
+        "loss": recipe.loss,
+        "domain": recipe.domain,
+        "data": programs.meta,
+    }

@@ -1,0 +1,186 @@
+"""Program sets as tensors (room cost): samples of a split in, normalised buckets with labels out.
+
+Programs are scaled once, their places are added after scaling, and each lies in the bucket of its number of leaves; a
+sample points at its program and adds label and context. Whatever is fitted here is fitted on training samples alone.
+Not here: networks, the training loop.
+"""
+
+# P programs, M samples, N leaves, F features, C entries of context
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from windtunnel.cost.learned.context import ContextKind, bound_of, context_rows
+from windtunnel.cost.learned.encoding import MAX_LEAVES, bucket_batches, positional_encoding
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.learned.transforms import FeatureScale, LabelKind, LabelTransform, check_labels
+from windtunnel.errors import InputError
+from windtunnel.extras import require
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = require("torch", extra="learn")
+
+__all__ = ["Batch", "Buckets", "Normaliser", "Target", "labels_of"]
+
+Target = Literal["seconds", "efficiency"]
+
+
+def labels_of(programs: ProgramSet, samples: np.ndarray, where: str = "program set") -> np.ndarray:
+    """Measured seconds of samples, float64 [M]; zero, negative and missing ones are named."""
+    return check_labels(programs.mean_s[samples[:, 0], samples[:, 1]], where)
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """Everything that turns programs and seconds into what a network sees, fitted on training samples.
+
+    Parameters
+    ----------
+    target
+        ``efficiency``: labels are seconds over the physical bound; ``seconds``: the papers' own regression.
+    """
+
+    features: FeatureScale
+    labels: LabelTransform
+    target: Target
+    context: ContextKind
+    context_mean: np.ndarray
+    context_std: np.ndarray
+    has_positions: bool = True
+
+    @classmethod
+    def fit(
+        cls,
+        programs: ProgramSet,
+        train: np.ndarray,
+        *,
+        labels: LabelKind = "log",
+        target: Target = "efficiency",
+        context: ContextKind = "bound",
+        has_positions: bool = True,
+    ) -> Normaliser:
+        """Fit on the training samples [M, 2]; a context that is the same for all of them is dropped.
+
+        Raises
+        ------
+        InputError
+            A label is not above zero.
+        """
+        seconds = labels_of(programs, train)
+        base = _base_s(programs, train, target)
+        raw = context_rows(programs, train, context)
+        if raw.size and (np.ptp(raw, axis=0) == 0).all():
+            context, raw = "none", raw[:, :0]
+        std = raw.std(axis=0)
+        if context == "paper":  # used as they are
+            mean, std = np.zeros(raw.shape[1]), np.ones(raw.shape[1])
+        else:
+            mean, std = raw.mean(axis=0), np.where(std > 1e-9, std, 1.0)
+        leaves = np.concatenate([_leaf_rows(programs, row) for row in np.unique(train[:, 0])])
+        scale = FeatureScale.fit(programs.features[leaves])
+        return cls(scale, LabelTransform.fit(labels, seconds / base), target, context, mean, std, has_positions)
+
+    def context_of(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
+        """Standardised context, float32 [M, C]."""
+        raw = context_rows(programs, samples, self.context)
+        scaled: np.ndarray = ((raw - self.context_mean) / self.context_std).astype(np.float32)
+        return scaled
+
+    def encode_labels(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
+        """Normalised labels, float32 [M]."""
+        ratio = labels_of(programs, samples) / _base_s(programs, samples, self.target)
+        encoded: np.ndarray = self.labels.forward(ratio).astype(np.float32)
+        return encoded
+
+    def decode(self, values: np.ndarray, programs: ProgramSet, samples: np.ndarray) -> tuple[np.ndarray, int]:
+        """Seconds [M] of normalised predictions, and how many had to be clamped."""
+        ratio, num_clamped = self.labels.inverse(values)
+        return ratio * _base_s(programs, samples, self.target), num_clamped
+
+
+def _leaf_rows(programs: ProgramSet, row: int) -> np.ndarray:
+    return np.arange(programs.leaf_offset[row], programs.leaf_offset[row + 1])
+
+
+def _base_s(programs: ProgramSet, samples: np.ndarray, target: Target) -> Any:
+    return bound_of(programs, samples).bound_ns * 1e-9 if target == "efficiency" else 1.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples that share a number of leaves: leaves [B, N, F], context [B, C] or None, label [B], rows of samples."""
+
+    leaves: Tensor
+    context: Any
+    label: Any
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Buckets:
+    """The samples of a program set, ready for a network.
+
+    Raises
+    ------
+    InputError
+        A program has more than 16 leaves.
+    """
+
+    def __init__(
+        self, programs: ProgramSet, samples: np.ndarray, normaliser: Normaliser, *, has_labels: bool = True
+    ) -> None:
+        self.programs, self.samples, self.normaliser = programs, samples, normaliser
+        self.num_leaves = programs.num_leaves[samples[:, 0]]
+        if samples.size and self.num_leaves.max() > MAX_LEAVES:
+            worst = int(samples[self.num_leaves.argmax(), 0])
+            raise InputError(f"program {worst} has {self.num_leaves.max()} leaves, at most {MAX_LEAVES} are encoded")
+        self.leaves, self._place = _buckets(programs, np.unique(samples[:, 0]), normaliser)
+        self.label = torch.from_numpy(normaliser.encode_labels(programs, samples)) if has_labels else None
+        context = normaliser.context_of(programs, samples)
+        self.context = torch.from_numpy(context) if context.shape[1] else None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """A batch of samples that share a number of leaves."""
+        bucket = self.leaves[int(self.num_leaves[rows[0]])]
+        index = torch.from_numpy(rows)
+        return Batch(
+            bucket[torch.from_numpy(self._place[self.samples[rows, 0]])],
+            None if self.context is None else self.context[index],
+            None if self.label is None else self.label[index],
+            rows,
+        )
+
+    def batches(self, batch_size: int, seed: int | None = None) -> Iterator[Batch]:
+        """Batches of an epoch, in random order with a seed; samples alone in their bucket only without one."""
+        for rows in bucket_batches(self.num_leaves, batch_size, seed):
+            if len(rows) > 1 or seed is None:
+                yield self.batch(rows)
+
+
+def _buckets(programs: ProgramSet, rows: np.ndarray, normaliser: Normaliser) -> tuple[Mapping[int, Tensor], np.ndarray]:
+    """Leaves float32 [P, N, F] by number of leaves, and each program's row in its bucket."""
+    place = np.zeros(programs.num_programs, dtype=np.int64)
+    found = {}
+    counts = programs.num_leaves[rows]
+    for count in np.unique(counts):
+        members = rows[counts == count]
+        place[members] = np.arange(members.size)
+        index = programs.leaf_offset[members][:, None] + np.arange(count)
+        leaves = normaliser.features(programs.features[index])
+        if normaliser.has_positions:
+            leaves = leaves + positional_encoding(programs.leaf_pos[index])
+        found[int(count)] = torch.from_numpy(np.ascontiguousarray(leaves, dtype=np.float32))
+    return found, place
