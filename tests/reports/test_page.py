@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.flights import Estimate, Receipt
 from windtunnel.graph import GraphBuilder
 from windtunnel.reports import report
+from windtunnel.sources.memory_profile import MemoryProfile
 from windtunnel.whatifs import whatif
 
 
@@ -87,6 +88,30 @@ def test_memory_is_shown_with_its_peak(tmp_path):
     page = page_of(builder.build({"memory_base_bytes": 2**20}), tmp_path)
 
     assert "At the peak 5.00 MiB are held, 60 % of it activations (forward)" in page
+
+
+def followed():
+    """A graph whose capture also followed every storage."""
+    births = [(0, "birth", 0, "weight", 2**20), (5, "birth", 1, "feature map", 7 * 2**20), (9, "death", 1, "weight", 0)]
+    rows = [(*row, 0, "forward", f"made<{row[2]}>", "layer", "") for row in births]
+    builder = GraphBuilder()
+    builder.task("make", duration_ns=100, output_bytes=3 * 2**20, phase=1)
+    return builder.build({"memory": MemoryProfile.of(rows).summary()})
+
+
+def test_memory_that_was_followed_is_drawn_as_it_was_recorded(tmp_path):
+    page = page_of(followed(), tmp_path)
+
+    assert "At the peak 8.00 MiB are held, 88 % of it feature map" in page
+    assert "feature map: 7.00 MiB at the peak" in page
+    assert "made&lt;1&gt;" in page
+
+
+def test_memory_of_a_changed_graph_is_what_its_tasks_make(tmp_path):
+    graph = followed()
+    page = page_of(graph.scale(graph.all_tasks, 0.5), tmp_path)
+
+    assert "At the peak 3.00 MiB are held, 100 % of it activations (forward)" in page
 
 
 def test_names_never_become_tags_or_attributes(tmp_path):

@@ -286,3 +286,14 @@ def test_iterations_that_vary_are_told(caplog):
 
     assert overhead["iterations_wanted"] > 10
     assert [overhead["note"]] == [record.message for record in caplog.records]
+
+
+def test_memory_is_kept_over_time_and_at_its_peak():
+    memory = json.loads(json.dumps(capture(training_step(), iterations=2, warmup=1).meta["memory"]))
+    curves = np.array(list(memory["curve"]["by_category"].values()))
+
+    assert memory["peak_bytes"] == curves.sum(axis=0).max() == sum(memory["by_category"].values())
+    assert len(memory["curve"]["time_ns"]) == curves.shape[1]
+    assert (np.diff(memory["curve"]["time_ns"]) >= 0).all()
+    assert (curves >= 0).all()
+    assert memory["peak_bytes"] >= sum(row["size_bytes"] for row in memory["largest"]) > 0

@@ -1,25 +1,29 @@
 """The section of the report about memory (room reports).
 
-In: a timeline. Out: a ``Section``: bytes held over time by the part of the step that made them, and the largest at the
-peak. Not here: adding up (``Timeline.memory``).
+In: a timeline. Out: a ``Section``: bytes held over time and the largest at the peak. Where the capture followed every
+storage, that is drawn, by category; of an edited graph, and of other sources, what its tasks make and free, by phase.
+Not here: adding up (``Timeline.memory``), the page of a whole memory profile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph import Phase
+from windtunnel.graph import Graph, Phase
 from windtunnel.reports.charts import areas, escape
-from windtunnel.reports.colours import PHASE_COLOURS
+from windtunnel.reports.colours import MEMORY_COLOURS, PHASE_COLOURS
 from windtunnel.reports.sections import Section, render_table, text_of
 from windtunnel.simulate import Timeline
 from windtunnel.simulate.memory import MemoryCurve
-from windtunnel.units import format_ratio, format_size
+from windtunnel.sources.memory_profile import highest_points
+from windtunnel.units import format_duration, format_ratio, format_size
 
-__all__ = ["highest_points", "memory"]
+__all__ = ["by_category", "memory"]
 
-NUM_POINTS = 500
 MAX_ROWS = 10
 _BASE = "#b9bfc6"
 _MADE_BY = {
@@ -35,6 +39,8 @@ Series = list[tuple[str, NDArray[np.int64], str]]
 def memory(timeline: Timeline) -> Section | None:
     """Bytes over time and at the peak; None where the graph does not know memory."""
     graph = timeline.graph
+    if recorded := _recorded(graph):
+        return _as_recorded(recorded)
     if "output_bytes" not in graph.tasks:
         return None
     curve = timeline.memory()
@@ -51,21 +57,66 @@ def memory(timeline: Timeline) -> Section | None:
     )
     chart = areas(curve.time_ns[points], series, "memory held over time, by what made it", peak_ns=curve.peak_ns)
     body = f'<figure>{chart}</figure><div class="legend">{legend}</div>{_largest(timeline, curve)}'
-    share = at_peak[0][0] / curve.peak_bytes
-    title = f"At the peak {format_size(curve.peak_bytes)} are held, {format_ratio(share)} of it {at_peak[0][1]}"
-    return Section("memory", "memory", title, body)
+    return Section("memory", "memory", _title(curve.peak_bytes, at_peak[0][0], at_peak[0][1]), body)
 
 
-def highest_points(time_ns: NDArray[np.int64], size_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices of the changes to draw: of every short span of time the largest, so that no peak is lost."""
-    count = len(time_ns)
-    if count <= NUM_POINTS:
-        return np.arange(count)
-    span = max(int(time_ns[-1] - time_ns[0]), 1)
-    bins = np.minimum((time_ns - time_ns[0]) * NUM_POINTS // span, NUM_POINTS - 1)
-    order = np.lexsort((-size_bytes, bins))
-    first = np.flatnonzero(np.diff(bins[order], prepend=-1))
-    return np.sort(order[first])
+def _title(peak_bytes: int, size_bytes: int, name: str) -> str:
+    return f"At the peak {format_size(peak_bytes)} are held, {format_ratio(size_bytes / peak_bytes)} of it {name}"
+
+
+def _recorded(graph: Graph) -> Mapping[str, Any]:
+    """What the capture saw of the very program that this graph is; empty where nobody looked, or it was changed."""
+    seen: Mapping[str, Any] = graph.meta.get("memory") or {}
+    is_whole = not graph.edits and "slice_of" not in graph.meta
+    return seen if is_whole and seen.get("curve") and seen["peak_bytes"] else {}
+
+
+def _as_recorded(seen: Mapping[str, Any]) -> Section:
+    time_ns = np.array(seen["curve"]["time_ns"], dtype=np.int64)
+    held = {name: np.array(values, dtype=np.int64) for name, values in seen["curve"]["by_category"].items()}
+    name, size = max(seen["by_category"].items(), key=lambda item: item[1])
+    rows = [
+        (escape(row["name"], 90), escape(row["layer"], 60), row["category"], format_size(row["size_bytes"]))
+        for row in seen["largest"]
+    ]
+    if seen["num_alive"] > len(rows):
+        rest = seen["peak_bytes"] - sum(row["size_bytes"] for row in seen["largest"])
+        rows.append((f"{seen['num_alive'] - len(rows):,} others", "", "", format_size(rest)))
+    body = (
+        by_category(time_ns, held, seen["by_category"])
+        + '<p class="note">Every storage of one iteration, followed; that made the iteration longer.</p>'
+        + "<h3>Largest at the peak</h3>"
+        + render_table(("made by", "layer", "category", "holds"), rows, numbers=(3,))
+    )
+    return Section("memory", "memory", _title(seen["peak_bytes"], size, name), body)
+
+
+def by_category(
+    place: NDArray[np.int64],
+    held: Mapping[str, NDArray[np.int64]],
+    at_peak: Mapping[str, int],
+    *,
+    show: Callable[[float], str] = format_duration,
+) -> str:
+    """Bytes of every category of a memory profile over the step, stacked, with a legend.
+
+    Parameters
+    ----------
+    place : int64 [N]
+        Where on the axis, ascending.
+    held : mapping of category to int64 [N]
+    at_peak : mapping of category to bytes
+    show : callable
+        How a place is written.
+    """
+    series = [(name, held[name], colour) for name, colour in MEMORY_COLOURS.items() if name in held]
+    legend = "".join(
+        f'<span><i style="background:{colour}"></i>{name}: {format_size(at_peak[name])} at the peak</span>'
+        for name, _, colour in series
+    )
+    peak = place[int(np.argmax(np.sum([values for _, values, _ in series], axis=0)))]
+    chart = areas(place, series, "bytes held over the step, by category", peak_ns=int(peak), show=show)
+    return f'<figure>{chart}</figure><div class="legend">{legend}</div>'
 
 
 def _series(timeline: Timeline, curve: MemoryCurve, times: NDArray[np.int64]) -> Series:

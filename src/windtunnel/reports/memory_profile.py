@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.reports.charts import areas, escape
+from windtunnel.reports.charts import escape
 from windtunnel.reports.colours import MEMORY_COLOURS
-from windtunnel.reports.memory import highest_points
+from windtunnel.reports.memory import by_category
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.reports.treemap import Leaf, treemap
-from windtunnel.sources.memory_profile import CATEGORIES, MemoryProfile
+from windtunnel.sources.memory_profile import CATEGORIES, MemoryProfile, highest_points
 from windtunnel.units import format_count, format_duration, format_ratio, format_size
 
 __all__ = ["memory_page"]
@@ -76,30 +76,15 @@ def _over_time(profile: MemoryProfile) -> Section:
     is_fake = bool(profile.meta.get("is_fake"))
     axis = np.arange(profile.events.num_rows) if is_fake else profile.time_ns
     points = highest_points(axis, profile.total_bytes)
-    held = profile.held_bytes[points]
-    series = [
-        (name, held[:, CATEGORIES.index(name)], colour)
-        for name, colour in MEMORY_COLOURS.items()
-        if held[:, CATEGORIES.index(name)].any()
-    ]
+    held = {name: profile.held_bytes[points, row] for row, name in enumerate(CATEGORIES)}
+    held = {name: values for name, values in held.items() if values.any()}
     peak = profile.by_category()
-    legend = "".join(
-        f'<span><i style="background:{colour}"></i>{name}: {format_size(peak[name])} at the peak</span>'
-        for name, _, colour in series
-    )
-    chart = areas(
-        axis[points],
-        series,
-        "bytes held over the step, by category",
-        peak_ns=int(axis[profile.peak_event]),
-        show=_event_number if is_fake else format_duration,
-    )
+    chart = by_category(axis[points], held, peak, show=_event_number if is_fake else format_duration)
     largest = max(peak, key=lambda name: peak[name])
     share = format_ratio(peak[largest] / profile.peak_bytes)
     title = f"{largest.capitalize()} is {share} of the {format_size(profile.peak_bytes)} at the peak"
     note = "Along the axis: births and deaths in order, as nothing was computed." if is_fake else ""
-    body = f'<figure>{chart}</figure><div class="legend">{legend}</div><p class="note">{note}</p>'
-    return Section("time", "over the step", title, body)
+    return Section("time", "over the step", title, f'{chart}<p class="note">{note}</p>')
 
 
 def _event_number(place: float) -> str:

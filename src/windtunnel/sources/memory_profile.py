@@ -25,7 +25,7 @@ from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.simulate.allocator import ROUNDING_BYTES, reserved_over_time
 from windtunnel.units import format_ratio, format_size
 
-__all__ = ["CATEGORIES", "COLUMNS", "SCHEMA", "MemoryProfile"]
+__all__ = ["CATEGORIES", "COLUMNS", "SCHEMA", "MemoryProfile", "highest_points"]
 
 SCHEMA = "windtunnel.memory/1"
 CATEGORIES = ("weight", "gradient", "optimizer state", "input", "feature map", "workspace", "temporary")
@@ -44,6 +44,7 @@ COLUMNS = {
 }
 
 Int = NDArray[np.int64]
+_NUM_POINTS, _NUM_LARGEST = 500, 10  # of a picture, and of the list beside it
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +184,11 @@ class MemoryProfile:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """The peak as a whole, of the passes and of the update, and its categories, for a graph's ``meta``."""
+        """What a graph's ``meta`` keeps.
+
+        The peak as a whole, of the passes and of the update, its categories and largest storages, and the bytes of
+        every category over time at so many points as a picture has.
+        """
         in_update = self._is_update()
         passes = np.where(in_update, -1, self.total_bytes)
         held = self.held_bytes[int(np.argmax(passes))].tolist() if len(passes) else [0] * len(CATEGORIES)
@@ -196,6 +201,17 @@ class MemoryProfile:
             "update": {"peak_bytes": int(self.total_bytes[in_update].max(initial=0))},
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "by_category": self.by_category(),
+            "curve": self._curve(),
+            "largest": self.alive_at_peak().slice(0, _NUM_LARGEST).to_pylist(),
+            "num_alive": self.alive_at_peak().num_rows,
+        }
+
+    def _curve(self) -> dict[str, Any]:
+        points = highest_points(self.time_ns, self.total_bytes)
+        held = {name: self.held_bytes[points, place] for place, name in enumerate(CATEGORIES)}
+        return {
+            "time_ns": self.time_ns[points].tolist(),
+            "by_category": {name: values.tolist() for name, values in held.items() if values.any()},
         }
 
     def _is_update(self) -> NDArray[np.bool_]:
@@ -329,6 +345,24 @@ class MemoryProfile:
         ranked = ranked[most[ranked] > 0]
         columns = {name: [texts[row][place] for row in ranked] for place, name in enumerate(names)}
         return pa.table({**columns, "peak_bytes": at_peak[ranked], "most_bytes": most[ranked]})
+
+
+def highest_points(time_ns: Int, size_bytes: Int) -> Int:
+    """Indices of the changes to draw: of every short span of time the largest, so that no peak is lost.
+
+    Parameters
+    ----------
+    time_ns, size_bytes : int64 [N]
+        Times, ascending, and what is held from each on.
+    """
+    count = len(time_ns)
+    if count <= _NUM_POINTS:
+        return np.arange(count)
+    span = max(int(time_ns[-1] - time_ns[0]), 1)
+    bins = np.minimum((time_ns - time_ns[0]) * _NUM_POINTS // span, _NUM_POINTS - 1)
+    order = np.lexsort((-size_bytes, bins))
+    first = np.flatnonzero(np.diff(bins[order], prepend=-1))
+    return np.sort(order[first])
 
 
 def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
