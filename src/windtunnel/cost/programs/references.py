@@ -21,7 +21,7 @@ __all__ = ["arguments", "is_right", "result"]
 Array = NDArray[Any]
 RELATIVE_TOLERANCE = 1e-3
 _POSITIVE = {"sqrt", "rsqrt", "div"}
-_erf = np.frompyfunc(math.erf, 1, 1)
+_erf = np.vectorize(math.erf, otypes=[np.float32])
 
 
 def arguments(task: Task) -> list[Array]:
@@ -62,7 +62,7 @@ _AFTER: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     "relu6": lambda x: np.clip(x, 0, 6),
     "leaky_relu": lambda x: np.where(x > 0, x, 0.2 * x),
-    "gelu": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2)).astype(np.float32)),
+    "gelu": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
     "silu": lambda x: x * _sigmoid(x),

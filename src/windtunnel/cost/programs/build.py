@@ -1,0 +1,128 @@
+"""Code from scheduled programs, and the devices it is for (room cost, programs).
+
+In: a scheduled TensorIR module and an instruction set. Out: ``Built``: code in this process, its arguments, its result
+checked against numpy. Not here: repeated runs and their times (``measure``); processes (``worker``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.cost.programs import references
+from windtunnel.cost.programs.tasks import Task
+from windtunnel.errors import FlightError, InputError
+from windtunnel.extras import require
+
+__all__ = ["ISAS", "Built", "Target", "build", "parse_target", "targets_here"]
+
+ISAS: dict[str, tuple[str, ...]] = {
+    "sse4.2": ("+sse4.2",),
+    "avx2": ("+avx2", "+fma"),
+    "avx512": ("+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl"),
+}
+"""Instruction sets, and what the code generator may use for each."""
+_NEEDS = {"sse4.2": ("sse4_2",), "avx2": ("avx2", "fma"), "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl")}
+THREADS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device: an instruction set and a number of threads."""
+
+    isa: str
+    num_threads: int
+
+    @property
+    def name(self) -> str:
+        """As ``avx2-1``."""
+        return f"{self.isa}-{self.num_threads}"
+
+
+def parse_target(name: str) -> Target:
+    """The target of a name.
+
+    Raises
+    ------
+    InputError
+        There is none of that name.
+    """
+    known = {Target(isa, threads).name: Target(isa, threads) for isa in ISAS for threads in THREADS}
+    if name not in known:
+        raise InputError(f"no target is called {name!r}", where="targets", fix=f"choose of {', '.join(known)}")
+    return known[name]
+
+
+def targets_here() -> tuple[Target, ...]:
+    """Every target that this host can run."""
+    from windtunnel import hardware
+
+    host = hardware.machine()
+    threads = [count for count in THREADS if count <= host.num_threads]
+    isas = [isa for isa, flags in _NEEDS.items() if set(flags) <= set(host.isa_flags)]
+    return tuple(Target(isa, count) for isa in isas for count in threads)
+
+
+@dataclass
+class Built:
+    """Code of one program for one instruction set, with its arguments.
+
+    Parameters
+    ----------
+    executable : Any
+        The compiler's module; keeps the code alive.
+    values : list
+        Arguments and the place of the result.
+    first_run_ns : int
+        The first run, with everything cold.
+    """
+
+    executable: Any
+    values: list[Any]
+    first_run_ns: int = 0
+
+    def evaluate(self, number: int, repeat: int) -> list[float]:
+        """Mean seconds of ``number`` runs, ``repeat`` times, after one that is not counted."""
+        cpu = require("tvm.runtime", extra="tvm").cpu()
+        evaluator = self.executable.mod.time_evaluator("main", cpu, number=number, repeat=repeat)
+        return list(evaluator(*self.values).results)
+
+
+def arguments_of(task: Task) -> tuple[list[Any], Any]:
+    """A task's arguments with room for the result in the compiler's form, and the right result."""
+    runtime = require("tvm.runtime", extra="tvm")
+    arrays = references.arguments(task)
+    expected = references.result(task, arrays)
+    return [runtime.tensor(array) for array in arrays] + [runtime.empty(task.output_shape, "float32")], expected
+
+
+def build(module: Any, isa: str, values: list[Any], expected: Any) -> Built:
+    """Compile a program, run it once and check what it computes.
+
+    Raises
+    ------
+    FlightError
+        Its result is wrong.
+    """
+    tvm = require("tvm", extra="tvm")
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "mattr": list(ISAS[isa]), "jit": "mcjit"})
+    executable = tvm.compile(module, target=target)
+    run = executable["main"]
+    began_ns = time.perf_counter_ns()
+    run(*values)
+    first_run_ns = time.perf_counter_ns() - began_ns
+    if not references.is_right(values[-1].numpy(), expected):
+        raise FlightError("the program computes something else than its task", where=isa)
+    return Built(executable, values, first_run_ns)
+
+
+def use_threads(num_threads: int) -> None:
+    """Let parallel loops of this process run on so many threads from now on."""
+    require("tvm", extra="tvm").get_global_func("runtime.config_threadpool")(1, num_threads)
+
+
+def prepare_process(num_threads: int) -> None:
+    """Before the compiler is loaded: how many threads it may ever use."""
+    os.environ["TVM_NUM_THREADS"] = str(num_threads)

@@ -1,0 +1,296 @@
+"""Draw, build and measure a whole set of programs (room cost, programs).
+
+In: tasks, targets, a seed. Out: a ``ProgramSet`` file. Work goes in batches; each one that is done lies as a file of
+its own beside the output, so that an interrupted run goes on where it was. Not here: how one program is built, timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.programs.batch import Bench, Member
+from windtunnel.cost.programs.build import Target
+from windtunnel.cost.programs.description import describe_device, describe_run
+from windtunnel.cost.programs.measure import MAX_MOVE, MAX_SPREAD, Canary
+from windtunnel.cost.programs.tasks import Task
+from windtunnel.errors import FlightError, InputError
+
+__all__ = ["Plan", "Sampled", "sample_programs"]
+
+BATCH_SIZE = 48
+MAX_NOISY_IN_TURN = 5
+_PLAN = "plan.json"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured.
+
+    Parameters
+    ----------
+    tasks : tuple of Task
+        Drawn from in turn, in shuffled rounds.
+    targets : tuple of Target
+        The devices.
+    num_programs : int
+        How many programs the set shall have.
+    seed : int
+        Of everything that is drawn.
+    canary_tolerance : float
+        How much the canary may move within a batch, as a share.
+    max_spread : float
+        Standard deviation over mean above which a time is not kept.
+    batch_size : int
+        Programs between two looks at the canary.
+    """
+
+    tasks: tuple[Task, ...]
+    targets: tuple[Target, ...]
+    num_programs: int
+    seed: int = 0
+    canary_tolerance: float = MAX_MOVE
+    max_spread: float = MAX_SPREAD
+    batch_size: int = BATCH_SIZE
+
+    def members(self, batch: int) -> list[Member]:
+        """The programs of a batch: a task and a seed each; always the same ones."""
+        first = batch * self.batch_size
+        return [self._member(index) for index in range(first, first + self.batch_size)]
+
+    def _member(self, index: int) -> Member:
+        turn, place = divmod(index, len(self.tasks))
+        order = np.random.default_rng([self.seed, turn]).permutation(len(self.tasks))
+        seed = int(np.random.default_rng([self.seed, turn, place]).integers(2**62))
+        return Member(index, int(order[place]), seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What must be equal for a run to go on with another one's batches."""
+        return {
+            "tasks": [task.name for task in self.tasks],
+            "targets": [target.name for target in self.targets],
+            "seed": self.seed,
+            "canary_tolerance": self.canary_tolerance,
+            "max_spread": self.max_spread,
+            "batch_size": self.batch_size,
+        }
+
+
+@dataclass
+class Sampled:
+    """What a run has done.
+
+    Parameters
+    ----------
+    path : Path or None
+        The set; None where it is not complete.
+    num_programs : int
+        Programs that are measured by now, by this run and earlier ones.
+    num_noisy : int
+        Batches of this run that were given up because the machine was not quiet; a later run measures them.
+    num_noisy_in_turn : int
+        Of these, the last ones without a good one between.
+    dropped : Counter
+        Programs, by the reason for which they are not in the set.
+    elapsed_s : float
+        Of this run.
+    """
+
+    path: Path | None = None
+    num_programs: int = 0
+    num_noisy: int = 0
+    num_noisy_in_turn: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    elapsed_s: float = 0.0
+
+
+def sample_programs(
+    plan: Plan,
+    output: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+) -> Sampled:
+    """Measure until the set is full or the time is over.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to measure.
+    output : Path
+        The set's file; batches lie in ``OUTPUT.parts`` beside it.
+    resume : bool
+        Go on with batches that are there.
+    budget_s : float or None
+        No new batch is begun after so many seconds.
+    progress : callable or None
+        Called with (what, done, total).
+
+    Raises
+    ------
+    InputError
+        Batches of another plan, or of an earlier run without ``resume``, are there.
+    MissingExtraError
+        The extra ``tvm`` is not installed.
+    """
+    folder = _open_parts(plan, output, resume=resume)
+    parts = _Parts.read(folder)
+    began = time.monotonic()
+    sampled = Sampled()
+    with Bench(plan.tasks, plan.targets, Canary(plan.canary_tolerance, parts.canaries()), plan.max_spread) as bench:
+        bench.known |= parts.known()
+        for batch in _batches(plan, parts, sampled):
+            if budget_s is not None and time.monotonic() - began > budget_s:
+                break
+            if progress is not None:
+                progress("programs", parts.num_programs, plan.num_programs)
+            _measure_batch(plan, bench, parts, batch, sampled)
+    sampled.num_programs = min(parts.num_programs, plan.num_programs)
+    sampled.dropped = parts.dropped()
+    sampled.elapsed_s = time.monotonic() - began
+    if parts.num_programs >= plan.num_programs:
+        sampled.path = _assemble(plan, parts).save(output, overwrite=overwrite)
+    return sampled
+
+
+def _batches(plan: Plan, parts: _Parts, sampled: Sampled) -> Iterator[int]:
+    """Numbers of batches that are not done, until there are enough programs or the machine is never quiet."""
+    for batch in itertools.count():
+        if parts.num_programs >= plan.num_programs or sampled.num_noisy_in_turn >= MAX_NOISY_IN_TURN:
+            return
+        if batch not in parts.sets:
+            yield batch
+
+
+def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled: Sampled) -> None:
+    """Measure a batch and keep it, if the machine was quiet enough for that."""
+    found = bench.measure(plan.members(batch), seed=plan.seed + batch)
+    if found is None:
+        sampled.num_noisy += 1
+        sampled.num_noisy_in_turn += 1
+        return
+    sampled.num_noisy_in_turn = 0
+    meta = {"batch": batch, "dropped": dict(found.dropped), "canary": found.canary, "date": _now()}
+    if found.programs:
+        parts.keep(batch, found.to_set(plan.tasks, plan.targets, meta))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _open_parts(plan: Plan, output: Path, *, resume: bool) -> Path:
+    folder = output.with_name(f"{output.name}.parts")
+    note = folder / _PLAN
+    if note.exists():
+        if not resume:
+            raise InputError(
+                f"{folder} holds batches of an earlier run", fix="go on with it by --resume, or remove the folder"
+            )
+        found = json.loads(note.read_text(encoding="utf-8"))
+        differing = [name for name, value in plan.to_dict().items() if found.get(name) != value]
+        if differing:
+            raise InputError(
+                f"{folder} was begun with other {', '.join(differing)}",
+                fix="use the same options again, or another output",
+            )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = note.with_name(f".{_PLAN}.{os.getpid()}")
+    partial.write_text(json.dumps(plan.to_dict()), encoding="utf-8")
+    partial.replace(note)
+    return folder
+
+
+@dataclass
+class _Parts:
+    """The batches that are done, by number."""
+
+    folder: Path
+    sets: dict[int, ProgramSet] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> _Parts:
+        paths = sorted(folder.glob("batch-*.npz"))
+        return cls(folder, {int(path.stem.removeprefix("batch-")): ProgramSet.load(path) for path in paths})
+
+    @property
+    def num_programs(self) -> int:
+        return sum(part.num_programs for part in self.sets.values())
+
+    def keep(self, batch: int, part: ProgramSet) -> None:
+        part.save(self.folder / f"batch-{batch:05d}.npz", overwrite=True)
+        self.sets[batch] = part
+
+    def known(self) -> set[tuple[int, bytes]]:
+        return {
+            (int(task), sched.tobytes())
+            for part in self.sets.values()
+            for task, sched in zip(part.task, part.sched, strict=True)
+        }
+
+    def canaries(self) -> list[dict[str, float]]:
+        return [seen for part in self.sets.values() for seen in part.meta["canary"]]
+
+    def dropped(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for part in self.sets.values():
+            total.update(part.meta["dropped"])
+        return total
+
+
+def _assemble(plan: Plan, parts: _Parts) -> ProgramSet:
+    """All batches in their order as one set of exactly the size that was asked for."""
+    ordered: Sequence[ProgramSet] = [parts.sets[batch] for batch in sorted(parts.sets)]
+    whole = ProgramSet.concatenate(ordered).select(np.arange(plan.num_programs))
+    dates = [part.meta["date"] for part in ordered]
+    meta = describe_run(plan.seed) | {
+        "dates": [min(dates), max(dates)],
+        "dropped": dict(parts.dropped()),
+        "canary_s": _canary_summary(parts.canaries()),
+        "canary_tolerance": plan.canary_tolerance,
+        "max_std_over_mean": plan.max_spread,
+    }
+    return ProgramSet(
+        **{name: getattr(whole, name) for name in ProgramSet.__dataclass_fields__ if name not in ("devices", "meta")},
+        devices=tuple(describe_device(target) for target in plan.targets),
+        meta=meta,
+    )
+
+
+def _canary_summary(seen: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Least, median and largest time of the canary, by target."""
+    names = sorted({name for one in seen for name in one})
+    return {
+        name: [float(np.quantile([one[name] for one in seen if name in one], share)) for share in (0.0, 0.5, 1.0)]
+        for name in names
+    }
+
+
+def require_targets(targets: Sequence[Target], here: Sequence[Target]) -> None:
+    """Refuse targets that this host cannot run.
+
+    Raises
+    ------
+    FlightError
+        Names them.
+    """
+    missing = [target.name for target in targets if target not in here]
+    if missing:
+        raise FlightError(
+            f"this host cannot run {', '.join(missing)}", fix=f"choose of {', '.join(t.name for t in here)}"
+        )

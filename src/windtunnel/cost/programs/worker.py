@@ -1,0 +1,247 @@
+"""A process that draws, builds and times programs, and may die doing so (room cost, programs).
+
+In: orders over a pipe. Out: answers, or ``WorkerDiedError`` where a compiler took its process with it. The asking side
+needs no compiler, and waits without using a core while something is timed. Not here: which programs, and their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windtunnel.cost.programs.tasks import Task
+from windtunnel.errors import FlightError, WindtunnelError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from windtunnel.cost.programs.build import Built
+
+__all__ = ["Drawn", "Worker", "WorkerDiedError"]
+
+MAX_LEAVES = 16
+MAX_TEMPORARY_BYTES = 64 * 2**20
+MAX_CODE_OPERATIONS = 2000
+MAX_RUN_S = 0.12
+MAX_DRAWS = 12
+PATIENCE_S = 120.0
+CANARY = Task("matmul", {"m": 128, "n": 128, "k": 128})
+CANARY_SEED = 5
+
+
+class WorkerDiedError(FlightError):
+    """The process ended, or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a program looks like: its schedule's rows and its encoded nest."""
+
+    sched: Any
+    features: Any
+    leaf_pos: Any
+    tree: Any
+
+
+class Worker:
+    """The asking side. Use as a context manager: leaving it ends the process.
+
+    Parameters
+    ----------
+    num_threads : int
+        How many threads its programs may use at most.
+    """
+
+    def __init__(self, num_threads: int = 2) -> None:
+        self._num_threads = num_threads
+        self._context = multiprocessing.get_context("spawn")
+        self._process: Any = None
+        self._pipe: Any = None
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin with an empty process."""
+        self.stop()
+        self._pipe, theirs = self._context.Pipe()
+        self._process = self._context.Process(target=_serve, args=(theirs, self._num_threads), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        if self._process is None:
+            return
+        self._pipe.close()
+        self._process.kill()
+        self._process.join()
+        self._process = self._pipe = None
+
+    def send(self, order: str, *arguments: Any) -> None:
+        """Give an order whose answer is fetched later."""
+        try:
+            self._pipe.send((order, arguments))
+        except OSError as error:
+            raise self._death(order) from error
+
+    def receive(self, order: str = "order") -> Any:
+        """The answer of the last order.
+
+        Raises
+        ------
+        WorkerDiedError
+            There will be none; ``start`` makes a new process.
+        WindtunnelError
+            What the order itself met.
+        """
+        try:
+            if not self._pipe.poll(PATIENCE_S):
+                raise WorkerDiedError(f"{order} did not end within {PATIENCE_S:g} s")
+            answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._death(order) from error
+        if isinstance(answer, WindtunnelError):
+            raise answer
+        return answer
+
+    def ask(self, order: str, *arguments: Any) -> Any:
+        """Give an order and wait for its answer."""
+        self.send(order, *arguments)
+        return self.receive(order)
+
+    def _death(self, order: str) -> WorkerDiedError:
+        self._process.join(1.0)
+        return WorkerDiedError(f"the process that was asked to {order} died (exit code {self._process.exitcode})")
+
+
+@dataclass
+class _State:
+    """What the process holds: scheduled modules, code by program and instruction set."""
+
+    cores: frozenset[int] = frozenset()
+    modules: dict[int, Any] = field(default_factory=dict)
+    code: dict[tuple[int, str], Built] = field(default_factory=dict)
+
+
+def _serve(pipe: Connection, num_threads: int) -> None:
+    """The process: orders in, answers out, until the pipe closes."""
+    from windtunnel.cost.programs.build import prepare_process
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking side is interrupted, and ends this one
+    prepare_process(num_threads)
+    state = _State(frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset())
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            order, arguments = pipe.recv()
+            try:
+                answer = _ORDERS[order](state, *arguments)
+            except WindtunnelError as error:
+                answer = error
+            except Exception as error:  # the compiler has no common class for what it refuses
+                answer = FlightError(f"{type(error).__name__}: {str(error)[:300]}", where=order)
+            pipe.send(answer)
+
+
+def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:
+    """Draw until a program keeps all limits."""
+    from windtunnel.cost.programs.sampling import sample
+
+    reason = ""
+    for attempt in range(MAX_DRAWS):
+        scheduled = sample(task, seed + attempt)
+        reason, drawn = _within_limits(scheduled)
+        if drawn is not None:
+            state.modules[key] = scheduled.module
+            return drawn
+    raise FlightError(f"no schedule out of {MAX_DRAWS} keeps the limits: {reason}", where=task.name)
+
+
+def _replay(state: _State, key: int, task: Task, rows: Any) -> None:
+    from windtunnel.cost.programs.schedules import replay
+
+    state.modules[key] = replay(task, rows).module
+
+
+def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
+    from windtunnel.cost.learned.encoding import encode
+    from windtunnel.cost.programs.code_size import code_operations
+    from windtunnel.cost.programs.nests import nest_of, temporary_bytes
+    from windtunnel.cost.programs.schedules import to_rows
+
+    nest = nest_of(scheduled.module, scheduled.task.name)
+    if temporary_bytes(nest) > MAX_TEMPORARY_BYTES:
+        return f"temporaries of {temporary_bytes(nest)} bytes", None
+    if code_operations(nest) > MAX_CODE_OPERATIONS:
+        return f"{code_operations(nest):.0f} operations of code", None
+    tree = encode(nest)
+    if len(tree.positions) > MAX_LEAVES:
+        return f"{len(tree.positions)} statements", None
+    rows = to_rows(scheduled.steps)
+    return "", Drawn(rows, tree.features.astype(np.float16), tree.positions, tree.serialised)
+
+
+def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:
+    """Code for every instruction set; says the longest first run in seconds."""
+    from windtunnel.cost.programs.build import arguments_of, build, use_threads
+
+    use_threads(1)
+    _stay_on(state.cores)
+    values, expected = arguments_of(task)
+    module = state.modules.pop(key)
+    built = {isa: build(module, isa, values, expected) for isa in isas}
+    longest_s = max(code.first_run_ns for code in built.values()) / 1e9
+    if longest_s > MAX_RUN_S:
+        raise FlightError(f"one run takes {longest_s:.2f} s, more than {MAX_RUN_S:g} s", where=task.name)
+    state.code |= {(key, isa): code for isa, code in built.items()}
+    return longest_s
+
+
+def _time(state: _State, key: int, isa: str, num_threads: int, budget_s: float) -> tuple[float, ...]:
+    from windtunnel.cost.programs.build import use_threads
+    from windtunnel.cost.programs.measure import time_program
+
+    use_threads(num_threads)
+    _stay_on(sorted(state.cores)[:1])
+    return time_program(state.code[key, isa].evaluate, budget_s).samples_s
+
+
+def _stay_on(cores: Iterable[int]) -> None:
+    """Keep this thread where it is told; the compiler binds its second thread to the second core."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def _canary(state: _State, key: int, isa: str) -> None:
+    """Build the kernel that never changes, under a key of its own."""
+    from windtunnel.cost.programs.sampling import sample
+
+    state.modules[key] = sample(CANARY, CANARY_SEED).module
+    _build(state, key, CANARY, [isa])
+
+
+def _forget(state: _State, keys: Sequence[int]) -> None:
+    """Let go of the code of some programs."""
+    state.code = {pair: code for pair, code in state.code.items() if pair[0] not in keys}
+    state.modules = {key: module for key, module in state.modules.items() if key not in keys}
+
+
+_ORDERS: dict[str, Callable[..., Any]] = {
+    "draw": _draw,
+    "replay": _replay,
+    "build": _build,
+    "time": _time,
+    "canary": _canary,
+    "forget": _forget,
+}
