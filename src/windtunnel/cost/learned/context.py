@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from windtunnel.cost.bounds import Bounds, bounds
-from windtunnel.cost.learned.features import FEATURE_NAMES
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.errors import InputError
 
@@ -36,7 +35,9 @@ PAPER_DEVICE_FIELDS = (
     ("fp32_tflops", 12.0, False),
 )
 RATES = ("flops_per_s", "bytes_per_s")
-PARALLEL = FEATURE_NAMES.index("parallel_prod")
+OPERATIONS_PER_LANE = 4  # two units, each multiplies and adds
+NOMINAL_CLOCK_HZ = 2.5e9
+NOMINAL_BYTES_PER_S = 1e10  # of a thread
 
 
 def paper_device_features(device: Mapping[str, Any]) -> np.ndarray:
@@ -60,12 +61,12 @@ def paper_device_features(device: Mapping[str, Any]) -> np.ndarray:
 
 
 def bound_of(programs: ProgramSet, samples: np.ndarray) -> Bounds:
-    """The physical bound of each sample [M]: its flops and bytes on its device, parallel loops in whole rounds.
+    """The physical bound of each sample [M]: its flops and bytes on its device.
 
     Raises
     ------
     InputError
-        A device has no measured ``flops_per_s`` and ``bytes_per_s``, or a task no ``bytes``.
+        A device has neither rates nor threads and vector width, or a task no ``bytes``.
     """
     rows, columns = samples[:, 0], samples[:, 1]
     sheet = _sheet(programs)
@@ -94,24 +95,30 @@ def context_rows(programs: ProgramSet, samples: np.ndarray, kind: ContextKind) -
 
 
 def _sheet(programs: ProgramSet) -> dict[str, np.ndarray]:
-    """Measured rates of the devices by field [D]; rates must be there, the others count where every device has them."""
-    missing = [
-        f"{device.get('name', place)}: {name}"
-        for place, device in enumerate(programs.devices)
-        for name in RATES
-        if not device.get(name)
-    ]
-    if missing:
-        raise InputError(
-            f"devices lack {', '.join(missing)}", where="devices", fix="windtunnel cost sample measures it"
-        )
-    sheet = {name: _field(programs, name) for name in RATES}
+    """Rates of the devices by field [D]: measured ones, or nominal ones where a sheet only has threads and vectors."""
+    sheet = {name: np.array([_rate(device, name) for device in programs.devices]) for name in RATES}
     sheet["overhead_ns"] = np.array([float(device.get("overhead_ns") or 0.0) for device in programs.devices])
     for name in ("num_threads", "simd_bits"):
         if all(device.get(name) for device in programs.devices):
-            sheet[name] = _field(programs, name)
+            sheet[name] = np.array([float(device[name]) for device in programs.devices])
     return sheet
 
 
-def _field(programs: ProgramSet, name: str) -> np.ndarray:
-    return np.array([float(device[name]) for device in programs.devices])
+def _rate(device: Mapping[str, Any], name: str) -> float:
+    """A rate, measured or nominal: the efficiency that is learned takes up what a nominal rate is off by.
+
+    Raises
+    ------
+    InputError
+        The sheet has neither.
+    """
+    if device.get(name):
+        return float(device[name])
+    missing = [field for field in ("num_threads", "simd_bits") if not device.get(field)]
+    if missing:
+        fields = ", ".join((name, *missing))
+        raise InputError(f"the device lacks {fields}", where=str(device.get("name", "device")), fix="measure its rates")
+    threads = float(device["num_threads"])
+    if name == "bytes_per_s":
+        return threads * NOMINAL_BYTES_PER_S
+    return threads * float(device["simd_bits"]) / 32 * OPERATIONS_PER_LANE * NOMINAL_CLOCK_HZ
