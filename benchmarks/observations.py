@@ -52,7 +52,9 @@ def scaled_link(run: SuiteRun) -> int:
 def feature_maps() -> dict[str, float]:
     """Share of feature maps in the peak of a step at size small; what cannot be faked is left out."""
     needed = {name: predicted_memory(name, fitting_parameters(Cell(name, "small"))) for name in REMEMBERED}
-    return {name: each.by_category["feature map"] / each.total_bytes for name, each in needed.items() if each}
+    return {
+        name: each.by_category["feature map"] / each.total_bytes for name, each in needed.items() if each.by_category
+    }
 
 
 def kernels(run: SuiteRun) -> dict[str, list[tuple[str, float, float]]]:

@@ -14,7 +14,9 @@ from windtunnel.flights.suite import Order, cells_of, run_suite
 from windtunnel.flights.suite_listing import fitting_parameters, listed, suite_plugins
 from windtunnel.flights.suite_results import Cell, Result, load_run, write_machine, write_profile, write_result
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from windtunnel.workloads.workload import Workload  # noqa: E402
 
 
 def _result(name: str, **fields: object) -> Result:
@@ -77,6 +79,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
     assert run.measured == [first]
     assert run.find(Cell("mlp")) == first
     assert run.machine["peak_flops_per_s"] == {"float32 x 1": 1e9}
+    assert {"num_sockets", "cpu_quota_cores", "num_cores", "memory_bytes"} < set(run.machine)
     assert not list(tmp_path.glob("**/.*"))
 
 
@@ -108,6 +111,35 @@ def test_a_workload_that_does_not_fit_is_refused_before_it_is_built(tmp_path):
         measure_cell(order)
 
     assert "cut the" in caught.value.fix
+
+
+@pytest.mark.parametrize(("reads_values", "said"), [(False, []), (True, ["memory not predicted: "])])
+def test_memory_is_predicted_before_a_cell_runs_or_it_is_said_why_not(tmp_path, reads_values, said):
+    @registry.workload("test-of-prediction", source="this test")
+    def small() -> Workload:
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.ones(8, 4)).square().mean()
+            if reads_values:
+                loss.detach().numpy()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Workload("test-of-prediction", (model,), (optimizer,), step, 8)
+
+    try:
+        order = Order(Cell("test-of-prediction"), str(tmp_path), budget_s=0.01, min_steps=12, graph_iterations=0)
+        result = measure_cell(order)
+    finally:
+        del registry._plugins["workload"]["test-of-prediction"]
+
+    assert said == [note[:22] for note in result.notes]
+    assert (4 * (8 + 2) if not reads_values else None) == result.predicted_memory_by_category.get("weight")
+    assert (result.predicted_memory_bytes is None) == reads_values
 
 
 def test_the_list_counts_parameters_and_flops_and_keeps_them(tmp_path):

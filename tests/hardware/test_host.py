@@ -7,7 +7,7 @@ import json
 import pytest
 
 from windtunnel.hardware import devices, machine, recognise
-from windtunnel.hardware.host import this_host
+from windtunnel.hardware.host import cpu_quota_cores, num_sockets, this_host
 
 CPUINFO = """processor : 0
 model name : Example(R) Xeon(R)  Gold 1
@@ -47,6 +47,29 @@ def test_a_container_with_a_quota_of_one_core_has_one_core(tmp_path):
     host = this_host(devices(), write_host(tmp_path, cpu_max="150000 100000"))
 
     assert (1, 1) == (host.num_cores, host.num_threads)
+
+
+def test_the_quota_of_a_control_group_is_told_in_cores(tmp_path):
+    assert 1.5 == cpu_quota_cores(write_host(tmp_path / "limited", cpu_max="150000 100000"))
+    assert cpu_quota_cores(write_host(tmp_path / "free")) is None
+    assert cpu_quota_cores(tmp_path / "nothing") is None
+    older = tmp_path / "older/sys/fs/cgroup/cpu"
+    older.mkdir(parents=True)
+    for name, value in (("quota", "250000"), ("period", "100000")):
+        (older / f"cpu.cfs_{name}_us").write_text(value)
+
+    assert 2.5 == cpu_quota_cores(tmp_path / "older")
+    (older / "cpu.cfs_quota_us").write_text("-1")
+    assert cpu_quota_cores(tmp_path / "older") is None
+
+
+def test_sockets_are_counted_where_the_host_tells_them(tmp_path):
+    (tmp_path / "proc").mkdir()
+    sockets = "".join(f"processor : {cpu}\nphysical id : {cpu % 2}\n\n" for cpu in range(8))
+    (tmp_path / "proc/cpuinfo").write_text(sockets)
+
+    assert 2 == num_sockets(tmp_path)
+    assert num_sockets(tmp_path / "nothing") is None
 
 
 def test_a_host_without_proc_and_sys_is_still_a_machine(tmp_path):

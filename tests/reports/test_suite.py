@@ -3,6 +3,8 @@
 import json
 import re
 
+import msgspec
+
 from windtunnel.flights.comparison import compare
 from windtunnel.flights.suite_results import Cell, Result, SuiteRun
 from windtunnel.reports.mllog import PREFIX, mllog_lines
@@ -51,10 +53,21 @@ def test_the_page_holds_table_bars_sweeps_observations_and_what_is_missing(tmp_p
         "no difference",
         "needs transformers",
         "25 %",
+        "2 to 1",
     ):
         assert text in page
     assert "<script>alert" not in page
     assert not re.search(r"https?://(?!www\.w3\.org)", page)
+
+
+def test_an_objective_that_is_not_there_yet_is_a_dash_and_no_loss(tmp_path):
+    result = msgspec.structs.replace(_result("a3c", 1, 100), objective=[None, -0.5, None], compute_utilisation=None)
+    run = SuiteRun(tmp_path, {}, [result, msgspec.structs.replace(result, objective=[None, -0.5])])
+    page = write_suite_report(run, tmp_path / "suite.html").read_text()
+
+    assert "– to –" in page
+    assert "– to -0.5" in page
+    assert 1 == sum('"train_loss"' in line for line in mllog_lines(run))
 
 
 def test_a_run_in_which_nothing_was_measured_still_has_a_page(tmp_path):

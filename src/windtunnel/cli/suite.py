@@ -260,7 +260,7 @@ def _label(result: Result) -> str:
 def _percent(ratio: float | None) -> str:
     from windtunnel.units import format_ratio
 
-    return "" if ratio is None else format_ratio(ratio)
+    return "–" if ratio is None else format_ratio(ratio)
 
 
 def _scaled(count: float | None) -> str:

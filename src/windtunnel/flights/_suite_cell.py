@@ -117,7 +117,7 @@ def measure_cell(order: Order) -> Result:
         It cannot be built or run.
     """
     begun_s = time.monotonic()
-    needed = _check_fits(order)
+    needed, notes = _check_fits(order)
     with ExitStack() as stack:
         built = _build(order, stack)
         sampled = _Sampled(built, ranks=order.cell.num_ranks)
@@ -130,7 +130,7 @@ def measure_cell(order: Order) -> Result:
             after_step=sampled.note,
         )
         peak_bytes = peak_resident_bytes()
-        extra = _looked_into(order, built, phase)
+        extra = _looked_into(order, built, phase, notes)
     plugin = registry.get("workload", order.cell.workload)
     return Result(
         cell=order.cell,
@@ -154,18 +154,13 @@ def measure_cell(order: Order) -> Result:
     )
 
 
-def _check_fits(order: Order) -> dict[str, int]:
-    """Refuse before the machine swaps; the predicted bytes by category, nothing where nothing was predicted.
-
-    A tiny workload at its own batch size fits wherever torch fits: it is asked only where a limit is given.
-    """
+def _check_fits(order: Order) -> tuple[dict[str, int], list[str]]:
+    """Refuse before the machine swaps; the predicted bytes by category, or a note that says why there are none."""
     cell = order.cell
-    if cell.size == "tiny" and not cell.batch_size and not order.memory_bytes:
-        return {}
     available_bytes = order.memory_bytes or available_memory_bytes()
     predicted = predicted_memory(cell.workload, fitting_parameters(cell))
-    if predicted is None:
-        return {}
+    if not predicted.by_category:
+        return {}, [f"memory not predicted: {predicted.reason}"]
     needed = {category: size_bytes * cell.num_ranks for category, size_bytes in predicted.by_category.items()}
     needed_bytes = sum(needed.values())
     if available_bytes is not None and needed_bytes > _SHARE_OF_MEMORY * available_bytes:
@@ -174,7 +169,7 @@ def _check_fits(order: Order) -> dict[str, int]:
             f"{predicted.largest}; {format_size(available_bytes)} are free",
             fix=f"cut the {predicted.largest}: {predicted.advice}",
         )
-    return needed
+    return needed, []
 
 
 def _build(order: Order, stack: ExitStack) -> Workload:
@@ -264,12 +259,12 @@ def _phase_fields(phase: StablePhase) -> dict[str, Any]:
     }
 
 
-def _looked_into(order: Order, built: Workload, phase: StablePhase) -> dict[str, Any]:
+def _looked_into(order: Order, built: Workload, phase: StablePhase, notes: list[str]) -> dict[str, Any]:
     """FLOP, peaks and the graph; what cannot be had is a note, not an error: the times are good."""
     from windtunnel.cost.flops import count
     from windtunnel.cost.peak import measured_peak
 
-    found: dict[str, Any] = {"notes": []}
+    found: dict[str, Any] = {"notes": notes}
     try:
         counted = count(built.step)
         flops_by_dtype = counted.by_dtype

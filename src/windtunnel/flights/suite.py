@@ -23,6 +23,7 @@ import msgspec
 
 from windtunnel import hardware
 from windtunnel.cost import ProfileDatabase
+from windtunnel.cost.storage import measured_disk
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.flights.receipt import now
@@ -173,7 +174,7 @@ def run_suite(
         link_bytes_per_s=link_bytes_per_s,
     )
     done = _done(folder, resume=resume)
-    write_machine(folder, _machine_facts(cells))
+    write_machine(folder, _machine_facts(cells) | _disk_facts(folder))
     template = Order(
         cells[0],
         str(folder.resolve()),
@@ -222,6 +223,14 @@ def _machine_facts(cells: Sequence[Cell]) -> dict[str, Any]:
     peaks = {f"float32 x {count}": measured_peak("float32", count, database=database).flops_per_s for count in threads}
     bandwidth = {str(count): measured_bandwidth(count, database=database).bytes_per_s for count in threads}
     return {"peak_flops_per_s": peaks, "memory_bandwidth_bytes_per_s": bandwidth}
+
+
+def _disk_facts(folder: Path) -> dict[str, Any]:
+    """Rates of the disk that the results lie on; why there are none where it cannot be written so much."""
+    try:
+        return {"disk": measured_disk(folder).json()}
+    except InputError as error:
+        return {"disk": {"note": error.message}}
 
 
 def _run_cell(order: Order, patience_s: float) -> Result:

@@ -204,9 +204,13 @@ def _count(built: Workload) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NeededMemory:
-    """What the tensors of a training step need at the peak, by category, in bytes."""
+    """What the tensors of a training step need at the peak, by category, in bytes.
+
+    Where that cannot be told there are no categories, and ``reason`` says why.
+    """
 
     by_category: Mapping[str, int]
+    reason: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -232,8 +236,8 @@ _ADVICE = {
 }
 
 
-def predicted_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory | None:
-    """What a step will hold at its peak, without allocating it; None where its form hangs on values.
+def predicted_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory:
+    """What a step will hold at its peak, without allocating it; no categories where its form hangs on values.
 
     Raises
     ------
@@ -249,5 +253,6 @@ def predicted_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory |
     except Exception as error:  # what cannot be faked is built for real, and measured
         if isinstance(error, InputError) and error.where in _OPTIONS:
             raise
-        return None
+        message = error.message if isinstance(error, WindtunnelError) else f"{type(error).__name__}: {error}"
+        return NeededMemory({}, message.partition("\n")[0])
     return NeededMemory(profile.by_category())

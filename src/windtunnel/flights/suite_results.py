@@ -24,6 +24,7 @@ from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights._stats import Estimate
 from windtunnel.flights.receipt import installed_versions, now
 from windtunnel.flights.stable import steady
+from windtunnel.hardware.host import cpu_quota_cores, num_sockets
 
 __all__ = ["Cell", "Result", "SuiteRun", "load_run", "profile_table", "write_machine", "write_profile", "write_result"]
 
@@ -211,6 +212,8 @@ def write_machine(folder: Path, facts: Mapping[str, Any]) -> Path:
         "machine_id": host.fingerprint(),
         **host.json(),
         "threads_per_core": host.num_threads / host.num_cores,
+        "num_sockets": num_sockets(),
+        "cpu_quota_cores": cpu_quota_cores(),
         "libraries": fingerprint.libraries(),
         "versions": installed_versions(),
         "measured_at": now(),

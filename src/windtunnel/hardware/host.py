@@ -16,7 +16,7 @@ from pathlib import Path
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
 
-__all__ = ["available_bytes", "matching", "this_host"]
+__all__ = ["available_bytes", "cpu_quota_cores", "matching", "num_sockets", "this_host"]
 
 # what changes how fast deep learning runs on a CPU
 _FLAGS = re.compile(
@@ -73,10 +73,36 @@ def _cpu_name(info: str) -> str:
 
 def _usable_threads(root: Path) -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").strip().partition(" ")
-    if quota.isdigit() and period.isdigit() and int(period) > 0:
-        return max(1, min(affinity, int(quota) // int(period)))
-    return max(1, affinity)
+    quota = cpu_quota_cores(root)
+    return max(1, affinity if quota is None else min(affinity, int(quota)))
+
+
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """How many cores' time the control group (version 2, or 1) lets its processes use; None without a limit.
+
+    Parameters
+    ----------
+    root : Path
+        Where /sys lies (tests give another).
+    """
+    group = root / "sys/fs/cgroup"
+    quota, _, period = _read(group / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = (_read(group / f"cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    is_limited = quota.isdigit() and period.isdigit() and int(period) > 0
+    return int(quota) / int(period) if is_limited else None
+
+
+def num_sockets(root: Path = Path("/")) -> int | None:
+    """Processors that sit in sockets of their own; None where the host does not tell.
+
+    Parameters
+    ----------
+    root : Path
+        Where /proc lies (tests give another).
+    """
+    found = re.findall(r"^physical id\s*:\s*(\d+)", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    return len(set(found)) or None
 
 
 def _num_cores(info: str, num_threads: int) -> int:

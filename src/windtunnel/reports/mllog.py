@@ -48,7 +48,7 @@ def _cell_lines(result: Result, machine: dict[str, Any]) -> Iterator[str]:
     rate = result.throughput
     stats = {"throughput": rate.value, "throughput_low": rate.low, "throughput_high": rate.high}
     yield _line(end_ms, _POINT, "tracked_stats", stats, result, unit=f"{result.unit}/s")
-    if result.objective:
+    if result.objective and result.objective[-1] is not None:
         yield _line(end_ms, _POINT, "train_loss", result.objective[-1], result, step=len(result.objective))
     yield _line(end_ms, _END, "run_stop", None, result, status="success")
 

@@ -21,6 +21,8 @@ from windtunnel.units import format_count, format_duration, format_rate, format_
 
 __all__ = ["write_suite_report"]
 
+NONE = "–"
+
 
 def write_suite_report(
     run: SuiteRun, path: str | Path, *, comparison: Comparison | None = None, title: str = "", overwrite: bool = False
@@ -72,7 +74,10 @@ def _label(result: Result) -> str:
 def _table(measured: Sequence[Result]) -> Section | None:
     if not measured:
         return None
-    head = ("workload", "parameters", "throughput", "95 %", "step", "compute", "arithmetic", "CPU", "data")
+    head = (
+        *("workload", "parameters", "throughput", "95 %", "step", "compute", "arithmetic", "CPU", "memory"),
+        *("objective", "data"),
+    )
     rows = [
         (
             escape(_label(result)) + f"<br><small>{escape(result.domain)}</small>",
@@ -83,14 +88,18 @@ def _table(measured: Sequence[Result]) -> Section | None:
             _ratio(result.compute_utilisation),
             _ratio(_arithmetic(result)),
             _ratio(result.cpu_utilisation),
+            NONE if result.predicted_memory_bytes is None else format_size(result.predicted_memory_bytes),
+            _objective(result),
             escape(result.data),
         )
         for result in measured
     ]
-    body = render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6, 7))
+    body = render_table(head, rows, numbers=tuple(range(1, 10)))
     note = (
         "Medians of the stable phase: warm-up is cut by MSER-5, spikes are left out, intervals are 95 % by block "
-        "bootstrap. Arithmetic utilisation is counted FLOP over the best measured matrix product at the same threads."
+        "bootstrap. Arithmetic utilisation is counted FLOP over the best measured matrix product at the same threads. "
+        "Memory is what the tensors of a step were predicted to hold at the peak. The objective is what training makes "
+        "fall, in the first and the last step; no episode may have ended yet."
     )
     notes = "".join(f'<p class="note">{escape(text, 2000)}</p>' for text in (note, _disturbance(measured)) if text)
     return Section("results", "Results", "What was measured", body + notes + _energy(measured))
@@ -119,7 +128,14 @@ def _arithmetic(result: Result) -> float | None:
 
 
 def _ratio(value: float | None) -> str:
-    return "" if value is None else format_ratio(value)
+    return NONE if value is None else format_ratio(value)
+
+
+def _objective(result: Result) -> str:
+    if not result.objective:
+        return NONE
+    first, last = (NONE if value is None else f"{value:.3g}" for value in (result.objective[0], result.objective[-1]))
+    return f"{first} to {last}"
 
 
 def _metrics(measured: Sequence[Result]) -> Section | None:
