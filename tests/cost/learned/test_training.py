@@ -66,6 +66,14 @@ def test_checkpoint_gives_the_same_prices(programs, trained, tmp_path):
         save_predictor(predictor, path)
 
 
+def test_bulk_prediction_in_bfloat16_is_close(programs, trained):
+    split, predictor, _ = trained
+
+    exact, fast = predictor.predict(programs, split.test), predictor.in_bfloat16().predict(programs, split.test)
+
+    assert mape(fast, exact) < 0.03
+
+
 def rewrite(path, **changes):
     import json
 

@@ -175,12 +175,14 @@ def _buckets(programs: ProgramSet, rows: np.ndarray, normaliser: Normaliser) -> 
     place = np.zeros(programs.num_programs, dtype=np.int64)
     found = {}
     counts = programs.num_leaves[rows]
+    places = np.arange(int(programs.leaf_pos.max(initial=0)) + 1)
+    angles = positional_encoding(places).astype(np.float32)
     for count in np.unique(counts):
         members = rows[counts == count]
         place[members] = np.arange(members.size)
         index = programs.leaf_offset[members][:, None] + np.arange(count)
         leaves = normaliser.features(programs.features[index])
         if normaliser.has_positions:
-            leaves = leaves + positional_encoding(programs.leaf_pos[index])
+            leaves += angles[programs.leaf_pos[index]]
         found[int(count)] = torch.from_numpy(np.ascontiguousarray(leaves, dtype=np.float32))
     return found, place

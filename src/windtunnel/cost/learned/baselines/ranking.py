@@ -41,7 +41,8 @@ def best_times(programs: ProgramSet, samples: np.ndarray) -> Any:
 
 def throughput(programs: ProgramSet, samples: np.ndarray) -> Any:
     """Fastest time of the task over own time [M]: 1 is best."""
-    return best_times(programs, samples) / labels_of(programs, samples)
+    shares: Any = best_times(programs, samples) / labels_of(programs, samples)
+    return shares
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Calibration:
         kind = require("sklearn.isotonic", extra="learn").IsotonicRegression
         return cls(kind(y_min=LEAST_SHARE, y_max=1.0, out_of_bounds="clip").fit(scores, label))
 
-    def __call__(self, scores: np.ndarray) -> np.ndarray:
+    def __call__(self, scores: np.ndarray) -> Any:
         """Throughput within 0.001 and 1."""
         shares: np.ndarray = self.isotonic.predict(np.asarray(scores, dtype=np.float64))
         return np.clip(shares, LEAST_SHARE, 1.0)
