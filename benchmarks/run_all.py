@@ -40,6 +40,7 @@ BARS = (
     "memory_fake",
     "feature_maps",
     "nas_few_shot",
+    "wave_scaling",
 )
 
 
