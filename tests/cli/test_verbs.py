@@ -17,6 +17,7 @@ VERBS = (
     "whatif",
     "verify",
     "predict",
+    "calibrate",
     "memory",
     "utilisation",
     "report",

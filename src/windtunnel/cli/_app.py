@@ -14,6 +14,7 @@ import typer.core
 
 from windtunnel import __version__
 from windtunnel.cli import (
+    calibrate,
     capture,
     cost,
     demo,
@@ -87,6 +88,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "whatif": whatif.whatif,
     "verify": verify.verify,
     "predict": predict.predict,
+    "calibrate": calibrate.calibrate,
     "memory": memory.memory,
     "utilisation": utilisation.utilisation,
     "report": report.report,

@@ -12,15 +12,17 @@ from windtunnel.cli._options import GraphPath, Json
 
 if TYPE_CHECKING:
     from windtunnel.cost.forecast import Forecast
+    from windtunnel.hardware import Device
 
 __all__ = ["predict"]
 
 _HALF = 0.5
+_HOST = ("this-host", "this host", "localhost")
 
 
 def predict(
     graph: GraphPath,
-    on: Annotated[str, typer.Option("--on", metavar="DEVICE", help="Such as h100, or a sheet of your own (.json).")],
+    on: Annotated[str, typer.Option("--on", metavar="DEVICE", help="h100 ..., this-host, or your own sheet (.json).")],
     dtype: Annotated[str, typer.Option("--dtype", metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
     batch: Annotated[int, typer.Option("--batch", min=0, metavar="N", help="Another batch size.")] = 0,
     model: Annotated[str, typer.Option("--model", metavar="NAME,NAME", help="Cost models; auto chooses.")] = "auto",
@@ -32,11 +34,11 @@ def predict(
     Price a captured job on a device of the catalogue and replay it: how long, how sure, and what would change it.
     """
     from windtunnel.cost.forecast import changes, forecast
-    from windtunnel.hardware import device
     from windtunnel.units import parse_duration
 
-    chip, launch_ns = device(on), parse_duration(launch)
+    launch_ns = parse_duration(launch)
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
+        chip = _device(on)
         captured = open_graph(graph, progress=progress)
         found = forecast(captured, chip, dtype=dtype, batch_size=batch, model=model, launch_ns=launch_ns)
         others = changes(captured, chip, found, model=model, launch_ns=launch_ns)
@@ -54,6 +56,14 @@ def predict(
         advise(f"next: windtunnel predict {graph} --on {on}{options}")
     else:
         advise(f"next: windtunnel whatif {graph} --all")
+
+
+def _device(name: str) -> Device:
+    from windtunnel.cost import ProfileDatabase
+    from windtunnel.cost.host import host_device
+    from windtunnel.hardware import device
+
+    return host_device(database=ProfileDatabase()) if name in _HOST else device(name)
 
 
 def _per_sample(found: Forecast) -> float:

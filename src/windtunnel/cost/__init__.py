@@ -10,6 +10,7 @@ from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.database import Measurement, ProfileDatabase, default_database_path
 from windtunnel.cost.flops import FlopCount
 from windtunnel.cost.form import BASELINE, Form
+from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
 from windtunnel.cost.optimizer import UpdateForm, measure_update
 from windtunnel.cost.partial import Ratios, known_ratios, measure_ratios
 from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
@@ -24,10 +25,12 @@ __all__ = [
     "BASELINE",
     "Bandwidth",
     "Bounds",
+    "CalibratedPricer",
     "Call",
     "Ceilings",
     "FlopCount",
     "Form",
+    "MeasuredPricer",
     "Measurement",
     "Peak",
     "Pricer",

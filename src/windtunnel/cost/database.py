@@ -17,7 +17,7 @@ from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["Measurement", "ProfileDatabase", "default_database_path"]
 
-_VERSION = 1
+_VERSION = 2
 _MAX_SPREAD = 0.25
 _FRESH_S = 600
 _KEY = ("operator", "signature", "phase", "change", "threads", "machine", "libraries")
@@ -51,6 +51,8 @@ class Measurement:
         Bytes of its results, new over old.
     measured_at : int
         Seconds since 1970; 0 lets the database fill it in.
+    flops, bytes_moved : float
+        What it computed and moved, for prices of other sizes; 0 where that was not noted.
     """
 
     operator: str
@@ -66,6 +68,8 @@ class Measurement:
     rounds: int = 1
     bytes_ratio: float = 1.0
     measured_at: int = 0
+    flops: float = 0.0
+    bytes_moved: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -164,6 +168,17 @@ class ProfileDatabase:
             rows = [(key, connection.execute(query, key).fetchone()) for key in keys]
         return {key: Measurement(*row) for key, row in rows if row is not None}
 
+    def samples(self, machine: str, libraries: str, threads: int) -> list[Measurement]:
+        """Measurements that say what they computed or moved, in the order of their keys."""
+        if not self._exists():
+            return []
+        where = "machine = ? AND libraries = ? AND threads = ? AND (flops > 0 OR bytes_moved > 0)"
+        with self._connection() as connection:
+            rows = connection.execute(
+                f"{_SELECT} WHERE {where} ORDER BY {', '.join(_KEY)}", (machine, libraries, threads)
+            )
+            return [Measurement(*row) for row in rows]
+
     def _exists(self) -> bool:
         return self._kept is not None or Path(self.path).exists()
 
@@ -204,6 +219,11 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         return
     texts = ", ".join(f"{name} {_sql_type(name)} NOT NULL" for name in _COLUMNS)
     with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        # another process may have been faster; what was computed and moved came with version 2
+        if int(connection.execute("PRAGMA user_version").fetchone()[0]) == 1:
+            for name in ("flops", "bytes_moved"):
+                connection.execute(f"ALTER TABLE measurements ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS measurements ({texts}, PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
         )

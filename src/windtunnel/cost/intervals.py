@@ -23,6 +23,7 @@ __all__ = ["ConformalIntervals", "draw_priced"]
 
 # N calibration samples, P rows to price, T tasks, K draws
 Floats = NDArray[np.float64]
+_FURTHEST = 3.0 * math.log(2)  # a draw is at most eight times off, however unsure a model is
 _UNKNOWN = (float("nan"), float("nan"))
 
 
@@ -135,7 +136,8 @@ def draw_priced(graph: Graph, num_draws: int = 64, *, seed: int = 0) -> NDArray[
     relative = np.divide(spread, duration, out=np.zeros(graph.num_tasks), where=duration > 0)
     group_T, num_groups = _groups(graph)
     noise_KG = np.random.default_rng(seed).standard_normal((num_draws, num_groups))
-    drawn: NDArray[np.int64] = np.rint(duration * np.exp(noise_KG[:, group_T] * relative)).astype(np.int64)
+    factors = np.exp(np.clip(noise_KG[:, group_T] * relative, -_FURTHEST, _FURTHEST))
+    drawn: NDArray[np.int64] = np.rint(duration * factors).astype(np.int64)
     return drawn
 
 

@@ -1,0 +1,124 @@
+"""``windtunnel calibrate``: measure this host, so that prices for it are good (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import open_graph
+from windtunnel.cli._options import Json
+
+if TYPE_CHECKING:
+    from windtunnel.cost.calibration import Calibrated
+    from windtunnel.cost.interference import Interference
+
+__all__ = ["calibrate"]
+
+_NS = 1e9
+_BUSY = 0.9
+
+
+def calibrate(
+    budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="Sample for at most this time.")] = "5m",
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Threads within operators; 0: all cores.")] = 0,
+    learn: Annotated[
+        list[Path] | None, typer.Option("--learn", metavar="GRAPH", help="Also keep the operators of these captures.")
+    ] = None,
+    database: Annotated[
+        Path | None, typer.Option("--database", metavar="FILE", help="Profile database (~/.windtunnel/profile.db).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel calibrate --budget 5m
+
+    Measure this host: peaks, bandwidths, dispatch, how close operators come to them, what neighbours slow down.
+    """
+    from windtunnel.cost import ProfileDatabase
+    from windtunnel.cost.busyness import free_share
+    from windtunnel.cost.calibration import calibrate as measure
+    from windtunnel.cost.interference import measured_interference
+    from windtunnel.cost.measured import remember
+    from windtunnel.units import parse_duration
+
+    kept = ProfileDatabase(database)
+    graphs = [open_graph(path) for path in learn or ()]
+    with Progress("calibrating") as progress:
+        free = free_share()
+        found = measure(parse_duration(budget) / _NS, num_threads=threads, database=kept, progress=progress)
+        learned = sum(remember(graph, found.device.num_units, kept) for graph in graphs)
+        slowed = [measured_interference(what, database=kept) for what in ("core", "memory")]
+    if as_json:
+        print_json({"schema": "windtunnel.calibration/1", "free_share": free, "num_learned": learned,
+                    **_as_dict(found, slowed)})  # fmt: skip
+    else:
+        _print_limits(found)
+        _print_errors(found)
+        _print_interference(slowed)
+        if learned:
+            say(f"{learned:,} operators of captures are kept with their own times")
+    if free < _BUSY:
+        advise(f"a thread got only {free:.0%} of a core: others run here, and all of this may be too slow")
+    advise("next: windtunnel predict train.wt --on this-host")
+
+
+def _as_dict(found: Calibrated, slowed: list[Interference]) -> dict[str, Any]:
+    device = found.device
+    return {
+        "num_threads": device.num_units,
+        "peak_flops_per_s": dict(device.peak_flops_per_s),
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+        "cache_bandwidth_bytes_per_s": device.cache_bandwidth_bytes_per_s,
+        "cache_bytes": {"l1d": device.l1_bytes, "l2": device.l2_bytes, "l3": device.l3_bytes},
+        "dispatch_ns": device.launch_overhead_ns,
+        "bound_error": found.bound_error,
+        "error": found.error,
+        "errors": found.errors,
+        "rounds": [{"num_samples": one.num_samples, "error": one.error} for one in found.rounds],
+        "reason": found.reason,
+        "slowdown": {one.what: list(one.slowdown) for one in slowed},
+    }
+
+
+def _print_limits(found: Calibrated) -> None:
+    from windtunnel.units import format_duration, format_rate, format_size
+
+    device = found.device
+    say(f"{device.source}, {device.num_units} thread{'s' if device.num_units > 1 else ''}")
+    peaks = ", ".join(f"{name} {format_rate(rate, 'FLOP/s')}" for name, rate in device.peak_flops_per_s.items())
+    say_wrapped(f"  peak: {peaks}")
+    say_wrapped(
+        f"  bandwidth: memory {format_rate(device.bandwidth_bytes_per_s)}, "
+        f"cache {format_rate(device.cache_bandwidth_bytes_per_s or 0)}"
+    )
+    sizes = {"L1": device.l1_bytes, "L2": device.l2_bytes, "L3": device.l3_bytes}
+    say("  caches: " + ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size))
+    say(f"  calling an operator: {format_duration(device.launch_overhead_ns or 0)}")
+
+
+def _print_errors(found: Calibrated) -> None:
+    from windtunnel.units import format_ratio
+
+    say()
+    counts = {name: len(one.left_out) for name, one in found.calibration.processes.items()}
+    rows = [(name, f"{counts[name]}", format_ratio(error)) for name, error in found.errors.items()]
+    print_table(("class", "samples", "expected error"), rows, numbers=(1, 2))
+    say_wrapped(
+        f"expected error: {format_ratio(found.bound_error)} with the bound alone, {format_ratio(found.error)} now"
+    )
+    say(
+        "ended because another round would gain less than half a percent"
+        if found.reason == "settled"
+        else "ended because the budget was used up; a longer --budget may still help"
+    )
+
+
+def _print_interference(slowed: list[Interference]) -> None:
+    rows = [(one.what, *(f"{factor:.2f}x" for factor in one.slowdown)) for one in slowed]
+    widest = max(len(row) for row in rows)
+    if widest > 1:
+        say()
+        head = ("shared", *(f"{users} user{'s' if users > 1 else ''}" for users in range(1, widest)))
+        print_table(head, [(*row, *[""] * (widest - len(row))) for row in rows], numbers=tuple(range(1, widest)))

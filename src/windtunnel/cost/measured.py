@@ -1,0 +1,237 @@
+"""Prices from what was measured on this host (room cost, cost models "measured" and "calibrated").
+
+In: the profile database. Out: for work that ran here, its own time; for other work of a class that was sampled, an
+efficiency between its samples' with a split-conformal interval. Both only for this host and these libraries. Not here:
+measuring (``calibration``, captures).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.cost.bounds import Bounds, bounds_on
+from windtunnel.cost.database import Measurement, ProfileDatabase
+from windtunnel.cost.fingerprint import libraries, machine
+from windtunnel.cost.host import is_host
+from windtunnel.cost.interpolation import Process, coordinates
+from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.pricer import Prices
+from windtunnel.cost.work import Work, work_of
+from windtunnel.graph import Graph
+from windtunnel.graph.flops import CONTRACTIONS
+from windtunnel.hardware import Device
+
+__all__ = ["CalibratedPricer", "Calibration", "MeasuredPricer", "class_of", "remember"]
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+IN_GRAPH = "in a graph"
+_FEWEST = 6
+_WIDEST = 1.0  # of log(time): what varies more than this was not measured at all
+_MOVES = re.compile(
+    r"embedding|index|gather|scatter|select|take|masked_fill|_copy|copy_|cat|stack|clone|fill_|zero_|pad"
+)
+_REDUCES = re.compile(r"(sum|mean|amax|amin|max|min|prod|argmax|argmin|var|std|norm|loss)\b|vector_norm")
+
+
+def class_of(operator: str) -> str:
+    """The class of an operator: those of one class reach alike shares of their bound.
+
+    Examples
+    --------
+    >>> [class_of(name) for name in ("aten::addmm", "aten::conv2d.default", "aten::native_layer_norm", "aten::gelu")]
+    ['product', 'convolution', 'normalisation', 'elementwise']
+    """
+    name = operator.partition("::")[2].partition(".")[0].strip("_") or operator
+    if "conv" in name:
+        return "convolution backward" if "backward" in name else "convolution"
+    if name in CONTRACTIONS:
+        return "product"
+    if "softmax" in name or name.startswith(("native_", "layer_norm", "batch_norm", "group_norm")):
+        return "normalisation"
+    if "pool" in name or "upsample" in name:
+        return "pooling"
+    if _MOVES.search(operator):
+        return "moving"
+    return "reduction" if _REDUCES.search(name) else "elementwise"
+
+
+def remember(graph: Graph, num_threads: int, database: ProfileDatabase) -> int:
+    """Keep what the distinct operators of a graph that was captured here took; returns how many.
+
+    Parameters
+    ----------
+    graph : Graph
+        Captured on this host with these libraries.
+    num_threads : int
+    database : ProfileDatabase
+    """
+    work, row_T = work_of(graph)
+    tasks = np.flatnonzero(row_T >= 0)
+    order = tasks[np.argsort(row_T[tasks], kind="stable")]
+    groups = np.split(graph.duration_ns[order].astype(np.float64), np.cumsum(work.num_tasks)[:-1]) if len(work) else []
+    found = []
+    for row, times in enumerate(groups):
+        low, median, high = np.percentile(times, [25, 50, 75])
+        if median > 0:
+            spread = float((high - low) / median)
+            # samples for prices of other sizes are of one type
+            is_sample = float(work.dtype[row] == "fp32")
+            amounts = {"flops": is_sample * work.flops[row], "bytes_moved": is_sample * work.bytes_moved[row]}
+            key = _key(work, row, num_threads)
+            found.append(Measurement(*key, float(median), float(median), spread, len(times), **amounts))
+    database.add(found)
+    return len(found)
+
+
+class MeasuredPricer:
+    """The very operator, with the very arguments, ran here before."""
+
+    name: ClassVar[str] = "measured"
+
+    def __init__(self, database: ProfileDatabase | None = None) -> None:
+        self.database = ProfileDatabase() if database is None else database
+
+    def covers(self, work: Work, device: Device) -> Mask:
+        """Rows that the database knows."""
+        if not is_host(device):
+            return np.zeros(len(work), dtype=bool)
+        known = self._known(work, device)
+        return np.array([one is not None for one in known], dtype=bool)
+
+    def price(self, work: Work, device: Device) -> Prices:
+        """Their median times; the interval is that of a median of so many repetitions."""
+        limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
+        known = [one for one in self._known(work, device) if one is not None]
+        value = limits.efficiency([one.new_ns for one in known])
+        # a quartile range is 1.35 deviations of a normal distribution, and a median's deviation 1.25 of a mean's
+        deviation = np.array([one.spread_ratio / 1.35 * 1.25 / max(one.rounds, 1) ** 0.5 for one in known])
+        wide = np.exp(1.645 * np.minimum(deviation, _WIDEST))
+        return Prices(limits, value, value / wide, value * wide)
+
+    def _known(self, work: Work, device: Device) -> list[Measurement | None]:
+        keys = [_key(work, row, device.num_units) for row in range(len(work))]
+        found = self.database.find_all(keys)
+        return [found.get(key) for key in keys]
+
+
+def _key(work: Work, row: int, num_threads: int) -> tuple[str, str, str, str, int, str, str]:
+    signature = " ".join(str(column[row]) for column in (work.shapes, work.dtypes, work.strides, work.arguments))
+    return str(work.operator[row]), signature, "forward", IN_GRAPH, num_threads, machine(), libraries()
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What samples say about each class.
+
+    Parameters
+    ----------
+    processes : dict of str to Process
+    intervals : ConformalIntervals
+        Over samples that were left out, in units of the process's own deviation.
+    """
+
+    processes: dict[str, Process]
+    intervals: ConformalIntervals
+
+    @classmethod
+    def fit(cls, samples: Sequence[Measurement], limits: Bounds, *, level: float = 0.9) -> Calibration:
+        """Fit every class that has enough samples; ``limits`` are their bounds, one row each."""
+        efficiency = limits.efficiency([one.new_ns for one in samples])
+        points = coordinates(*(np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved")))
+        names = _plain([one.operator for one in samples])
+        rows: dict[str, list[int]] = defaultdict(list)
+        for row, one in enumerate(samples):
+            rows[class_of(one.operator)].append(row)
+        processes = {
+            name: Process.fit(points[found], names[found], np.log(efficiency[found]))
+            for name, found in sorted(rows.items())
+            if len(found) >= _FEWEST
+        }
+        classes = [name for name, one in processes.items() for _ in one.left_out]
+        left_out = np.concatenate([np.zeros(0), *(one.left_out for one in processes.values())])
+        scales = np.concatenate([np.zeros(0), *(one.left_out_std for one in processes.values())])
+        return cls(processes, ConformalIntervals.fit(classes, left_out, level=level, scales=scales))
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Mean absolute relative error of samples that were left out, by class."""
+        return {name: float(np.abs(np.expm1(-one.left_out)).mean()) for name, one in self.processes.items()}
+
+    @property
+    def error(self) -> float:
+        """The same over all classes alike; NaN without samples."""
+        found = list(self.errors.values())
+        return float(np.mean(found)) if found else float("nan")
+
+
+class CalibratedPricer:
+    """Work of a class whose samples were measured here."""
+
+    name: ClassVar[str] = "calibrated"
+
+    def __init__(self, database: ProfileDatabase | None = None) -> None:
+        self.database = ProfileDatabase() if database is None else database
+        self._fitted: dict[tuple[str, int], Calibration] = {}
+
+    def covers(self, work: Work, device: Device) -> Mask:
+        """Rows of classes that have enough samples."""
+        if not is_host(device) or not (known := self.calibration(device).processes):
+            return np.zeros(len(work), dtype=bool)
+        states: Mask = (work.dtype == "fp32") & ((work.flops > 0) | (work.bytes_moved > 0))
+        knows: Mask = np.array([class_of(str(name)) in known for name in work.operator], dtype=bool)
+        return states & knows
+
+    def price(self, work: Work, device: Device) -> Prices:
+        """Efficiencies between those of the samples."""
+        found = self.calibration(device)
+        limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
+        names = [class_of(str(name)) for name in work.operator]
+        points = coordinates(work.flops, work.bytes_moved)
+        value, scale = np.zeros(len(work)), np.zeros(len(work))
+        for name in dict.fromkeys(names):
+            rows = np.array([one == name for one in names])
+            value[rows], scale[rows] = found.processes[name].predict(points[rows], _plain(work.operator[rows]))
+        unknown = np.full(len(work), np.nan)
+        return found.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
+
+    def calibration(self, device: Device) -> Calibration:
+        """What the database's samples say about this device."""
+        key = device.source, device.num_units
+        if key not in self._fitted:
+            samples = self.database.samples(machine(), libraries(), device.num_units)
+            self._fitted[key] = calibration_of(samples, device)
+        return self._fitted[key]
+
+
+def _plain(operators: Iterable[object]) -> NDArray[np.object_]:
+    """Names without overload and without the mark of an operator that works in place."""
+    return np.array([str(name).partition(".")[0].rstrip("_") for name in operators], dtype=object)
+
+
+def calibration_of(samples: Iterable[Measurement], device: Device) -> Calibration:
+    """Fit samples, which are of fp32, against the bounds of a device."""
+    rows = [one for one in samples if one.new_ns > 0]
+    flops, moved = (np.array([getattr(one, name) for one in rows]) for name in ("flops", "bytes_moved"))
+    return Calibration.fit(rows, bounds_on(device, flops, moved))
+
+
+@registry.cost_model("measured", source="this host's profile database")
+def measured() -> MeasuredPricer:
+    """Price operators that ran on this host with the same arguments by what they took."""
+    return MeasuredPricer()
+
+
+@registry.cost_model("calibrated", source="Rasmussen and Williams 2006; Papadopoulos et al. 2002; this host's samples")
+def calibrated() -> CalibratedPricer:
+    """Price operators on this host between the samples that were measured here."""
+    return CalibratedPricer()

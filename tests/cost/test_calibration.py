@@ -1,0 +1,242 @@
+"""This host measured, prices between samples, and when to stop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from windtunnel.cost.bounds import bounds_on
+from windtunnel.cost.database import Measurement, ProfileDatabase
+from windtunnel.cost.interpolation import Process, coordinates
+from windtunnel.cost.measured import Calibration, class_of
+
+RNG = np.random.default_rng(0)
+
+
+def smooth(points, slope=0.2):
+    """An efficiency that rises with size, as real ones do."""
+    return -2.0 + slope * (points[:, 0] - 10) / 4
+
+
+def drawn(count, seed):
+    rng = np.random.default_rng(seed)
+    points = np.stack([rng.uniform(8, 28, count), rng.uniform(0, 8, count)], axis=1)
+    return points, np.full(count, "aten::mm", dtype=object)
+
+
+def test_between_samples_the_efficiency_is_theirs():
+    points, names = drawn(80, 1)
+    process = Process.fit(points, names, smooth(points))
+    others, their_names = drawn(200, 2)
+    value, deviation = process.predict(others, their_names)
+
+    assert np.abs(value - smooth(others)).mean() < 0.03
+    assert (deviation > 0).all()
+
+
+def test_far_from_all_samples_a_price_is_less_sure():
+    points, names = drawn(40, 3)
+    process = Process.fit(points, names, smooth(points) + 0.1 * RNG.standard_normal(40))
+    near, far = (process.predict(np.array([at]), names[:1])[1][0] for at in (points[0], [60.0, 30.0]))
+
+    assert near < far
+
+
+def test_leaving_one_out_equals_fitting_without_it():
+    """The closed form against the obvious loop."""
+    points, names = drawn(12, 4)
+    values = smooth(points) + 0.2 * RNG.standard_normal(12)
+    process = Process.fit(points, names, values)
+    for row in range(12):
+        rest = np.arange(12) != row
+        form = process._form
+        matrix = form.similar(points[rest], names[rest], points[rest], names[rest]) + form.noise**2 * np.eye(11)
+        near = form.similar(points[row : row + 1], names[:1], points[rest], names[rest])
+        mean = process.mean + near @ np.linalg.solve(matrix, values[rest] - process.mean)
+        assert mean[0] - values[row] == pytest.approx(process.left_out[row], abs=1e-8)
+
+
+def test_two_operators_of_a_class_may_differ():
+    points, names = drawn(80, 5)
+    names[::2] = "aten::addmm"
+    offset = np.where(names == "aten::mm", 0.0, 1.0)
+    process = Process.fit(points, names, smooth(points) + offset)
+    others, _ = drawn(50, 6)
+    first, second = (
+        process.predict(others, np.full(50, name, dtype=object))[0] for name in ("aten::mm", "aten::addmm")
+    )
+
+    assert 0.7 < (second - first).mean() < 1.1
+
+
+def test_coordinates_are_octaves():
+    assert [[10.0, 1.0]] == coordinates(np.array([1024.0]), np.array([1024.0])).tolist()
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("aten::mm", "product"),
+        ("aten::convolution_backward", "convolution backward"),
+        ("aten::_softmax", "normalisation"),
+        ("aten::native_batch_norm_backward", "normalisation"),
+        ("aten::max_pool2d_with_indices", "pooling"),
+        ("aten::copy_", "moving"),
+        ("aten::sum.dim_IntList", "reduction"),
+        ("aten::linalg_vector_norm", "reduction"),
+        ("aten::addcmul_", "elementwise"),
+        ("aten::threshold_backward", "elementwise"),
+    ],
+)
+def test_operators_have_classes(operator, name):
+    assert name == class_of(operator)
+
+
+def test_samples_of_an_older_database_are_kept(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "old.db"
+    with sqlite3.connect(path) as old:
+        names = (
+            "operator signature phase change threads machine libraries old_ns new_ns spread_ratio rounds bytes_ratio"
+        )
+        old.execute(f"CREATE TABLE measurements ({', '.join(names.split())}, measured_at)")
+        old.execute("INSERT INTO measurements VALUES ('a','s','forward','c',1,'m','l',1.0,2.0,0.0,3,1.0,5)")
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+    database = ProfileDatabase(path)
+    database.add([Measurement("b", "s", "forward", "c", 1, "m", "l", 1.0, 4.0, flops=8.0)])
+
+    assert [2.0, 4.0] == [one.new_ns for one in database]
+    assert ["b"] == [one.operator for one in database.samples("m", "l", 1)]
+    assert [] == database.samples("m", "l", 2)
+
+
+class TestOnThisHost:
+    @pytest.fixture(autouse=True)
+    def torch(self):
+        pytest.importorskip("torch", reason="needs the extra torch")
+
+    @pytest.fixture
+    def host(self, monkeypatch):
+        """A host whose limits are given: tests must not wait for peaks."""
+        from windtunnel.cost.fingerprint import machine
+        from windtunnel.cost.host import HOST
+        from windtunnel.hardware import Device
+
+        return Device(HOST, 2**34, 1e10, {"fp32": 1e11}, kind="cpu", num_units=1, source=f"measured on {machine()}",
+                      launch_overhead_ns=1000)  # fmt: skip
+
+    def samples(self, host, count=60, true=0.4):
+        from windtunnel.cost.fingerprint import libraries, machine
+
+        rng = np.random.default_rng(7)
+        flops, moved = np.exp(rng.uniform(8, 22, count)), np.exp(rng.uniform(8, 18, count))
+        took = bounds_on(host, flops, moved).bound_ns / (true * np.exp(0.05 * rng.standard_normal(count)))
+        return [
+            Measurement("aten::mm", f"s{row}", "forward", "c", 1, machine(), libraries(), 1.0, float(took[row]),
+                        flops=float(flops[row]), bytes_moved=float(moved[row]))
+            for row in range(count)
+        ]  # fmt: skip
+
+    def test_a_graph_is_priced_between_samples_with_an_interval(self, host):
+        from windtunnel.cost.measured import CalibratedPricer
+        from windtunnel.cost.work import Work
+
+        database = ProfileDatabase(":memory:")
+        database.add(self.samples(host))
+        work = Work.of_counts(np.array(["aten::mm", "aten::relu"]), np.array([1e6, 1e6]), np.array([1e5, 1e5]))
+        pricer = CalibratedPricer(database)
+
+        assert [True, False] == pricer.covers(work, host).tolist()
+        price = pricer.price(work.take(np.array([0])), host)
+        assert 0.4 == pytest.approx(price.efficiency[0], rel=0.1)
+        assert price.efficiency_low[0] < 0.4 < price.efficiency_high[0]
+
+    def test_prices_of_this_host_are_not_for_another(self, host):
+        from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
+        from windtunnel.cost.work import Work
+        from windtunnel.hardware import device
+
+        database = ProfileDatabase(":memory:")
+        database.add(self.samples(host))
+        work = Work.of_counts(np.array(["aten::mm"]), np.array([1e6]), np.array([1e5]))
+        for pricer in (CalibratedPricer(database), MeasuredPricer(database)):
+            assert not pricer.covers(work, device("epyc-7742")).any()
+
+    def test_what_ran_in_a_graph_is_its_own_price_afterwards(self, host):
+        from tests.cost.test_forecast import step
+        from windtunnel.cost.measured import MeasuredPricer, remember
+        from windtunnel.cost.pricing import price
+
+        database = ProfileDatabase(":memory:")
+        assert 3 == remember(step(), 1, database)
+        priced = price(step(), host, [MeasuredPricer(database)])
+
+        assert step().duration_ns.tolist() == priced.duration_ns.tolist()
+        assert "measured" == priced.tasks.strings("cost_source").decode(1)
+
+    def test_errors_and_intervals_come_from_samples_left_out(self, host):
+        samples = self.samples(host, 100)
+        limits = bounds_on(host, [one.flops for one in samples], [one.bytes_moved for one in samples])
+        found = Calibration.fit(samples, limits)
+
+        assert 0.02 < found.error < 0.08  # the samples scatter by 5 %
+        assert {"product"} == set(found.errors)
+
+    def test_samples_say_what_they_compute_and_move(self):
+        from windtunnel.cost._samples import CLASSES, draw
+
+        rng = np.random.default_rng(8)
+        for name in CLASSES:
+            one = draw(name, rng)
+            assert name == class_of(one.kernel.operator)
+            assert one.flops >= (name != "moving")
+            assert one.bytes_moved >= 4 * sum(np.prod(tensor.shape) for tensor in one.kernel.tensors)
+
+    def test_every_sample_can_be_run(self):
+        from windtunnel.cost._samples import CLASSES, draw
+        from windtunnel.cost.calibration import _times
+
+        rng = np.random.default_rng(9)
+        small = []
+        for name in CLASSES:
+            small.append(min((draw(name, rng) for _ in range(20)), key=lambda one: one.flops + one.bytes_moved))
+        times = _times([one.kernel for one in small], 1)
+
+        assert all(times[one.kernel] > 0 for one in small)
+
+    def test_the_forecast_follows_a_falling_curve(self):
+        from windtunnel.cost.calibration import Round, forecast_gain
+
+        rounds = [Round(count, 2.0 / (count + 10) + 0.1) for count in (20, 40, 60, 80, 100, 120)]
+        truth = 2.0 / 130 - 2.0 / 150
+
+        assert truth == pytest.approx(forecast_gain(rounds), rel=0.3)
+        assert np.inf == forecast_gain(rounds[:3])
+        assert 0.0 == forecast_gain([Round(count, 0.3) for count in range(20, 80, 10)])
+
+    def test_calibrate_ends_and_keeps_its_samples(self, host, monkeypatch):
+        from windtunnel.cost import calibration
+
+        monkeypatch.setattr(calibration, "host_device", lambda *_, **__: host)
+        monkeypatch.setattr(calibration, "_ROUND_S", 0.0)
+        monkeypatch.setattr(calibration, "_FEWEST_TURNS", 1)
+        monkeypatch.setattr(calibration, "CLASSES", {"moving": calibration.CLASSES["moving"]})
+        database = ProfileDatabase(":memory:")
+        found = calibration.calibrate(0.05, num_threads=1, database=database)
+
+        assert found.reason in ("budget", "settled")
+        assert len(database) >= 8
+        assert found.rounds[-1].num_samples == len(database)
+        assert found.error == found.errors["moving"]
+
+    def test_impossible_requests_are_refused(self):
+        from windtunnel.cost.calibration import calibrate
+        from windtunnel.cost.host import host_device
+        from windtunnel.errors import InputError
+
+        with pytest.raises(InputError, match="nothing can be measured"):
+            calibrate(0)
+        with pytest.raises(InputError, match="threads, not 100000"):
+            host_device(100_000)
