@@ -167,7 +167,7 @@ def _as_dict(found: ModelUse) -> dict[str, Any]:
 
 
 def _print_uses(found: list[ModelUse]) -> None:
-    from windtunnel.units import format_count, format_duration, format_ratio
+    from windtunnel.reports.utilisation import by_batch_size
 
     peak = found[0].peak
     say_wrapped(
@@ -176,19 +176,8 @@ def _print_uses(found: list[ModelUse]) -> None:
     )
     if peak.spread > 0.1:
         say_wrapped("its runs differed much: something else was running, so the peak may be too low")
-    rows = [
-        (
-            str(one.batch_size or ""),
-            format_duration(one.use.duration_ns),
-            "" if one.predicted_ns is None else format_duration(one.predicted_ns),
-            format_count(one.use.flops),
-            format_ratio(one.use.value),
-            format_ratio(one.use.all_value),
-        )
-        for one in found
-    ]
-    head = ("batch", "measured", "predicted", "FLOP", "utilisation", "with elementwise")
-    print_table(head, rows, numbers=(0, 1, 2, 3, 4, 5), gives_way=5)
+    head, rows = by_batch_size(found)
+    print_table(head, rows, numbers=tuple(range(len(head))), gives_way=len(head) - 1)
 
 
 def _print_waterfall(found: ModelUse) -> None:

@@ -15,7 +15,7 @@ from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.units import format_count, format_duration, format_ratio
 
-__all__ = ["utilisation_page", "utilisation_section"]
+__all__ = ["by_batch_size", "utilisation_page", "utilisation_section"]
 
 _MAX_LAYERS = 25
 _COLOURS = {
@@ -50,7 +50,8 @@ def utilisation_page(found: Sequence[ModelUse], path: str | Path, *, title: str 
     )
 
 
-def _overview(found: Sequence[ModelUse]) -> Section:
+def by_batch_size(found: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table that says how much is used at each batch size; all columns are numbers."""
     rows = [
         (
             str(one.batch_size or ""),
@@ -62,13 +63,17 @@ def _overview(found: Sequence[ModelUse]) -> Section:
         )
         for one in found
     ]
-    head = ("batch", "measured", "predicted", "FLOP", "utilisation", "with elementwise work")
+    return ("batch", "measured", "predicted", "FLOP", "utilisation", "with elementwise"), rows
+
+
+def _overview(found: Sequence[ModelUse]) -> Section:
+    head, rows = by_batch_size(found)
     best = max(found, key=lambda one: one.use.value)
     return Section(
         "sizes",
         "batch sizes",
         f"At best {format_ratio(best.use.value)} of the peak is used",
-        render_table(head, rows, numbers=tuple(range(6))),
+        render_table(head, rows, numbers=tuple(range(len(head)))),
     )
 
 
