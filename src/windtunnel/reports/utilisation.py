@@ -52,7 +52,7 @@ def utilisation_page(found: Sequence[ModelUse], path: str | Path, *, title: str 
 
 def by_batch_size(found: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of the table that says how much is used at each batch size; all columns are numbers."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             str(one.batch_size or ""),
             format_duration(one.use.duration_ns),
