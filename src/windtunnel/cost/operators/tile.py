@@ -1,0 +1,244 @@
+"""Operators priced for a GPU that was never measured: tiles, waves, learned efficiency (room cost, after NeuSight).
+
+In: measured operators of some GPUs and a sheet. Out: ``TileModel``: rows of any device in, times, tiles and intervals
+out. Preset ``best-tile``: trees predict the efficiency against the bound of ``cost.bounds`` for each tile that a
+library has, and the fastest counts; a linear layer is also a product of batch one, and both views are averaged.
+Preset ``paper`` is NeuSight's own regression (``tile_paper``). Not here: files (``tile_file``), graphs.
+
+Source: Lee, Phanishayee, Mahajan, Forecasting GPU performance for deep learning (NeuSight), ASPLOS 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.bounds import Bounds
+from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.operators.table import CLASSES, OpSplit, OpTable
+from windtunnel.errors import InputError, PriceError
+from windtunnel.hardware import Device
+
+__all__ = ["PRESETS", "ClassModel", "TileModel", "TilePrices", "train_tile", "validate_tile"]
+
+# P rows
+Floats = NDArray[np.float64]
+Sheet = Mapping[str, Device]
+
+PRESETS = ("best-tile", "paper")
+_CALIBRATION_ROWS = 1500  # of one class on one held-out device
+
+
+class ClassModel(Protocol):
+    """What prices one class of operators."""
+
+    def price(self, table: OpTable, sheet: Sheet, dtype: str) -> TilePrices:
+        """Prices of rows of this class."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TilePrices:
+    """Prices of P operators.
+
+    Parameters
+    ----------
+    latency_ms : float [P]
+    bounds : Bounds
+        Those of the tile that was taken.
+    tile : float [P, 2]
+        Along K and M; 0 where the class has none.
+    distance : float [P]
+        From the nearest measured kernel, in spreads of its features: far above those of the training set, the
+        price is an extrapolation.
+    low_ms, high_ms : float [P]
+        Interval of the model's level; NaN where it was not calibrated.
+    """
+
+    latency_ms: Floats
+    bounds: Bounds
+    tile: Floats
+    distance: Floats
+    low_ms: Floats
+    high_ms: Floats
+
+    @property
+    def efficiency(self) -> Floats:
+        """Bound over predicted time [P]."""
+        return self.bounds.efficiency(1e6 * self.latency_ms)
+
+
+@dataclass(frozen=True, eq=False)
+class TileModel:
+    """A trained pricer of operators.
+
+    Parameters
+    ----------
+    preset : str
+    classes : mapping of class to ClassModel
+    devices : tuple of str
+        That it learned from.
+    digest : str
+        Hash of the training rows.
+    intervals : ConformalIntervals, optional
+        Of devices that were held out.
+    validation : mapping of class to mapping of str to float
+        Errors on devices that were held out while training.
+    """
+
+    preset: str
+    classes: Mapping[str, ClassModel]
+    devices: tuple[str, ...]
+    digest: str
+    intervals: ConformalIntervals | None = None
+    validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def price(self, table: OpTable, sheet: Sheet, dtype: str = "fp32") -> TilePrices:
+        """Price rows of any device of the sheet.
+
+        Raises
+        ------
+        PriceError
+            No model for some operators; names them.
+        InputError
+            A device is not in the sheet or lacks a field.
+        """
+        classes = table.op_class
+        unknown = sorted({op for op, name in zip(table.op.tolist(), classes, strict=True) if name not in self.classes})
+        if unknown:
+            raise PriceError(f"no tile model prices {', '.join(unknown)}", fix=f"it knows {', '.join(self.classes)}")
+        parts: dict[str, Any] = {}
+        for name, model in self.classes.items():
+            rows = np.flatnonzero(classes == name)
+            if len(rows):
+                parts[name] = (rows, model.price(table.take(rows), sheet, dtype))
+        return self._within(_gathered(list(parts.values()), len(table)), classes)
+
+    def _within(self, prices: TilePrices, classes: NDArray[np.object_]) -> TilePrices:
+        if self.intervals is None:
+            return prices
+        ends = np.array([self.intervals.by_class.get(name, self.intervals.pooled) for name in classes]).reshape(-1, 2)
+        low, high = (prices.latency_ms * np.exp(ends[:, side]) for side in (0, 1))
+        return TilePrices(prices.latency_ms, prices.bounds, prices.tile, prices.distance, low, high)
+
+
+def _gathered(parts: list[tuple[NDArray[np.int64], TilePrices]], count: int) -> TilePrices:
+    if len(parts) == 1:
+        return parts[0][1]
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable") if parts else np.zeros(0, np.int64)
+    if len(order) != count:
+        raise InputError("there are no rows to price", where="operators")
+    found = [prices for _, prices in parts]
+    merged: Any = {
+        name: np.concatenate([getattr(prices, name) for prices in found])[order]
+        for name in ("latency_ms", "tile", "distance", "low_ms", "high_ms")
+    }
+    names = ("bound_ns", "compute_ns", "memory_ns", "overhead_ns", "num_waves", "binding")
+    columns = (np.concatenate([getattr(prices.bounds, name) for prices in found])[order] for name in names)
+    return TilePrices(bounds=Bounds(*columns), **merged)
+
+
+def train_tile(
+    table: OpTable,
+    sheet: Sheet,
+    *,
+    preset: str = "best-tile",
+    seed: int = 0,
+    is_calibrated: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> TileModel:
+    """Learn from measured operators.
+
+    Parameters
+    ----------
+    table : OpTable
+        Training rows only: the model keeps tiles and scales of nothing else.
+    sheet : mapping of str to Device
+    preset : str
+        ``best-tile`` or ``paper``.
+    is_calibrated : bool
+        Also hold each device out once, for validation errors and intervals; about as long again as training for each.
+    progress : callable
+        Called with what begins.
+    options
+        Of the preset, such as ``num_epochs`` of ``paper``.
+
+    Raises
+    ------
+    InputError
+        The preset is not known, or the table has no row of any class.
+    """
+    if preset not in PRESETS:
+        raise InputError(f"no preset is called {preset!r}", where="tile", fix=f"known: {', '.join(PRESETS)}")
+    present = [name for name in CLASSES if (table.op_class == name).any()]
+    if not present:
+        raise InputError("no row is of a class that the tile model knows", where="op set", fix=", ".join(CLASSES))
+    progress(f"training {', '.join(present)}")
+    classes = _trained(table, sheet, preset, seed, options)
+    model = TileModel(preset, classes, table.devices, table.digest())
+    if not is_calibrated or len(table.devices) < 2:
+        return model
+    validation, intervals = validate_tile(table, sheet, preset=preset, seed=seed, progress=progress, **options)
+    return TileModel(preset, classes, table.devices, model.digest, intervals, validation)
+
+
+def _trained(table: OpTable, sheet: Sheet, preset: str, seed: int, options: Mapping[str, Any]) -> dict[str, ClassModel]:
+    if preset == "paper":
+        from windtunnel.cost.operators.tile_paper import train_paper
+
+        return dict(train_paper(table, sheet, seed=seed, **options))
+    from windtunnel.cost.operators.tile_trees import train_trees
+
+    return dict(train_trees(table, sheet, seed=seed, **options))
+
+
+def validate_tile(
+    table: OpTable,
+    sheet: Sheet,
+    *,
+    preset: str = "best-tile",
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> tuple[dict[str, dict[str, float]], ConformalIntervals]:
+    """Hold each device out once: errors by class (mean over devices), and intervals of unseen devices."""
+    classes: list[str] = []
+    ratios: list[Floats] = []
+    errors: dict[str, list[dict[str, float]]] = {}
+    for device in table.devices:
+        progress(f"holding out {device}")
+        split = OpSplit.without_device(table, device)
+        trained = _trained(split.train, sheet, preset, seed, options)
+        for name, model in trained.items():
+            rows = _some(split.held_out.of_class(name), seed)
+            if not len(rows):
+                continue
+            ratio = np.log(rows.latency_ms / model.price(rows, sheet, "fp32").latency_ms)
+            classes += [name] * len(rows)
+            ratios.append(ratio)
+            errors.setdefault(name, []).append(errors_of_ratio(np.exp(-ratio)))
+    means = {
+        name: {key: float(np.mean([one[key] for one in found])) for key in found[0]} for name, found in errors.items()
+    }
+    return means, ConformalIntervals.fit(classes, np.concatenate(ratios))
+
+
+def errors_of_ratio(ratio: Floats) -> dict[str, float]:
+    """Errors of predicted over measured: the mean absolute one is never shown without its sign."""
+    return {
+        "mape": float(np.mean(np.abs(ratio - 1))),
+        "signed_mean": float(np.mean(ratio - 1)),
+        "geometric_mean_ratio": float(np.exp(np.mean(np.log(ratio)))),
+    }
+
+
+def _some(table: OpTable, seed: int) -> OpTable:
+    if len(table) <= _CALIBRATION_ROWS:
+        return table
+    rows = np.random.default_rng(seed).choice(len(table), _CALIBRATION_ROWS, replace=False)
+    return table.take(np.sort(rows))
