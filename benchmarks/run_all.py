@@ -39,6 +39,8 @@ BARS = (
     "memory_adds_up",
     "memory_fake",
     "feature_maps",
+    "price_speed",
+    "intervals_cover",
     "nas_few_shot",
     "wave_scaling",
 )
