@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import typer
 
+from windtunnel.cli import cost_programs
+
 __all__ = ["SUMMARY", "cost"]
 
 SUMMARY = "Train, evaluate and describe the models that price operators."
@@ -22,7 +24,10 @@ def _cost() -> None:
     """Hold the verbs of cost models together."""
 
 
-_VERBS: dict[str, Callable[..., None]] = {}
+_VERBS: dict[str, Callable[..., None]] = {
+    "sample": cost_programs.sample,
+    "harvest": cost_programs.harvest,
+}
 
 for _name, _verb in _VERBS.items():
     cost.command(_name, short_help=(inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " "))(_verb)

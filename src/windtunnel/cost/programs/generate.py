@@ -6,8 +6,8 @@ its own beside the output, so that an interrupted run goes on where it was. Not 
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -30,6 +30,7 @@ __all__ = ["Plan", "Sampled", "sample_programs"]
 
 BATCH_SIZE = 48
 MAX_NOISY_IN_TURN = 5
+MAX_BATCHES_OVER = 4
 _PLAN = "plan.json"
 
 Progress = Callable[[str, int, int], None]
@@ -169,7 +170,8 @@ def sample_programs(
 
 def _batches(plan: Plan, parts: _Parts, sampled: Sampled) -> Iterator[int]:
     """Numbers of batches that are not done, until there are enough programs or the machine is never quiet."""
-    for batch in itertools.count():
+    last = MAX_BATCHES_OVER * math.ceil(plan.num_programs / plan.batch_size) + MAX_NOISY_IN_TURN
+    for batch in range(last):
         if parts.num_programs >= plan.num_programs or sampled.num_noisy_in_turn >= MAX_NOISY_IN_TURN:
             return
         if batch not in parts.sets:

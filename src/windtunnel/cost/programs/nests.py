@@ -27,7 +27,7 @@ from windtunnel.cost.learned.nest import (
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 
-__all__ = ["nest_of", "temporary_bytes"]
+__all__ = ["is_sound", "nest_of", "temporary_bytes"]
 
 _PASSES = (
     "CanonicalizeLoop",
@@ -97,6 +97,26 @@ def temporary_bytes(nest: Nest) -> int:
 
     buffers = [nest.buffers[name] for name in within(nest.body)]
     return sum(math.prod(buffer.shape) * buffer.element_bytes for buffer in buffers)
+
+
+def is_sound(nest: Nest) -> bool:
+    """Whether vectors hold statements only, and no parallel loop another one: the compiler mistranslates others."""
+
+    def within(nodes: tuple[Node, ...], is_vector: bool, is_parallel: bool) -> bool:
+        for node in nodes:
+            if isinstance(node, Store):
+                continue
+            if isinstance(node, For | Allocate) and is_vector:
+                return False
+            kind = node.kind if isinstance(node, For) else ""
+            if kind == "parallel" and is_parallel:
+                return False
+            children = (*node.body, *(node.otherwise if isinstance(node, If) else ()))
+            if not within(children, is_vector or kind == "vectorized", is_parallel or kind == "parallel"):
+                return False
+        return True
+
+    return within(nest.body, is_vector=False, is_parallel=False)
 
 
 class _Reader:

@@ -177,10 +177,12 @@ def _replay(state: _State, key: int, task: Task, rows: Any) -> None:
 def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
     from windtunnel.cost.learned.encoding import encode
     from windtunnel.cost.programs.code_size import code_operations
-    from windtunnel.cost.programs.nests import nest_of, temporary_bytes
+    from windtunnel.cost.programs.nests import is_sound, nest_of, temporary_bytes
     from windtunnel.cost.programs.schedules import to_rows
 
     nest = nest_of(scheduled.module, scheduled.task.name)
+    if not is_sound(nest):
+        return "a loop within a vector", None
     if temporary_bytes(nest) > MAX_TEMPORARY_BYTES:
         return f"temporaries of {temporary_bytes(nest)} bytes", None
     if code_operations(nest) > MAX_CODE_OPERATIONS:
@@ -224,9 +226,11 @@ def _stay_on(cores: Iterable[int]) -> None:
 
 
 def _canary(state: _State, key: int, isa: str) -> None:
-    """Build the kernel that never changes, under a key of its own."""
+    """Build the kernel that never changes, under a key of its own, if it is not there."""
     from windtunnel.cost.programs.sampling import sample
 
+    if (key, isa) in state.code:
+        return
     state.modules[key] = sample(CANARY, CANARY_SEED).module
     _build(state, key, CANARY, [isa])
 

@@ -1,0 +1,131 @@
+"""``windtunnel cost sample`` and ``cost harvest``: measured tensor programs (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+
+if TYPE_CHECKING:
+    from windtunnel.cost.programs.generate import Sampled
+
+__all__ = ["harvest", "sample"]
+
+
+def sample(
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The set (.npz).")],
+    programs: Annotated[int, typer.Option(min=1, help="How many programs.")] = 8000,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the batches beside FILE.")] = False,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Begin nothing new after this, such as 100min.")] = "",
+    targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2; all that this host has.")] = "",
+    tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
+    max_spread: Annotated[float, typer.Option(min=0.0, help="Keep a time up to this deviation over mean.")] = 0.05,
+    canary_tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Keep a batch while the canary moves no more than this share.")
+    ] = 0.05,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost sample --programs 8000 --out programs.npz --budget 100min
+
+    Draw, build and measure tensor programs on this host's processor.
+
+    Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
+    that the same command with --resume goes on after an interruption.
+    """
+    from windtunnel.cost.programs.build import parse_target, targets_here
+    from windtunnel.cost.programs.generate import Plan, require_targets, sample_programs
+    from windtunnel.cost.programs.tasks import read_tasks
+    from windtunnel.extras import require
+    from windtunnel.units import parse_duration
+
+    require("tvm", extra="tvm")
+    path = require_free(output, force=force)
+    chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else targets_here()
+    require_targets(chosen, targets_here())
+    plan = Plan(
+        read_tasks(tasks),
+        chosen,
+        programs,
+        seed=seed,
+        canary_tolerance=canary_tolerance,
+        max_spread=max_spread,
+    )
+    with Progress("measuring programs") as progress:
+        sampled = sample_programs(
+            plan,
+            path,
+            resume=resume,
+            overwrite=force,
+            budget_s=parse_duration(budget) / 1e9 if budget else None,
+            progress=progress,
+        )
+    _print(sampled, plan.num_programs, path, as_json=as_json)
+
+
+def _print(sampled: Sampled, num_wanted: int, path: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "path": sampled.path,
+                "num_programs": sampled.num_programs,
+                "num_noisy_batches": sampled.num_noisy,
+                "dropped": dict(sampled.dropped),
+                "elapsed_s": round(sampled.elapsed_s, 3),
+            }
+        )
+    else:
+        say(f"{sampled.num_programs} of {num_wanted} programs measured, {sampled.elapsed_s:.0f} s")
+        if sampled.dropped:
+            rows = [(reason, str(count)) for reason, count in sampled.dropped.most_common()]
+            print_table(("not in the set", "programs"), rows, numbers=(1,))
+    if sampled.num_noisy:
+        advise(f"{sampled.num_noisy} batches were given up: the canary moved, something else runs on this machine")
+    if sampled.path is None:
+        advise(f"next: the same command with --resume goes on with {path}.parts")
+    else:
+        advise(f"next: windtunnel cost train --data {path}")
+
+
+def harvest(
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="CSV", help="The table of tasks.")],
+    count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 288,
+    networks: Annotated[str, typer.Option(metavar="A,B", help="Such as resnet50,bert:tiny; a fixed list.")] = "",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost harvest --out tasks.csv
+
+    Run the suite's networks once and collect the tasks that they are made of.
+    """
+    from windtunnel.cost.programs.harvest import NETWORKS, choose
+    from windtunnel.cost.programs.harvest import harvest as collect
+    from windtunnel.cost.programs.tasks import format_tasks
+
+    path = require_free(output, force=force)
+    with Progress("running networks") as progress:
+        found = collect(networks.split(",") if networks else NETWORKS, progress)
+    chosen = choose(found.tasks, count)
+    path.write_text(format_tasks(chosen), encoding="utf-8")
+    if as_json:
+        print_json(
+            {
+                "path": path,
+                "num_tasks": len(chosen),
+                "num_found": len(found.tasks),
+                "num_too_large": found.num_too_large,
+                "num_too_small": found.num_too_small,
+                "uncovered": dict(found.uncovered),
+            }
+        )
+        return
+    say(f"{len(chosen)} of {len(found.tasks)} tasks; {found.num_too_large} are too large, {found.num_too_small} small")
+    rows = [(name, str(calls)) for name, calls in found.uncovered.most_common(8)]
+    print_table(("operator that no task covers", "calls"), rows, numbers=(1,))
+    advise(f"next: windtunnel cost sample --tasks {path} --out programs.npz")
