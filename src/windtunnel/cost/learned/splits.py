@@ -194,9 +194,9 @@ def split_by_device(
 
 
 def _same_network(asked: str, known: str) -> bool:
-    """Names differ by separators between collections: ``resnet-50`` is ``resnet50``."""
+    """Collections differ by separators and by what they append: ``mobilenet-v2`` is also ``mobilenetv2_w1``."""
     asked, known = ("".join(filter(str.isalnum, name.lower())) for name in (asked, known))
-    return asked == known
+    return known.startswith(asked)
 
 
 def _signatures(programs: ProgramSet) -> np.ndarray:
