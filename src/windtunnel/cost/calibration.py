@@ -113,24 +113,20 @@ def calibrate(
     if not budget_s > 0:
         raise InputError(f"nothing can be measured in {budget_s} s", where="budget", fix="use 1m or more")
     kept = ProfileDatabase() if database is None else database
-    begin = time.monotonic()
     device = host_device(num_threads, database=kept)
     rng = np.random.default_rng(seed)
+    begin = time.monotonic()
     rounds: list[Round] = []
-    while True:
+    found, gain, reason = _fit(kept, device), float("inf"), ""
+    while not reason:
+        elapsed_s = time.monotonic() - begin
+        if progress is not None:
+            progress(f"round {len(rounds) + 1}", min(int(elapsed_s), int(budget_s)), max(int(budget_s), 1))
+        kept.add(_measured(_wanted(found, rng), device.num_units))
         found = _fit(kept, device)
-        if found.errors:
-            rounds.append(Round(sum(len(one.left_out) for one in found.processes.values()), found.error))
+        rounds.append(Round(sum(len(one.left_out) for one in found.processes.values()), found.error))
         gain = forecast_gain(rounds)
         reason = "settled" if gain < MIN_GAIN else "budget" if time.monotonic() - begin > budget_s else ""
-        if reason:
-            break
-        wanted = _wanted(found, rng)
-        if progress is not None:
-            progress(
-                f"round {len(rounds) + 1}", min(int(time.monotonic() - begin), int(budget_s)), max(int(budget_s), 1)
-            )
-        kept.add(_measured(wanted, device.num_units))
     samples = _samples(kept, device)
     return Calibrated(device, _bound_error(samples, device), tuple(rounds), found.errors, gain, reason, found)
 
