@@ -1,85 +1,78 @@
-"""Of 90 % intervals, 90 % hold the truth: on kernels measured on six GPUs, tasks never seen by model or calibration.
+"""Intervals of learned prices hold what they say: 90 % nominal covers 87 to 93 % on held-out tasks (A11).
 
-Per device and class of operator: a task is a set of sizes, and each task is on one side only. A fifth of the tasks (at
-most 200) is what the model between samples learns from, two fifths calibrate its split-conformal interval by class, the
-rest are covered or not. Five random divisions. The bar is the pooled coverage, and that of every class.
+One predictor, trained on other tasks; held-out tasks are dealt into calibration and verdict again and again, for one
+deal is a lottery of few tasks. ``--device NAME``, ``--budget SECONDS`` of training.
 """
 
-from pathlib import Path
+import argparse
+import sys
+from dataclasses import replace
 
 import numpy as np
-from tests.shared_data import find_shared
 
-from benchmarks.bar import is_verbose, report, table
-from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.interpolation import Process, coordinates
-from windtunnel.cost.intervals import ConformalIntervals
-from windtunnel.cost.operators.physics import bytes_of, flops_of
-from windtunnel.cost.operators.table import CLASSES, OpTable, read_op_set, read_sheet
-from windtunnel.cost.pricer import Prices
-from windtunnel.hardware import Device
+from benchmarks.bar import report
+from benchmarks.program_data import MISSING, shipped_set
 
-NUM_DIVISIONS, MOST_SAMPLES = 5, 200
-LOW, HIGH = 0.87, 0.93
+LEVEL, LOW, HIGH = 0.9, 0.87, 0.93
+NUM_DEALS = 200
 
 
-def tasks_of(kernels: OpTable) -> np.ndarray:
-    """Number of the task of each row [P]: operator and sizes."""
-    sizes = np.stack([kernels.B, kernels.M, kernels.N, kernels.K, kernels.H], axis=1)
-    _, operator = np.unique(kernels.op.astype(str), return_inverse=True)
-    return np.unique(np.column_stack([operator, sizes]), axis=0, return_inverse=True)[1]
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="avx512-1")
+    parser.add_argument("--budget", type=float, default=120.0)
+    return parser.parse_known_args()[0]
 
 
-def covered(kernels: OpTable, chip: Device, rng: np.random.Generator) -> np.ndarray | None:
-    """Whether each held-out measurement lies in its interval; None where there are too few tasks."""
-    task = tasks_of(kernels)
-    side = rng.permutation(5 * (task.max() // 5 + 1))[task] % 5
-    limits = bounds_on(chip, flops_of(kernels), bytes_of(kernels))
-    log_efficiency = np.log(limits.efficiency(1e6 * kernels.latency_ms))
-    points, names = coordinates(flops_of(kernels), bytes_of(kernels)), kernels.op
-    learn = np.flatnonzero(side == 0)[:MOST_SAMPLES]
-    tune, held = np.flatnonzero((side == 1) | (side == 2)), np.flatnonzero(side > 2)
-    if min(len(learn), len(tune), len(held)) < 20:
-        return None
-    process = Process.fit(points[learn], names[learn], log_efficiency[learn])
-    value, scale = process.predict(points[tune], names[tune])
-    found = ConformalIntervals.fit(["class"] * len(tune), value - log_efficiency[tune], scales=scale)
-    value, scale = process.predict(points[held], names[held])
-    unknown = np.full(len(held), np.nan)
-    offered = found.around(Prices(limits.take(held), np.exp(value), unknown, unknown), ["class"] * len(held), scale)
-    measured = 1e6 * kernels.latency_ms[held]
-    return (offered.duration_low_ns <= measured) & (measured <= offered.duration_high_ns)
+def coverage(log_ratio: np.ndarray, task: np.ndarray, kinds: list[str], seed: int) -> tuple[float, float]:
+    """Share of the verdict's samples inside, and the median width as a ratio, of one deal of tasks."""
+    from windtunnel.cost.intervals import ConformalIntervals
+
+    known = np.unique(task)
+    is_calibration = np.isin(task, np.random.default_rng(seed).permutation(known)[: len(known) // 2])
+    names = np.array(kinds, dtype=object)[task]
+    intervals = ConformalIntervals.fit(names[is_calibration].tolist(), log_ratio[is_calibration], level=LEVEL)
+    ends = np.array([intervals.by_class.get(name, intervals.pooled) for name in names[~is_calibration]])
+    inside = (log_ratio[~is_calibration] >= ends[:, 0]) & (log_ratio[~is_calibration] <= ends[:, 1])
+    return float(inside.mean()), float(np.exp(np.median(ends[:, 1] - ends[:, 0])))
 
 
-def main() -> None:
-    folder = find_shared("cost")
-    if folder is None:
-        report("intervals_cover", float("nan"), f"{LOW:.0%} to {HIGH:.0%}", False, reason="the public data is not here")
-        return
-    sheet = read_sheet(Path(folder) / "devices.csv")
-    kernels = read_op_set(Path(folder) / "neusight" / "test_ops.csv.gz")
-    inside: dict[str, list[np.ndarray]] = {name: [] for name in CLASSES}
-    cells = []
-    for device in kernels.devices:
-        for name in CLASSES:
-            rows = kernels.on(device).of_class(name)
-            shares = []
-            for seed in range(NUM_DIVISIONS):
-                found = covered(rows, sheet[device], np.random.default_rng(seed)) if len(rows) else None
-                if found is not None:
-                    inside[name].append(found)
-                    shares.append(found.mean())
-            if shares:
-                cells.append({"device": device, "class": name, "rows": len(rows), "coverage": float(np.mean(shares))})
-    if is_verbose():
-        print(table(cells))
-    by_class = {name: float(np.concatenate(parts).mean()) for name, parts in inside.items() if parts}
-    pooled = float(np.concatenate([part for parts in inside.values() for part in parts]).mean())
-    holds = all(LOW <= share <= HIGH for share in (pooled, *by_class.values()))
-    report("intervals_cover", 100 * pooled, f"{100 * LOW:g} to {100 * HIGH:g} % of nominal 90 %", holds,
-           by_class={name: 100 * share for name, share in by_class.items()},
-           cells=[100 * one(cell["coverage"] for cell in cells) for one in (min, max)])  # fmt: skip
+def main() -> int:
+    from windtunnel.cost.learned.metrics import mape
+    from windtunnel.cost.learned.predictor import RECIPES, train
+    from windtunnel.cost.learned.samples import labels_of
+    from windtunnel.cost.learned.splits import split_by_task
+
+    asked = options()
+    target = f"{LEVEL:.0%} intervals cover {LOW:.0%} to {HIGH:.0%} of held-out tasks' times"
+    programs = shipped_set()
+    if programs is None:
+        report("intervals_cover", float("nan"), target, holds=False, reason=MISSING)
+        return 1
+    split = split_by_task(programs, asked.device, test_share=0.4)
+    recipe = RECIPES["efficiency"]
+    recipe = replace(recipe, training=replace(recipe.training, budget_s=asked.budget))
+    predictor, _ = train(programs, split, recipe)
+    predicted, measured = predictor.predict(programs, split.test), labels_of(programs, split.test)
+    task = programs.task[split.test[:, 0]]
+    kinds = [str(one.get("kind", "")) for one in programs.tasks]
+    deals = np.array([coverage(np.log(measured / predicted), task, kinds, seed) for seed in range(NUM_DEALS)])
+    mean = float(deals[:, 0].mean())
+    holds = LOW <= mean <= HIGH
+    report(
+        "intervals_cover",
+        mean,
+        target,
+        holds,
+        deals_10_90=np.percentile(deals[:, 0], [10, 90]).tolist(),
+        width_ratio=float(deals[:, 1].mean()),
+        mape=mape(predicted, measured),
+        num_tasks=len(np.unique(task)),
+        num_deals=NUM_DEALS,
+        device=asked.device,
+    )
+    return int(not holds)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
