@@ -1,11 +1,14 @@
 """Every registered workload really trains."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from windtunnel import registry
+from windtunnel.errors import InputError
 from windtunnel.workloads import Workload
+from windtunnel.workloads.workload import Training
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -66,3 +69,18 @@ def test_the_loss_falls_on_data_that_stay(name):
 def test_the_batch_size_is_what_was_asked_for():
     assert 6 == make("cnn", batch_size=6).batch_size
     assert 6 == len(next(iter(make("cnn", batch_size=6).loader))[0])
+
+
+def test_a_training_has_its_size_own_batch_unless_another_is_asked_for_and_draws_from_its_seed():
+    presets = {"tiny": SimpleNamespace(batch_size=4), "small": SimpleNamespace(batch_size=32)}
+    draws = []
+    for batch_size, seed in ((None, 1), (7, 1), (7, 2)):
+        training = Training.of("job", presets, "tiny", batch_size, seed)
+        draws.append(float(torch.rand(())))
+
+        assert (batch_size or 4, seed, "tiny") == (training.batch_size, training.seed, training.size)
+        assert presets["tiny"] is training.preset
+    assert draws[0] == draws[1] != draws[2]
+    with pytest.raises(InputError, match="no size is called 'paper'") as caught:
+        Training.of("job", presets, "paper", None, 0)
+    assert "tiny, small" in caught.value.fix

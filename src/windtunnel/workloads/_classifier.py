@@ -1,36 +1,48 @@
 """The training iteration of every image classifier (room workloads, private).
 
-In: a model, its optimiser, a source of images. Out: a ``Workload`` of cross-entropy. Not here: the models.
+In: what is asked for, a model, its optimiser. Out: a ``Workload`` of cross-entropy. Not here: the models.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from windtunnel.workloads._images import image_batches
-from windtunnel.workloads.workload import Workload
+from windtunnel.workloads.workload import Sized, Training, Workload
 
-__all__ = ["FirstToken", "classifier", "reset"]
+__all__ = ["FirstToken", "OfImages", "classifier", "reset"]
 
 SPREAD = 0.02
 
 
+class OfImages(Sized, Protocol):
+    """What a preset says of its images."""
+
+    @property
+    def pixels(self) -> int:
+        """Along each side."""
+
+    @property
+    def num_classes(self) -> int:
+        """Between which it chooses."""
+
+
 def classifier(
-    name: str,
+    training: Training[OfImages],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    size: str,
-    pixels: int,
-    batch_size: int,
-    num_classes: int,
-    seed: int,
     label_smoothing: float = 0.0,
     max_norm: float | None = None,
 ) -> Workload:
     """Train ``model`` to name the class of an image; gradients are cut to ``max_norm`` where it is given."""
-    images = image_batches(pixels=pixels, batch_size=batch_size, num_classes=num_classes, seed=seed)
+    preset = training.preset
+    images = image_batches(
+        pixels=preset.pixels, batch_size=training.batch_size, num_classes=preset.num_classes, seed=training.seed
+    )
     loss_function = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
     def step() -> torch.Tensor:
@@ -43,7 +55,7 @@ def classifier(
         optimizer.step()
         return loss.detach()
 
-    return Workload(name, (model,), (optimizer,), step, batch_size, size=size, data=images.data)
+    return training.workload((model,), (optimizer,), step, data=images.data)
 
 
 class FirstToken(nn.Module):

@@ -1,45 +1,52 @@
 """Training of a decoder to predict the next word (room workloads).
 
-In: a decoder's shape and its feed-forward layers. Out: a ``Workload`` over windows of running text. Not here: layers.
+In: what is asked for, with a decoder's shape, and its feed-forward layers. Out: a ``Workload`` over windows of running
+text. Not here: layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from windtunnel.workloads._decoder import Shape, decoder
 from windtunnel.workloads._texts import Text
-from windtunnel.workloads.workload import Workload
+from windtunnel.workloads.workload import Sized, Training, Workload
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["next_word"]
+__all__ = ["OfText", "next_word"]
+
+
+class OfText(Sized, Protocol):
+    """What a preset says of its decoder."""
+
+    @property
+    def shape(self) -> Shape:
+        """Of the network, and the length of a window of text."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Of AdamW."""
 
 
 def next_word(
-    name: str,
-    shape: Shape,
-    feed_forward: Callable[[], torch.nn.Module],
-    *,
-    size: str,
-    batch_size: int,
-    learning_rate: float,
-    seed: int,
-    extra_weight: float = 0.0,
+    training: Training[OfText], feed_forward: Callable[[], torch.nn.Module], *, extra_weight: float = 0.0
 ) -> Workload:
     """Train a decoder with AdamW; what its layers add to the loss counts by ``extra_weight``, and is not returned."""
     import torch
     from torch import nn
 
-    torch.manual_seed(seed)
+    shape, batch_size = training.preset.shape, training.batch_size
     model = decoder(shape, feed_forward)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=training.preset.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+    )
     loss_function = nn.CrossEntropyLoss()
-    data, random = Text.of(shape.vocabulary, seed), np.random.default_rng(seed)
+    data, random = Text.of(shape.vocabulary, training.seed), np.random.default_rng(training.seed)
     num_tokens = 0
 
     def step() -> torch.Tensor:
@@ -55,14 +62,4 @@ def next_word(
         optimizer.step()
         return loss.detach()
 
-    return Workload(
-        name,
-        (model,),
-        (optimizer,),
-        step,
-        batch_size,
-        size=size,
-        data=data.origin,
-        unit="tokens",
-        units=lambda: num_tokens,
-    )
+    return training.workload((model,), (optimizer,), step, data=data.origin, unit="tokens", units=lambda: num_tokens)

@@ -1,33 +1,37 @@
 """Training of any network that translates (room workloads).
 
-In: a network from source and target words to scores, its optimiser, a vocabulary size. Out: a ``Workload`` whose step
+In: what is asked for, a network from source and target words to scores, its optimiser. Out: a ``Workload`` whose step
 draws padded sentences of one bucket. Not here: networks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from windtunnel.workloads._texts import PAD, translations
-from windtunnel.workloads.workload import Workload
+from windtunnel.workloads.workload import Sized, Training, Workload
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["translation"]
+__all__ = ["OfWords", "translation"]
+
+
+class OfWords(Sized, Protocol):
+    """What a preset says of its text."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Words of each language."""
 
 
 def translation(
-    name: str,
+    training: Training[OfWords],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    size: str,
-    batch_size: int,
-    vocabulary: int,
-    seed: int,
     label_smoothing: float = 0.0,
     max_norm: float | None = None,
 ) -> Workload:
@@ -36,12 +40,12 @@ def translation(
     from torch import nn
 
     loss_function = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=label_smoothing)
-    data, random = translations(vocabulary, seed), np.random.default_rng(seed)
+    data, random = translations(training.preset.vocabulary, training.seed), np.random.default_rng(training.seed)
     num_tokens = 0
 
     def step() -> torch.Tensor:
         nonlocal num_tokens
-        batch = data.draw(batch_size, random)
+        batch = data.draw(training.batch_size, random)
         num_tokens += batch.num_tokens
         source, target = torch.from_numpy(batch.source), torch.from_numpy(batch.target)
         optimizer.zero_grad()
@@ -53,14 +57,4 @@ def translation(
         optimizer.step()
         return loss.detach()
 
-    return Workload(
-        name,
-        (model,),
-        (optimizer,),
-        step,
-        batch_size,
-        size=size,
-        data=data.origin,
-        unit="tokens",
-        units=lambda: num_tokens,
-    )
+    return training.workload((model,), (optimizer,), step, data=data.origin, unit="tokens", units=lambda: num_tokens)

@@ -20,7 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.workloads._actors import NUM_FRAMES, Actors, Play, Rollouts, policy
 from windtunnel.workloads._catch import Court
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -55,28 +55,18 @@ PRESETS = {
 def a3c(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Learn to catch a ball from pixels, with actors in processes of their own; close it when done.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Rollouts per step, a multiple of the environments of one actor; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size, or the batch cannot be made of whole messages.
+    A batch counts rollouts, a multiple of the environments of one actor. Parameters and errors are those of
+    :meth:`Training.of`.
     """
     require("torch", extra="torch")
     require("gymnasium", extra="suite")
     import torch
     from torch import nn
 
-    preset = of_size(PRESETS, size)
-    play, num_rollouts = preset.play, preset.batch_size if batch_size is None else batch_size
+    training = Training.of("a3c", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    play, num_rollouts = preset.play, training.batch_size
     num_messages = _num_messages(play, num_rollouts)
-    torch.manual_seed(seed)
     model = policy(play)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=preset.learning_rate, alpha=0.99, eps=1e-5)
     receive, publish, close = _players(play, model, num_messages, seed)
@@ -96,13 +86,10 @@ def a3c(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
         publish()
         return loss.detach()
 
-    return Workload(
-        "a3c",
+    return training.workload(
         (model,),
         (optimizer,),
         step,
-        num_rollouts,
-        size=size,
         data="generated: an environment in which a ball is caught, played by actor processes",
         unit="frames",
         units=lambda: num_frames,

@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._texts import MASK, NUM_SPECIAL, Text, Tokens
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -50,26 +50,15 @@ PRESETS = {
 def bert(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Fill in masked words from both sides.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Windows of text per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts windows of text. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
     require("transformers", extra="suite")
     import torch
 
-    preset = of_size(PRESETS, size)
-    num_windows = preset.batch_size if batch_size is None else batch_size
-    torch.manual_seed(seed)
+    training = Training.of("bert", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    num_windows = training.batch_size
     model = _network(preset)
     optimizer = torch.optim.AdamW(model.parameters(), lr=preset.learning_rate)
     data, random = Text.of(preset.vocabulary, seed), np.random.default_rng(seed)
@@ -86,13 +75,10 @@ def bert(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
         optimizer.step()
         return loss.detach()
 
-    return Workload(
-        "bert",
+    return training.workload(
         (model,),
         (optimizer,),
         step,
-        num_windows,
-        size=size,
         data=data.origin,
         unit="tokens",
         units=lambda: num_tokens,

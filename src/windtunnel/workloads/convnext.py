@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -49,19 +49,14 @@ def convnext(*, size: str = "small", batch_size: int | None = None, seed: int = 
 
     from windtunnel.workloads._classifier import classifier
 
-    preset = of_size(PRESETS, size)
-    torch.manual_seed(seed)
+    training = Training.of("convnext", PRESETS, size, batch_size, seed)
+    preset = training.preset
     model = _network(preset)
     optimizer = torch.optim.AdamW(model.parameters(), lr=preset.learning_rate, weight_decay=0.05)
     return classifier(
-        "convnext",
+        training,
         model,
         optimizer,
-        size=size,
-        pixels=preset.pixels,
-        batch_size=preset.batch_size if batch_size is None else batch_size,
-        num_classes=preset.num_classes,
-        seed=seed,
         label_smoothing=0.1,
     )
 

@@ -11,7 +11,7 @@ from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._decoder import Shape, gated
 from windtunnel.workloads._next_word import next_word
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 __all__ = ["PRESETS", "decoder_lm"]
 
@@ -39,27 +39,12 @@ PRESETS = {
 def decoder_lm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Predict the next word with a decoder of today.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Windows of text per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts windows of text. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
-    preset = of_size(PRESETS, size)
+    training = Training.of("decoder-lm", PRESETS, size, batch_size, seed)
+    preset = training.preset
     return next_word(
-        "decoder-lm",
-        preset.shape,
+        training,
         lambda: gated(preset.shape.width, preset.shape.inner),
-        size=size,
-        batch_size=preset.batch_size if batch_size is None else batch_size,
-        learning_rate=preset.learning_rate,
-        seed=seed,
     )

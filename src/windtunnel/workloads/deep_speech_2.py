@@ -15,7 +15,7 @@ from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._ctc import ctc_loss
 from windtunnel.workloads._speech import LETTERS, Voice
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -54,26 +54,15 @@ PRESETS = {
 def deep_speech_2(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Recognise speech from spectrograms without an alignment.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Utterances per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts utterances. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
     import torch
     from torch import nn
 
-    preset = of_size(PRESETS, size)
-    num_utterances = preset.batch_size if batch_size is None else batch_size
-    torch.manual_seed(seed)
+    training = Training.of("deep-speech-2", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    num_utterances = training.batch_size
     model = _network(preset)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)
     voice, random = Voice.of(preset.num_frequencies, preset.buckets, seed), np.random.default_rng(seed)
@@ -92,13 +81,10 @@ def deep_speech_2(*, size: str = "small", batch_size: int | None = None, seed: i
         optimizer.step()
         return loss.detach()
 
-    return Workload(
-        "deep-speech-2",
+    return training.workload(
         (model,),
         (optimizer,),
         step,
-        num_utterances,
-        size=size,
         data=voice.origin,
         unit="seconds of audio",
         units=lambda: duration_s,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 __all__ = ["diffusion_unet"]
 
@@ -49,11 +49,11 @@ def diffusion_unet(*, size: str = "small", batch_size: int | None = None, seed: 
     from windtunnel.workloads._images import image_batches, seeded
     from windtunnel.workloads._unet import UNet
 
-    preset = of_size(PRESETS, size)
-    batch_size = preset.batch_size if batch_size is None else batch_size
+    training = Training.of("diffusion-unet", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    batch_size = training.batch_size
     images = image_batches(pixels=preset.pixels, batch_size=batch_size, num_classes=10, seed=seed)
     generator = seeded(seed + 1)
-    torch.manual_seed(seed)
     model = UNet(preset.widths, preset.blocks, preset.attention_level, preset.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)
     kept_T = (1 - torch.linspace(FIRST_BETA, LAST_BETA, NUM_TIMES)).cumprod(0)  # share of the image's variance left
@@ -71,4 +71,4 @@ def diffusion_unet(*, size: str = "small", batch_size: int | None = None, seed: 
         optimizer.step()
         return loss.detach()
 
-    return Workload("diffusion-unet", (model,), (optimizer,), step, batch_size, size=size, data=images.data)
+    return training.workload((model,), (optimizer,), step, data=images.data)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._texts import zipf
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -63,26 +63,15 @@ PRESETS = {
 def dlrm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Predict clicks; embedding rows are updated by an optimiser of their own.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Impressions per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts impressions. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
     import torch
     from torch import nn
 
-    preset = of_size(PRESETS, size)
-    num_samples = preset.batch_size if batch_size is None else batch_size
-    torch.manual_seed(seed)
+    training = Training.of("dlrm", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    num_samples = training.batch_size
     model = _network(preset)
     tables = model.get_submodule("tables")
     perceptrons = [*model.get_submodule("bottom").parameters(), *model.get_submodule("top").parameters()]
@@ -102,7 +91,7 @@ def dlrm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
         return loss.detach()
 
     data = "synthetic: Zipf categories and normal features in Criteo's layout, clicks that both explain"
-    return Workload("dlrm", (model,), (optimizer, table_optimizer), step, num_samples, size=size, data=data)
+    return training.workload((model,), (optimizer, table_optimizer), step, data=data)
 
 
 def _draw(

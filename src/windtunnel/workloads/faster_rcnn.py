@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     from windtunnel.workloads._detector import FasterRcnn
@@ -70,8 +70,9 @@ def faster_rcnn(*, size: str = "small", batch_size: int | None = None, seed: int
     from windtunnel.workloads._images import checked
     from windtunnel.workloads._scenes import Scenes
 
-    preset = of_size(PRESETS, size)
-    batch_size = checked(preset.batch_size if batch_size is None else batch_size)
+    training = Training.of("faster-rcnn", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    batch_size = checked(training.batch_size)
     scenes = Scenes(
         height=preset.height,
         width=preset.width,
@@ -80,7 +81,6 @@ def faster_rcnn(*, size: str = "small", batch_size: int | None = None, seed: int
         batch_size=batch_size,
         seed=seed,
     )
-    torch.manual_seed(seed)
     model = _detector(preset)
     optimizer = torch.optim.SGD(model.parameters(), lr=preset.learning_rate, momentum=0.9, weight_decay=5e-4)
 
@@ -92,7 +92,7 @@ def faster_rcnn(*, size: str = "small", batch_size: int | None = None, seed: int
         optimizer.step()
         return loss.detach()
 
-    return Workload("faster-rcnn", (model,), (optimizer,), step, batch_size, size=size, data=scenes.data)
+    return training.workload((model,), (optimizer,), step, data=scenes.data)
 
 
 def _detector(preset: Preset) -> FasterRcnn:

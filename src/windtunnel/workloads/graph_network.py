@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -72,27 +72,16 @@ class Citations:
 def graph_network(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Tell the field of papers from their words and from sampled citations.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Labelled nodes per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts labelled nodes. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
     layers = _layers()
     import torch
     from torch import nn
 
-    preset = of_size(PRESETS, size)
-    num_seeds = preset.batch_size if batch_size is None else batch_size
-    torch.manual_seed(seed)
+    training = Training.of("graph-network", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    num_seeds = training.batch_size
     model = _network(preset, layers)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)
     loss_function = nn.CrossEntropyLoss()
@@ -113,7 +102,7 @@ def graph_network(*, size: str = "small", batch_size: int | None = None, seed: i
         return loss.detach()
 
     data = "synthetic: citations that prefer their own field and much-cited papers, noisy word features"
-    return Workload("graph-network", (model,), (optimizer,), step, num_seeds, size=size, data=data)
+    return training.workload((model,), (optimizer,), step, data=data)
 
 
 def citations(preset: Preset, random: np.random.Generator) -> Citations:

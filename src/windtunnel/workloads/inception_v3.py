@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 __all__ = ["inception_v3"]
 
@@ -46,20 +46,15 @@ def inception_v3(*, size: str = "small", batch_size: int | None = None, seed: in
 
     from windtunnel.workloads._classifier import classifier
 
-    preset = of_size(PRESETS, size)
-    torch.manual_seed(seed)
+    training = Training.of("inception-v3", PRESETS, size, batch_size, seed)
+    preset = training.preset
     model = InceptionV3(preset.stages, 192, preset.inner, bn_eps=1e-3, num_classes=preset.num_classes)
     model.features.final_pool = torch.nn.AdaptiveAvgPool2d(1)  # the library's own fits one image size only
     optimizer = torch.optim.RMSprop(model.parameters(), lr=preset.learning_rate, alpha=0.9, eps=1.0)
     return classifier(
-        "inception-v3",
+        training,
         model,
         optimizer,
-        size=size,
-        pixels=preset.pixels,
-        batch_size=preset.batch_size if batch_size is None else batch_size,
-        num_classes=preset.num_classes,
-        seed=seed,
         label_smoothing=0.1,
         max_norm=2.0,
     )

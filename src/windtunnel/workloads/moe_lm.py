@@ -14,7 +14,7 @@ from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._decoder import Shape
 from windtunnel.workloads._next_word import next_word
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -55,29 +55,14 @@ PRESETS = {
 def moe_lm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Predict the next word with two experts for each word.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Windows of text per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts windows of text. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
-    preset = of_size(PRESETS, size)
+    training = Training.of("moe-lm", PRESETS, size, batch_size, seed)
+    preset = training.preset
     return next_word(
-        "moe-lm",
-        preset.shape,
+        training,
         lambda: experts(preset),
-        size=size,
-        batch_size=preset.batch_size if batch_size is None else batch_size,
-        learning_rate=preset.learning_rate,
-        seed=seed,
         extra_weight=preset.balance_weight,
     )
 

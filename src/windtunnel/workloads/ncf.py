@@ -16,7 +16,7 @@ import numpy.typing as npt
 from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._texts import zipf
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -53,26 +53,16 @@ PRESETS = {
 def ncf(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Guess what a user chooses, from a matrix factorisation and a perceptron together.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Pairs of user and item per step, one in five of them real; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts pairs of user and item, one in five of them real. Parameters and errors are those of
+    :meth:`Training.of`.
     """
     require("torch", extra="torch")
     import torch
     from torch import nn
 
-    preset = of_size(PRESETS, size)
-    num_pairs = preset.batch_size if batch_size is None else batch_size
-    torch.manual_seed(seed)
+    training = Training.of("ncf", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    num_pairs = training.batch_size
     model = _network(preset)
     optimizer = torch.optim.Adam(model.parameters(), lr=preset.learning_rate)
     loss_function = nn.BCEWithLogitsLoss()
@@ -88,7 +78,7 @@ def ncf(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
         return loss.detach()
 
     data = "synthetic: Zipf choices by groups of users, MovieLens-1M's four negatives to each"
-    return Workload("ncf", (model,), (optimizer,), step, num_pairs, size=size, data=data)
+    return training.workload((model,), (optimizer,), step, data=data)
 
 
 def _draw(

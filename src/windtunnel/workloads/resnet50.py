@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 __all__ = ["resnet50"]
 
@@ -44,19 +44,14 @@ def resnet50(*, size: str = "small", batch_size: int | None = None, seed: int = 
 
     from windtunnel.workloads._classifier import classifier
 
-    preset = of_size(PRESETS, size)
-    torch.manual_seed(seed)
+    training = Training.of("resnet50", PRESETS, size, batch_size, seed)
+    preset = training.preset
     stages = [[preset.channels // 2 ** (3 - stage)] * units for stage, units in enumerate(preset.units)]
     model = ResNet(stages, preset.channels // 32, bottleneck=True, conv1_stride=True, num_classes=preset.num_classes)
     model.features.final_pool = torch.nn.AdaptiveAvgPool2d(1)  # the library's own fits one image size only
     optimizer = torch.optim.SGD(model.parameters(), lr=preset.learning_rate, momentum=0.9, weight_decay=1e-4)
     return classifier(
-        "resnet50",
+        training,
         model,
         optimizer,
-        size=size,
-        pixels=preset.pixels,
-        batch_size=preset.batch_size if batch_size is None else batch_size,
-        num_classes=preset.num_classes,
-        seed=seed,
     )

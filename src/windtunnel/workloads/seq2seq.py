@@ -12,7 +12,7 @@ from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._texts import PAD
 from windtunnel.workloads._translation import translation
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -47,33 +47,18 @@ PRESETS = {
 def seq2seq(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Translate sentences with two recurrent networks and attention; counts words of both languages.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Sentence pairs per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts sentence pairs. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
     import torch
 
-    preset = of_size(PRESETS, size)
-    torch.manual_seed(seed)
+    training = Training.of("seq2seq", PRESETS, size, batch_size, seed)
+    preset = training.preset
     model = _network(preset)
     return translation(
-        "seq2seq",
+        training,
         model,
         torch.optim.Adam(model.parameters(), lr=preset.learning_rate),
-        size=size,
-        batch_size=preset.batch_size if batch_size is None else batch_size,
-        vocabulary=preset.vocabulary,
-        seed=seed,
         max_norm=5.0,
     )
 

@@ -13,7 +13,7 @@ from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._texts import PAD
 from windtunnel.workloads._translation import translation
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -50,33 +50,18 @@ PRESETS = {
 def translation_transformer(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Translate sentences with attention alone; counts words of both languages.
 
-    Parameters
-    ----------
-    size : str
-        ``tiny``, ``small`` or ``paper``.
-    batch_size : int or None
-        Sentence pairs per step; None for the size's own.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        There is no such size.
+    A batch counts sentence pairs. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
     import torch
 
-    preset = of_size(PRESETS, size)
-    torch.manual_seed(seed)
+    training = Training.of("translation-transformer", PRESETS, size, batch_size, seed)
+    preset = training.preset
     model = _network(preset)
     return translation(
-        "translation-transformer",
+        training,
         model,
         torch.optim.Adam(model.parameters(), lr=preset.learning_rate, betas=(0.9, 0.98), eps=1e-9),
-        size=size,
-        batch_size=preset.batch_size if batch_size is None else batch_size,
-        vocabulary=preset.vocabulary,
-        seed=seed,
         label_smoothing=0.1,
     )
 

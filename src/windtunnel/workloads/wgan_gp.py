@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, of_size
+from windtunnel.workloads.workload import Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -49,12 +49,12 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     from windtunnel.workloads._images import image_batches, seeded
     from windtunnel.workloads._wgan_networks import START_PIXELS, critic_network, generator_network
 
-    preset = of_size(PRESETS, size)
-    batch_size = preset.batch_size if batch_size is None else batch_size
+    training = Training.of("wgan-gp", PRESETS, size, batch_size, seed)
+    preset = training.preset
+    batch_size = training.batch_size
     pixels = START_PIXELS * 2 ** (len(preset.widths) - 1)
     images = image_batches(pixels=pixels, batch_size=batch_size, num_classes=10, seed=seed)
     noise = seeded(seed + 1)
-    torch.manual_seed(seed)
     generator, critic = generator_network(LATENT, preset.widths), critic_network(preset.widths)
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
@@ -86,7 +86,7 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
         return losses[-1]
 
     optimizers = (generator_optimizer, critic_optimizer)
-    return Workload("wgan-gp", (generator, critic), optimizers, step, batch_size, size=size, data=images.data)
+    return training.workload((generator, critic), optimizers, step, data=images.data)
 
 
 def _penalty(critic: torch.nn.Module, between: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What every workload is: models, optimisers and one step (room workloads).
 
-Also the two choices that all of them share: a size by name, and the folder with real data.
+Also what all of them share that come in sizes, and the folder with real data.
 """
 
 from __future__ import annotations
@@ -9,19 +9,28 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SIZES", "Workload", "data_file", "endless", "of_size"]
+__all__ = ["SIZES", "Sized", "Training", "Workload", "data_file", "endless"]
 
 SIZES = ("tiny", "small", "paper")
 """A step of ``tiny`` takes less than a second on two cores; ``paper`` is what the model's paper trains."""
 
-Preset = TypeVar("Preset")
+
+class Sized(Protocol):
+    """What a preset says at least."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per iteration."""
+
+
+Preset = TypeVar("Preset", bound=Sized, covariant=True)
 
 
 def _nothing() -> None:
@@ -84,17 +93,66 @@ class Workload:
         return self.optimizers[0]
 
 
-def of_size(presets: Mapping[str, Preset], size: str) -> Preset:
-    """The preset of that size.
+@dataclass(frozen=True)
+class Training(Generic[Preset]):
+    """One training of a workload that comes in sizes, as it was asked for.
 
-    Raises
-    ------
-    InputError
-        There is no such size.
+    Parameters
+    ----------
+    name : str
+        As registered.
+    preset : Preset
+        Of that size.
+    size : str
+        One of ``SIZES``.
+    batch_size : int
+    seed : int
     """
-    if size not in presets:
-        raise InputError(f"no size is called {size!r}", where="size", fix=f"choose one of {', '.join(presets)}")
-    return presets[size]
+
+    name: str
+    preset: Preset
+    size: str
+    batch_size: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, name: str, presets: Mapping[str, Preset], size: str, batch_size: int | None, seed: int
+    ) -> Training[Preset]:
+        """Choose the preset; what torch draws from now on follows from ``seed``.
+
+        Parameters
+        ----------
+        name : str
+        presets : mapping of size to Preset
+        size : str
+            ``tiny``, ``small`` or ``paper``.
+        batch_size : int or None
+            Samples per step; None for the size's own.
+        seed : int
+
+        Raises
+        ------
+        InputError
+            There is no such size.
+        """
+        import torch
+
+        if size not in presets:
+            raise InputError(f"no size is called {size!r}", where="size", fix=f"choose one of {', '.join(presets)}")
+        preset = presets[size]
+        torch.manual_seed(seed)
+        return cls(name, preset, size, preset.batch_size if batch_size is None else batch_size, seed)
+
+    def workload(
+        self,
+        models: tuple[torch.nn.Module, ...],
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        step: Callable[[], torch.Tensor],
+        **more: Any,
+    ) -> Workload:
+        """The workload that trains so; ``more`` are further fields of :class:`Workload`."""
+        return Workload(self.name, models, optimizers, step, self.batch_size, size=self.size, **more)
 
 
 def data_file(relative: str) -> Path | None:
