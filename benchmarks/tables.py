@@ -22,6 +22,7 @@ HEADINGS = {
     "whatif": "What-ifs: what can be asked",
     "flight": "Flights: what can really be run",
     "workload": "Workloads: what can be measured out of the box",
+    "cost_model": "Cost models: what operators are priced by",
 }
 
 

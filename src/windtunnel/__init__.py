@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from windtunnel.cost import price as price
+    from windtunnel.cost.calibration import calibrate as calibrate
+    from windtunnel.cost.forecast import forecast as forecast
     from windtunnel.errors import WindtunnelError as WindtunnelError
     from windtunnel.flights import fly as fly
     from windtunnel.flights import verify as verify
@@ -33,11 +36,14 @@ _HOMES = {
     "Phase": "windtunnel.graph",
     "Timeline": "windtunnel.simulate",
     "WindtunnelError": "windtunnel.errors",
+    "calibrate": "windtunnel.cost.calibration",
     "capture": "windtunnel.sources.torch_step",
     "explain": "windtunnel.reports",
     "fly": "windtunnel.flights",
+    "forecast": "windtunnel.cost.forecast",
     "load": "windtunnel.graph",
     "machine": "windtunnel.hardware",
+    "price": "windtunnel.cost",
     "replay": "windtunnel.simulate",
     "report": "windtunnel.reports",
     "save": "windtunnel.graph",
@@ -51,11 +57,14 @@ __all__ = [
     "Phase",
     "Timeline",
     "WindtunnelError",
+    "calibrate",
     "capture",
     "explain",
     "fly",
+    "forecast",
     "load",
     "machine",
+    "price",
     "replay",
     "report",
     "save",

@@ -17,11 +17,14 @@ _KINDS = {
     "flights": ("flight", "windtunnel verify SCRIPT.py --whatif NAME"),
     "workloads": ("workload", "windtunnel verify NAME --whatif amp"),
     "sources": ("source", "windtunnel capture SCRIPT.py"),
+    "models": ("cost_model", "windtunnel predict GRAPH --on h100 --model NAME"),
 }
 
 
 def list_plugins(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="whatifs, flights, workloads or sources.")] = "whatifs",
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="whatifs, flights, workloads, sources, models.")
+    ] = "whatifs",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel list whatifs
