@@ -40,7 +40,7 @@ PRIMITIVES = (
 )
 MAX_STEPS = SCHEDULE_SHAPE[0]
 NUM_ARGUMENTS = SCHEDULE_SHAPE[1] - len(PRIMITIVES) - 1
-PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "")
+PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "SRS", "")
 """Orders of loops: S the next level of the spatial axes, R of the reduced ones; none: one loop goes to the end."""
 _SUFFIXES = ("", "_global", "_init", "_rf")
 _EXPLICIT = "pragma_unroll_explicit"

@@ -1,0 +1,100 @@
+"""Programs built in processes of their own, and sets of them that survive an interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.cost.tensor_programs.examples import SMALL
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.programs.build import parse_target
+from windtunnel.cost.programs.generate import Plan, require_targets, sample_programs
+from windtunnel.cost.programs.worker import Worker, WorkerDiedError
+from windtunnel.errors import FlightError, InputError
+
+BASE = parse_target("sse4.2-1")
+NOISY = {"canary_tolerance": 1e9, "max_spread": 1e9}  # what is tested here is not the machine
+
+
+def test_a_plan_visits_every_task_once_in_a_round_and_is_always_the_same():
+    plan = Plan(SMALL, (BASE,), 100, seed=3, batch_size=len(SMALL))
+
+    assert plan.members(2) == plan.members(2)
+    assert set(range(len(SMALL))) == {member.task for member in plan.members(1)}
+    assert len({member.seed for batch in range(4) for member in plan.members(batch)}) == 4 * len(SMALL)
+
+
+def test_targets_have_names_and_must_be_of_this_host():
+    assert ("avx512", 2) == (parse_target("avx512-2").isa, parse_target("avx512-2").num_threads)
+    with pytest.raises(InputError, match="no target is called"):
+        parse_target("neon-1")
+    with pytest.raises(FlightError, match=r"cannot run avx512-2"):
+        require_targets([parse_target("avx512-2")], [BASE])
+
+
+@pytest.mark.slow
+def test_every_kind_of_task_is_computed_rightly_under_random_schedules():
+    pytest.importorskip("tvm")
+    from windtunnel.cost.programs.build import targets_here
+
+    isas = list(dict.fromkeys(target.isa for target in targets_here()))
+    with Worker() as worker:
+        for key, task in enumerate(SMALL):
+            drawn = worker.ask("draw", key, task, 11)
+            assert 1 <= len(drawn.leaf_pos) <= 16
+            assert worker.ask("build", key, task, isas) > 0
+            assert min(worker.ask("time", key, isas[-1], 1, 1e-3)) > 0
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_told_and_replaced():
+    pytest.importorskip("tvm")
+    with Worker() as worker:
+        worker.ask("forget", [])
+        os.kill(worker._process.pid, signal.SIGSEGV)
+        with pytest.raises(WorkerDiedError, match="died"):
+            worker.ask("draw", 0, SMALL[0], 1)
+        worker.start()
+        assert worker.ask("draw", 0, SMALL[0], 1).sched.any()
+
+
+@pytest.mark.slow
+def test_a_wrong_result_is_refused():
+    pytest.importorskip("tvm")
+    from windtunnel.cost.programs import build
+    from windtunnel.cost.programs.sampling import sample
+
+    values, expected = build.arguments_of(SMALL[0])
+    with pytest.raises(FlightError, match="something else"):
+        build.build(sample(SMALL[0], 0).module, "sse4.2", values, expected + 1)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
+    pytest.importorskip("tvm")
+    output = tmp_path / "set.npz"
+    plan = Plan(SMALL[:4], (BASE, parse_target("sse4.2-2")), 6, seed=1, batch_size=4, **NOISY)
+
+    first = sample_programs(plan, output, budget_s=0.0)
+    assert (None, 0) == (first.path, first.num_programs)
+    with pytest.raises(InputError, match="earlier run"):
+        sample_programs(plan, output)
+    other = Plan(SMALL[:4], plan.targets, 6, seed=2, batch_size=4, **NOISY)
+    with pytest.raises(InputError, match="other seed"):
+        sample_programs(other, output, resume=True)
+
+    done = sample_programs(plan, output, resume=True)
+    programs = ProgramSet.load(output)
+
+    assert output == done.path
+    assert (6, ("sse4.2-1", "sse4.2-2")) == (programs.num_programs, programs.device_names)
+    assert np.isfinite(programs.mean_s).all()
+    assert [SMALL[task].flops for task in programs.task] == programs.flops.tolist()
+    assert 1 == programs.meta["seed"]
+    shards = sorted((tmp_path / "set.npz.parts").glob("batch-*.npz"))
+    stamps = [shard.stat().st_mtime_ns for shard in shards]
+    sample_programs(plan, output, resume=True, overwrite=True)
+    assert stamps == [shard.stat().st_mtime_ns for shard in shards]
