@@ -31,7 +31,8 @@ def test_a_short_calibration_measures_limits_samples_and_neighbours(tmp_path, mo
 
     assert 0 == outcome.code
     assert "windtunnel.calibration/1" == found["schema"]
-    assert found["peak_flops_per_s"]["fp32"] > 0
+    assert all(one["peak_flops_per_s"]["fp32"] > 0 for one in found["limits"])
+    assert 1 == found["limits"][0]["num_threads"]
     assert 3 == found["num_learned"]
     assert {"core", "memory"} == set(found["slowdown"])
     assert len(ProfileDatabase(database)) > 20

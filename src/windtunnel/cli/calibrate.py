@@ -14,6 +14,7 @@ from windtunnel.cli._options import Json
 if TYPE_CHECKING:
     from windtunnel.cost.calibration import Calibrated
     from windtunnel.cost.interference import Interference
+    from windtunnel.hardware import Device
 
 __all__ = ["calibrate"]
 
@@ -39,6 +40,7 @@ def calibrate(
     from windtunnel.cost import ProfileDatabase
     from windtunnel.cost.busyness import free_share
     from windtunnel.cost.calibration import calibrate as measure
+    from windtunnel.cost.host import host_limits
     from windtunnel.cost.interference import measured_interference
     from windtunnel.cost.measured import remember
     from windtunnel.units import parse_duration
@@ -49,12 +51,13 @@ def calibrate(
         free = free_share()
         found = measure(parse_duration(budget) / _NS, num_threads=threads, database=kept, progress=progress)
         learned = sum(remember(graph, found.device.num_units, kept) for graph in graphs)
+        limits = host_limits(database=kept, progress=progress)
         slowed = [measured_interference(what, database=kept) for what in ("core", "memory")]
     if as_json:
         print_json({"schema": "windtunnel.calibration/1", "free_share": free, "num_learned": learned,
-                    **_as_dict(found, slowed)})  # fmt: skip
+                    **_as_dict(found, limits, slowed)})  # fmt: skip
     else:
-        _print_limits(found)
+        _print_limits(found, limits)
         _print_errors(found)
         _print_interference(slowed)
         if learned:
@@ -64,13 +67,19 @@ def calibrate(
     advise("next: windtunnel predict train.wt --on this-host")
 
 
-def _as_dict(found: Calibrated, slowed: list[Interference]) -> dict[str, Any]:
+def _as_dict(found: Calibrated, limits: dict[int, Device], slowed: list[Interference]) -> dict[str, Any]:
     device = found.device
     return {
         "num_threads": device.num_units,
-        "peak_flops_per_s": dict(device.peak_flops_per_s),
-        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
-        "cache_bandwidth_bytes_per_s": device.cache_bandwidth_bytes_per_s,
+        "limits": [
+            {
+                "num_threads": count,
+                "peak_flops_per_s": dict(one.peak_flops_per_s),
+                "bandwidth_bytes_per_s": one.bandwidth_bytes_per_s,
+                "cache_bandwidth_bytes_per_s": one.cache_bandwidth_bytes_per_s,
+            }
+            for count, one in limits.items()
+        ],
         "cache_bytes": {"l1d": device.l1_bytes, "l2": device.l2_bytes, "l3": device.l3_bytes},
         "dispatch_ns": device.launch_overhead_ns,
         "bound_error": found.bound_error,
@@ -82,20 +91,26 @@ def _as_dict(found: Calibrated, slowed: list[Interference]) -> dict[str, Any]:
     }
 
 
-def _print_limits(found: Calibrated) -> None:
+def _print_limits(found: Calibrated, limits: dict[int, Device]) -> None:
     from windtunnel.units import format_duration, format_rate, format_size
 
     device = found.device
-    say(f"{device.source}, {device.num_units} thread{'s' if device.num_units > 1 else ''}")
-    peaks = ", ".join(f"{name} {format_rate(rate, 'FLOP/s')}" for name, rate in device.peak_flops_per_s.items())
-    say_wrapped(f"  peak: {peaks}")
-    say_wrapped(
-        f"  bandwidth: memory {format_rate(device.bandwidth_bytes_per_s)}, "
-        f"cache {format_rate(device.cache_bandwidth_bytes_per_s or 0)}"
-    )
+    say(f"{device.source}, sampled with {device.num_units} thread{'s' if device.num_units > 1 else ''}")
     sizes = {"L1": device.l1_bytes, "L2": device.l2_bytes, "L3": device.l3_bytes}
     say("  caches: " + ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size))
     say(f"  calling an operator: {format_duration(device.launch_overhead_ns or 0)}")
+    say()
+    names = list(device.peak_flops_per_s)
+    rows = [
+        (
+            str(count),
+            *(format_rate(one.peak_flops_per_s[name], "FLOP/s") for name in names),
+            format_rate(one.bandwidth_bytes_per_s),
+            format_rate(one.cache_bandwidth_bytes_per_s or 0),
+        )
+        for count, one in limits.items()
+    ]
+    print_table(("threads", *names, "memory", "cache"), rows, numbers=tuple(range(len(names) + 3)))
 
 
 def _print_errors(found: Calibrated) -> None:

@@ -20,7 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.hardware import Device
 
-__all__ = ["HOST", "dispatch_ns", "host_device", "is_host", "usable_dtypes"]
+__all__ = ["HOST", "dispatch_ns", "host_device", "host_limits", "is_host", "usable_dtypes"]
 
 HOST = "this host"
 _DTYPES = ("float32", "bfloat16", "float64")
@@ -70,6 +70,23 @@ def host_device(
         cache_bandwidth_bytes_per_s=max(rates),
         launch_overhead_ns=round(dispatch_ns(database=database)),
     )
+
+
+def host_limits(
+    *,
+    dtypes: Iterable[str] = _DTYPES,
+    database: ProfileDatabase | None = None,
+    progress: Progress | None = None,
+) -> dict[int, Device]:
+    """The limits at 1, 2, 4 ... threads and at all of them, by number of threads."""
+    available = hardware.machine().num_threads
+    counts = sorted({2**power for power in range(available.bit_length()) if 2**power <= available} | {available})
+    found = {}
+    for number, count in enumerate(counts):
+        if progress is not None:
+            progress(f"limits of {count} threads", number, len(counts))
+        found[count] = host_device(count, dtypes=dtypes, database=database)
+    return found
 
 
 def is_host(device: Device) -> bool:
