@@ -115,9 +115,11 @@ def read_op_graphs(path: str | Path) -> dict[str, OpGraph]:
 def _nodes(name: str, rows: Any, source: Path) -> Iterator[Node]:
     for row, given in enumerate(rows):
         try:
-            works = (tuple((kind, tuple(arguments)) for kind, arguments in given[key]) for key in ("fw", "bw", "acc"))
+            forward, backward, accumulate = (
+                tuple((kind, tuple(arguments)) for kind, arguments in given[key]) for key in ("fw", "bw", "acc")
+            )
             external = _ITEM_BYTES * sum(math.prod(shape) for shape in (*given["in"], given["out"]))
-            yield Node(given["name"], given["op"], *works, external_bytes=external)
+            yield Node(given["name"], given["op"], forward, backward, accumulate, external)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"node {row} of {name} cannot be read: {error!r}", where=str(source)) from error
 
@@ -145,12 +147,12 @@ class _Pricing:
     def ns(self, work: Work) -> float:
         kind, arguments = work
         if kind == "MEM":
-            moved = _ITEM_BYTES * sum(math.prod(shape) for shape in arguments)
+            moved: int = _ITEM_BYTES * sum(math.prod(shape) for shape in arguments)
             return 1e9 * moved / self.device.bandwidth_bytes_per_s
         if kind.startswith("ALLREDUCE"):
-            return all_reduce_ns(arguments[0], self.num_devices, self.link_bytes_per_s)
+            return all_reduce_ns(int(arguments[0]), self.num_devices, self.link_bytes_per_s)
         if kind == "SENDRECV":
-            return 1e9 * _ITEM_BYTES * arguments[0] / (_LINK_EFFICIENCY * self.link_bytes_per_s / 2)
+            return 1e9 * _ITEM_BYTES * int(arguments[0]) / (_LINK_EFFICIENCY * self.link_bytes_per_s / 2)
         return 1e6 * self.latency[_key(work)]
 
     def fused_ns(self, node: Node) -> float:

@@ -34,7 +34,6 @@ ELEMENTWISE = ("add", "addu", "div", "divu", "mul", "mulu", "pow", "powu", "relu
 CLASSES = (*PRODUCTS, "elementwise", "ln", "softmax")
 _SIZES = ("B", "M", "N", "K", "H")
 _TILES = ("tile1", "tile2")
-_NEEDED = {"bmm": "BMNK", "linear": "BMNK"}
 _SHEET = ("device", "num_units", "fp32_tflops", "mem_gb", "mem_bw_gbs")
 
 
@@ -129,11 +128,12 @@ class OpTable:
         """Rows to price, as (device, op, sizes): sizes (B, M, N, K) of a product, (B, H) of the others."""
         given = list(rows)
         sizes = np.zeros((len(given), len(_SIZES)))
-        for row, (_, op, numbers) in enumerate(given):
-            sizes[row] = (*numbers, 0.0) if op in PRODUCTS else (numbers[0], 0.0, 0.0, 0.0, numbers[1])
-        names = (np.array([row[index] for row in given], dtype=object) for index in (0, 1))
+        for row, (_, name, numbers) in enumerate(given):
+            sizes[row] = (*numbers, 0.0) if name in PRODUCTS else (numbers[0], 0.0, 0.0, 0.0, numbers[1])
+        device, op = (np.array([row[index] for row in given], dtype=object) for index in (0, 1))
         unknown = np.full(len(given), np.nan)
-        return cls(*names, unknown, *(sizes[:, column] for column in range(len(_SIZES))), *np.zeros((2, len(given))))
+        columns = dict(zip((*_SIZES, *_TILES), (*sizes.T, *np.zeros((2, len(given)))), strict=True))
+        return cls(device, op, unknown, **columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,12 +220,11 @@ def _table(header: list[str], rows: list[list[str]], path: Path) -> OpTable:
         if len(row) != len(header):
             raise InputError(f"{len(row)} fields under {len(header)} names", where=f"{path}, line {line}")
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
-    texts = (np.array(columns[name], dtype=object) for name in ("device", "op"))
     latency = _numbers(columns["latency_ms"], "latency_ms", path)
     empty = ("",) * len(rows)
-    return OpTable(
-        *texts, latency, *(_numbers(columns.get(name, empty), name, path, empty=0.0) for name in (*_SIZES, *_TILES))
-    )
+    sizes = {name: _numbers(columns.get(name, empty), name, path, empty=0.0) for name in (*_SIZES, *_TILES)}
+    device, op = (np.array(columns[name], dtype=object) for name in ("device", "op"))
+    return OpTable(device, op, latency, **sizes)
 
 
 def _numbers(texts: Sequence[str], name: str, path: Path, *, empty: float = math.nan) -> Floats:

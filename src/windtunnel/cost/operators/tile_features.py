@@ -119,4 +119,7 @@ def _overhead(found: Bounds) -> Floats:
 
 def _alignment(first: Floats, second: Floats) -> Floats:
     """How often 2 divides both sizes, at most three times: vector loads need 2 or 4 elements side by side."""
-    return np.sum([(first % 2**power == 0) & (second % 2**power == 0) for power in (1, 2, 3)], axis=0)
+    count: Floats = np.sum(
+        [(first % 2**power == 0) & (second % 2**power == 0) for power in (1, 2, 3)], axis=0, dtype=np.float64
+    )
+    return count

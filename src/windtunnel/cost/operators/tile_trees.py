@@ -23,15 +23,14 @@ from windtunnel.cost.operators.tile_lookup import TileLookup
 from windtunnel.extras import require
 from windtunnel.hardware import Device
 
-__all__ = ["TILES", "TreeModel", "Trees", "train_trees"]
+__all__ = ["TreeModel", "Trees", "train_trees"]
 
 # P rows, F features
 Floats = NDArray[np.float64]
 Sheet = Mapping[str, Device]
 Tile = tuple[ArrayLike, ArrayLike]
 
-TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32))
-"""Output tiles of matrix products (along K, along M) that the libraries of all training devices chose from."""
+_RARE = 0.02  # of a device's kernels of a class: a tile below this share is no choice of the library
 _SMALLEST = 0.05  # of a class's rows on a device: their time is launch and nothing else
 _LOOKUP_ROWS = 8000
 _ROUNDS = {"bmm": 150, "linear": 150}
@@ -48,10 +47,16 @@ class Trees:
         XGBoost's own format.
     overhead_ns : mapping of device to float
         Floor of this class on each training device; other devices get the median.
+    tiles : mapping of device to tuple of (float, float)
+        Output tiles, along K and M, that the library uses there; empty for vector operators.
+    chips : mapping of device to tuple of float
+        Logarithms of units, flops and bytes per second and cache, to find the nearest device by.
     """
 
     data: bytes
     overhead_ns: Mapping[str, float]
+    tiles: Mapping[str, tuple[tuple[float, float], ...]]
+    chips: Mapping[str, tuple[float, ...]]
 
     @cached_property
     def _booster(self) -> Any:
@@ -63,6 +68,18 @@ class Trees:
         """Floor of each row [P]."""
         median = float(np.median(list(self.overhead_ns.values())))
         return np.array([self.overhead_ns.get(name, median) for name in table.device.tolist()])
+
+    def nearest_tiles(self, table: OpTable, chips: Chips) -> list[tuple[tuple[float, float], ...]]:
+        """Tiles of each row's device, or of the most similar one that was measured [P]."""
+        names, first, rows = np.unique(table.device.astype(str), return_index=True, return_inverse=True)
+        places = _places(chips)[first]
+        known = list(self.tiles)
+        points = np.array([self.chips[name] for name in known])
+        nearest = [int(np.argmin(np.linalg.norm(points - place, axis=1))) for place in places]
+        found = [
+            self.tiles.get(name, self.tiles[known[near]]) for name, near in zip(names.tolist(), nearest, strict=True)
+        ]
+        return [found[row] for row in rows.tolist()]
 
     def efficiency(self, features: Floats) -> Floats:
         """Bound over time of features [P, F]."""
@@ -77,8 +94,8 @@ class TreeModel:
     ----------
     op_class : str
     views : tuple of Trees
-        Each prices the same rows; the geometric mean counts. Those of a linear layer: its own and that of products
-        of batch one.
+        Each prices the same rows. Those of a linear layer: its own and that of products of batch one, which a library
+        may run instead; where that is faster, the geometric mean of both counts.
     lookup : TileLookup
         Only to say how far the nearest measured kernel is.
     """
@@ -91,21 +108,25 @@ class TreeModel:
         """Prices of rows of this class."""
         chips = chips_of(table, sheet, dtype)
         found = [_price(trees, table, chips, dtype) for trees in self.views]
-        latency = np.exp(np.mean([np.log(one.latency_ms) for one in found], axis=0))
+        own = found[0].latency_ms
+        latency = np.exp(np.mean([np.log(np.minimum(own, one.latency_ms)) for one in found], axis=0))
         return replace(found[0], latency_ms=latency, distance=self.lookup.nearest(table, sheet)[1])
 
 
 def _price(trees: Trees, table: OpTable, chips: Chips, dtype: str) -> TilePrices:
     """Prices of the fastest tile."""
     overhead = trees.overheads(table)
-    if table.op_class[0] not in PRODUCTS:
+    if not trees.tiles:
         found = tile_bounds(table, chips, overhead, None, dtype)
         return _prices(found, trees.efficiency(vector_features(table, chips, found)), np.zeros((len(table), 2)))
+    used = trees.nearest_tiles(table, chips)
     options = []
-    for tile in TILES:
+    for tile in sorted({tile for tiles in used for tile in tiles}):
         found = tile_bounds(table, chips, overhead, tile, dtype)
         efficiency = trees.efficiency(product_features(table, chips, found, tile))
-        options.append(_prices(found, efficiency, np.broadcast_to(np.array(tile, dtype=np.float64), (len(table), 2))))
+        priced = _prices(found, efficiency, np.broadcast_to(np.array(tile, dtype=np.float64), (len(table), 2)))
+        is_used = np.array([tile in tiles for tiles in used])
+        options.append(replace(priced, latency_ms=np.where(is_used, priced.latency_ms, np.inf)))
     return _fastest(options)
 
 
@@ -154,8 +175,8 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_rounds: int) ->
     xgboost = require("xgboost", extra="learn")
     booster = xgboost.train(
         {
-            "max_depth": 6 if is_product else 4,
-            "eta": 0.12,
+            "max_depth": 8 if is_product else 4,
+            "eta": 0.1 if is_product else 0.12,
             "subsample": 0.8,
             "colsample_bytree": 0.6,
             "min_child_weight": 5,
@@ -166,7 +187,22 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_rounds: int) ->
         xgboost.DMatrix(features, labels, weight=_weights(table), nthread=1),
         num_rounds or _ROUNDS.get(name, _VECTOR_ROUNDS),
     )
-    return Trees(bytes(booster.save_raw("ubj")), floors)
+    tiles = {device: _tiles(table.on(device)) for device in table.devices} if is_product else {}
+    rows = {device: int(np.argmax(table.device == device)) for device in table.devices}
+    places = {device: tuple(_places(chips)[row].tolist()) for device, row in rows.items()}
+    return Trees(bytes(booster.save_raw("ubj")), floors, tiles, places)
+
+
+def _tiles(table: OpTable) -> tuple[tuple[float, float], ...]:
+    """Tiles that one device's library uses, most often first."""
+    known = np.stack([table.tile1, table.tile2], axis=1)[table.tile1 > 0]
+    tiles, counts = np.unique(known, axis=0, return_counts=True)
+    order = [row for row in np.argsort(-counts) if counts[row] >= _RARE * len(known)]
+    return tuple((float(tiles[row, 0]), float(tiles[row, 1])) for row in order)
+
+
+def _places(chips: Chips) -> Floats:
+    return np.log2(np.stack([chips.num_units, chips.flops_per_s, chips.bytes_per_s, chips.cache_bytes], axis=1))
 
 
 def _floors(table: OpTable, sheet: Sheet) -> dict[str, float]:
