@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
+from tests.cost.test_calibration import captured_here
 from tests.cost.test_forecast import step
 from windtunnel.graph import save
 
@@ -23,7 +24,7 @@ def test_a_short_calibration_measures_limits_samples_and_neighbours(tmp_path, mo
     monkeypatch.setattr(calibration, "_ROUND_S", 0.0)
     monkeypatch.setattr(interference, "_RUN_S", 0.05)
     monkeypatch.setattr(interference, "_ROUNDS", 1)
-    graph, database = save(step(), tmp_path / "train.wt"), tmp_path / "profile.db"
+    graph, database = save(captured_here(step()), tmp_path / "train.wt"), tmp_path / "profile.db"
     outcome = windtunnel(
         "calibrate", "--budget", "1ms", "--threads", "1", "--database", database, "--learn", graph, "--json"
     )

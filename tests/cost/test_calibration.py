@@ -112,6 +112,16 @@ def test_samples_of_an_older_database_are_kept(tmp_path):
     assert [] == database.samples("m", "l", 2)
 
 
+def captured_here(graph, **changes):
+    """The graph as if this host had captured it with one thread."""
+    import torch
+
+    from windtunnel.hardware import machine
+
+    known = {"processor": machine().cpu_name, "torch": torch.__version__, "num_threads": 1}
+    return graph.with_meta(hardware=known | changes)
+
+
 class TestOnThisHost:
     @pytest.fixture(autouse=True)
     def torch(self):
@@ -170,11 +180,22 @@ class TestOnThisHost:
         from windtunnel.cost.pricing import price
 
         database = ProfileDatabase(":memory:")
-        assert 3 == remember(step(), 1, database)
+        assert 3 == remember(captured_here(step()), database)
         priced = price(step(), host, [MeasuredPricer(database)])
 
         assert step().duration_ns.tolist() == priced.duration_ns.tolist()
         assert "measured" == priced.tasks.strings("cost_source").decode(1)
+
+    def test_captures_of_another_machine_are_not_learned(self):
+        from tests.cost.test_forecast import step
+        from windtunnel.cost.measured import remember
+        from windtunnel.errors import InputError
+
+        database = ProfileDatabase(":memory:")
+        for graph in (step(), captured_here(step(), processor="Z80"), captured_here(step(), torch="0.1")):
+            with pytest.raises(InputError, match="was captured on"):
+                remember(graph, database)
+        assert 0 == len(database)
 
     def test_errors_and_intervals_come_from_samples_left_out(self, host):
         samples = self.samples(host, 100)

@@ -50,7 +50,7 @@ def calibrate(
     with Progress("calibrating") as progress:
         free = free_share()
         found = measure(parse_duration(budget) / _NS, num_threads=threads, database=kept, progress=progress)
-        learned = sum(remember(graph, found.device.num_units, kept) for graph in graphs)
+        learned = sum(remember(graph, kept) for graph in graphs)
         limits = host_limits(database=kept, progress=progress)
         slowed = [measured_interference(what, database=kept) for what in ("core", "memory")]
     if as_json:

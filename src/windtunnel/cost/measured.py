@@ -25,9 +25,12 @@ from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.pricer import Prices
 from windtunnel.cost.work import Work, work_of
+from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.graph.flops import CONTRACTIONS
 from windtunnel.hardware import Device
+from windtunnel.hardware import machine as machine_of_host
+from windtunnel.hardware.host import plain_name
 
 __all__ = ["CalibratedPricer", "Calibration", "MeasuredPricer", "class_of", "remember"]
 
@@ -65,16 +68,17 @@ def class_of(operator: str) -> str:
     return "reduction" if _REDUCES.search(name) else "elementwise"
 
 
-def remember(graph: Graph, num_threads: int, database: ProfileDatabase) -> int:
+def remember(graph: Graph, database: ProfileDatabase) -> int:
     """Keep what the distinct operators of a graph that was captured here took; returns how many.
 
-    Parameters
-    ----------
-    graph : Graph
-        Captured on this host with these libraries.
-    num_threads : int
-    database : ProfileDatabase
+    They are filed under the threads that the capture had.
+
+    Raises
+    ------
+    InputError
+        The graph was captured on another processor, with other libraries, or does not say where.
     """
+    num_threads = _captured_here(graph)
     work, row_T = work_of(graph)
     tasks = np.flatnonzero(row_T >= 0)
     order = tasks[np.argsort(row_T[tasks], kind="stable")]
@@ -91,6 +95,19 @@ def remember(graph: Graph, num_threads: int, database: ProfileDatabase) -> int:
             found.append(Measurement(*key, float(median), float(median), spread, len(times), **amounts))
     database.add(found)
     return len(found)
+
+
+def _captured_here(graph: Graph) -> int:
+    """Threads of a capture on this host with these libraries."""
+    known = dict(graph.meta.get("hardware", {}))
+    processor, ours = plain_name(str(known.get("processor", ""))), plain_name(machine_of_host().cpu_name)
+    if processor != ours or not libraries().startswith(f"torch {known.get('torch')} "):
+        raise InputError(
+            f"this graph was captured on {processor or 'an unknown processor'} with torch {known.get('torch')}, "
+            f"and this is {ours} with {libraries()}",
+            fix="learn from captures of this host and these libraries",
+        )
+    return int(known["num_threads"])
 
 
 class MeasuredPricer:

@@ -26,6 +26,7 @@ from windtunnel.extras import require
 from windtunnel.flights.advice import FlownAdvice, fly_advice
 from windtunnel.flights.cells import cell_prices
 from windtunnel.graph import Graph
+from windtunnel.hardware.host import plain_name
 from windtunnel.sources.torch_step import capture
 from windtunnel.workloads.cells import Cell, network
 from windtunnel.workloads.vision import vision_model, vision_names
@@ -95,7 +96,7 @@ def use_of_graph(graph: Graph, *, name: str = "", database: ProfileDatabase | No
         It does not say its flops.
     """
     known = dict(graph.meta.get("hardware", {}))
-    processor, ours = _plain(str(known.get("processor", ""))), _plain(hardware.machine().cpu_name)
+    processor, ours = plain_name(str(known.get("processor", ""))), plain_name(hardware.machine().cpu_name)
     if processor and processor != ours:
         raise InputError(
             f"this graph was captured on {processor}, and the peak that can be measured here is that of {ours}",
@@ -104,10 +105,6 @@ def use_of_graph(graph: Graph, *, name: str = "", database: ProfileDatabase | No
         )
     ceilings = measured_ceilings(("float32", *_other_types(graph)), int(known.get("num_threads", 1)), database=database)
     return ModelUse(name, 0, graph, utilisation(graph, ceilings), ceilings)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", name)).strip()
 
 
 def _other_types(graph: Graph) -> list[str]:

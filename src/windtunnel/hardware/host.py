@@ -68,7 +68,18 @@ def _field(text: str, name: str) -> str:
 
 def _cpu_name(info: str) -> str:
     name = _field(info, "model name") or platform.processor() or platform.machine() or "unknown processor"
-    return re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", name)).strip()
+    return plain_name(name)
+
+
+def plain_name(processor: str) -> str:
+    """A processor's name without marks, so that two spellings of it are equal.
+
+    Examples
+    --------
+    >>> plain_name("Intel(R) Xeon(R)  Platinum 8480C")
+    'Intel Xeon Platinum 8480C'
+    """
+    return re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", processor)).strip()
 
 
 def _usable_threads(root: Path) -> int:
