@@ -43,6 +43,7 @@ BARS = (
     "intervals_cover",
     "nas_few_shot",
     "wave_scaling",
+    "kernel_forest",
 )
 
 
