@@ -34,6 +34,7 @@ from windtunnel.simulate import replay
 
 REPLAY_MEDIAN, REPLAY_WORST, WHATIF_MEDIAN = 0.03, 0.08, 0.05
 ITERATIONS, MOST_ITERATIONS, TIME_CAP_S = 20, 1000, 120.0
+FEWEST = 6  # fewer say nothing of their own spread
 STANDARD_ERROR, SPARE = 0.02, 1.25  # a pilot's own spread is known roughly
 RULE = StopRule(rounds=20, precision=0.01, time_limit_s=5.0, turn_ns=50_000_000, warmup=2)
 EVERYWHERE = "fused-optimizer"
@@ -72,6 +73,7 @@ def rows_of(model: str, iterations: int) -> list[dict[str, object]]:
 
 def captured(subject: WorkloadName, iterations: int) -> tuple[Graph, dict[str, object]]:
     """A capture of so many iterations that the bare ones are known, and what the row says of that."""
+    iterations = max(iterations, FEWEST)
     while True:
         begun_s = time.monotonic()
         graph = subject.capture(iterations, None)
