@@ -134,6 +134,10 @@ class Bench:
         self._judge(found, samples)
         return found
 
+    def rates(self) -> list[dict[str, float]]:
+        """Peak and bandwidth of each target, measured now."""
+        return [self._workers[0].ask("describe", target.isa, target.num_threads) for target in self._targets]
+
     def _owner(self, task: int) -> Worker:
         """Programs of one task are all drawn by one process, so that twins meet."""
         return self._workers[task % len(self._workers)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.cost.programs.build import ISAS, Target
@@ -19,8 +20,8 @@ _SIMD_BITS = {"sse4.2": 128, "avx2": 256, "avx512": 512}
 _VERSIONS = ("windtunnel", "apache-tvm", "numpy")
 
 
-def describe_device(target: Target) -> dict[str, Any]:
-    """A target on this host."""
+def describe_device(target: Target, rates: Mapping[str, float]) -> dict[str, Any]:
+    """A target on this host, with the rates that were measured on it."""
     from windtunnel import hardware
 
     host = hardware.machine()
@@ -31,8 +32,9 @@ def describe_device(target: Target) -> dict[str, Any]:
         "simd_bits": _SIMD_BITS[target.isa],
         "code_generator_flags": list(ISAS[target.isa]),
         "cpu_name": host.cpu_name,
-        "cache_bytes": list(host.cache_bytes) if not isinstance(host.cache_bytes, dict) else dict(host.cache_bytes),
+        "cache_bytes": dict(host.cache_bytes),
         "memory_bytes": host.memory_bytes,
+        **rates,
     }
 
 

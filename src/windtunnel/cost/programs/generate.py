@@ -29,7 +29,7 @@ from windtunnel.errors import FlightError, InputError
 __all__ = ["Plan", "Sampled", "sample_programs"]
 
 BATCH_SIZE = 48
-MAX_NOISY_IN_TURN = 5
+MAX_NOISY_IN_TURN = 20
 MAX_BATCHES_OVER = 4
 _PLAN = "plan.json"
 
@@ -160,11 +160,11 @@ def sample_programs(
             if progress is not None:
                 progress("programs", parts.num_programs, plan.num_programs)
             _measure_batch(plan, bench, parts, batch, sampled)
+        if parts.num_programs >= plan.num_programs:
+            sampled.path = _assemble(plan, parts, bench.rates()).save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.dropped()
     sampled.elapsed_s = time.monotonic() - began
-    if parts.num_programs >= plan.num_programs:
-        sampled.path = _assemble(plan, parts).save(output, overwrite=overwrite)
     return sampled
 
 
@@ -255,7 +255,7 @@ class _Parts:
         return total
 
 
-def _assemble(plan: Plan, parts: _Parts) -> ProgramSet:
+def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> ProgramSet:
     """All batches in their order as one set of exactly the size that was asked for."""
     ordered: Sequence[ProgramSet] = [parts.sets[batch] for batch in sorted(parts.sets)]
     whole = ProgramSet.concatenate(ordered).select(np.arange(plan.num_programs))
@@ -269,7 +269,7 @@ def _assemble(plan: Plan, parts: _Parts) -> ProgramSet:
     }
     return ProgramSet(
         **{name: getattr(whole, name) for name in ProgramSet.__dataclass_fields__ if name not in ("devices", "meta")},
-        devices=tuple(describe_device(target) for target in plan.targets),
+        devices=tuple(describe_device(*pair) for pair in zip(plan.targets, rates, strict=True)),
         meta=meta,
     )
 

@@ -17,7 +17,7 @@ __all__ = ["MAX_MOVE", "MAX_SPREAD", "PROTOCOL", "Canary", "Timing", "time_progr
 WARM_UP_RUNS = 2
 BUDGET_S = 0.020
 MAX_REPEATS = 50
-MIN_REPEATS = 3
+MIN_REPEATS = 2
 LOOK_S = 2e-4
 MAX_SPREAD = 0.05
 MAX_MOVE = 0.05
@@ -32,7 +32,7 @@ PROTOCOL = {
 }
 
 Evaluate = Callable[[int, int], Sequence[float]]
-"""``evaluate(number, repeat)``: mean seconds of ``number`` runs, ``repeat`` times."""
+"""``evaluate(number, repeat)``: mean seconds of ``number`` runs, ``repeat`` times, after one that is not counted."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def time_program(evaluate: Evaluate, budget_s: float = BUDGET_S) -> Timing:
     >>> time_program(lambda number, repeat: [0.004] * repeat).mean_s
     0.004
     """
-    typical_s = max(min(evaluate(1, WARM_UP_RUNS)), 1e-9)
+    typical_s = max(min(evaluate(1, WARM_UP_RUNS - 1)), 1e-9)
     number = max(1, math.ceil(LOOK_S / typical_s)) if typical_s < LOOK_S else 1
     repeat = min(MAX_REPEATS, max(MIN_REPEATS, math.ceil(budget_s / (number * typical_s))))
     return Timing(tuple(evaluate(number, repeat)))

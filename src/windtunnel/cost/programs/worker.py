@@ -28,8 +28,8 @@ __all__ = ["Drawn", "Worker", "WorkerDiedError"]
 
 MAX_LEAVES = 16
 MAX_TEMPORARY_BYTES = 64 * 2**20
-MAX_CODE_OPERATIONS = 2000
-MAX_RUN_S = 0.12
+MAX_CODE_OPERATIONS = 1500
+MAX_RUN_S = 0.1
 MAX_DRAWS = 12
 PATIENCE_S = 120.0
 CANARY = Task("matmul", {"m": 128, "n": 128, "k": 128})
@@ -235,6 +235,14 @@ def _canary(state: _State, key: int, isa: str) -> None:
     _build(state, key, CANARY, [isa])
 
 
+def _describe(state: _State, isa: str, num_threads: int) -> dict[str, float]:
+    """The measured rates of a device."""
+    from windtunnel.cost.programs.devices import rates
+
+    _stay_on(sorted(state.cores)[:1])
+    return rates(isa, num_threads)
+
+
 def _forget(state: _State, keys: Sequence[int]) -> None:
     """Let go of the code of some programs."""
     state.code = {pair: code for pair, code in state.code.items() if pair[0] not in keys}
@@ -247,5 +255,6 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "build": _build,
     "time": _time,
     "canary": _canary,
+    "describe": _describe,
     "forget": _forget,
 }

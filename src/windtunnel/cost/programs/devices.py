@@ -1,0 +1,85 @@
+"""What a device can do at best, measured with its own code (room cost, programs).
+
+In: an instruction set and a number of threads. Out: floating-point and memory rates. The peak is the best of a few
+products whose tile stays in registers and whose operands stay in the first cache; the bandwidth is of a triad on three
+arrays larger than the caches. Not here: what these rates are for.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from windtunnel.cost.programs.build import arguments_of, build, use_threads
+from windtunnel.cost.programs.schedules import PATTERNS, Step, replay, to_rows
+from windtunnel.cost.programs.tasks import Task
+
+__all__ = ["rates"]
+
+TILES = ((4, 16), (6, 16), (12, 16), (4, 32), (6, 32), (8, 32), (12, 32))
+"""Rows and columns of the tile in registers."""
+BLOCKS, DEPTH = 64, 256
+TRIAD_ELEMENTS = 2**25
+RUNS, REPEATS = 20, 10
+TRIAD_REPEATS = 5
+
+
+def rates(isa: str, num_threads: int) -> dict[str, float]:
+    """Rates of a device, in this process.
+
+    Returns
+    -------
+    dict
+        ``peak_flops_per_s``, ``bandwidth_bytes_per_s``, and ``clock_hz`` where the host says it.
+    """
+    found = {
+        "peak_flops_per_s": max(_product_rate(isa, num_threads, *tile) for tile in TILES),
+        "bandwidth_bytes_per_s": _triad_rate(isa, num_threads),
+    }
+    return found | _clock()
+
+
+def _product_rate(isa: str, num_threads: int, rows: int, columns: int) -> float:
+    task = Task("matmul", {"m": BLOCKS * rows, "n": columns, "k": DEPTH})
+    steps = (
+        Step("cache_write", "main"),
+        Step("split", "main", (0, rows)),
+        Step("split", "main", (2, columns)),
+        Step("reorder", "main", (3, 0, 1, PATTERNS.index("SRS"))),
+        Step("parallel", "main", (0,)),
+        Step("compute_at", "main_global", (1, 0, 1)),
+        Step("vectorize", "main_global", (2,)),
+        Step("vectorize", "main", (4,)),
+        Step("unroll", "main", (3, 0)),
+        Step("init", "main", (2,)),
+        Step("vectorize", "main_init", (3,)),
+    )
+    return task.flops / _least_s(task, steps, isa, num_threads, RUNS, REPEATS)
+
+
+def _triad_rate(isa: str, num_threads: int) -> float:
+    task = Task("elementwise", {"b": 1, "c": 1, "s": TRIAD_ELEMENTS}, ("mul_const", "add"))
+    steps = (
+        Step("inline", "op0"),
+        Step("fuse", "op1", (0, 3)),
+        Step("split", "op1", (0, 2**12, 16)),
+        Step("parallel", "op1", (0,)),
+        Step("vectorize", "op1", (2,)),
+    )
+    return task.size_bytes / _least_s(task, steps, isa, num_threads, 1, TRIAD_REPEATS)
+
+
+def _least_s(task: Task, steps: tuple[Step, ...], isa: str, num_threads: int, runs: int, repeats: int) -> float:
+    values, expected = arguments_of(task)
+    use_threads(num_threads)
+    built = build(replay(task, to_rows(steps)).module, isa, values, expected)
+    return min(built.evaluate(runs, repeats))
+
+
+def _clock() -> dict[str, float]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    match = re.search(r"^cpu MHz\s*:\s*([0-9.]+)", text, re.MULTILINE)
+    return {"clock_hz": float(match[1]) * 1e6} if match else {}
