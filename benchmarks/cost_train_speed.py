@@ -44,10 +44,14 @@ def training_rates(programs, split) -> dict[str, float]:
 def pricing_rates(programs, split) -> tuple[dict[str, float], float]:
     """Programs per second with everything from raw features to seconds, and how far bfloat16 moves a price."""
     from windtunnel.cost.learned.metrics import mape
+    from windtunnel.cost.learned.network import PRESETS
     from windtunnel.cost.learned.predictor import Recipe, train
     from windtunnel.cost.learned.training import TrainingConfig
 
-    predictor = train(programs, split, Recipe(training=TrainingConfig(max_epochs=3, batch_size=BATCH)))[0]
+    small = PRESETS["small"]
+    predictor = train(programs, split, Recipe(network=small, training=TrainingConfig(max_epochs=3, batch_size=BATCH)))[
+        0
+    ]
     fast = predictor.in_bfloat16()
     samples = np.resize(split.train, (NUM_PRICED, 2))
     copies = programs.select(samples[:, 0])  # programs of their own, so that nothing is shared between samples

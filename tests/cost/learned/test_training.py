@@ -150,7 +150,7 @@ def test_fine_tuning_starts_from_the_given_weights(programs, trained):
 
 def test_domain_term_without_target(programs):
     with pytest.raises(InputError, match="target samples"):
-        train(programs, split_by_task(programs, "slow"), Recipe(domain="cmd"))
+        train(programs, split_by_task(programs, "slow"), Recipe(network=tiny(), domain="cmd"))
 
 
 def test_triangular_rate():

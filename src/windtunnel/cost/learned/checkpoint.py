@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.cost.learned.additive import AdditiveConfig
 from windtunnel.cost.learned.features import FEATURE_NAMES
 from windtunnel.cost.learned.network import Network, NetworkConfig
-from windtunnel.cost.learned.predictor import Predictor
+from windtunnel.cost.learned.predictor import Predictor, build
 from windtunnel.cost.learned.samples import Normaliser
 from windtunnel.cost.learned.transforms import FeatureScale, LabelTransform
 from windtunnel.errors import InputError, SchemaVersionError
@@ -28,6 +29,7 @@ __all__ = ["SCHEMA", "load_predictor", "read_header", "save_predictor"]
 
 SCHEMA = 1
 KIND = "cdmpp"
+CONFIGS: dict[str, Any] = {"cdmpp": NetworkConfig, "additive": AdditiveConfig}
 ARRAYS = ("features.low", "features.high", "context.mean", "context.std")
 
 
@@ -54,6 +56,7 @@ def save_predictor(predictor: Predictor, path: str | os.PathLike[str], *, overwr
     header = {
         "schema": SCHEMA,
         "kind": KIND,
+        "architecture": "cdmpp" if isinstance(predictor.network, Network) else "additive",
         "network": asdict(predictor.network.config),
         "labels": normaliser.labels.to_json(),
         "target": normaliser.target,
@@ -126,8 +129,6 @@ def load_predictor(path: str | os.PathLike[str]) -> Predictor:
     try:
         low, high, mean, std = (tensors.pop(name).numpy() for name in ARRAYS)
         sizes: dict[str, Any] = {key: _plain(value) for key, value in header["network"].items()}
-        network = Network(NetworkConfig(**sizes))
-        network.load_state_dict({name.removeprefix("network."): value for name, value in tensors.items()})
         normaliser = Normaliser(
             FeatureScale(low, high),
             LabelTransform.from_json(header["labels"]),
@@ -137,6 +138,9 @@ def load_predictor(path: str | os.PathLike[str]) -> Predictor:
             std,
             header["has_positions"],
         )
+        config = CONFIGS[header["architecture"]](**sizes)
+        network = build(config, normaliser)
+        network.load_state_dict({name.removeprefix("network."): value for name, value in tensors.items()})
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"the predictor is damaged: {str(error)[:200]}", where=str(path)) from error
     network.eval()

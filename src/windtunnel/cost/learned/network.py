@@ -137,6 +137,11 @@ class Network(nn.Module):
         self.last = nn.Linear(config.decoder[-1], 1)
         self.encoder_dtype = torch.float32
 
+    @property
+    def latent_width(self) -> int:
+        """Entries of a latent."""
+        return self.config.decoder[-1]
+
     def forward(self, leaves_BNF: Tensor, context_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A bucket: every program has N leaves, places already added. Returns numbers [B] and latents [B, width]."""
         encoded = self.encoder(leaves_BNF.to(self.encoder_dtype)).to(leaves_BNF.dtype)
@@ -171,7 +176,7 @@ class Network(nn.Module):
         return self.last(latent).squeeze(-1), latent
 
 
-def in_bfloat16(network: Network) -> Network:
+def in_bfloat16(network: Any) -> Any:
     """A copy for bulk prediction, its encoder in bfloat16: faster where the processor has such units."""
     fast = copy.deepcopy(network).eval()
     fast.encoder.to(torch.bfloat16)

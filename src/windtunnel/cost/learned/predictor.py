@@ -1,8 +1,8 @@
 """The learned price of tensor programs (room cost): a recipe and a split in, a ``Predictor`` out, and its prices.
 
 ``RECIPES["paper"]`` is CDMPP to the letter; ``"paper-small"`` the same on a network for CPUs; ``"efficiency"`` is the
-default: the same tree network learns the share of the physical bound that a program reaches, so that sizes
-extrapolate. Not here: files (``checkpoint``), baselines, choosing what to measure (``sampling``).
+default: times of leaves that add up, learned as the share of the physical bound that a program reaches, so that
+sizes extrapolate. Not here: files (``checkpoint``), baselines, choosing what to measure (``sampling``).
 
 Source: CDMPP (EuroSys 2024).
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from windtunnel.cost.learned.additive import AdditiveConfig, AdditiveNetwork
 from windtunnel.cost.learned.context import ContextKind
 from windtunnel.cost.learned.losses import DomainTerm, LossKind, domain_term, label_loss
 from windtunnel.cost.learned.metrics import mape
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
 else:
     torch = require("torch", extra="learn")
 
-__all__ = ["RECIPES", "Predictor", "Recipe", "train"]
+__all__ = ["RECIPES", "Predictor", "Recipe", "build", "train"]
 
 PREDICTION_BATCH = 512
+ADDITIVE_TRAINING = TrainingConfig(
+    learning_rate=2e-3, batch_size=128, max_epochs=150, patience=150, average_decay=0.98, clip_norm=1.0
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Recipe:
         Term that draws the latents of source and target together, its factor, target samples per step.
     """
 
-    network: NetworkConfig = PRESETS["small"]
+    network: NetworkConfig | AdditiveConfig = field(default_factory=AdditiveConfig)
     labels: LabelKind = "log"
     target: Target = "efficiency"
     context: ContextKind = "bound"
@@ -72,8 +76,9 @@ RECIPES = {
         num_target=2048,
         training=PAPER_TRAINING,
     ),
-    "paper-small": Recipe(labels="box-cox", target="seconds", loss="hybrid"),
-    "efficiency": Recipe(training=TrainingConfig(learning_rate=2e-3, average_decay=0.98)),
+    "paper-small": Recipe(network=PRESETS["small"], labels="box-cox", target="seconds", loss="hybrid"),
+    "efficiency": Recipe(training=ADDITIVE_TRAINING),
+    "efficiency-attention": Recipe(network=AdditiveConfig(num_blocks=2, num_layers=1), training=ADDITIVE_TRAINING),
 }
 
 
@@ -81,7 +86,7 @@ RECIPES = {
 class Predictor:
     """A trained network with everything that it needs to price programs."""
 
-    network: Network
+    network: Any
     normaliser: Normaliser
     header: dict[str, Any]
 
@@ -101,7 +106,7 @@ class Predictor:
     def latents(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
         """Last hidden layer of each sample, float32 [M, width]: where domains are compared."""
         buckets = Buckets(programs, samples, self.normaliser, has_labels=False)
-        latents = np.zeros((len(samples), self.network.config.decoder[-1]), dtype=np.float32)
+        latents = np.zeros((len(samples), self.network.latent_width), dtype=np.float32)
         self.network.eval()
         with torch.inference_mode():
             for batch in buckets.batches(PREDICTION_BATCH):
@@ -109,7 +114,7 @@ class Predictor:
         return latents
 
 
-def _predict(network: Network, buckets: Buckets) -> np.ndarray:
+def _predict(network: Any, buckets: Buckets) -> np.ndarray:
     """Batches side by side, one thread each: they are too small for several."""
     values = np.zeros(len(buckets), dtype=np.float64)
     network.eval()
@@ -155,7 +160,7 @@ def train(
         )
     normaliser = start.normaliser if start else _normaliser(programs, split, recipe)
     torch.manual_seed(recipe.training.seed)
-    network = Network(_network_config(recipe, normaliser))
+    network = build(replace(recipe.network, num_context=len(normaliser.context_mean)), normaliser)
     if start:
         network.load_state_dict(start.network.state_dict())
     source = Buckets(programs, split.train, normaliser)
@@ -186,11 +191,26 @@ def _normaliser(programs: ProgramSet, split: Split, recipe: Recipe) -> Normalise
         target=recipe.target,
         context=recipe.context,
         has_positions=recipe.network.has_positions,
+        is_standard=isinstance(recipe.network, AdditiveConfig),
     )
 
 
-def _network_config(recipe: Recipe, normaliser: Normaliser) -> NetworkConfig:
-    return replace(recipe.network, num_context=len(normaliser.context_mean))
+def build(config: NetworkConfig | AdditiveConfig, normaliser: Normaliser) -> Any:
+    """A fresh network of either kind.
+
+    Raises
+    ------
+    InputError
+        Times of leaves can only add up where labels are logarithms.
+    """
+    if isinstance(config, NetworkConfig):
+        return Network(config)
+    if normaliser.labels.kind != "log":
+        raise InputError(f"times cannot add up in {normaliser.labels.kind} labels", fix='labels="log"')
+    network = AdditiveNetwork(config)
+    network.label_shift.fill_(normaliser.labels.shift)
+    network.label_scale.fill_(normaliser.labels.scale)
+    return network
 
 
 def _loss(recipe: Recipe, programs: ProgramSet, split: Split, normaliser: Normaliser) -> Callable[[Any, Any], Tensor]:

@@ -66,6 +66,7 @@ class Normaliser:
         target: Target = "efficiency",
         context: ContextKind = "bound",
         has_positions: bool = True,
+        is_standard: bool = False,
     ) -> Normaliser:
         """Fit on the training samples [M, 2]; a context that is the same for all of them is dropped.
 
@@ -85,7 +86,8 @@ class Normaliser:
         else:
             mean, std = raw.mean(axis=0), np.where(std > 1e-9, std, 1.0)
         leaves = np.concatenate([_leaf_rows(programs, row) for row in np.unique(train[:, 0])])
-        scale = FeatureScale.fit(programs.features[leaves])
+        rows = programs.features[leaves]
+        scale = FeatureScale.standard(rows) if is_standard else FeatureScale.fit(rows)
         return cls(scale, LabelTransform.fit(labels, seconds / base), target, context, mean, std, has_positions)
 
     def context_of(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:

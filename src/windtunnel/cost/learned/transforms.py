@@ -61,6 +61,13 @@ class FeatureScale:
         values = np.asarray(rows, dtype=np.float32)
         return cls(values.min(axis=0), values.max(axis=0))
 
+    @classmethod
+    def standard(cls, rows: np.ndarray) -> FeatureScale:
+        """Mean zero and unit variance instead; entries that never change only lose their mean."""
+        values = np.asarray(rows, dtype=np.float32)
+        mean, std = values.mean(axis=0), values.std(axis=0)
+        return cls(mean, mean + np.where(std > 1e-4, std, np.float32(1)))
+
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Scaled rows, float32; training rows lie within 0 and 1."""
         scaled: np.ndarray = (np.asarray(rows, dtype=np.float32) - self.low) / (self.high - self.low + np.float32(1e-6))

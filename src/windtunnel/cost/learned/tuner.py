@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.cost.learned.network import NetworkConfig
+from windtunnel.cost.learned.network import PRESETS, NetworkConfig
 from windtunnel.cost.learned.predictor import RECIPES, Recipe, train
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.learned.splits import Split
@@ -64,8 +64,8 @@ def suggest(trial: Any, base: Recipe) -> Recipe:
     depth = trial.suggest_categorical("embed_depth", DEPTHS)
     latent = trial.suggest_int("latent_length", 64, 1024, log=True)
     decoder = trial.suggest_int("decoder_width", 64, 1024, log=True)
-    network: NetworkConfig = replace(
-        base.network,
+    network = replace(
+        base.network if isinstance(base.network, NetworkConfig) else PRESETS["small"],
         num_layers=trial.suggest_int("num_layers", 1, 12),
         projection=(trial.suggest_int("projection_width", 164, 1024, log=True), *([embed] * depth)),
         decoder=(*([decoder] * (trial.suggest_categorical("decoder_depth", DEPTHS) - 1)), latent),

@@ -1,0 +1,79 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from tests.cost.learned.small_set import small_set  # noqa: E402
+from windtunnel.cost.learned.additive import AdditiveConfig, AdditiveNetwork  # noqa: E402
+from windtunnel.cost.learned.checkpoint import load_predictor, read_header, save_predictor  # noqa: E402
+from windtunnel.cost.learned.metrics import mape  # noqa: E402
+from windtunnel.cost.learned.predictor import RECIPES, Recipe, train  # noqa: E402
+from windtunnel.cost.learned.samples import labels_of  # noqa: E402
+from windtunnel.cost.learned.splits import split_sorted  # noqa: E402
+from windtunnel.errors import InputError  # noqa: E402
+
+SMALL = AdditiveConfig(width=16, num_blocks=1)
+
+
+def network(**changes):
+    torch.manual_seed(0)
+    made = AdditiveNetwork(replace(SMALL, **changes))
+    for layer in (made.deep, made.wide):
+        torch.nn.init.normal_(layer.weight, std=0.1)
+    return made.eval()
+
+
+def test_times_of_leaves_add_up():
+    made = network()
+    made.label_shift.fill_(-3.0)
+    made.label_scale.fill_(2.0)
+    leaves = torch.randn(1, 3, 164)
+    seconds = lambda z: torch.exp(z * 2 - 3)  # noqa: E731
+
+    with torch.no_grad():
+        together = seconds(made(leaves)[0])
+        alone = sum(seconds(made(leaves[:, [place]])[0]) for place in range(3))
+
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("num_layers", [0, 1])
+@pytest.mark.parametrize("num_context", [0, 3])
+def test_padded_batch_equals_buckets(num_layers, num_context):
+    made = network(num_layers=num_layers, num_context=num_context)
+    leaves, mask = torch.randn(2, 16, 164), torch.zeros(2, 16, dtype=torch.bool)
+    mask[0, :2], mask[1, :5] = True, True
+    context = torch.randn(2, num_context) if num_context else None
+
+    with torch.no_grad():
+        together, latents = made.forward_padded(leaves, mask, context)
+        alone = [
+            made(leaves[[row], :count], None if context is None else context[[row]]) for row, count in enumerate((2, 5))
+        ]
+
+    torch.testing.assert_close(together, torch.cat([one[0] for one in alone]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(latents, torch.cat([one[1] for one in alone]), atol=1e-5, rtol=1e-5)
+
+
+def test_it_learns_and_its_file_gives_the_same_prices(tmp_path):
+    programs = small_set()
+    split = split_sorted(programs, "slow")
+    training = replace(RECIPES["efficiency"].training, max_epochs=60, batch_size=16)
+
+    predictor, _ = train(programs, split, Recipe(network=SMALL, training=training))
+    path = save_predictor(predictor, tmp_path / "additive.safetensors")
+
+    prices = predictor.predict(programs, split.test)
+    assert mape(prices, labels_of(programs, split.test)) < 0.2
+    np.testing.assert_array_equal(load_predictor(path).predict(programs, split.test), prices)
+    assert read_header(path)["architecture"] == "additive"
+    assert predictor.latents(programs, split.test).shape == (len(split.test), 16)
+
+
+def test_labels_that_are_no_logarithms():
+    programs = small_set(num_tasks=4, per_task=4)
+    with pytest.raises(InputError, match="cannot add up in std labels"):
+        train(programs, split_sorted(programs, "slow"), Recipe(network=SMALL, labels="std"))
