@@ -92,6 +92,8 @@ def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
     ready = Interpreter(keyed.program, form, set(opaque))
     ready.rehearse()
     watch = Watch(workspace=True)
+    with watch.learning():
+        ready.run()
     with watch:
         ready.run()
     return ProgramPeak(watch.profile().peak_bytes, ready.input_bytes)

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from windtunnel.sources._torch_annotate import is_compiling, module_paths
 
-__all__ = ["FORWARD", "PHASES", "Interned", "Places"]
+__all__ = ["BACKWARD", "BEFORE", "DATA", "FORWARD", "PHASES", "UPDATE", "Interned", "Lines", "NodeLayers", "Places"]
 
 PHASES = ("before", "data", "forward", "backward", "update")
 BEFORE, DATA, FORWARD, BACKWARD, UPDATE = range(len(PHASES))
@@ -46,6 +46,55 @@ class Interned:
         return found
 
 
+class Lines(Interned):
+    """Source lines of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line_of: dict[tuple[CodeType, int], int] = {}
+        self._is_foreign: dict[CodeType, bool] = {}
+
+    def here(self) -> int:
+        """The innermost frame outside of torch and of what measures."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            foreign = self._is_foreign.get(code)
+            if foreign is None:
+                foreign = self._is_foreign[code] = _is_foreign(code.co_filename)
+            if not foreign:
+                key = (code, frame.f_lineno)
+                number = self._line_of.get(key)
+                if number is None:
+                    text = f"{_shown(code.co_filename)}:{frame.f_lineno}"
+                    number = self._line_of[key] = self.number(text)
+                return number
+            frame = frame.f_back
+        return 0
+
+
+class NodeLayers:
+    """Which layer's forward made an autograd node: nodes are numbered in the order of their making."""
+
+    def __init__(self) -> None:
+        self._bounds: list[int] = [-1]  # sequence numbers from which the nodes belong to ...
+        self._layers: list[int] = [0]  # ... these layers
+
+    def bound(self, sequence: int, layer: int) -> None:
+        """Nodes from this number on belong to ``layer``."""
+        if self._layers[-1] == layer:
+            return
+        if self._bounds[-1] >= sequence:
+            self._layers[-1] = layer
+        else:
+            self._bounds.append(sequence)
+            self._layers.append(layer)
+
+    def layer(self, sequence: int) -> int:
+        """The layer of a node."""
+        return self._layers[bisect_right(self._bounds, sequence) - 1]
+
+
 class Places:
     """Answers where the program is now; ``on_enter`` is told of every call of a module from outside of any."""
 
@@ -53,14 +102,11 @@ class Places:
         self._models = models
         self.paths = module_paths(models)
         self._on_enter = on_enter
-        self.layers, self.lines = Interned(), Interned()
+        self.layers, self.lines = Interned(), Lines()
         self.owner_of: dict[int, int] = {}  # id(parameter) -> layer
         self.forced_phase = 0  # DATA or UPDATE while one of them runs
         self._stack: list[tuple[int, bool]] = []  # (layer, entered in a backward pass)
-        self._bounds: list[int] = [-1]  # sequence numbers from which the nodes belong to ...
-        self._bound_layers: list[int] = [0]  # ... these layers
-        self._line_of: dict[tuple[CodeType, int], int] = {}
-        self._is_foreign: dict[CodeType, bool] = {}
+        self._nodes = NodeLayers()
         self._hooks: list[Any] = []
 
     # --- modules ----------------------------------------------------------------------------------------
@@ -89,7 +135,7 @@ class Places:
         path = self.paths.get(id(module))
         layer = self.layers.number(path) if path is not None else self._stack[-1][0] if self._stack else 0
         self._stack.append((layer, torch._C._current_autograd_node() is not None))
-        self.bound(_get_sequence_nr(), layer)
+        self._nodes.bound(_get_sequence_nr(), layer)
 
     def _enter_by_name(self, _module: torch.nn.Module, _inputs: Any, named: Any) -> None:
         if len(self._stack) == 1 and named:
@@ -98,22 +144,16 @@ class Places:
     def _leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         if self._stack:
             self._stack.pop()
-        self.bound(_get_sequence_nr(), self._stack[-1][0] if self._stack else 0)
+        self._nodes.bound(_get_sequence_nr(), self._stack[-1][0] if self._stack else 0)
 
     @property
     def is_outside(self) -> bool:
         """Whether no module runs now."""
         return not self._stack
 
-    def bound(self, sequence: int, layer: int) -> None:
-        """Nodes from this number on belong to ``layer``."""
-        if self._bound_layers[-1] == layer:
-            return
-        if self._bounds[-1] >= sequence:
-            self._bound_layers[-1] = layer
-        else:
-            self._bounds.append(sequence)
-            self._bound_layers.append(layer)
+    def force(self, phase: int) -> None:
+        """From now on it is this phase, whatever runs; 0: as it seems."""
+        self.forced_phase = phase
 
     # --- now --------------------------------------------------------------------------------------------
 
@@ -126,32 +166,14 @@ class Places:
         else:
             layer = 0 if node is None else self._layer_of(node)
         if torch.is_grad_enabled():
-            self.bound(_get_sequence_nr() - 1, layer)  # the node of this very operator has been made already
+            self._nodes.bound(_get_sequence_nr() - 1, layer)  # the node of this very operator has been made already
         return phase, layer
 
     def _layer_of(self, node: Any) -> int:
         variable = getattr(node, "variable", None)  # of a node that accumulates a gradient
         if variable is not None:
             return self.owner_of.get(id(variable), 0)
-        return self._bound_layers[bisect_right(self._bounds, node._sequence_nr()) - 1]
-
-    def line(self) -> int:
-        """The innermost frame outside of torch and of what measures."""
-        frame: Any = sys._getframe(2)
-        while frame is not None:
-            code = frame.f_code
-            foreign = self._is_foreign.get(code)
-            if foreign is None:
-                foreign = self._is_foreign[code] = _is_foreign(code.co_filename)
-            if not foreign:
-                key = (code, frame.f_lineno)
-                number = self._line_of.get(key)
-                if number is None:
-                    text = f"{_shown(code.co_filename)}:{frame.f_lineno}"
-                    number = self._line_of[key] = self.lines.number(text)
-                return number
-            frame = frame.f_back
-        return 0
+        return self._nodes.layer(node._sequence_nr())
 
 
 def _is_foreign(filename: str) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "STATE",
     "TEMPORARY",
     "WEIGHT",
+    "WORKSPACE",
     "Entry",
     "Ledger",
     "all_storages",
@@ -48,6 +49,7 @@ class Ledger:
     entries: list[Entry] = field(default_factory=list)
     initial: list[int] = field(default_factory=list)  # storages that were there before
     names: list[Any] = field(default_factory=list)  # text, or the operator that made it
+    makers: list[Any] = field(default_factory=list)  # the same, whatever it was recognised as later
     layers: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     phases: list[int] = field(default_factory=list)
@@ -55,9 +57,6 @@ class Ledger:
     categories: list[int] = field(default_factory=list)
     first_sizes: list[int] = field(default_factory=list)
     first_categories: list[int] = field(default_factory=list)
-    addresses: list[int] = field(default_factory=list)
-    devices: list[torch.device] = field(default_factory=list)
-    updates: list[tuple[int, int, int, int]] = field(default_factory=list)  # begin_ns, end_ns, line, iteration
 
 
 def storages_of(tensor: Any) -> tuple[Any, ...]:

@@ -2,8 +2,8 @@
 
 In: operators as they run, on real or fake tensors. Out: a ``Ledger``: one entry per birth, death, change of size and
 change of category, and what is known of each storage. Views share a storage, so nothing is counted twice; deaths are
-told by weak references, so nothing is kept alive. Memory that only lives within one operator call is not seen here
-(``_memory_workspace``).
+told by weak references, so nothing is kept alive. It costs as much as many a step; so fake tensors, of which no
+allocator knows, are followed so, and one iteration of real ones, for what only Python knows (``_memory_learned``).
 """
 
 from __future__ import annotations
@@ -63,9 +63,6 @@ class StorageTracker(TorchDispatchMode):
         More than this held at once ends the program with ``on_excess``.
     on_excess : callable
         Called with the bytes held; raises.
-    has_log : bool
-        The allocator is logged too: note where storages lie, and leave updates, which are many small operators, to
-        that log.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class StorageTracker(TorchDispatchMode):
         *,
         limit_bytes: int | None = None,
         on_excess: Callable[[int, StorageTracker], None] | None = None,
-        has_log: bool = False,
     ) -> None:
         super().__init__()
         self.ledger = Ledger()
@@ -85,8 +81,6 @@ class StorageTracker(TorchDispatchMode):
         self.places = Places(discovery.models, self._see_inputs)
         self._limit_bytes = limit_bytes
         self._on_excess = on_excess
-        self._has_log = has_log
-        self._away: list[tuple[int, int]] = []  # (begin_ns, line) of the update that is left to the log
         self._known: dict[int, int] = {}  # id(storage) -> number
         self._references: dict[int, _Reference] = {}
         self._there_before: dict[int, weakref.ref[Any]] = {}
@@ -114,8 +108,7 @@ class StorageTracker(TorchDispatchMode):
 
     def stop(self) -> None:
         """Stop watching; what is alive stays alive."""
-        if not self._away:
-            self.__exit__(None, None, None)
+        self.__exit__(None, None, None)
         self._saving.__exit__()
         self.places.unwatch()
         for hook in self._hooks:
@@ -195,6 +188,7 @@ class StorageTracker(TorchDispatchMode):
         ledger, size = self.ledger, storage.nbytes()
         number = len(ledger.names)
         ledger.names.append(name)
+        ledger.makers.append(name)
         ledger.layers.append(layer)
         ledger.lines.append(line)
         ledger.phases.append(phase)
@@ -202,8 +196,6 @@ class StorageTracker(TorchDispatchMode):
         ledger.categories.append(category)
         ledger.first_sizes.append(size)
         ledger.first_categories.append(category)
-        ledger.addresses.append(storage.data_ptr() if self._has_log else 0)
-        ledger.devices.append(storage.device)
         reference = _Reference(storage, self._death)
         reference.key, reference.number = id(storage), number
         self._known[reference.key] = number
@@ -215,7 +207,7 @@ class StorageTracker(TorchDispatchMode):
         places = self.places
         phase, layer = places.now()
         category = INPUT if phase == DATA else TEMPORARY
-        number = self._enrol(storage, func, layer, places.line(), phase, category)
+        number = self._enrol(storage, func, layer, places.lines.here(), phase, category)
         if phase == UPDATE:
             self._updated.append(number)
         self._note(BIRTH, number)
@@ -229,7 +221,7 @@ class StorageTracker(TorchDispatchMode):
         if category is None:
             category = WEIGHT if isinstance(tensor, torch.nn.Parameter) else INPUT
         phase, layer = (BEFORE, 0) if was_there else self.places.now()
-        line = 0 if was_there else self.places.line()
+        line = 0 if was_there else self.places.lines.here()
         number = self._enrol(storage, name or f"tensor {list(tensor.shape)}", layer, line, phase, category)
         if was_there:
             self.ledger.initial.append(number)
@@ -315,26 +307,15 @@ class StorageTracker(TorchDispatchMode):
             layer = self.places.owner_of.get(id(parameter), 0)
             self._mark(gradient, GRADIENT, f"{self._parameter_names.get(id(parameter), '')}.grad", layer)
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not any(optimizer is known for known in self._discovery.optimizers):
             self._discovery.add((), [optimizer])
             self._take_stock()
-        self.places.forced_phase = UPDATE
+        self.places.force(UPDATE)
         self._updated = []
-        has_closure = len(args) > 1 or any(value is not None for value in kwargs.values())
-        if self._has_log and not has_closure:
-            if not self._away:
-                self.__exit__(None, None, None)
-            self._away.append((time.time_ns(), self.places.line()))
 
     def _after_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.places.forced_phase = 0
-        if self._away:
-            begin_ns, line = self._away.pop()
-            if self._away:
-                return
-            self.__enter__()
-            self.ledger.updates.append((begin_ns, time.time_ns(), line, self.iteration))
+        self.places.force(0)
         if self._has_new_state(optimizer):
             for name, state in self._discovery.state().items():
                 layer = self.places.layers.number(name.partition(":")[0].rpartition(".")[0])

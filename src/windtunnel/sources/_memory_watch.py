@@ -1,12 +1,14 @@
 """Put on the instruments, take them off, make the table (room sources, private).
 
-In: models and optimisers. Out: a ``MemoryProfile`` of what ran in between.
+In: models and optimisers. Out: a ``MemoryProfile`` of what ran in between. Real tensors are followed by the
+allocator's log and notes of what passes by; fake ones, which no allocator knows, operator by operator.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,133 +16,140 @@ import pyarrow as pa
 import torch
 
 from windtunnel.errors import InputError
+from windtunnel.sources._memory_books import rows_of
+from windtunnel.sources._memory_learned import Learned
+from windtunnel.sources._memory_log import AllocatorLog
 from windtunnel.sources._memory_places import DATA, PHASES
-from windtunnel.sources._memory_storages import BIRTH, EVENTS
+from windtunnel.sources._memory_sightings import Sightings
+from windtunnel.sources._memory_storages import EVENTS
 from windtunnel.sources._memory_tracker import StorageTracker
-from windtunnel.sources._memory_workspace import Allocation, AllocatorLog, hidden
 from windtunnel.sources._torch_annotate import Discovery
 from windtunnel.sources.memory_profile import CATEGORIES, COLUMNS, MemoryProfile
 from windtunnel.units import format_size
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "tracked_profile"]
 
-_INCLUDED = "storages of tensors and blocks of torch's CPU allocator; not the buffers that MKL and oneDNN keep"
+_INCLUDED = "storages of tensors and blocks of torch's allocators; not the buffers that MKL and oneDNN keep"
 _INCLUDED_STORAGES = "storages of tensors; not what operators allocate for themselves"
 
 
 class Watch:
-    """Follow what runs within the ``with`` block."""
+    """Follow what runs within the ``with`` block.
+
+    Parameters
+    ----------
+    is_fake : bool
+        Tensors are fake.
+    workspace : bool
+        Show what operators allocate for themselves.
+    limit_bytes : int or None
+        More than this held at once while learning (or by fake tensors) ends the program.
+    """
 
     def __init__(self, *, is_fake: bool = False, workspace: bool = False, limit_bytes: int | None = None) -> None:
         self.discovery = Discovery()
         self.tracker: StorageTracker | None = None
-        self._is_fake = is_fake
-        self._log = AllocatorLog() if workspace and not is_fake else None
-        self._limit_bytes = limit_bytes
-        self._end_ns = 0
+        self.sightings: Sightings | None = None
+        self.log = AllocatorLog()
+        self.foreign: list[int] = []  # storages of the profile that no allocator made
+        self._learned = Learned()
+        self._is_fake, self._workspace, self._limit_bytes = is_fake, workspace, limit_bytes
+
+    @contextmanager
+    def learning(self) -> Iterator[Watch]:
+        """Within, one iteration runs slowly, whose source lines and resting data are learnt for those that follow.
+
+        Raises
+        ------
+        InputError
+            More than ``limit_bytes`` was held.
+        """
+        self.tracker = self._tracker()
+        self.tracker.start()
+        try:
+            yield self
+            self._learned = Learned.of(self.tracker)
+        finally:
+            self.tracker.stop()
+            self.tracker = None
+
+    def _tracker(self) -> StorageTracker:
+        return StorageTracker(self.discovery, limit_bytes=self._limit_bytes, on_excess=refuse)
 
     def __enter__(self) -> Watch:
-        self.tracker = StorageTracker(
-            self.discovery,
-            limit_bytes=self._limit_bytes,
-            on_excess=refuse,
-            has_log=self._log is not None,
-        )
-        if self._log is not None:
-            self._log.__enter__()
-        self.tracker.start()
+        if self._is_fake:
+            self.tracker = self._tracker()
+            self.tracker.start()
+            return self
+        gc.collect()
+        self.log = AllocatorLog()
+        self.sightings = Sightings(self.discovery, self._learned.resting)
+        self.sightings.__enter__()
+        self.log.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.tracker is not None
-        self.tracker.stop()
-        if self._log is not None:
-            self._log.__exit__()
+        if self.tracker is not None:
+            self.tracker.stop()
+        if self.sightings is not None:
+            self.log.__exit__()
+            self.sightings.__exit__()
 
     def next_iteration(self) -> None:
         """Another iteration begins."""
-        assert self.tracker is not None
-        self.tracker.next_iteration()
+        instrument = self.tracker or self.sightings
+        assert instrument is not None
+        instrument.next_iteration()
 
     def expect_data(self) -> None:
         """The program is fetching a batch now; what it makes is input until a module is called."""
-        assert self.tracker is not None
-        self.tracker.places.forced_phase = DATA
+        if self.tracker is not None:
+            self.tracker.places.force(DATA)
+        elif self.sightings is not None:
+            self.sightings.force(DATA)
 
     def profile(self) -> MemoryProfile:
         """What was seen."""
-        assert self.tracker is not None
-        ledger = self.tracker.ledger
-        extra: list[Allocation] = []
-        foreign: set[int] = set()
-        if self._log is not None:
-            births = [(entry[0], place, entry[2]) for place, entry in enumerate(ledger.entries) if entry[1] == BIRTH]
-            extra, foreign = hidden(self._log.allocations(), ledger, births)
+        if self.tracker is not None:
+            return tracked_profile(self.tracker, is_fake=self._is_fake)
+        assert self.sightings is not None
+        rows, lives = rows_of(self.log.read(), self.sightings, self._learned, workspace=self._workspace)
+        profile = MemoryProfile.of(rows)
+        self.foreign = [number for number, life in enumerate(lives) if life.is_foreign]
+        own = ~np.isin(profile.events.column("storage").to_numpy(), self.foreign)
         meta = {
-            "is_fake": self._is_fake,
-            "included": _INCLUDED if self._log is not None else _INCLUDED_STORAGES,
-            "num_iterations": self.tracker.iteration + 1,
-            "num_hidden_allocations": len(extra),
+            "is_fake": False,
+            "included": _INCLUDED if self._workspace else _INCLUDED_STORAGES,
+            "num_iterations": len(self.sightings.iterations) + 1,
+            "allocator_peak_bytes": MemoryProfile(profile.events.filter(pa.array(own))).peak_bytes,
             "torch": torch.__version__,
         }
-        profile = MemoryProfile.of(_rows(self.tracker, extra), meta)
-        if self._log is not None:
-            own = ~np.isin(profile.events.column("storage").to_numpy(), list(foreign))
-            meta["allocator_peak_bytes"] = MemoryProfile(profile.events.filter(pa.array(own))).peak_bytes
         return MemoryProfile(profile.events, meta)
 
 
-def _rows(tracker: StorageTracker, extra: list[Allocation]) -> list[tuple[Any, ...]]:
+def tracked_profile(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
+    """What a tracker of operators has seen."""
     ledger, places = tracker.ledger, tracker.places
-    begin_ns = min([entry[0] for entry in ledger.entries[:1]] + [one.begin_ns for one in extra], default=0)
+    begin_ns = min([entry[0] for entry in ledger.entries[:1]], default=0)
     about = [
         (PHASES[phase], _named(name), places.layers.texts[layer], places.lines.texts[line])
         for phase, name, layer, line in zip(ledger.phases, ledger.names, ledger.layers, ledger.lines, strict=True)
     ]
     first = [
-        (0, EVENTS[BIRTH], number, CATEGORIES[ledger.first_categories[number]], ledger.first_sizes[number], 0)
+        (0, EVENTS[0], number, CATEGORIES[ledger.first_categories[number]], ledger.first_sizes[number], 0)
         for number in ledger.initial
     ]
     later = [
         (time_ns - begin_ns, EVENTS[event], number, CATEGORIES[category], size, iteration)
         for time_ns, event, number, category, size, iteration in ledger.entries
     ]
-    return [(*row, *about[row[2]]) for row in first] + sorted(
-        [(*row, *about[row[2]]) for row in later] + _hidden_rows(extra, len(about), tracker, begin_ns),
-        key=lambda row: row[0],
-    )
-
-
-def _hidden_rows(extra: list[Allocation], number: int, tracker: StorageTracker, begin_ns: int) -> list[tuple[Any, ...]]:
-    """Rows of blocks that are no storage."""
-    rows: list[tuple[Any, ...]] = []
-    ordered = sorted(extra, key=lambda one: one.begin_ns)
-    for one, (phase, layer, line, iteration) in zip(ordered, _surroundings(ordered, tracker), strict=True):
-        about = iteration, phase, one.operator, layer, line
-        category = "workspace" if one.is_within else "temporary"
-        rows.append((one.begin_ns - begin_ns, "birth", number, category, one.size_bytes, *about))
-        if one.end_ns is not None:
-            rows.append((one.end_ns - begin_ns, "death", number, category, 0, *about))
-        number += 1
-    return rows
-
-
-def _surroundings(ordered: list[Allocation], tracker: StorageTracker) -> Iterator[tuple[str, str, str, int]]:
-    """Phase, layer, line and iteration of blocks: the update's that they lie in, else the next birth's."""
-    ledger, places = tracker.ledger, tracker.places
-    births = sorted(entry for entry in ledger.entries if entry[1] == BIRTH)
-    times = [entry[0] for entry in births]
-    for one in ordered:
-        update = bisect_right(ledger.updates, one.begin_ns, key=lambda update: update[0]) - 1
-        if update >= 0 and one.begin_ns <= ledger.updates[update][1]:
-            yield "update", "", places.lines.texts[ledger.updates[update][2]], ledger.updates[update][3]
-        elif births:
-            entry = births[min(bisect_right(times, one.begin_ns), len(births) - 1)]
-            near = entry[2]
-            layer, line = places.layers.texts[ledger.layers[near]], places.lines.texts[ledger.lines[near]]
-            yield PHASES[ledger.phases[near]], layer, line, entry[5]
-        else:
-            yield "forward", "", "", 0
+    meta = {
+        "is_fake": is_fake,
+        "included": _INCLUDED_STORAGES,
+        "num_iterations": tracker.iteration + 1,
+        "torch": torch.__version__,
+    }
+    return MemoryProfile.of([(*row, *about[row[2]]) for row in [*first, *later]], meta)
 
 
 def _named(name: Any) -> str:

@@ -2,16 +2,18 @@
 
 In: a call at every boundary between iterations. Out: a ``Recording``: times of bare iterations, light profiles of
 others interleaved with them (bare bare light light bare bare ...), one rich profile for the structure, and the memory
-of one more. Before the first profile the heap is held, so that profiled and bare iterations find the allocator in the
-same state; a few iterations before show what that changes. Iterations whose models are called with other shapes than
-usual are measured again: one graph is one form of the step. After every change of instrument one iteration is let pass,
-since the switch itself disturbs the caches and the allocator.
+of one more, after a slow one that teaches what only Python knows of it. Before the first profile the heap is held, so
+that profiled and bare iterations find the allocator in the same state; a few iterations before show what that changes.
+Iterations whose models are called with other shapes than usual are measured again: one graph is one form of the step.
+After every change of instrument one iteration is let pass, since the switch itself disturbs the caches and the
+allocator.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -41,6 +43,7 @@ class Slot(Enum):
     DISCOVER = "discover"
     AS_IS = "allocator as it is"
     RICH = "structure"
+    LEARN_MEMORY = "memory, learnt slowly"
     MEMORY = "memory"
     PRIME = "settle, profiled, thrown away"
     SETTLE_BARE = "settle"
@@ -77,7 +80,7 @@ class Recording:
 
 
 _PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
-_OF_ONE_FORM = (Slot.RICH, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
+_OF_ONE_FORM = (Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
 
 
 def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
@@ -86,6 +89,7 @@ def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
     yield Slot.DISCOVER
     yield from [Slot.AS_IS] * min(_AS_IS, iterations)
     yield Slot.RICH
+    yield Slot.LEARN_MEMORY
     yield Slot.MEMORY
     yield from [Slot.PRIME] * _BLOCK
     for first in range(0, iterations, _BLOCK):
@@ -113,6 +117,7 @@ class Recorder:
         self._valid: list[bool] = []
         self._annotator: Annotator | None = None
         self._watch: Watch | None = None
+        self._following: AbstractContextManager[Watch] | None = None
         self._marker: Any = None
         self._clock = PhaseClock()
         self._loader = LoaderMeter()
@@ -142,8 +147,8 @@ class Recorder:
             self.recording.is_heap_held = hold_heap()
             self._clock.install()
             self._begin_rich()
-        elif slot is Slot.MEMORY:
-            self._begin_memory()
+        elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
+            self._begin_memory(slot)
         elif slot in _PROFILED and self._profiler is None:
             self._profiler, self._valid = LightProfiler(), []
             self._profiler.start()
@@ -202,20 +207,22 @@ class Recorder:
         self._loader.remove()
         self.recording.num_workers, self.recording.fetch_ns = self._loader.num_workers, self._loader.fetch_ns()
 
-    def _begin_memory(self) -> None:
+    def _begin_memory(self, slot: Slot) -> None:
         if is_compiling():  # what is compiled would be compiled anew for the tracker
             return
-        self._watch = Watch(workspace=True)
-        self._watch.discovery = self.recording.discovery
-        self._watch.__enter__()
+        if slot is Slot.LEARN_MEMORY or self._watch is None:
+            self._watch = Watch(workspace=True)
+            self._watch.discovery = self.recording.discovery
+        self._following = self._watch if slot is Slot.MEMORY else self._watch.learning()
+        self._following.__enter__()
 
-    def _end_memory(self, is_regular: bool) -> None:
-        if self._watch is None:
+    def _end_memory(self, slot: Slot, is_regular: bool) -> None:
+        if self._watch is None or self._following is None:
             return
-        self._watch.__exit__()
-        if is_regular:
+        self._following.__exit__(None, None, None)
+        self._following = None
+        if slot is Slot.MEMORY and is_regular:
             self.recording.memory = self._watch.profile()
-        self._watch = None
 
     def _begin_rich(self) -> None:
         self._profiler = RichProfiler()
@@ -250,8 +257,8 @@ class Recorder:
             self.recording.bare_pauses_ns.append(pauses_ns)
         elif slot is Slot.RICH:
             self._end_rich(elapsed_ns, is_regular)
-        elif slot is Slot.MEMORY:
-            self._end_memory(is_regular)
+        elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
+            self._end_memory(slot, is_regular)
         elif slot is Slot.LIGHT:
             self._valid.append(is_regular)
             if is_regular:

@@ -11,6 +11,7 @@ Source: TBD: Benchmarking and Analyzing Deep Neural Network Training, IISWC 2018
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError
@@ -53,13 +54,14 @@ def track_memory(
     model, optimizer : Module or Optimizer, or several
         Found by themselves during the warm-up if they are not given.
     warmup : int
-        Iterations before; at least one, as optimisers make their state in the first.
+        Iterations before; at least one, as optimisers make their state in the first. The last of them runs slowly:
+        source lines are learnt in it.
     steps : int
         Iterations to follow.
     workspace : bool
-        Also log torch's allocator, to see what operators allocate for themselves (host only).
+        Also show what operators allocate for themselves.
     limit_bytes : int or None
-        End with an error before more than this is held.
+        End with an error before more than this is held in the last iteration of the warm-up.
 
     Returns
     -------
@@ -128,7 +130,7 @@ def predict_memory(build: Callable[[], Any], *, warmup: int = 2, steps: int = 1)
         built = build()
         step = getattr(built, "step", built)
         watch.discovery.add(_listed(getattr(built, "models", None)), _listed(getattr(built, "optimizers", None)))
-        profile = _followed(watch, step, warmup, steps)
+        profile = _followed(watch, step, warmup, steps, is_fake=True)
         getattr(built, "close", _nothing)()
     profile.meta["num_guessed_scalars"] = guesses.count  # type: ignore[index]
     return profile
@@ -165,10 +167,14 @@ def require_fit(predicted: Mapping[str, Any], limit_bytes: int, job: str, *, res
     )
 
 
-def _followed(watch: Watch, step: Callable[[], Any], warmup: int, steps: int) -> MemoryProfile:
+def _followed(
+    watch: Watch, step: Callable[[], Any], warmup: int, steps: int, *, is_fake: bool = False
+) -> MemoryProfile:
     watch.discovery.watch()
     try:
-        for _ in range(warmup):
+        for _ in range(warmup - 1):
+            step()
+        with nullcontext() if is_fake else watch.learning():
             step()
     finally:
         watch.discovery.unwatch()

@@ -7,6 +7,7 @@ runs by :func:`windtunnel.sources.script.run_until_enough`, as it does for a cap
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def track_script(
     argv : sequence of str
         Its arguments.
     warmup : int
-        Whole iterations before, after its loop has been recognised.
+        Whole iterations before, after its loop has been recognised; source lines are learnt in the last of them.
     steps : int
         Iterations to follow.
     fake : bool
@@ -85,6 +86,7 @@ class _Pilot:
         self._warmup, self._steps = warmup, steps
         self._options: dict[str, Any] = {"is_fake": fake, "workspace": not fake, "limit_bytes": limit_bytes}
         self._watch: Watch | None = None
+        self._learning: AbstractContextManager[Watch] | None = None
         self._pattern: tuple[Any, ...] = ()
         self._seen = 0
 
@@ -98,13 +100,15 @@ class _Pilot:
             self._pattern, self._seen = pattern, self._seen if pattern == self._pattern else 0
         else:
             self._seen += 1
-        if self._watch is not None:
+        if self._learning is not None:
+            self._end_learning()
+            self._follow()
+        elif self._watch is not None:
             if self._seen == self._warmup + self._steps:
                 self.close()
                 raise EndOfScript
             self._watch.next_iteration()
-        elif pattern and self._seen >= self._warmup:
-            self._seen = self._warmup
+        elif pattern and self._seen >= self._warmup - (not self._options["is_fake"]):
             self._begin(hooks)
 
     def _begin(self, hooks: StepHooks) -> None:
@@ -112,17 +116,36 @@ class _Pilot:
 
         self._watch = Watch(**self._options)
         self._watch.discovery.add(hooks.models, hooks.optimizers)
+        if self._options["is_fake"]:
+            self._follow()
+            return
+        self._learning = self._watch.learning()
+        self._learning.__enter__()
+        self._expect_data()
+
+    def _end_learning(self) -> None:
+        if self._learning is not None:
+            self._learning.__exit__(None, None, None)
+            self._learning = None
+
+    def _follow(self) -> None:
+        assert self._watch is not None
+        self._seen = self._warmup
         self._watch.__enter__()
-        if self._pattern[0].kind == "next":
+        self._expect_data()
+
+    def _expect_data(self) -> None:
+        if self._watch is not None and self._pattern[0].kind == "next":
             self._watch.expect_data()
 
     def close(self) -> None:
         """Take the watch off; keep what it saw if that is whole."""
-        if self._watch is None:
-            return
-        self._watch.__exit__(None, None, None)
-        if self._seen == self._warmup + self._steps:
-            self.profile = self._watch.profile()
+        if self._learning is not None:
+            self._end_learning()
+        elif self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            if self._seen == self._warmup + self._steps:
+                self.profile = self._watch.profile()
         self._watch = None
 
 
