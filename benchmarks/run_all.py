@@ -41,6 +41,7 @@ BARS = (
     "feature_maps",
     "price_speed",
     "intervals_cover",
+    "priced_suite",
     "nas_few_shot",
     "wave_scaling",
     "kernel_forest",

@@ -20,7 +20,7 @@ def smooth(points, slope=0.2):
 
 def drawn(count, seed):
     rng = np.random.default_rng(seed)
-    points = np.stack([rng.uniform(8, 28, count), rng.uniform(0, 8, count)], axis=1)
+    points = np.stack([rng.uniform(8, 28, count), rng.uniform(0, 8, count), np.zeros(count)], axis=1)
     return points, np.full(count, "aten::mm", dtype=object)
 
 
@@ -37,7 +37,7 @@ def test_between_samples_the_efficiency_is_theirs():
 def test_far_from_all_samples_a_price_is_less_sure():
     points, names = drawn(40, 3)
     process = Process.fit(points, names, smooth(points) + 0.1 * RNG.standard_normal(40))
-    near, far = (process.predict(np.array([at]), names[:1])[1][0] for at in (points[0], [60.0, 30.0]))
+    near, far = (process.predict(np.array([at]), names[:1])[1][0] for at in (points[0], [60.0, 30.0, 0.0]))
 
     assert near < far
 
@@ -70,7 +70,10 @@ def test_two_operators_of_a_class_may_differ():
 
 
 def test_coordinates_are_octaves():
-    assert [[10.0, 1.0]] == coordinates(np.array([1024.0]), np.array([1024.0])).tolist()
+    size = np.array([1024.0])
+
+    assert [[10.0, 1.0, 0.0]] == coordinates(size, size).tolist()
+    assert [[10.0, 1.0, 2.0]] == coordinates(size, size, True).tolist()
 
 
 @pytest.mark.parametrize(
@@ -185,6 +188,20 @@ class TestOnThisHost:
 
         assert step().duration_ns.tolist() == priced.duration_ns.tolist()
         assert "measured" == priced.tasks.strings("cost_source").decode(1)
+
+    def test_what_ran_within_steps_prices_steps(self, host):
+        """Alone twice as efficient as within a step: the price is the step's."""
+        from dataclasses import replace
+
+        from windtunnel.cost.measured import IN_GRAPH, CalibratedPricer
+        from windtunnel.cost.work import Work
+
+        database = ProfileDatabase(":memory:")
+        database.add(self.samples(host, true=0.6))
+        database.add(replace(one, change=IN_GRAPH) for one in self.samples(host, true=0.3))
+        work = Work.of_counts(np.array(["aten::mm"]), np.array([1e6]), np.array([1e5]))
+
+        assert 0.3 == pytest.approx(CalibratedPricer(database).price(work, host).efficiency[0], rel=0.15)
 
     def test_captures_of_another_machine_are_not_learned(self):
         from tests.cost.test_forecast import step

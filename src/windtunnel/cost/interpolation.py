@@ -22,6 +22,7 @@ _LENGTHS = (1.0, 2.0, 4.0, 8.0)
 _NOISES = (0.05, 0.2, 0.5)
 _SHARED = (0.3, 0.7, 1.0)
 _LEAST_SPREAD = 0.02
+_APART = 2.0
 _MOST_TO_CHOOSE = 200  # samples by which length, noise and sharing are chosen: time goes with their cube
 
 
@@ -46,7 +47,7 @@ class Process:
 
     Parameters
     ----------
-    points : float [N, 2]
+    points : float [N, 3]
     names : object [N]
         Operators.
     mean, spread : float
@@ -85,10 +86,14 @@ class Process:
         return self.mean + near @ self._solved.weights, self.spread * np.sqrt(np.maximum(1 + noise - explained, noise))
 
 
-def coordinates(flops: Floats, bytes_moved: Floats) -> Floats:
-    """Octaves of size and of intensity, float [P, 2]."""
+def coordinates(flops: Floats, bytes_moved: Floats, is_in_graph: bool | NDArray[np.bool_] = False) -> Floats:
+    """Octaves of size, of intensity, and between what ran alone and what ran within a step, float [P, 3].
+
+    Within a step other work has filled the caches: that counts as two octaves apart.
+    """
     size = np.maximum(bytes_moved, 1.0)
-    return np.stack([np.log2(size), np.log2(1.0 + flops / size)], axis=1)
+    apart = np.broadcast_to(np.asarray(is_in_graph, dtype=np.float64) * _APART, size.shape)
+    return np.stack([np.log2(size), np.log2(1.0 + flops / size), apart], axis=1)
 
 
 @dataclass(frozen=True, eq=False)

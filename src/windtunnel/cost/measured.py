@@ -85,14 +85,15 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
     groups = np.split(graph.duration_ns[order].astype(np.float64), np.cumsum(work.num_tasks)[:-1]) if len(work) else []
     found = []
     for row, times in enumerate(groups):
-        low, median, high = np.percentile(times, [25, 50, 75])
-        if median > 0:
-            spread = float((high - low) / median)
+        low, high = np.percentile(times, [25, 75])
+        mean = float(times.mean())  # prices are added up
+        if mean > 0:
+            spread = float((high - low) / mean)
             # samples for prices of other sizes are of one type
             is_sample = float(work.dtype[row] == "fp32")
             amounts = {"flops": is_sample * work.flops[row], "bytes_moved": is_sample * work.bytes_moved[row]}
             key = _key(work, row, num_threads)
-            found.append(Measurement(*key, float(median), float(median), spread, len(times), **amounts))
+            found.append(Measurement(*key, mean, mean, spread, len(times), **amounts))
     database.add(found)
     return len(found)
 
@@ -126,12 +127,12 @@ class MeasuredPricer:
         return np.array([one is not None for one in known], dtype=bool)
 
     def price(self, work: Work, device: Device) -> Prices:
-        """Their median times; the interval is that of a median of so many repetitions."""
+        """Their mean times; the interval is that of a mean of so many repetitions."""
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         known = [one for one in self._known(work, device) if one is not None]
         value = limits.efficiency([one.new_ns for one in known])
-        # a quartile range is 1.35 deviations of a normal distribution, and a median's deviation 1.25 of a mean's
-        deviation = np.array([one.spread_ratio / 1.35 * 1.25 / max(one.rounds, 1) ** 0.5 for one in known])
+        # a quartile range is 1.35 deviations of a normal distribution
+        deviation = np.array([one.spread_ratio / 1.35 / max(one.rounds, 1) ** 0.5 for one in known])
         wide = np.exp(1.645 * np.minimum(deviation, _WIDEST))
         return Prices(limits, value, value / wide, value * wide)
 
@@ -164,7 +165,8 @@ class Calibration:
     def fit(cls, samples: Sequence[Measurement], limits: Bounds, *, level: float = 0.9) -> Calibration:
         """Fit every class that has enough samples; ``limits`` are their bounds, one row each."""
         efficiency = limits.efficiency([one.new_ns for one in samples])
-        points = coordinates(*(np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved")))
+        flops, moved = (np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved"))
+        points = coordinates(flops, moved, np.array([one.change == IN_GRAPH for one in samples], dtype=bool))
         names = _plain([one.operator for one in samples])
         rows: dict[str, list[int]] = defaultdict(list)
         for row, one in enumerate(samples):
@@ -213,11 +215,12 @@ class CalibratedPricer:
         found = self.calibration(device)
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
-        points = coordinates(work.flops, work.bytes_moved)
         value, scale = np.zeros(len(work)), np.zeros(len(work))
         for name in dict.fromkeys(names):
-            rows = np.array([one == name for one in names])
-            value[rows], scale[rows] = found.processes[name].predict(points[rows], _plain(work.operator[rows]))
+            rows, process = np.array([one == name for one in names]), found.processes[name]
+            # a step is what is priced, unless only operators that ran alone are known
+            points = coordinates(work.flops[rows], work.bytes_moved[rows], bool(process.points[:, 2].any()))
+            value[rows], scale[rows] = process.predict(points, _plain(work.operator[rows]))
         unknown = np.full(len(work), np.nan)
         return found.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
 
