@@ -202,7 +202,8 @@ def split(model: torch.nn.Module, inputs: Sequence[torch.Tensor], fused: Collect
         In ``eval`` mode.
     inputs : sequence of tensors
     fused : collection of (str, str)
-        Layers that the runtime runs as one where the second is the only reader of the first: ``("conv", "relu")``.
+        Kinds of kernels with the layers that the runtime adds to them, where that layer alone reads their result:
+        ``("conv", "bn")``, ``("conv-bn", "relu")``.
 
     Raises
     ------
@@ -220,7 +221,7 @@ def split(model: torch.nn.Module, inputs: Sequence[torch.Tensor], fused: Collect
             unknown.append(str(node.target if node.op != "call_module" else type(traced.get_submodule(node.target))))
         elif layer:
             before = groups.get(_producer(node, traced).name, [])
-            if before and (layer_of(before[-1], traced), layer) in fused and len(before[-1].users) == 1:
+            if before and (_kind(before, traced), layer) in fused and len(before[-1].users) == 1:
                 groups[node.name] = [*groups.pop(before[-1].name), node]
             else:
                 groups[node.name] = [node]
@@ -279,9 +280,13 @@ def _producer(node: torch.fx.Node, traced: torch.fx.GraphModule) -> torch.fx.Nod
     return first
 
 
+def _kind(group: Sequence[torch.fx.Node], traced: torch.fx.GraphModule) -> str:
+    return "-".join(str(layer_of(node, traced)) for node in group)
+
+
 def _kernel_of(group: list[torch.fx.Node], traced: torch.fx.GraphModule) -> LayerKernel:
     head = group[0]
-    kind = "-".join(str(layer_of(node, traced)) for node in group)
+    kind = _kind(group, traced)
     inside, outside = _shape(head.all_input_nodes[0]), _shape(head)
     for shape in (inside, outside):
         if len(shape) == 4 and shape[2] != shape[3]:
