@@ -41,10 +41,17 @@ BARS = (
     "feature_maps",
     "price_speed",
     "intervals_cover",
+    "intervals_cover_kernels",
     "priced_suite",
     "nas_few_shot",
     "wave_scaling",
     "kernel_forest",
+    "golden_features",
+    "cost_train_speed",
+    "cdmpp_cross_model",
+    "cdmpp_cross_device",
+    "roofline_table",
+    "unseen_gpu",
 )
 
 
