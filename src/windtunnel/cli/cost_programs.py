@@ -45,8 +45,8 @@ def sample(
     from windtunnel.extras import require
     from windtunnel.units import parse_duration
 
-    require("tvm", extra="tvm")
     path = require_free(output, force=force)
+    require("tvm", extra="tvm")
     chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else targets_here()
     require_targets(chosen, targets_here())
     plan = Plan(
