@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from windtunnel.cli import cost_programs
+from windtunnel.cli import cost_learned, cost_operators, cost_programs
 
 __all__ = ["SUMMARY", "cost"]
 
@@ -31,3 +31,18 @@ _VERBS: dict[str, Callable[..., None]] = {
 
 for _name, _verb in _VERBS.items():
     cost.command(_name, short_help=(inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " "))(_verb)
+
+_GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "train": {"programs": cost_learned.train_programs, "tile": cost_operators.train_tile},
+    "eval": {"programs": cost_learned.eval_programs, "tile": cost_operators.eval_tile},
+}
+_ABOUT = {
+    "train": "Learn prices from measurements.",
+    "eval": "Compare a trained model's prices with measurements.",
+}
+
+for _group, _models in _GROUPS.items():
+    _app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False, help=_ABOUT[_group])
+    for _name, _verb in _models.items():
+        _app.command(_name, short_help=(inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " "))(_verb)
+    cost.add_typer(_app, name=_group)

@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 
-__all__ = ["CLASSES", "ELEMENTWISE", "PRODUCTS", "OpSplit", "OpTable", "op_class", "read_op_set", "read_sheet"]
+__all__ = [
+    "CLASSES",
+    "ELEMENTWISE",
+    "PRODUCTS",
+    "OpSplit",
+    "OpTable",
+    "op_class",
+    "read_op_set",
+    "read_published",
+    "read_sheet",
+]
 
 # P rows
 Floats = NDArray[np.float64]
@@ -192,6 +202,34 @@ def read_op_set(*paths: str | Path) -> OpTable:
     """
     tables = [_read(Path(path)) for path in paths]
     return tables[0].joined(tables[1:])
+
+
+def read_published(folder: str | Path, split: str) -> tuple[OpTable, dict[str, Device]]:
+    """Read the op sets of one split, and the sheet of devices beside or above them, as they were published.
+
+    Parameters
+    ----------
+    folder : path
+        With ``devices.csv`` and, in it or in ``neusight/``, ``<split>_*.csv`` files, plain or gzip.
+    split : str
+        ``train`` or ``test``.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    top = Path(folder)
+    place = top / "neusight" if (top / "neusight").is_dir() else top
+    # convolutions have other columns and no tile model
+    files = [path for path in sorted(place.glob(f"{split}_*.csv*")) if "conv" not in path.name]
+    sheets = [
+        path for path in (top / "devices.csv", place / "devices.csv", top.parent / "devices.csv") if path.is_file()
+    ]
+    if not files or not sheets:
+        missing = "devices.csv" if files else f"{split}_*.csv"
+        raise InputError(f"there is no {missing}", where=str(folder), fix="name the folder that holds devices.csv")
+    return read_op_set(*files), read_sheet(sheets[0])
 
 
 def _read(path: Path) -> OpTable:

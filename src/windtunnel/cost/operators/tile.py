@@ -23,14 +23,28 @@ from windtunnel.cost.operators.table import CLASSES, OpSplit, OpTable
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device
 
-__all__ = ["PRESETS", "ClassModel", "TileModel", "TilePrices", "train_tile", "validate_tile"]
+__all__ = [
+    "PRESETS",
+    "ClassModel",
+    "TileModel",
+    "TilePrices",
+    "errors_of_ratio",
+    "train_tile",
+    "validate_tile",
+]
 
 # P rows
 Floats = NDArray[np.float64]
 Sheet = Mapping[str, Device]
 
+Progress = Callable[[str, int, int], None]
+
 PRESETS = ("best-tile", "paper")
 _CALIBRATION_ROWS = 1500  # of one class on one held-out device
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Say nothing."""
 
 
 class ClassModel(Protocol):
@@ -149,7 +163,7 @@ def train_tile(
     preset: str = "best-tile",
     seed: int = 0,
     is_calibrated: bool = True,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = _silent,
     **options: Any,
 ) -> TileModel:
     """Learn from measured operators.
@@ -164,7 +178,7 @@ def train_tile(
     is_calibrated : bool
         Also hold each device out once, for validation errors and intervals; about as long again as training for each.
     progress : callable
-        Called with what begins.
+        Called with what begins, how many steps are done, and of how many.
     options
         Of the preset, such as ``num_epochs`` of ``paper``.
 
@@ -178,7 +192,7 @@ def train_tile(
     present = [name for name in CLASSES if (table.op_class == name).any()]
     if not present:
         raise InputError("no row is of a class that the tile model knows", where="op set", fix=", ".join(CLASSES))
-    progress(f"training {', '.join(present)}")
+    progress(f"training {', '.join(present)}", 0, 1 + len(table.devices) * is_calibrated)
     classes = _trained(table, sheet, preset, seed, options)
     model = TileModel(preset, classes, table.devices, table.digest())
     if not is_calibrated or len(table.devices) < 2:
@@ -203,15 +217,15 @@ def validate_tile(
     *,
     preset: str = "best-tile",
     seed: int = 0,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = _silent,
     **options: Any,
 ) -> tuple[dict[str, dict[str, float]], ConformalIntervals]:
     """Hold each device out once: errors by class (mean over devices), and intervals of unseen devices."""
     classes: list[str] = []
     ratios: list[Floats] = []
     errors: dict[str, list[dict[str, float]]] = {}
-    for device in table.devices:
-        progress(f"holding out {device}")
+    for step, device in enumerate(table.devices, start=1):
+        progress(f"holding out {device}", step, 1 + len(table.devices))
         split = OpSplit.without_device(table, device)
         trained = _trained(split.train, sheet, preset, seed, options)
         for name, model in trained.items():

@@ -1,0 +1,134 @@
+"""``windtunnel cost train tile`` and ``cost eval tile``: operators priced across GPUs (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+
+if TYPE_CHECKING:
+    from windtunnel.cost.operators.tile import TileModel
+
+__all__ = ["eval_tile", "train_tile"]
+
+Data = Annotated[
+    Path, typer.Option("--data", metavar="FOLDER", help="With devices.csv and the published op sets (neusight/).")
+]
+
+
+def train_tile(
+    data: Data,
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
+    preset: Annotated[str, typer.Option(help="best-tile, or paper: NeuSight's own regression.")] = "best-tile",
+    without: Annotated[str, typer.Option(metavar="DEVICE", help="Leave a device's rows out.")] = "",
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Hold each device out once, for intervals.")
+    ] = True,
+    epochs: Annotated[int, typer.Option(min=1, help="Of preset paper.")] = 100,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost train tile --data cost --out tile.safetensors
+
+    Learn from operators measured on some GPUs what others would need for them.
+    """
+    from windtunnel.cost.operators.table import OpSplit, read_published
+    from windtunnel.cost.operators.tile import train_tile as train
+    from windtunnel.cost.operators.tile_file import save_tile
+
+    path = require_free(output, force=force)
+    table, sheet = read_published(data, "train")
+    if without:
+        table = OpSplit.without_device(table, without).train
+    options: dict[str, Any] = {"num_epochs": epochs} if preset == "paper" else {}
+    with Progress("training") as progress:
+        model = train(table, sheet, preset=preset, seed=seed, is_calibrated=calibrate, progress=progress, **options)
+    save_tile(model, path, overwrite=force)
+    if as_json:
+        print_json({"path": str(path), **_summary(model)})
+        return
+    say(f"learned from {len(table):,} operators on {', '.join(model.devices)}")
+    _print_validation(model)
+    advise(f"wrote {path}")
+    advise(f"next: windtunnel cost eval tile {path} --data {data}")
+
+
+def _summary(model: TileModel) -> dict[str, Any]:
+    return {
+        "schema": "windtunnel.cost.tile/1",
+        "preset": model.preset,
+        "devices": list(model.devices),
+        "split": model.digest,
+        "validation": model.validation,
+    }
+
+
+def _print_validation(model: TileModel) -> None:
+    if not model.validation:
+        return
+    say("errors on a device that was held out, mean over devices:")
+    rows = [[name, *_percents(one)] for name, one in model.validation.items()]
+    print_table(["class", "mean |error|", "mean error", "geometric mean"], rows, numbers=(1, 2, 3))
+
+
+def _percents(errors: Any) -> list[str]:
+    return [
+        f"{100 * errors['mape']:.1f} %",
+        f"{100 * errors['signed_mean']:+.1f} %",
+        f"{errors['geometric_mean_ratio']:.3f}x",
+    ]
+
+
+def eval_tile(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train tile wrote.")],
+    data: Data,
+    split: Annotated[str, typer.Option(help="test: large shapes; train: what it learned from.")] = "test",
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost eval tile tile.safetensors --data cost
+
+    Compare a model's prices with measured operators, class by class and device by device, beside the roofline.
+    """
+    import numpy as np
+
+    from windtunnel.cost.operators.physics import roofline_ms
+    from windtunnel.cost.operators.table import read_published
+    from windtunnel.cost.operators.tile import errors_of_ratio
+    from windtunnel.cost.operators.tile_file import load_tile
+
+    found = load_tile(model)
+    table, sheet = read_published(data, split)
+    table = table.take(np.isin(table.op_class, list(found.classes)))
+    ours = found.price(table, sheet).latency_ms / table.latency_ms
+    plain = roofline_ms(table, sheet) / table.latency_ms
+    rows = []
+    for name in found.classes:
+        for device in table.devices:
+            mine = (table.op_class == name) & (table.device == device)
+            if mine.any():
+                head = {"class": name, "device": device, "is_seen": device in found.devices}
+                rows.append({**head, **errors_of_ratio(ours[mine]), "roofline": errors_of_ratio(plain[mine])})
+    if as_json:
+        print_json({**_summary(found), "errors": rows})
+        return
+    _print_errors(rows)
+
+
+def _print_errors(rows: list[dict[str, Any]]) -> None:
+    cells = [
+        [
+            row["class"],
+            row["device"] + ("" if row["is_seen"] else " (unseen)"),
+            *_percents(row),
+            f"{100 * row['roofline']['mape']:.1f} %",
+        ]
+        for row in rows
+    ]
+    head = ["class", "device", "|error|", "mean error", "geo. mean", "roofline"]
+    print_table(head, cells, numbers=(2, 3, 4, 5), gives_way=1)
