@@ -13,8 +13,8 @@ from windtunnel.cost.learned.nest import Buffer, Nest, Store
 from windtunnel.cost.learned.program_set import ProgramSet
 
 DEVICES = (
-    {"name": "slow", "flops_per_s": 2e10, "bytes_per_s": 1e10},
-    {"name": "fast", "flops_per_s": 8e10, "bytes_per_s": 2e10},
+    {"name": "slow", "peak_flops_per_s": 2e10, "bandwidth_bytes_per_s": 1e10},
+    {"name": "fast", "peak_flops_per_s": 8e10, "bandwidth_bytes_per_s": 2e10},
 )
 
 
@@ -46,8 +46,8 @@ def chain(m, n, length, vector, is_parallel):
 
 
 def seconds(flops, num_bytes, vector, is_parallel, device):
-    rate = device["flops_per_s"] / 16 * min(vector, 8) * (1.8 if is_parallel else 1.0)
-    return 2e-6 * (1 + is_parallel) + flops / rate + num_bytes / device["bytes_per_s"]
+    rate = device["peak_flops_per_s"] / 16 * min(vector, 8) * (1.8 if is_parallel else 1.0)
+    return 2e-6 * (1 + is_parallel) + flops / rate + num_bytes / device["bandwidth_bytes_per_s"]
 
 
 def draw(generator, task):

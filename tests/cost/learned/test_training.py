@@ -11,7 +11,7 @@ pytest.importorskip("scipy")
 from tests.cost.learned.small_set import small_set  # noqa: E402
 from tests.cost.learned.test_network import tiny  # noqa: E402
 from windtunnel.cost.learned.checkpoint import load_predictor, read_header, save_predictor  # noqa: E402
-from windtunnel.cost.learned.context import bound_of  # noqa: E402
+from windtunnel.cost.learned.context import bound_of, paper_device_features  # noqa: E402
 from windtunnel.cost.learned.losses import label_loss  # noqa: E402
 from windtunnel.cost.learned.metrics import mape  # noqa: E402
 from windtunnel.cost.learned.predictor import RECIPES, Recipe, train  # noqa: E402
@@ -121,15 +121,9 @@ def test_recipes_train_across_devices(programs, name, domain):
 
 def test_one_device_switches_the_context_off_where_it_is_constant():
     programs = small_set(num_tasks=4, per_task=4)
-    sheet = {
-        "clock_mhz": 2000,
-        "memory_gb": 16,
-        "shared_or_l3_kb": 64,
-        "l2_mb": 2,
-        "l1_kb": 32,
-        "bandwidth_gb_per_s": 64,
-    }
-    devices = tuple({**device, **sheet, "fp32_tflops": 1.0} for device in programs.devices)
+    caches = {"l1d": 32 * 1024, "l2": 2**21, "l3": 2**25}
+    sheet = {"clock_hz": 2e9, "memory_bytes": 16e9, "cache_bytes": caches}
+    devices = tuple({**device, **sheet} for device in programs.devices)
     programs = replace(programs, devices=devices)
     recipe = Recipe(network=tiny(), context="paper", target="seconds", training=replace(SHORT, max_epochs=1))
 
@@ -146,6 +140,17 @@ def test_fine_tuning_starts_from_the_given_weights(programs, trained):
 
     old, new = predictor.network.state_dict(), again.network.state_dict()
     torch.testing.assert_close(new["last.weight"], old["last.weight"])
+
+
+def test_device_features_of_the_paper():
+    """A device with every field of the MAX row is ones, and missing fields are named."""
+    caches = {"l1d": 256 * 1024, "l2": 64 * 2**20, "l3": 256 * 1024}
+    most = {"clock_hz": 2e9, "memory_bytes": 64e9, "cache_bytes": caches}
+    most |= {"bandwidth_bytes_per_s": 2048e9, "peak_flops_per_s": 12e12}
+
+    np.testing.assert_allclose(paper_device_features(most), np.ones(8))
+    with pytest.raises(InputError, match=r"lacks clock_hz, cache_bytes\.l2"):
+        paper_device_features({**most, "clock_hz": None, "cache_bytes": {"l1d": 1, "l3": 1}})
 
 
 def test_domain_term_without_target(programs):

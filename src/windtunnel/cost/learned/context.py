@@ -24,17 +24,17 @@ from windtunnel.errors import InputError
 __all__ = ["PAPER_DEVICE_FIELDS", "ContextKind", "bound_of", "context_rows", "paper_device_features"]
 
 ContextKind = Literal["none", "paper", "bound"]
-# field of the sheet, greatest value of the released sheet, whether the logarithm of the integer part is taken
+# field, its unit in the paper, greatest value of the released sheet, whether the integer part's logarithm is taken
 PAPER_DEVICE_FIELDS = (
-    ("clock_mhz", 2000.0, False),
-    ("memory_gb", 64.0, True),
-    ("shared_or_l3_kb", 256.0, True),
-    ("l2_mb", 64.0, True),
-    ("l1_kb", 256.0, True),
-    ("bandwidth_gb_per_s", 2048.0, True),
-    ("fp32_tflops", 12.0, False),
+    ("clock_hz", 1e6, 2000.0, False),
+    ("memory_bytes", 1e9, 64.0, True),
+    ("cache_bytes.l3", 1024.0, 256.0, True),
+    ("cache_bytes.l2", 2.0**20, 64.0, True),
+    ("cache_bytes.l1d", 1024.0, 256.0, True),
+    ("bandwidth_bytes_per_s", 1e9, 2048.0, True),
+    ("peak_flops_per_s", 1e12, 12.0, False),
 )
-RATES = ("flops_per_s", "bytes_per_s")
+RATES = ("peak_flops_per_s", "bandwidth_bytes_per_s")
 OPERATIONS_PER_LANE = 4  # two units, each multiplies and adds
 NOMINAL_CLOCK_HZ = 2.5e9
 NOMINAL_BYTES_PER_S = 1e10  # of a thread
@@ -48,12 +48,13 @@ def paper_device_features(device: Mapping[str, Any]) -> np.ndarray:
     InputError
         The sheet lacks fields; all of them are named.
     """
-    missing = [name for name, _, _ in PAPER_DEVICE_FIELDS if device.get(name) is None]
+    flat = {**device, **{f"cache_bytes.{level}": size for level, size in (device.get("cache_bytes") or {}).items()}}
+    missing = [name for name, *_ in PAPER_DEVICE_FIELDS if flat.get(name) is None]
     if missing:
         raise InputError(f"the device lacks {', '.join(missing)}", where=str(device.get("name", "device")))
     entries = [1.0]
-    for name, most, is_logarithmic in PAPER_DEVICE_FIELDS:
-        value = float(device[name])
+    for name, unit, most, is_logarithmic in PAPER_DEVICE_FIELDS:
+        value = float(flat[name]) / unit
         if is_logarithmic:
             value, most = math.log2(max(1, int(value))), math.log2(most)
         entries.append(value / most)
@@ -76,8 +77,8 @@ def bound_of(programs: ProgramSet, samples: np.ndarray) -> Bounds:
     return bounds(
         np.maximum(programs.flops[rows], 1.0),
         num_bytes,
-        flops_per_s=sheet["flops_per_s"][columns],
-        bytes_per_s=sheet["bytes_per_s"][columns],
+        flops_per_s=sheet["peak_flops_per_s"][columns],
+        bytes_per_s=sheet["bandwidth_bytes_per_s"][columns],
         overhead_ns=sheet["overhead_ns"][columns],
     )
 
@@ -119,6 +120,6 @@ def _rate(device: Mapping[str, Any], name: str) -> float:
         fields = ", ".join((name, *missing))
         raise InputError(f"the device lacks {fields}", where=str(device.get("name", "device")), fix="measure its rates")
     threads = float(device["num_threads"])
-    if name == "bytes_per_s":
+    if name == "bandwidth_bytes_per_s":
         return threads * NOMINAL_BYTES_PER_S
     return threads * float(device["simd_bits"]) / 32 * OPERATIONS_PER_LANE * NOMINAL_CLOCK_HZ

@@ -1,0 +1,135 @@
+"""``windtunnel cost train programs`` and ``cost eval programs``: CDMPP on measured tensor programs (room cli)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+
+if TYPE_CHECKING:
+    from windtunnel.cost.learned.metrics import Errors
+    from windtunnel.cost.learned.program_set import ProgramSet
+    from windtunnel.cost.learned.splits import Split
+
+__all__ = ["eval_programs", "train_programs"]
+
+Data = Annotated[Path, typer.Option("--data", metavar="NPZ", help="Measured programs: what cost sample wrote.")]
+By = Annotated[str, typer.Option("--hold-out", metavar="WHAT", help="tasks, networks or device.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="Of the set; by default its first.")]
+
+
+def train_programs(
+    data: Data,
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
+    recipe: Annotated[str, typer.Option(help="efficiency, efficiency-attention, paper-small or paper.")] = "efficiency",
+    device: Device = "",
+    hold_out: By = "tasks",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Train for at most this time.")] = "5m",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost train programs --data programs.npz --out cdmpp.safetensors
+
+    Learn what tensor programs take from those that were measured, and judge it on those held out.
+    """
+    from windtunnel.cost.learned.checkpoint import save_predictor
+    from windtunnel.cost.learned.predictor import RECIPES, train
+    from windtunnel.cost.learned.program_set import ProgramSet
+    from windtunnel.errors import InputError
+    from windtunnel.units import parse_duration
+
+    path = require_free(output, force=force)
+    if recipe not in RECIPES:
+        raise InputError(f"unknown recipe {recipe!r}", where="--recipe", fix=", ".join(RECIPES))
+    programs = ProgramSet.load(data)
+    split = _split(programs, device, hold_out, seed)
+    chosen = RECIPES[recipe]
+    training = replace(chosen.training, budget_s=parse_duration(budget) / 1e9, seed=seed)
+    with Progress("training") as progress:
+        predictor, history = train(
+            programs,
+            split,
+            replace(chosen, training=training),
+            on_epoch=lambda epoch, _: progress("epochs", epoch + 1, training.max_epochs),
+        )
+    save_predictor(predictor, path, overwrite=force)
+    errors = _errors(predictor, programs, split)
+    if as_json:
+        print_json({"path": str(path), **_summary(errors, split), "validation_mape": history.best_error})
+        return
+    say(f"learned from {len(split.train):,} samples in {history.training_s:.0f} s ({history.reason})")
+    _print_errors(errors, split)
+    advise(f"wrote {path}")
+    advise(f"next: windtunnel cost eval programs {path} --data {data} --hold-out {hold_out}")
+
+
+def eval_programs(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train programs wrote.")],
+    data: Data,
+    device: Device = "",
+    hold_out: By = "tasks",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost eval programs cdmpp.safetensors --data programs.npz
+
+    Compare a model's prices of held-out programs with what was measured.
+    """
+    from windtunnel.cost.learned.checkpoint import load_predictor
+    from windtunnel.cost.learned.program_set import ProgramSet
+
+    predictor = load_predictor(model)
+    programs = ProgramSet.load(data)
+    split = _split(programs, device, hold_out, seed)
+    known = predictor.header.get("split", {}).get("digest")
+    errors = _errors(predictor, programs, split)
+    if as_json:
+        print_json({"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()})
+        return
+    _print_errors(errors, split)
+    if known != split.digest():
+        advise("this model was trained on another split: some of these programs may be among what it learned from")
+
+
+def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split:
+    from windtunnel.cost.learned.splits import split_by_device, split_by_network, split_by_task
+    from windtunnel.errors import InputError
+
+    splits: dict[str, Any] = {"tasks": split_by_task, "networks": split_by_network, "device": split_by_device}
+    if hold_out not in splits:
+        raise InputError(f"cannot hold out {hold_out!r}", where="--hold-out", fix=", ".join(splits))
+    found: Split = splits[hold_out](programs, device or programs.device_names[0], seed=seed)
+    return found
+
+
+def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:
+    from windtunnel.cost.learned.metrics import errors_of
+    from windtunnel.cost.learned.samples import labels_of
+
+    predicted = predictor.predict(programs, split.test)
+    return errors_of(predicted, labels_of(programs, split.test), programs.task[split.test[:, 0]])
+
+
+def _summary(errors: Errors, split: Split) -> dict[str, Any]:
+    return {"schema": "windtunnel.cost.programs/1", "split": split.kind, "digest": split.digest(), **errors.row()}
+
+
+def _print_errors(errors: Errors, split: Split) -> None:
+    say(f"{errors.num_samples:,} held-out programs, {split.kind}:")
+    rows = [
+        ["mean |error|", f"{100 * errors.mape:.1f} %"],
+        ["median |error|", f"{100 * errors.median_ape:.1f} %"],
+        ["mean error", f"{100 * errors.signed_mean:+.1f} %"],
+        ["geometric mean", f"{errors.geometric_mean_ratio:.3f}x"],
+        ["within 10 %", f"{100 * errors.within_10:.0f} %"],
+        ["pairs in order", f"{100 * errors.rank_accuracy:.0f} %"],
+        ["best of 5 predicted", f"{100 * errors.top_5:.0f} % of the best"],
+    ]
+    print_table(["measure", "value"], rows, numbers=(1,))

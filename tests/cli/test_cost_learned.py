@@ -1,0 +1,55 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from tests.cost.learned.small_set import small_set
+from windtunnel.cli.cost import cost
+from windtunnel.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return small_set(num_tasks=6, per_task=4).save(tmp_path_factory.mktemp("cost") / "programs.npz")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cost, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_train_then_eval(data, tmp_path):
+    model = tmp_path / "model.safetensors"
+    common = ("--data", data, "--device", "fast", "--json")
+
+    trained = run("train", "programs", *common, "--out", model, "--budget", "1s")
+    judged = run("eval", "programs", model, *common)
+    other = run("eval", "programs", model, *common, "--seed", "5")
+
+    assert trained.exit_code == judged.exit_code == 0
+    first, second = json.loads(trained.stdout), json.loads(judged.stdout)
+    assert first["mape"] == second["mape"]
+    assert second["is_split_of_training"]
+    assert not json.loads(other.stdout)["is_split_of_training"]
+
+
+def test_table_says_the_split(data, tmp_path):
+    found = run("train", "programs", "--data", data, "--out", tmp_path / "m.safetensors", "--budget", "1s")
+
+    assert "by-task" in found.stdout
+    assert "mean |error|" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--recipe", "best", "unknown recipe"),
+        ("--hold-out", "mondays", "cannot hold out"),
+        ("--device", "x", "no device"),
+    ],
+)
+def test_bad_options_are_named(data, tmp_path, option, value, message):
+    with pytest.raises(InputError, match=message):
+        run("train", "programs", "--data", data, "--out", tmp_path / "m.safetensors", option, value)
