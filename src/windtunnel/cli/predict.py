@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["predict"]
 
-_HALF = 0.5
+_HALF, _UNSURE = 0.5, 0.05
 _HOST = ("this-host", "this host", "localhost")
 
 
@@ -49,6 +50,13 @@ def predict(
         _print_forecast(found)
         _print_shares(found)
         _print_changes(found, others)
+    _advise_next(graph, on, found, others)
+
+
+def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast]) -> None:
+    if on in _HOST and found.unsure_ratio > _UNSURE:
+        advise("next: windtunnel calibrate --budget 5m")
+        return
     best = min(others, key=_per_sample, default=found)
     if _per_sample(best) < _per_sample(found):
         options = f" --dtype {best.dtype}" if best.dtype != "as captured" else ""

@@ -24,7 +24,8 @@ from windtunnel.simulate import replay, replay_many
 
 __all__ = ["Forecast", "Share", "batch_of", "changes", "forecast", "with_batch"]
 
-_LEVEL, _NUM_DRAWS = 0.9, 128
+_LEVEL, _NUM_DRAWS, _FEWEST_DRAWS = 0.9, 128, 16
+_MOST_VALUES = 1 << 25  # durations drawn at once: 256 MiB
 _ALTERNATIVES = ("tf32", "bf16", "fp16", "fp8")
 
 Mask = NDArray[np.bool_]
@@ -112,7 +113,8 @@ def forecast(
     priced = price(place_on(graph, device, launch_ns), device, model, dtype=dtype)
     timeline = replay(priced)
     path = timeline.critical_path()
-    drawn = replay_many(priced, draw_priced(priced, _NUM_DRAWS)).makespan_ns
+    num_draws = int(np.clip(_MOST_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
+    drawn = replay_many(priced, draw_priced(priced, num_draws)).makespan_ns
     computes = np.flatnonzero(~np.isnan(priced.tasks["efficiency"])).astype(np.int32)
     device_ns = int(priced.duration_ns[computes].sum())
     low, high = np.quantile(drawn, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
