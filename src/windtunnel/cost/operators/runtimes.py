@@ -50,7 +50,7 @@ PAIRS = (
     ("add", "relu"),
     ("maxpool", "relu"),
 )
-"""Kernels and layers after them that are tested unless others are given: on a linear layer's few numbers a ReLU costs its call only."""
+"""Tested unless others are given; not a linear layer's ReLU, which is all call."""
 _WARMUP, _ROUNDS, _AT_ONCE = 2, 7, 64
 
 
