@@ -34,7 +34,7 @@ from windtunnel.sources.memory import track_memory
 from windtunnel.sources.memory_profile import CATEGORIES, MemoryProfile
 
 TOTAL_TARGET, OVERHEAD_TARGET = 0.02, 0.25
-ROUNDS, LEARNING_ROUNDS, WARMUP = 15, 3, 3
+ROUNDS, LEARNING_ROUNDS, WARMUP = 9, 3, 3
 
 
 class EmptyMode(TorchDispatchMode):
