@@ -41,8 +41,8 @@ def capture(folder, loop, *arguments):
 def test_capture_of_a_plain_loop_writes_a_graph_named_after_the_script(tmp_path):
     outcome = capture(tmp_path, "while True:\n    step()\n")
 
-    assert (0, "") == (outcome.code, outcome.stderr.partition("next:")[0])
-    assert f"next: windtunnel explain {tmp_path / 'train.wt'}" in outcome.stderr
+    said = [line for line in outcome.stderr.splitlines() if not line.startswith("capturing train.py")]  # slow machines
+    assert (0, [f"next: windtunnel explain {tmp_path / 'train.wt'}"]) == (outcome.code, said)
     assert outcome.stdout.startswith(f"{tmp_path / 'train.wt'}: ")
     assert load(tmp_path / "train.wt").num_tasks > 20
 
