@@ -10,8 +10,10 @@ import pytest
 
 from tests.cost.tensor_programs.examples import SMALL
 from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.programs.batch import Bench, Member
 from windtunnel.cost.programs.build import parse_target
 from windtunnel.cost.programs.generate import Plan, require_targets, sample_programs
+from windtunnel.cost.programs.measure import Canary
 from windtunnel.cost.programs.worker import Worker, WorkerDiedError
 from windtunnel.errors import FlightError, InputError
 
@@ -59,6 +61,25 @@ def test_a_process_that_dies_is_told_and_replaced():
             worker.ask("draw", 0, SMALL[0], 1)
         worker.start()
         assert worker.ask("draw", 0, SMALL[0], 1).sched.any()
+
+
+@pytest.mark.slow
+def test_a_program_that_takes_its_process_with_it_costs_only_itself(monkeypatch):
+    pytest.importorskip("tvm")
+    asked = Worker.ask
+
+    def ask(self, order, *arguments):
+        if order == "time" and arguments[0] == 1:
+            os.kill(self._process.pid, signal.SIGKILL)
+        return asked(self, order, *arguments)
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    with Bench(SMALL[:1], (BASE,), Canary(1e9), 1e9) as bench:
+        found = bench.measure([Member(key, 0, 5 + key) for key in range(3)], seed=0)
+
+    assert [0, 2] == [member.key for member, _ in found.programs]
+    assert {"program died": 1} == found.dropped
+    assert all(timing is not None for row in found.timings for timing in row)
 
 
 @pytest.mark.slow

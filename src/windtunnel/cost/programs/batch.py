@@ -22,7 +22,7 @@ from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.measure import BUDGET_S, MAX_SPREAD, Canary, Timing
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Drawn, Worker, WorkerDiedError
-from windtunnel.errors import FlightError
+from windtunnel.errors import WindtunnelError
 
 __all__ = ["Bench", "Measured", "Member"]
 
@@ -143,7 +143,8 @@ class Bench:
         return self._workers[task % len(self._workers)]
 
     def _build_part(self, at: int, members: Sequence[Member]) -> tuple[list[tuple[Member, Drawn]], Counter[str]]:
-        worker, kept, dropped = self._workers[at], [], Counter[str]()
+        worker, dropped = self._workers[at], Counter[str]()
+        kept: list[tuple[Member, Drawn]] = []
         for member in members:
             if self._owner(member.task) is not worker:
                 continue
@@ -158,18 +159,34 @@ class Bench:
                 kept.append((member, drawn))
             except WorkerDiedError:
                 dropped["compiler died"] += 1
-                self._revive(worker, kept)
-            except FlightError as error:
+                kept = self._revive(worker, kept, dropped)
+            except WindtunnelError as error:
                 dropped[_reason(error)] += 1
         return kept, dropped
 
-    def _revive(self, worker: Worker, programs: Sequence[tuple[Member, Drawn]]) -> None:
-        """A new process that holds the same code as the one that died."""
+    def _revive(
+        self, worker: Worker, programs: Sequence[tuple[Member, Drawn]], dropped: Counter[str]
+    ) -> list[tuple[Member, Drawn]]:
+        """A new process that holds the same code as the one that died; gives what could be built again.
+
+        Where it dies once more, its programs are given up.
+        """
         worker.start()
+        alive = []
         for member, drawn in programs:
-            if self._owner(member.task) is worker:
-                worker.ask("replay", member.key, self._tasks[member.task], drawn.sched)
-                worker.ask("build", member.key, self._tasks[member.task], self._isas)
+            try:
+                if self._owner(member.task) is worker:
+                    worker.ask("replay", member.key, self._tasks[member.task], drawn.sched)
+                    worker.ask("build", member.key, self._tasks[member.task], self._isas)
+                alive.append((member, drawn))
+            except WorkerDiedError:
+                worker.start()
+                others = [pair for pair in programs if self._owner(pair[0].task) is not worker]
+                dropped["compiler died"] += len(programs) - len(others)
+                return others
+            except WindtunnelError as error:
+                dropped[_reason(error)] += 1
+        return alive
 
     def _time_all(self, found: Measured, seed: int) -> dict[tuple[int, str], list[float]]:
         """Samples of every program on every target, in shuffled order, in several passes."""
@@ -195,8 +212,8 @@ class Bench:
             samples: tuple[float, ...] = worker.ask("time", member.key, target.isa, target.num_threads, budget_s)
         except WorkerDiedError:
             found.dropped["program died"] += 1
-            found.programs = [program for program in found.programs if program[0] is not member]
-            self._revive(worker, found.programs)
+            others = [program for program in found.programs if program[0] is not member]
+            found.programs = self._revive(worker, others, found.dropped)
             return ()
         return samples
 
@@ -234,7 +251,7 @@ class Bench:
             worker.ask("forget", [member.key for member in members])
 
 
-def _reason(error: FlightError) -> str:
+def _reason(error: WindtunnelError) -> str:
     """Why a program is not kept, without its numbers."""
     text = error.message
     known = ("computes something else", "one run takes", "keeps the limits")

@@ -19,6 +19,7 @@ from windtunnel.cost.programs.tasks import Task
 __all__ = ["sample"]
 
 MAX_VECTOR = 64
+MAX_TILE = 4096
 UNROLL_STEPS = (0, 16, 64, 512)
 MAX_UNROLLED_LOOP = 16
 _TILED = (
@@ -72,7 +73,7 @@ class _Draw:
 
     def _factor(self, extent: int, largest: int | None = None) -> int:
         """A divisor of an extent, not above ``largest``."""
-        bound = min(extent, largest or extent)
+        bound = min(extent, largest or MAX_TILE)
         return self._pick(*(factor for factor in range(1, bound + 1) if extent % factor == 0))
 
     def _factors(self, extent: int, parts: int, largest_inner: int) -> list[int]:
