@@ -105,6 +105,8 @@ def test_models_are_found_by_name():
     assert all(isinstance(one, Pricer) for tier in tiers_of("auto") for one in tier)
     with pytest.raises(InputError, match="no cost_model is called"):
         tiers_of("rooflin")
+    with pytest.raises(InputError, match="is not trained"):
+        tiers_of("roofline=model.safetensors")
 
 
 def test_a_machine_without_a_device_is_refused():

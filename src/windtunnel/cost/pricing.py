@@ -43,8 +43,9 @@ def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer]
     machine : Machine or Device
         Of a machine, its first device.
     model : str or sequence of Pricer
-        A registered cost model; several joined by commas, the first that can price a task does; ``auto``: what was
-        measured, then of all models that know the device the surest, the roofline last.
+        A registered cost model, ``NAME=FILE`` for one that was trained; several joined by commas, the first that can
+        price a task does; ``auto``: what was measured, then of all models that know the device the surest, the
+        roofline last.
     dtype : str
         Type of the work that was captured in fp32, such as ``tf32`` or ``bf16``; its bytes shrink with it.
 
@@ -151,7 +152,11 @@ def device_of(machine: Machine | Device) -> Device:
 
 
 def _made(name: str) -> Pricer:
-    pricer: Pricer = registry.get("cost_model", name).function()
+    plain, _, checkpoint = name.partition("=")
+    model = registry.get("cost_model", plain)
+    if checkpoint and "checkpoint" not in model.parameters:
+        raise InputError(f"the cost model {plain} is not trained: it reads no file", where=name, fix=f"write {plain}")
+    pricer: Pricer = model.function(checkpoint) if checkpoint else model.function()
     return pricer
 
 
