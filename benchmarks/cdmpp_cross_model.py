@@ -26,7 +26,7 @@ TREES = ("cdmpp", "ansor", "metaschedule", "strong", "strong-efficiency")
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="avx512-1")
-    parser.add_argument("--budget", type=float, default=240.0, help="seconds of training per neural model")
+    parser.add_argument("--budget", type=float, default=180.0, help="seconds of training per neural model")
     return parser.parse_known_args()[0]
 
 

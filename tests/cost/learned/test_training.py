@@ -153,6 +153,16 @@ def test_device_features_of_the_paper():
         paper_device_features({**most, "clock_hz": None, "cache_bytes": {"l1d": 1, "l3": 1}})
 
 
+def test_trained_weights_stay_where_no_epoch_is_better(programs, trained):
+    split, predictor, _ = trained
+    harmful = Recipe(network=tiny(), training=replace(SHORT, max_epochs=2, learning_rate=0.5, schedule="none"))
+
+    again, history = train(programs, split, harmful, start=predictor)
+
+    assert history.best_error == history.start_error
+    np.testing.assert_array_equal(again.predict(programs, split.test), predictor.predict(programs, split.test))
+
+
 def test_domain_term_without_target(programs):
     with pytest.raises(InputError, match="target samples"):
         train(programs, split_by_task(programs, "slow"), Recipe(network=tiny(), domain="cmd"))

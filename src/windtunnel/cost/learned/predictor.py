@@ -147,7 +147,7 @@ def train(
     Parameters
     ----------
     start
-        Fine-tune this predictor: its weights and normalisers stay.
+        Fine-tune this predictor: its normalisers stay, and its weights where no epoch is better.
 
     Raises
     ------
@@ -179,6 +179,7 @@ def train(
         validate,
         recipe.training,
         on_epoch,
+        is_trained=start is not None,
     )
     return Predictor(network, normaliser, _header(programs, split, recipe, history)), history
 

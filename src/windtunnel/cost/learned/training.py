@@ -57,7 +57,10 @@ PAPER_TRAINING = TrainingConfig(
 
 @dataclass
 class History:
-    """What happened: losses and validation errors by epoch, the best of them, why it ended, samples per second."""
+    """What happened: losses and validation errors by epoch, the best of them, why it ended, samples per second.
+
+    ``start_error`` is that of the weights which training began from, where it goes on with trained ones.
+    """
 
     losses: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -65,11 +68,12 @@ class History:
     reason: str = "all epochs done"
     num_samples: int = 0
     training_s: float = 0.0
+    start_error: float = math.inf
 
     @property
     def best_error(self) -> float:
         """Least validation error."""
-        return min(self.errors, default=math.nan)
+        return min([*self.errors, self.start_error])
 
     @property
     def samples_per_s(self) -> float:
@@ -99,6 +103,8 @@ def fit(
     validate: Callable[[Any], float],
     config: TrainingConfig,
     on_epoch: Callable[[int, History], None] | None = None,
+    *,
+    is_trained: bool = False,
 ) -> History:
     """Train in place and leave the weights of the best validation error.
 
@@ -112,6 +118,8 @@ def fit(
         Error of a model in evaluation mode; smaller is better.
     on_epoch
         Told after each epoch.
+    is_trained
+        The weights are already good: they stay unless an epoch is better.
 
     Raises
     ------
@@ -122,6 +130,8 @@ def fit(
     optimizer = _optimizer(model, config)
     average = _average(model, config)
     history, state = History(), copy.deepcopy(model.state_dict())
+    if is_trained:
+        history.start_error = _error(model, validate)
     begin, step = time.monotonic(), 0
     for epoch in range(config.max_epochs):
         model.train()
@@ -179,14 +189,20 @@ def _require_finite(losses: list[float], epoch: int) -> None:
 
 
 def _keep_best(model: Any, validate: Callable[[Any], float], history: History, epoch: int, state: Any) -> Any:
-    model.eval()
-    with torch.no_grad():
-        error = float(validate(model))
-    history.errors.append(error if math.isfinite(error) else math.inf)
-    if history.errors[-1] > history.best_error and history.best_epoch >= 0:
+    error = _error(model, validate)
+    is_better = error <= history.best_error  # infinite before the first
+    history.errors.append(error)
+    if not is_better:
         return state
     history.best_epoch = epoch
     return copy.deepcopy(model.state_dict())
+
+
+def _error(model: Any, validate: Callable[[Any], float]) -> float:
+    model.eval()
+    with torch.no_grad():
+        error = float(validate(model))
+    return error if math.isfinite(error) else math.inf
 
 
 def _reason_to_stop(history: History, epoch: int, config: TrainingConfig, elapsed_s: float) -> str:
