@@ -88,6 +88,8 @@ def test_shares_say_on_whose_word_the_makespan_rests():
     assert 30 / 246 == pytest.approx(found.unsure_ratio, rel=1e-3)
     assert found.low_ns < found.makespan_ns < found.high_ns
     assert {"compute", "memory"} == {one.name for one in found.bindings}
+    assert found.device_ns == sum(one.duration_ns for one in found.classes)
+    assert {"elementwise", "reduction"} == {one.name for one in found.classes}  # gemm is no schema name
 
 
 def test_a_larger_batch_scales_samples_and_not_parameters():

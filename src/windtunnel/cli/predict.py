@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,7 @@ def predict(
     else:
         _print_forecast(found)
         _print_shares(found)
+        _print_classes(found)
         _print_changes(found, others)
     _advise_next(graph, on, found, others)
 
@@ -80,14 +82,9 @@ def _per_sample(found: Forecast) -> float:
 
 def _as_dict(found: Forecast) -> dict[str, Any]:
     names = ("device", "dtype", "batch_size", "makespan_ns", "low_ns", "high_ns", "unsure_ratio", "device_ns")
-    shares = {
-        name: [
-            {"name": one.name, "duration_ns": one.duration_ns, "ratio": one.ratio, "num_tasks": one.num_tasks}
-            for one in getattr(found, name)
-        ]
-        for name in ("sources", "bindings")
-    }
-    return {name: getattr(found, name) for name in names} | shares
+    shares = {name: [dataclasses.asdict(one) for one in getattr(found, name)] for name in ("sources", "bindings")}
+    classes = [dataclasses.asdict(one) for one in found.classes]
+    return {name: getattr(found, name) for name in names} | shares | {"classes": classes}
 
 
 def _print_forecast(found: Forecast) -> None:
@@ -120,6 +117,19 @@ def _print_shares(found: Forecast) -> None:
             say()
             whole = "of the time" if title == "priced by" else "of the device's"
             print_table((title, "time", whole, "tasks"), rows, numbers=(1, 2, 3))
+
+
+def _print_classes(found: Forecast) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    rows = [
+        (one.name, format_duration(one.duration_ns), format_ratio(one.ratio), f"{one.num_tasks:,}",
+         format_ratio(one.efficiency))
+        for one in found.classes
+    ]  # fmt: skip
+    if rows:
+        say()
+        print_table(("operators", "time", "of the device's", "tasks", "of their bound"), rows, numbers=(1, 2, 3, 4))
 
 
 def _print_changes(found: Forecast, others: list[Forecast]) -> None:

@@ -11,6 +11,7 @@ from windtunnel.cost.database import Measurement, ProfileDatabase, default_datab
 from windtunnel.cost.flops import FlopCount
 from windtunnel.cost.form import BASELINE, Form
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
+from windtunnel.cost.operators.tile_pricer import TilePricer
 from windtunnel.cost.optimizer import UpdateForm, measure_update
 from windtunnel.cost.partial import Ratios, known_ratios, measure_ratios
 from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
@@ -39,6 +40,7 @@ __all__ = [
     "Program",
     "Ratios",
     "RooflinePricer",
+    "TilePricer",
     "UpdateForm",
     "Utilisation",
     "Work",

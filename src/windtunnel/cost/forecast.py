@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.intervals import draw_priced
+from windtunnel.cost.measured import class_of
 from windtunnel.cost.placing import LAUNCH_NS, place_on
 from windtunnel.cost.pricer import Pricer
 from windtunnel.cost.pricing import AUTO, device_of, price
@@ -22,7 +23,7 @@ from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.hardware import Device, Machine
 from windtunnel.simulate import replay, replay_many
 
-__all__ = ["Forecast", "Share", "batch_of", "changes", "forecast", "with_batch"]
+__all__ = ["ClassUse", "Forecast", "Share", "batch_of", "changes", "forecast", "with_batch"]
 
 _LEVEL, _NUM_DRAWS, _FEWEST_DRAWS = 0.9, 128, 16
 _MOST_VALUES = 1 << 25  # durations drawn at once: 256 MiB
@@ -39,6 +40,17 @@ class Share:
     duration_ns: int
     ratio: float
     num_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassUse:
+    """What a class of operators takes of the device, and how much of its bound it is taken to reach."""
+
+    name: str
+    duration_ns: int
+    ratio: float
+    num_tasks: int
+    efficiency: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,8 @@ class Forecast:
         Of the makespan (its critical path) by pricer, longest first.
     bindings : tuple of Share
         Of the priced work by what binds it, longest first.
+    classes : tuple of ClassUse
+        Of the priced work by class of operator, longest first.
     graph : Graph
         Placed and priced.
     """
@@ -75,6 +89,7 @@ class Forecast:
     device_ns: int
     sources: tuple[Share, ...]
     bindings: tuple[Share, ...]
+    classes: tuple[ClassUse, ...]
     graph: Graph = field(repr=False)
 
 
@@ -129,6 +144,7 @@ def forecast(
         sources=_shares(priced, path.task, path.duration_ns, "cost_source", timeline.makespan_ns),
         device_ns=device_ns,
         bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", device_ns),
+        classes=_classes(priced, computes, device_ns),
         graph=priced,
     )
 
@@ -214,6 +230,28 @@ def _shares(
         Share(value or "captured", int(spent[code]), float(spent[code] / max(whole_ns, 1)), int(counts[code]))
         for code, value in enumerate(column.values)
         if counts[code]
+    ]
+    return tuple(sorted(found, key=lambda one: -one.duration_ns))
+
+
+def _classes(graph: Graph, tasks: NDArray[np.int32], whole_ns: int) -> tuple[ClassUse, ...]:
+    column = graph.tasks.strings("op" if "op" in graph.tasks else "name").take(tasks).compact()
+    names = sorted({class_of(value) for value in column.values})
+    place = np.array([names.index(class_of(value)) for value in column.values], dtype=np.int64)[column.codes]
+    duration = graph.duration_ns[tasks].astype(np.float64)
+    spent, least = (
+        np.bincount(place, one, len(names)) for one in (duration, duration * graph.tasks["efficiency"][tasks])
+    )
+    counts = np.bincount(place, minlength=len(names))
+    found = [
+        ClassUse(
+            name,
+            int(spent[row]),
+            float(spent[row] / max(whole_ns, 1)),
+            int(counts[row]),
+            float(least[row] / max(spent[row], 1.0)),
+        )
+        for row, name in enumerate(names)
     ]
     return tuple(sorted(found, key=lambda one: -one.duration_ns))
 
