@@ -96,7 +96,8 @@ def row(name: str) -> jobs.Row:
 
 def shares_of_lines(profile: MemoryProfile) -> float:
     """Of the births of the step, those whose source line is known."""
-    lines = [one["line"] for one in profile.events.to_pylist() if one["event"] == "birth" and one["phase"] != "before"]
+    births = [one for one in profile.events.to_pylist() if one["event"] == "birth" and one["phase"] != "before"]
+    lines = [one["line"] for one in births if one["category"] != "workspace"]
     return sum(map(bool, lines)) / len(lines)
 
 
