@@ -19,6 +19,7 @@ from tests.shared_data import find_shared
 
 from benchmarks import bar
 from windtunnel.cost.bounds import Bounds, bounds_on
+from windtunnel.cost.operators.physics import bytes_of, flops_of
 from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable, read_op_set, read_sheet
 from windtunnel.cost.operators.wave import Launches, keep_efficiency, pool, wave_scale
 from windtunnel.cost.operators.wave_network import (
@@ -32,26 +33,14 @@ from windtunnel.cost.operators.wave_network import (
 from windtunnel.hardware import Device
 
 VECTOR = tuple(name for name in CLASSES if name not in PRODUCTS)
-OPERATIONS = {"ln": 6, "softmax": 5}
-TWO_TENSORS = ("add", "div", "mul", "pow")
 MOST = 0.6
 NUM_ROWS = 10_000
 
 Errors = dict[tuple[str, str, str], float]
 
 
-def work(table: OpTable) -> tuple[np.ndarray, np.ndarray]:
-    """Flops and bytes of fp32 operators."""
-    vector = [OPERATIONS.get(op, 1) for op in table.op.tolist()] * table.B * table.H
-    moved = np.where(np.isin(table.op, TWO_TENSORS), 12, 8) * table.B * table.H
-    product = 2 * table.B * table.M * table.N * table.K
-    tensors = 4 * table.B * (table.M * table.N + table.N * table.K + table.M * table.K)
-    is_product = np.isin(table.op, PRODUCTS)
-    return np.where(is_product, product, vector), np.where(is_product, tensors, moved)
-
-
 def bound(table: OpTable, device: Device) -> Bounds:
-    return bounds_on(device, *work(table), overhead_ns=0.0, is_cached=False)
+    return bounds_on(device, flops_of(table), bytes_of(table), overhead_ns=0.0, is_cached=False)
 
 
 def launches(path: Path) -> Launches:
@@ -95,7 +84,7 @@ def errors(
     alone, together = defaultdict(list), defaultdict(dict)
     for origin, here, there in pairs(table, target, op_class):
         truth_ns, here_ns = 1e6 * table.latency_ms[there], 1e6 * table.latency_ms[here]
-        flops, moved = work(table.take(here))
+        flops, moved = flops_of(table.take(here)), bytes_of(table.take(here))
         launched = Launches(counts.num_blocks[here], counts.threads_per_block[here])
         on_origin, on_target = bound(table.take(here), sheet[origin]), bound(table.take(there), sheet[target])
         devices = sheet[origin], sheet[target]
