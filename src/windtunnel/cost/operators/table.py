@@ -112,13 +112,6 @@ class OpTable:
         """Rows of the given devices."""
         return self.take(np.isin(self.device, devices))
 
-    def to(self, device: str) -> OpTable:
-        """The same work on another device: neither measured there nor with a known tile."""
-        nothing = np.zeros(len(self))
-        parts = {one.name: getattr(self, one.name) for one in fields(self)}
-        name = np.full(len(self), device, dtype=object)
-        return OpTable(**{**parts, "device": name, "latency_ms": nothing * np.nan, "tile1": nothing, "tile2": nothing})
-
     def joined(self, others: Sequence[OpTable]) -> OpTable:
         """These rows and those of other tables."""
         tables = (self, *others)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.learned.metrics import errors_of
 from windtunnel.cost.operators.table import CLASSES, OpSplit, OpTable
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device
@@ -244,10 +245,11 @@ def validate_tile(
 
 def errors_of_ratio(ratio: Floats) -> dict[str, float]:
     """Errors of predicted over measured: the mean absolute one is never shown without its sign."""
+    found = errors_of(ratio, np.ones_like(ratio))
     return {
-        "mape": float(np.mean(np.abs(ratio - 1))),
-        "signed_mean": float(np.mean(ratio - 1)),
-        "geometric_mean_ratio": float(np.exp(np.mean(np.log(ratio)))),
+        "mape": found.mape,
+        "signed_mean": found.signed_mean,
+        "geometric_mean_ratio": found.geometric_mean_ratio,
     }
 
 
