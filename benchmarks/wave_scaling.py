@@ -3,7 +3,7 @@
 Large shapes on six GPUs. Vector operators run the same code everywhere and are scaled (Habitat's form, or by keeping
 the efficiency); matrix products are scaled, too, and priced by a network as a ratio that has learned from small shapes
 on the other GPUs. The roofline stands beside: it needs no measurement. ``--paper`` trains the published network (8
-layers of 1024, 80 epochs) for one held-out GPU instead of the small one for all: an hour on two cores.
+layers of 1024, 80 epochs) for one held-out GPU instead of the small one for all, which takes long without a GPU.
 """
 
 import argparse
