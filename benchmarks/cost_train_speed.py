@@ -15,7 +15,8 @@ from benchmarks.bar import interleave, report
 from benchmarks.program_data import imagined_set, shipped_set
 
 WIDTH = 180
-NUM_SAMPLES = 2000
+NUM_SAMPLES = 8000
+TURN_S = 20.0  # at most, of an epoch
 NUM_PRICED = 32_000
 BATCH = 256
 ROUNDS = 3
@@ -29,12 +30,13 @@ def training_rates(programs, split) -> dict[str, float]:
     from windtunnel.cost.learned.predictor import Recipe, train
     from windtunnel.cost.learned.training import TrainingConfig
 
-    epoch = TrainingConfig(max_epochs=1, batch_size=BATCH)
+    epoch = TrainingConfig(max_epochs=1, batch_size=BATCH, budget_s=TURN_S)
     recipe = Recipe(network=replace(PRESETS["small"], projection=(256, 256, WIDTH)), training=epoch)
+    alike = replace(LSTM_TRAINING, max_epochs=1, batch_size=BATCH, budget_s=TURN_S)
     rates: dict[str, list[float]] = {"compact": [], "lstm": []}
     for turn in range(ROUNDS + 1):
         compact = train(programs, split, recipe)[1].samples_per_s
-        lstm = train_recursive_lstm(programs, split, replace(LSTM_TRAINING, max_epochs=1, batch_size=BATCH), WIDTH)[1]
+        lstm = train_recursive_lstm(programs, split, alike, WIDTH)[1]
         if turn:  # the first warms up
             rates["compact"].append(compact)
             rates["lstm"].append(lstm.samples_per_s)

@@ -138,6 +138,8 @@ def fit(
         epoch_begin, losses = time.monotonic(), []
         for batch in batches(epoch):
             spent = (time.monotonic() - begin) / max(config.budget_s, 1e-9)
+            if spent > 1 and losses:
+                break  # an epoch may take longer than the whole budget
             rate = learning_rate(config, step, epoch, min(1.0, max(epoch / config.max_epochs, spent)))
             losses.append(_step(model, loss_of(model, batch), optimizer, rate, config.clip_norm))
             if average is not None:
