@@ -135,7 +135,8 @@ def fit(
     begin, step = time.monotonic(), 0
     for epoch in range(config.max_epochs):
         model.train()
-        epoch_begin, losses = time.monotonic(), []
+        epoch_begin = time.monotonic()
+        losses: list[float] = []
         for batch in batches(epoch):
             spent = (time.monotonic() - begin) / max(config.budget_s, 1e-9)
             if spent > 1 and losses:
