@@ -39,6 +39,7 @@ from windtunnel.sources._torch_annotate import Discovery, is_compiling, module_p
 __all__ = ["Mark", "Outside", "Sightings"]
 
 LEFT = -1
+_LINES = Lines()  # what was looked up once is known to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,6 @@ class Sightings:
         self.begin_ns = 0
         self._discovery = discovery
         self._resting = resting
-        self._lines = Lines()
         self._there: dict[int, Outside] = {}  # id(storage)
         self._depth = 0
         self._layer_of: dict[int, int] = {}  # id(module)
@@ -203,14 +203,14 @@ class Sightings:
         gradient = parameter.grad
         if gradient is None:
             return
-        try:
-            storage = gradient.untyped_storage()
-            if storage.resizable():
-                self.accumulated.append((time.time_ns(), storage.data_ptr(), id(parameter)))
-                return
-        except (NotImplementedError, RuntimeError):  # of another layout
-            pass
-        self._see(gradient, GRADIENT, *self._names.get(id(parameter), ("", 0)))
+        is_sparse = gradient.layout is torch.sparse_coo
+        for part in (gradient._indices(), gradient._values()) if is_sparse else (gradient,):
+            try:
+                address = part.untyped_storage().data_ptr()
+            except (NotImplementedError, RuntimeError):  # of another layout
+                self._see(part, GRADIENT, *self._names.get(id(parameter), ("", 0)))
+            else:
+                self.accumulated.append((time.time_ns(), address, id(parameter)))
 
     def all_marks(self) -> list[Mark]:
         """What was seen, in order of time."""
@@ -247,7 +247,7 @@ class Sightings:
         key = id(storage)
         if key in self._there or not storage.nbytes() or storage.device.type == "meta":  # a fake one's
             return
-        line = "" if begin_ns is None else self._lines.texts[self._lines.here()]
+        line = "" if begin_ns is None else _LINES.texts[_LINES.here()]
         one = Outside(storage.data_ptr(), storage.nbytes(), name, begin_ns, line=line)
 
         def gone(_: Any) -> None:
