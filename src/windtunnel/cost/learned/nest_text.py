@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from windtunnel.cost.learned.nest import Allocate, Attribute, Buffer, Expression, For, If, Nest, Node, Store, THREADS
+from windtunnel.cost.learned.nest import THREADS, Allocate, Attribute, Buffer, Expression, For, If, Nest, Node, Store
 from windtunnel.errors import InputError
 
 __all__ = ["nest_from_printed"]
