@@ -94,7 +94,7 @@ def test_foreign_checkpoints_are_refused(trained, tmp_path):
     with pytest.raises(SchemaVersionError, match="schema 99"):
         load_predictor(path)
     path.write_bytes(b"not tensors at all")
-    with pytest.raises(InputError, match="not a predictor"):
+    with pytest.raises(InputError, match="no cost model"):
         load_predictor(path)
     with pytest.raises(InputError, match="not there"):
         load_predictor(tmp_path / "none.safetensors")

@@ -1,20 +1,17 @@
 """Trained predictors as files (room cost): a ``Predictor`` in, one safetensors file out, and back.
 
-Tensors and a JSON header, never pickle. The header names the schema, the network, the transforms with their parameters
-and the features; a file of another schema or of other features is refused with the difference. Not here: training.
+The header names the network, the transforms with their parameters and the features; a file of other features is
+refused with the difference. Not here: training, the form of the file (``model_file``).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from windtunnel.cost.learned.additive import AdditiveConfig
 from windtunnel.cost.learned.features import FEATURE_NAMES
@@ -22,7 +19,8 @@ from windtunnel.cost.learned.network import Network, NetworkConfig
 from windtunnel.cost.learned.predictor import Predictor, build
 from windtunnel.cost.learned.samples import Normaliser
 from windtunnel.cost.learned.transforms import FeatureScale, LabelTransform
-from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.cost.model_file import read_model_header, write_model
+from windtunnel.errors import InputError
 from windtunnel.extras import require
 
 __all__ = ["SCHEMA", "load_predictor", "read_header", "save_predictor"]
@@ -41,14 +39,8 @@ def fingerprint(names: tuple[str, ...]) -> str:
 def save_predictor(predictor: Predictor, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write one file; it appears only when it is complete.
 
-    Raises
-    ------
-    InputError
-        The path is taken.
+    Raises as ``write_model`` does.
     """
-    target = Path(path)
-    if target.exists() and not overwrite:
-        raise InputError(f"{target} is there already", fix="choose another name, or allow to overwrite")
     normaliser = predictor.normaliser
     arrays = (normaliser.features.low, normaliser.features.high, normaliser.context_mean, normaliser.context_std)
     tensors = {f"network.{name}": value.numpy() for name, value in predictor.network.state_dict().items()}
@@ -66,13 +58,7 @@ def save_predictor(predictor: Predictor, path: str | os.PathLike[str], *, overwr
         "features_fingerprint": fingerprint(FEATURE_NAMES),
         **predictor.header,
     }
-    contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
-    data = require("safetensors.numpy", extra="learn").save(contiguous, {"header": json.dumps(header, sort_keys=True)})
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(target)
-    return target
+    return write_model(path, header, tensors, overwrite=overwrite)
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -80,28 +66,11 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises
     ------
-    InputError
-        No such file, or not a predictor, or one of other features.
-    SchemaVersionError
-        It was written in another form.
+    InputError, SchemaVersionError
+        As ``read_model_header`` does, and for a predictor of other features.
     """
-    source = Path(path)
-    if not source.is_file():
-        raise InputError(f"{source} is not there", fix="windtunnel cost train makes one")
-    safetensors = require("safetensors", extra="learn")
-    try:
-        with safetensors.safe_open(source, "np") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})["header"])
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
-        raise InputError("this is not a predictor", where=str(source), fix="windtunnel cost train makes one") from error
-    if header.get("schema") != SCHEMA or header.get("kind") != KIND:
-        raise SchemaVersionError(
-            f"this predictor is of kind {header.get('kind')} and schema {header.get('schema')}; "
-            f"this version knows {KIND} and {SCHEMA}",
-            where=str(source),
-            fix="train it anew with windtunnel cost train",
-        )
-    _require_features(header, str(source))
+    header = read_model_header(path, kind=KIND, schema=SCHEMA, command="windtunnel cost train programs")
+    _require_features(header, os.fspath(path))
     return header
 
 

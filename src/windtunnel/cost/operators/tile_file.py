@@ -1,13 +1,12 @@
 """Trained tile models as files (room cost): a ``TileModel`` in, one safetensors file out, and back.
 
-Tensors and a JSON header, never pickle. The header says the kind, the preset, the features, the training devices, the
-hash of their rows and the errors on devices that were held out; a file of another schema or of other features is
-refused with the difference. Not here: training.
+The header says the preset, the features, the training devices, the hash of their rows and the errors on devices that
+were held out; a file of other features is refused with the difference. Not here: training, the form of the file
+(``model_file``).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.model_file import read_model_header, write_model
 from windtunnel.cost.operators.tile import ClassModel, TileModel
 from windtunnel.cost.operators.tile_features import PRODUCT_FEATURES, VECTOR_FEATURES
 from windtunnel.cost.operators.tile_lookup import TileLookup
 from windtunnel.cost.operators.tile_paper import FEATURES as PAPER_FEATURES
 from windtunnel.cost.operators.tile_paper import PaperModel
 from windtunnel.cost.operators.tile_trees import TreeModel, Trees
-from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.errors import InputError
 from windtunnel.extras import require
 
 __all__ = ["SCHEMA", "load_tile", "read_tile_header", "save_tile"]
@@ -40,14 +40,8 @@ _LOOKUP = ("points", "tiles", "center", "scale")
 def save_tile(model: TileModel, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write one file; it appears only when it is complete.
 
-    Raises
-    ------
-    InputError
-        The path is taken.
+    Raises as ``write_model`` does.
     """
-    target = Path(path)
-    if target.exists() and not overwrite:
-        raise InputError(f"{target} is there already", fix="choose another name, or allow to overwrite")
     tensors: dict[str, Any] = {}
     classes = {name: _packed(name, one, tensors) for name, one in model.classes.items()}
     header = {
@@ -62,13 +56,7 @@ def save_tile(model: TileModel, path: str | os.PathLike[str], *, overwrite: bool
         "intervals": model.intervals.to_dict() if model.intervals else None,
         "classes": classes,
     }
-    contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
-    data = require("safetensors.numpy", extra="learn").save(contiguous, {"header": json.dumps(header, sort_keys=True)})
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(target)
-    return target
+    return write_model(path, header, tensors, overwrite=overwrite)
 
 
 def _packed(name: str, model: ClassModel, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -98,28 +86,11 @@ def read_tile_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises
     ------
-    InputError
-        No such file, or not a model, or one of other features.
-    SchemaVersionError
-        It is of another kind, or was written in another form.
+    InputError, SchemaVersionError
+        As ``read_model_header`` does, and for a model of other features.
     """
-    source = Path(path)
-    if not source.is_file():
-        raise InputError(f"{source} is not there", fix="windtunnel cost train tile makes one")
-    safetensors = require("safetensors", extra="learn")
-    try:
-        with safetensors.safe_open(source, "np") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})["header"])
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
-        raise InputError("this is no cost model", where=str(source), fix="windtunnel cost train makes one") from error
-    if header.get("schema") != SCHEMA or header.get("kind") != KIND:
-        raise SchemaVersionError(
-            f"this model is of kind {header.get('kind')} and schema {header.get('schema')}; "
-            f"this version knows {KIND} and {SCHEMA}",
-            where=str(source),
-            fix="train it anew with windtunnel cost train tile",
-        )
-    _require_features(header, str(source))
+    header = read_model_header(path, kind=KIND, schema=SCHEMA, command="windtunnel cost train tile")
+    _require_features(header, os.fspath(path))
     return header
 
 

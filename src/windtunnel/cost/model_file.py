@@ -1,0 +1,92 @@
+"""Trained cost models as files (room cost): tensors and a JSON header in one safetensors file, never pickle.
+
+In: arrays by name and a header, which names kind and schema. Out: a file that appears only when it is complete; or the
+header of one, checked. Not here: what the kinds put into them (``learned.checkpoint``, ``operators.tile_file``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.extras import require
+
+__all__ = ["read_model_header", "write_model"]
+
+
+def write_model(
+    path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Any], *, overwrite: bool = False
+) -> Path:
+    """Write one file.
+
+    Parameters
+    ----------
+    path : path
+    header : mapping
+        In plain types; ``kind`` and ``schema`` among them.
+    tensors : mapping of str to array
+    overwrite : bool
+
+    Raises
+    ------
+    InputError
+        The path is taken.
+    MissingExtraError
+        safetensors is not installed.
+    """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise InputError(f"{target} is there already", fix="choose another name, or allow to overwrite")
+    contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    document = json.dumps(dict(header), sort_keys=True)
+    data = require("safetensors.numpy", extra="learn").save(contiguous, {"header": document})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(target)
+    return target
+
+
+def read_model_header(path: str | os.PathLike[str], *, kind: str, schema: int, command: str) -> dict[str, Any]:
+    """Everything about a model but its tensors.
+
+    Parameters
+    ----------
+    path : path
+    kind, schema
+        What it must be of.
+    command : str
+        The verb that trains one.
+
+    Raises
+    ------
+    InputError
+        No such file, or no model.
+    SchemaVersionError
+        It is of another kind, or was written in another form.
+    MissingExtraError
+        safetensors is not installed.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise InputError(f"{source} is not there", fix=f"{command} makes one")
+    safetensors = require("safetensors", extra="learn")
+    try:
+        with safetensors.safe_open(source, "np") as file:
+            header: dict[str, Any] = json.loads((file.metadata() or {})["header"])
+    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
+        raise InputError("this is no cost model", where=str(source), fix=f"{command} makes one") from error
+    if header.get("schema") != schema or header.get("kind") != kind:
+        raise SchemaVersionError(
+            f"this model is of kind {header.get('kind')} and schema {header.get('schema')}; "
+            f"this version knows {kind} and {schema}",
+            where=str(source),
+            fix=f"train it anew with {command}",
+        )
+    return header
