@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from benchmarks.bar import report, table
-from benchmarks.whatif_error import rank_correlation
 from windtunnel.cost import ProfileDatabase, measured_ceilings
 from windtunnel.cost.flops import conv_flops, count, linear_flops
 from windtunnel.cost.lookup import fit_overhead
+from windtunnel.cost.operators.few_shot import rank_correlation
 from windtunnel.cost.utilisation import utilisation
 from windtunnel.flights.inference import FlownNet, SurveyRow, fly_nets, survey
 from windtunnel.sources.torch_step import capture

@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import bar
 from windtunnel import registry
+from windtunnel.cost.operators.few_shot import rank_correlation
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights import Ledger, Receipt, StopRule, verify
 from windtunnel.flights._targets import WorkloadName
@@ -118,12 +119,6 @@ def compared(receipt: Receipt) -> dict[str, object]:
     }
 
 
-def rank_correlation(first: list[float], second: list[float]) -> float:
-    """Spearman's, without ties."""
-    ranks = [np.argsort(np.argsort(values)) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1]) if len(first) > 2 else float("nan")
-
-
 def main() -> None:
     """Print the bar, and with --verbose its table."""
     asked = arguments()
@@ -167,7 +162,7 @@ def finish(rows: list[dict[str, object]], asked: argparse.Namespace) -> None:
     errors = sorted(abs(float(str(row["error"]))) for row in flown)
     gains = [[float(str(row[key])) for row in flown] for key in ("predicted", "measured")]
     median, p90 = statistics.median(errors), float(np.quantile(errors, 0.9))
-    correlation = rank_correlation(*gains)
+    correlation = rank_correlation(*gains) if len(gains[0]) > 2 else float("nan")
     if asked.verbose:
         print(bar.table(sorted(flown, key=lambda row: abs(float(str(row["error"]))))))
         for row in rows:

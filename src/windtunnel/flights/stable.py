@@ -155,9 +155,10 @@ def steady(samples: ArrayLike, cut: int) -> NDArray[np.bool_]:
     return kept_N
 
 
-def _without_spikes(samples_N: Float) -> Float:
-    """Spikes replaced by their neighbours' median."""
-    return np.where(spikes(samples_N), _local_medians(samples_N), samples_N)
+def _smoothed(samples_N: Float) -> tuple[Float, NDArray[np.bool_]]:
+    """Spikes replaced by their neighbours' median, and which they were."""
+    is_spike_N = spikes(samples_N)
+    return np.where(is_spike_N, _local_medians(samples_N), samples_N), is_spike_N
 
 
 def _local_medians(samples_N: Float) -> Float:
@@ -263,8 +264,7 @@ def stable_phase(
     samples_N = np.asarray(durations_ns, dtype=np.float64)
     if not len(samples_N):
         raise InputError("no step was measured", fix="run at least one step")
-    is_spike_N = spikes(samples_N)
-    smooth_N = _without_spikes(samples_N)
+    smooth_N, is_spike_N = _smoothed(samples_N)
     cut = mser5(smooth_N)
     kept_N, is_spike_N, smooth_N = samples_N[cut:], is_spike_N[cut:], smooth_N[cut:]
     found = trend(smooth_N)
@@ -302,7 +302,9 @@ def is_known(durations_ns: ArrayLike, phase: StablePhase, precision: float) -> b
     if phase.width_ratio > precision or phase.trend.is_significant or 4 * phase.cut > phase.num_samples:
         return False
     earlier_N = np.asarray(durations_ns, dtype=np.float64)[: 2 * phase.num_samples // 3]
-    earlier_ns = float(earlier_N[steady(earlier_N, mser5(_without_spikes(earlier_N)))].mean())
+    smooth_N, is_spike_N = _smoothed(earlier_N)
+    cut = mser5(smooth_N)
+    earlier_ns = float(earlier_N[cut:][~is_spike_N[cut:]].mean())
     return abs(earlier_ns / phase.mean_ns - 1) <= precision / 2
 
 
