@@ -13,6 +13,7 @@ import gc
 import random
 import statistics
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -58,7 +59,8 @@ def seeded(function: Callable[[], Any]) -> Any:
 def counted(name: str) -> tuple[int, int]:
     """The peak of one step by the allocator's own events, from before the model is built; and data from elsewhere.
 
-    A tensor that lies in an array of numpy is a storage, but no block of torch's allocator.
+    A tensor that lies in an array of numpy is a storage, but no block of torch's allocator. Only what rests there
+    through the step counts: the batch before may still hang on a sparse gradient that the step lets go first.
     """
     gc.collect()
     before = {storage.data_ptr() for storage in all_storages()}
@@ -66,13 +68,15 @@ def counted(name: str) -> tuple[int, int]:
         built = jobs.build(name)
         for _ in range(WARMUP):
             built.step()
-        there = {storage.data_ptr(): storage.nbytes() for storage in all_storages()}
+        there = [weakref.ref(storage) for storage in all_storages()]
         begin_ns = time.time_ns()
         built.step()
+        gc.collect()
+        stayed = {storage.data_ptr(): storage.nbytes() for one in there if (storage := one()) is not None}
     log = opened.read()
     own = {change.address for change in log.changes} | before
     built.close()
-    return log.peak_bytes(begin_ns), sum(size for address, size in there.items() if address not in own)
+    return log.peak_bytes(begin_ns), sum(size for address, size in stayed.items() if address not in own)
 
 
 def row(name: str) -> jobs.Row:
