@@ -1,7 +1,8 @@
 """Compact trees in buckets train ten times as many samples a second as the recursive LSTM, in one run (A8).
 
 Both embed a program in the same width, see the same samples in the same batch size and run on the same threads, in
-turns. Then the small network prices programs in batches, in float32 and with its encoder in bfloat16.
+turns. Then the small network of CDMPP and the default one price programs in batches, in float32 and with the encoder
+in bfloat16; the claim is about the default one, which is what is shipped.
 """
 
 import statistics
@@ -43,17 +44,12 @@ def training_rates(programs, split) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def pricing_rates(programs, split) -> tuple[dict[str, float], float]:
+def pricing_rates(programs, split, recipe) -> tuple[dict[str, float], float]:
     """Programs per second with everything from raw features to seconds, and how far bfloat16 moves a price."""
     from windtunnel.cost.learned.metrics import mape
-    from windtunnel.cost.learned.network import PRESETS
-    from windtunnel.cost.learned.predictor import Recipe, train
-    from windtunnel.cost.learned.training import TrainingConfig
+    from windtunnel.cost.learned.predictor import train
 
-    small = PRESETS["small"]
-    predictor = train(programs, split, Recipe(network=small, training=TrainingConfig(max_epochs=3, batch_size=BATCH)))[
-        0
-    ]
+    predictor = train(programs, split, replace(recipe, training=replace(recipe.training, max_epochs=3)))[0]
     fast = predictor.in_bfloat16()
     samples = np.resize(split.train, (NUM_PRICED, 2))
     copies = programs.select(samples[:, 0])  # programs of their own, so that nothing is shared between samples
@@ -69,6 +65,7 @@ def pricing_rates(programs, split) -> tuple[dict[str, float], float]:
 def main() -> int:
     import torch
 
+    from windtunnel.cost.learned.predictor import RECIPES
     from windtunnel.cost.learned.splits import Split, keep, samples_of
 
     torch.set_num_threads(2)
@@ -81,7 +78,8 @@ def main() -> int:
     few = samples[:200]
     split = Split("speed", samples[200:], few, few[:0], few[:0])
     training = training_rates(programs, split)
-    pricing, moved = pricing_rates(programs, split)
+    pricing, moved = pricing_rates(programs, split, RECIPES["efficiency"])
+    paper, _ = pricing_rates(programs, split, RECIPES["paper-small"])
     ratio = training["compact"] / training["lstm"]
     best = max(pricing.values())
     holds = ratio >= TIMES_LSTM and best >= PRICED_PER_S
@@ -92,6 +90,7 @@ def main() -> int:
         holds,
         training_samples_per_s=training,
         priced_per_s=pricing,
+        priced_per_s_paper_small=paper,
         price_moved_by_bfloat16=moved,
         num_samples=len(samples),
         num_trees=len({programs.tree[a:b].tobytes() for a, b in pairwise(programs.tree_offset)}),

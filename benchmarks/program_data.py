@@ -5,27 +5,17 @@ skipped with that reason; bars of speed take programs whose times are a formula,
 """
 
 import os
-from pathlib import Path
 
-from benchmarks.bar import ROOT
 from windtunnel.cost.learned.program_set import ProgramSet
-from windtunnel.errors import WindtunnelError
+from windtunnel.cost.learned.shipped import shipped_programs
 
 MISSING = "no set of measured programs is shipped yet: windtunnel cost sample, then WINDTUNNEL_PROGRAMS=FILE"
-FOLDER = ROOT / "src" / "windtunnel" / "cost"
 
 
 def shipped_set() -> ProgramSet | None:
-    """The largest set of the package, or the one that the environment names."""
+    """The set of the package, or the one that the environment names."""
     given = os.environ.get("WINDTUNNEL_PROGRAMS")
-    paths = [Path(given)] if given else sorted(FOLDER.rglob("*.npz"), key=lambda path: -path.stat().st_size)
-    for path in paths:
-        try:
-            return ProgramSet.load(path)
-        except WindtunnelError:
-            if given:
-                raise
-    return None
+    return ProgramSet.load(given) if given else shipped_programs()
 
 
 def imagined_set(num_tasks: int, per_task: int) -> ProgramSet:

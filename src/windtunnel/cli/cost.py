@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from windtunnel.cli import cost_learned, cost_operators, cost_programs
+from windtunnel.cli import cost_info, cost_learned, cost_operators, cost_programs, cost_search
 
 __all__ = ["SUMMARY", "cost"]
 
@@ -27,6 +27,8 @@ def _cost() -> None:
 _VERBS: dict[str, Callable[..., None]] = {
     "sample": cost_programs.sample,
     "harvest": cost_programs.harvest,
+    "search": cost_search.search,
+    "info": cost_info.info,
 }
 
 for _name, _verb in _VERBS.items():

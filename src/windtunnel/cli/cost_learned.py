@@ -21,7 +21,7 @@ __all__ = ["eval_programs", "train_programs"]
 
 Data = Annotated[Path, typer.Option("--data", metavar="NPZ", help="Measured programs: what cost sample wrote.")]
 By = Annotated[str, typer.Option("--hold-out", metavar="WHAT", help="tasks, networks or device.")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="Of the set; by default its first.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="Of the set; by default its first. all: all of them.")]
 
 
 def train_programs(
@@ -40,7 +40,7 @@ def train_programs(
     Learn what tensor programs take from those that were measured, and judge it on those held out.
     """
     from windtunnel.cost.learned.checkpoint import save_predictor
-    from windtunnel.cost.learned.predictor import RECIPES, train
+    from windtunnel.cost.learned.predictor import RECIPES, train, with_intervals
     from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.errors import InputError
     from windtunnel.units import parse_duration
@@ -59,8 +59,10 @@ def train_programs(
             replace(chosen, training=training),
             on_epoch=lambda epoch, _: progress("epochs", epoch + 1, training.max_epochs),
         )
-    save_predictor(predictor, path, overwrite=force)
     errors = _errors(predictor, programs, split)
+    judged = with_intervals(predictor, programs, split.test)
+    judged.header["test"] = errors.row()
+    save_predictor(judged, path, overwrite=force)
     if as_json:
         print_json({"path": str(path), **_summary(errors, split), "validation_mape": history.best_error})
         return

@@ -10,6 +10,7 @@ from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.database import Measurement, ProfileDatabase, default_database_path
 from windtunnel.cost.flops import FlopCount
 from windtunnel.cost.form import BASELINE, Form
+from windtunnel.cost.learned.ast_pricer import AstPricer
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
 from windtunnel.cost.operators.tile_pricer import TilePricer
 from windtunnel.cost.optimizer import UpdateForm, measure_update
@@ -24,6 +25,7 @@ from windtunnel.cost.work import Work, work_of
 
 __all__ = [
     "BASELINE",
+    "AstPricer",
     "Bandwidth",
     "Bounds",
     "CalibratedPricer",

@@ -17,7 +17,7 @@ import numpy as np
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.extras import require
 
-__all__ = ["read_model_header", "write_model"]
+__all__ = ["header_of", "read_model_header", "write_model"]
 
 
 def write_model(
@@ -53,6 +53,28 @@ def write_model(
     return target
 
 
+def header_of(path: str | os.PathLike[str], *, command: str = "windtunnel cost train") -> dict[str, Any]:
+    """The header of a model of any kind.
+
+    Raises
+    ------
+    InputError
+        No such file, or no model.
+    MissingExtraError
+        safetensors is not installed.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise InputError(f"{source} is not there", fix=f"{command} makes one")
+    safetensors = require("safetensors", extra="learn")
+    try:
+        with safetensors.safe_open(source, "np") as file:
+            header: dict[str, Any] = json.loads((file.metadata() or {})["header"])
+    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
+        raise InputError("this is no cost model", where=str(source), fix=f"{command} makes one") from error
+    return header
+
+
 def read_model_header(path: str | os.PathLike[str], *, kind: str, schema: int, command: str) -> dict[str, Any]:
     """Everything about a model but its tensors.
 
@@ -73,20 +95,12 @@ def read_model_header(path: str | os.PathLike[str], *, kind: str, schema: int, c
     MissingExtraError
         safetensors is not installed.
     """
-    source = Path(path)
-    if not source.is_file():
-        raise InputError(f"{source} is not there", fix=f"{command} makes one")
-    safetensors = require("safetensors", extra="learn")
-    try:
-        with safetensors.safe_open(source, "np") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})["header"])
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
-        raise InputError("this is no cost model", where=str(source), fix=f"{command} makes one") from error
+    header = header_of(path, command=command)
     if header.get("schema") != schema or header.get("kind") != kind:
         raise SchemaVersionError(
             f"this model is of kind {header.get('kind')} and schema {header.get('schema')}; "
             f"this version knows {kind} and {schema}",
-            where=str(source),
+            where=os.fspath(path),
             fix=f"train it anew with {command}",
         )
     return header

@@ -28,6 +28,7 @@ __all__ = ["AUTO", "device_of", "in_type", "price", "price_work", "tiers_of"]
 # T tasks, P distinct pieces of work
 AUTO = "auto"
 _FIRST, _LAST = "measured", "roofline"
+_OTHER_CODE = ("ast",)  # prices what a compiler makes, not the kernels that torch calls: only where it is named
 _NAMED = 5
 _ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
@@ -89,7 +90,7 @@ def tiers_of(model: str | Sequence[Pricer]) -> Tiers:
         return [[one] for one in model]
     if model != AUTO:
         return [[_made(name.strip())] for name in model.split(",")]
-    learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST)]
+    learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST, *_OTHER_CODE)]
     first = [_made(name) for name in (_FIRST,) if name in registry.all("cost_model")]
     return [first, [one for one in learned if one is not None], [_made(_LAST)]]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.learned.additive import AdditiveConfig, AdditiveNetwork
 from windtunnel.cost.learned.context import ContextKind
 from windtunnel.cost.learned.losses import DomainTerm, LossKind, domain_term, label_loss
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 else:
     torch = require("torch", extra="learn")
 
-__all__ = ["RECIPES", "Predictor", "Recipe", "build", "train"]
+__all__ = ["RECIPES", "Predictor", "Recipe", "build", "train", "with_intervals"]
 
 PREDICTION_BATCH = 512
 ADDITIVE_TRAINING = TrainingConfig(
@@ -184,6 +185,14 @@ def train(
     return Predictor(network, normaliser, _header(programs, split, recipe, history)), history
 
 
+def with_intervals(predictor: Predictor, programs: ProgramSet, samples: np.ndarray, *, level: float = 0.9) -> Predictor:
+    """The same predictor with intervals by kind of task, from samples that it has not learned from."""
+    predicted, measured = predictor.predict(programs, samples), labels_of(programs, samples)
+    kinds = [str(programs.tasks[task].get("kind", "")) for task in programs.task[samples[:, 0]]]
+    found = ConformalIntervals.fit(kinds, np.log(measured / predicted), level=level)
+    return replace(predictor, header=predictor.header | {"intervals": found.to_dict()})
+
+
 def _normaliser(programs: ProgramSet, split: Split, recipe: Recipe) -> Normaliser:
     return Normaliser.fit(
         programs,
@@ -245,6 +254,7 @@ def _header(programs: ProgramSet, split: Split, recipe: Recipe, history: History
     best = history.best_error
     return {
         "devices": sorted({names[column] for column in np.unique(split.train[:, 1])}),
+        "device_sheets": {str(device["name"]): device for device in programs.devices},
         "split": {"kind": split.kind, "digest": split.digest(), "leaks_tasks": split.leaks_tasks},
         "num_training_samples": len(split.train),
         "validation_mape": best if math.isfinite(best) else None,

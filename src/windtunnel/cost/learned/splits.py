@@ -22,8 +22,9 @@ import numpy as np
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.errors import InputError
 
-__all__ = ["Split", "keep", "samples_of", "split_by_device", "split_by_network", "split_by_task", "split_sorted"]
+__all__ = ["ALL_DEVICES", "Split", "keep", "samples_of", "split_by_device", "split_by_network", "split_by_task", "split_sorted"]
 
+ALL_DEVICES = "all"
 HELD_OUT_NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
 
@@ -114,7 +115,7 @@ def split_by_task(
     seed: int = 0,
     passes: np.ndarray | None = None,
 ) -> Split:
-    """Whole tasks by use, drawn at random."""
+    """Whole tasks by use, drawn at random; on one device, or on ``ALL_DEVICES`` together."""
     groups = _signatures(programs)
     names = np.unique(groups)
     np.random.default_rng(seed).shuffle(names)
@@ -215,11 +216,11 @@ def _by_group(
     passes: np.ndarray | None,
 ) -> Split:
     passes = keep(programs) if passes is None else passes
-    column = programs.column(device)
+    columns = range(len(programs.devices)) if device == ALL_DEVICES else [programs.column(device)]
     is_used = {use: np.isin(groups, names) for use, names in uses.items()}
     is_train = ~np.any(list(is_used.values()), axis=0)
-    parts = {use: samples_of(np.flatnonzero(rows), [column], passes) for use, rows in is_used.items()}
-    train = samples_of(np.flatnonzero(is_train), [column], passes)
+    parts = {use: samples_of(np.flatnonzero(rows), columns, passes) for use, rows in is_used.items()}
+    train = samples_of(np.flatnonzero(is_train), columns, passes)
     if not (train.size and parts["test"].size):
         raise InputError(
             f"{kind}: {len(train)} samples to learn from, {len(parts['test'])} for the verdict", where=device

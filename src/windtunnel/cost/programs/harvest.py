@@ -20,7 +20,7 @@ from windtunnel.cost.programs.tasks import KINDS, MAX_OPS, Task
 from windtunnel.extras import require
 from windtunnel.workloads.vision import vision_model
 
-__all__ = ["NETWORKS", "Harvest", "choose", "harvest"]
+__all__ = ["NETWORKS", "Harvest", "choose", "harvest", "record"]
 
 PIXELS = 64
 MIN_BYTES = 48 * 2**10
@@ -109,7 +109,7 @@ def harvest(networks: Iterable[str] = NETWORKS, progress: Callable[[str, int, in
     for done, name in enumerate(names):
         if progress is not None:
             progress(name, done, len(names))
-        recorded, unknown = _record(name)
+        recorded, unknown = record(name)
         uncovered += unknown
         for task in recorded:
             tasks[task.name] = task
@@ -146,7 +146,8 @@ def choose(tasks: Sequence[Task], count: int) -> tuple[Task, ...]:
     return tuple(chosen[:count])
 
 
-def _record(name: str) -> tuple[list[Task], Counter[str]]:
+def record(name: str) -> tuple[list[Task], Counter[str]]:
+    """Tasks of one network in the order of their calls, and the operators that no kind of task covers."""
     torch = require("torch", extra="torch")
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

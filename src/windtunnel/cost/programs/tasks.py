@@ -18,7 +18,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 
-__all__ = ["BINARY_OPS", "CHANNEL_OPS", "KINDS", "UNARY_OPS", "Task", "format_tasks", "read_tasks"]
+__all__ = ["BINARY_OPS", "CHANNEL_OPS", "KINDS", "UNARY_OPS", "Task", "format_tasks", "parse_task", "read_tasks"]
 
 KINDS: dict[str, tuple[str, ...]] = {
     "matmul": ("m", "n", "k"),
@@ -255,6 +255,37 @@ def read_tasks(path: str | os.PathLike[str] | None = None) -> tuple[Task, ...]:
         except (ValueError, KeyError) as error:
             raise InputError(f"not a task: {','.join(row)}", where=f"{name}, line {line}") from error
     return tuple(_parse(*key, networks=found) for key, found in networks.items())
+
+
+def parse_task(text: str) -> Task:
+    """The task of a name, as ``Task.name`` writes it.
+
+    Raises
+    ------
+    InputError
+        It names no task (says what is wrong).
+
+    Examples
+    --------
+    >>> parse_task("matmul m=2 n=3 k=4 bias+relu").ops
+    ('bias', 'relu')
+    """
+    kind, *words = text.split() or [""]
+    shape: dict[str, int] = {}
+    ops: tuple[str, ...] = ()
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign:
+            ops += tuple(word.split("+"))
+        elif not value.isdigit():
+            raise InputError(f"{word} is no extent", where=text, fix="write name=number, such as m=128")
+        else:
+            shape[name] = int(value)
+    known = KINDS.get(kind, ())
+    missing = [name for name in known if name not in shape]
+    if missing:
+        raise InputError(f"{kind} lacks {', '.join(missing)}", where=text, fix=f"give {', '.join(known)}")
+    return Task(kind, {name: shape[name] for name in known} | shape, ops)
 
 
 def _parse(kind: str, shape: str, ops: str, networks: Mapping[str, int]) -> Task:

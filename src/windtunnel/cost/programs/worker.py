@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -219,6 +220,22 @@ def _time(state: _State, key: int, isa: str, num_threads: int, budget_s: float) 
     return time_program(state.code[key, isa].evaluate, budget_s).samples_s
 
 
+def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats: int) -> tuple[float, ...]:
+    """Seconds of whole passes over programs, one after another, each with arguments of its own; one to warm up."""
+    from windtunnel.cost.programs.build import use_threads
+
+    use_threads(num_threads)
+    _stay_on(sorted(state.cores)[:1])
+    calls = [(code.executable["main"], code.values) for code in (state.code[key, isa] for key in keys)]
+    passes = []
+    for _ in range(repeats + 1):
+        began_ns = time.perf_counter_ns()
+        for call, values in calls:
+            call(*values)
+        passes.append((time.perf_counter_ns() - began_ns) / 1e9)
+    return tuple(passes[1:])
+
+
 def _stay_on(cores: Iterable[int]) -> None:
     """Keep this thread where it is told; the compiler binds its second thread to the second core."""
     if cores and hasattr(os, "sched_setaffinity"):
@@ -254,6 +271,7 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "replay": _replay,
     "build": _build,
     "time": _time,
+    "run": _run,
     "canary": _canary,
     "describe": _describe,
     "forget": _forget,

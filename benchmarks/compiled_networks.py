@@ -1,0 +1,124 @@
+"""Networks of compiled programs: priced by the learned model alone, replayed, and really run (R5, first half of A9).
+
+The model has seen no task of these networks. For each task it chooses the fastest of its candidates; the chain of the
+chosen programs is priced, replayed and run, passes in turn with nothing else. ``measured`` prices the same chain by
+each program's own time with warm caches, and shows what the chain itself costs.
+"""
+
+import argparse
+import statistics
+import sys
+from dataclasses import replace
+
+from benchmarks.bar import is_verbose, report, table
+from benchmarks.program_data import MISSING, shipped_set
+
+NETWORKS = ("resnet18", "mobilenetv2_w1", "efficientnet_b0", "bert:tiny")
+LEARNED, MEASURED, SHARE = 0.10, 0.05, 0.75
+NUM_CANDIDATES = 32
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="avx512-1")
+    parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    return parser.parse_known_args()[0]
+
+
+def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
+    from windtunnel.cost.bounds import bounds
+    from windtunnel.cost.learned.ast_pricer import AstPricer
+    from windtunnel.cost.pricer import exact_prices
+    from windtunnel.cost.pricing import price
+    from windtunnel.cost.programs.harvest import record
+    from windtunnel.cost.programs.network import call_ns, chain, fly, library_of
+    from windtunnel.hardware import Device
+    from windtunnel.simulate import replay
+
+    tasks, uncovered = record(name)
+    library, candidates = library_of(worker, tasks, NUM_CANDIDATES)
+    pricer = AstPricer(predictor, library)
+    distinct = {task.name: task for task in tasks}
+    chosen = {task: pricer.choose(task, sheet) for task in distinct}
+    graph = chain(tasks, call_ns(worker, target))
+    device = Device(target.name, 2**34, sheet["bandwidth_bytes_per_s"], {"fp32": sheet["peak_flops_per_s"]}, kind="cpu")
+    predicted_ns = replay(price(graph, device, [pricer])).makespan_ns
+    programs = {task: candidates[row] for task, (row, _) in chosen.items()}
+    passes, alone = fly(worker, tasks, programs, target)
+    measured_ns = 1e9 * statistics.median(passes)
+
+    class Alone:
+        """Each program's own time."""
+
+        name = "measured"
+
+        def covers(self, work, device):
+            del device
+            return work.flops >= 0
+
+        def price(self, work, device):
+            del device
+            found = [pricer._tasks_of(work.take([at]))[0].name for at in range(len(work))]
+            limits = bounds(work.flops, 0.0, flops_per_s=1e9, bytes_per_s=1e9)
+            return exact_prices(limits, limits.efficiency([1e9 * alone[task] for task in found]))
+
+    by_measured_ns = replay(price(graph, device, [Alone()])).makespan_ns
+    return {
+        "network": name,
+        "tasks": len(tasks),
+        "distinct": len(distinct),
+        "uncovered_calls": sum(uncovered.values()),
+        "measured_ms": measured_ns / 1e6,
+        "learned": predicted_ns / measured_ns - 1,
+        "measured": by_measured_ns / measured_ns - 1,
+    }
+
+
+def main() -> int:
+    from windtunnel.cost.learned.predictor import RECIPES, train
+    from windtunnel.cost.learned.splits import split_by_network
+    from windtunnel.cost.programs.build import parse_target
+    from windtunnel.cost.programs.search import sheet_of
+    from windtunnel.cost.programs.worker import Worker
+
+    asked = options()
+    claim = f"learned within {LEARNED:.0%} on >= {SHARE:.0%} of networks, measured within {MEASURED:.0%}"
+    programs = shipped_set()
+    if programs is None:
+        report("compiled_networks", float("nan"), claim, holds=False, reason=MISSING)
+        return 1
+    names = asked.networks.split(",")
+    split = split_by_network(programs, asked.target, names)
+    recipe = RECIPES["efficiency"]
+    predictor, _ = train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=asked.budget)))
+    target, rows = parse_target(asked.target), []
+    own = programs.devices[programs.column(asked.target)]
+    predictor.header["device_sheets"] = {target.name: own}
+    with Worker() as worker:
+        here = sheet_of(worker, target)
+        for name in names:
+            rows.append(row_of(name, worker, target, predictor, own))
+            print(rows[-1], file=sys.stderr, flush=True)
+    if is_verbose():
+        print(table(rows))
+    shares = {
+        kind: sum(abs(float(str(row[kind]))) <= limit for row in rows) / len(rows)
+        for kind, limit in (("learned", LEARNED), ("measured", MEASURED))
+    }
+    holds = min(shares.values()) >= SHARE
+    report(
+        "compiled_networks",
+        statistics.median(abs(float(str(row["learned"]))) for row in rows),
+        claim,
+        holds,
+        learned={str(row["network"]): row["learned"] for row in rows},
+        measured={str(row["network"]): row["measured"] for row in rows},
+        uncovered_calls={str(row["network"]): row["uncovered_calls"] for row in rows},
+        peak_now_of_sheet=here["peak_flops_per_s"] / own["peak_flops_per_s"],
+    )
+    return int(not holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

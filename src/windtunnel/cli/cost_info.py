@@ -1,0 +1,111 @@
+"""``windtunnel cost info``: what cost models there are, and what a model or a set of programs is (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._options import Json
+
+__all__ = ["info"]
+
+_SCHEMA = "windtunnel.cost.info/1"
+
+
+def info(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A model or a set of programs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost info cdmpp.safetensors
+
+    Say which cost models there are; or of a file, what it learned from and how good it was.
+    """
+    document = _of_file(file) if file is not None else _of_package()
+    if as_json:
+        print_json({"schema": _SCHEMA, **document})
+    elif file is not None:
+        _print_file(document)
+    else:
+        _print_package(document)
+
+
+def _of_package() -> dict[str, Any]:
+    from windtunnel import registry
+    from windtunnel.cost.learned.shipped import DATA_SHEET, PREDICTOR, PROGRAMS
+
+    models = [
+        {"name": name, "source": one.source, "about": (one.function.__doc__ or "").partition("\n")[0]}
+        for name, one in sorted(registry.all("cost_model").items())
+    ]
+    shipped = {"programs": PROGRAMS, "predictor": PREDICTOR, "data_sheet": DATA_SHEET}
+    return {"models": models, "shipped": {name: str(path) if path.is_file() else None for name, path in shipped.items()}}
+
+
+def _print_package(document: dict[str, Any]) -> None:
+    rows = [(one["name"], one["about"], one["source"]) for one in document["models"]]
+    print_table(("model", "prices", "after"), rows, gives_way=1)
+    say()
+    for name, path in document["shipped"].items():
+        say(f"shipped {name.replace('_', ' ')}: {path or 'none in this build'}")
+    if document["shipped"]["predictor"]:
+        advise(f"next: windtunnel cost info {document['shipped']['predictor']}")
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    from windtunnel.errors import InputError
+
+    if not path.is_file():
+        raise InputError(f"{path} is not there", fix="name a file of cost train or cost sample")
+    return {"path": str(path), **(_of_programs(path) if path.suffix == ".npz" else _of_model(path))}
+
+
+def _of_programs(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    from windtunnel.cost.learned.program_set import ProgramSet
+
+    programs = ProgramSet.load(path)
+    kinds: dict[str, int] = {}
+    for task in programs.task.tolist():
+        kind = str(programs.tasks[task].get("kind", ""))
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return {
+        "kind": "programs",
+        "num_programs": programs.num_programs,
+        "num_tasks": len({*programs.task.tolist()}),
+        "num_networks": len(programs.networks()),
+        "devices": list(programs.device_names),
+        "measured_ratio": float(np.isfinite(programs.mean_s).mean()) if programs.num_programs else 0.0,
+        "programs_by_kind": dict(sorted(kinds.items(), key=lambda one: -one[1])),
+        "meta": programs.meta,
+    }
+
+
+def _of_model(path: Path) -> dict[str, Any]:
+    from windtunnel.cost.model_file import header_of
+
+    header = header_of(path)
+    return {name: value for name, value in header.items() if name not in ("features", "device_sheets", "intervals")}
+
+
+def _print_file(document: dict[str, Any]) -> None:
+    flat = {name: value for name, value in document.items() if not isinstance(value, dict)}
+    for name, value in flat.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        say_wrapped(f"{name.replace('_', ' ')}: {text}")
+    for name, value in document.items():
+        if isinstance(value, dict) and value:
+            say()
+            rows = [(key.replace("_", " "), _short(one)) for key, one in value.items()]
+            print_table((name.replace("_", " "), ""), rows, gives_way=1)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
+    return ", ".join(map(_short, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,152 @@
+"""Compact trees of tensor programs as a pricer of graphs (room cost, cost model "ast").
+
+In: work of a graph and a CPU, priced as a tensor compiler would run it: each operator is the task that it is, and each
+task takes as long as the fastest of its programs in a library is predicted to. Out: prices with intervals. The
+libraries of torch run other kernels: how long those take, ``measured`` knows. Not here: training, schedules.
+
+Source: CDMPP (EuroSys 2024), section 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.cost.bounds import bounds
+from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.pricer import Prices, exact_prices
+from windtunnel.cost.programs.captured import task_of_call
+from windtunnel.cost.programs.tasks import Task
+from windtunnel.cost.work import Work
+from windtunnel.hardware import Device
+
+if TYPE_CHECKING:
+    from windtunnel.cost.learned.predictor import Predictor
+
+__all__ = ["AstPricer", "ast"]
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class AstPricer:
+    """A predictor and the programs that it may choose from.
+
+    Parameters
+    ----------
+    predictor : Predictor, optional
+    library : ProgramSet, optional
+        Programs of the tasks that can be priced; times in it are not looked at. None, or no predictor, prices nothing.
+    """
+
+    predictor: Predictor | None = None
+    library: ProgramSet | None = None
+    name: ClassVar[str] = "ast"
+    _tasks: dict[tuple[str, ...], Task | None] = field(default_factory=dict, repr=False)
+
+    def covers(self, work: Work, device: Device) -> Mask:
+        """Rows whose task is in the library, on a device whose sheet is known, bool [P]."""
+        if self.predictor is None or self.library is None or self.sheet(device) is None:
+            return np.zeros(len(work), dtype=np.bool_)
+        known = [task is not None and task.name in self._rows for task in self._tasks_of(work)]
+        return np.asarray(np.array(known, dtype=bool) & (work.dtype == "fp32"), dtype=np.bool_)
+
+    def price(self, work: Work, device: Device) -> Prices:
+        """Prices of rows that it covers."""
+        tasks = [task for task in self._tasks_of(work) if task is not None]
+        names = list(dict.fromkeys(task.name for task in tasks))
+        sheet = self.sheet(device)
+        assert sheet is not None
+        best_s = dict(zip(names, self._best(names, sheet)[1].tolist(), strict=True))
+        limits = bounds(
+            [max(task.flops, 1.0) for task in tasks],
+            [float(task.size_bytes) for task in tasks],
+            flops_per_s=_rate(sheet, "peak_flops_per_s"),
+            bytes_per_s=_rate(sheet, "bandwidth_bytes_per_s"),
+        )
+        prices = exact_prices(limits, limits.efficiency([1e9 * best_s[task.name] for task in tasks]))
+        known = self.predictor.header.get("intervals") if self.predictor else None
+        if known is None:
+            return prices
+        return ConformalIntervals.from_dict(known).around(prices, [task.kind for task in tasks])
+
+    def sheet(self, device: Device) -> Mapping[str, Any] | None:
+        """What the predictor is told of a device: its own sheet of that name, or one made of the catalogue's."""
+        assert self.predictor is not None
+        own = self.predictor.header.get("device_sheets", {}).get(device.name)
+        if own is not None or device.kind != "cpu":
+            return own  # type: ignore[no-any-return]
+        peak = device.peak_flops_per_s.get("fp32")
+        if not (device.num_threads and device.simd_bits and peak):
+            return None
+        return {
+            "name": device.name,
+            "peak_flops_per_s": peak,
+            "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+            "num_threads": device.num_threads,
+            "simd_bits": device.simd_bits,
+        }
+
+    def choose(self, task: str, sheet: Mapping[str, Any]) -> tuple[int, float]:
+        """The program of the library that is predicted to be the fastest for a task of this name, and its seconds."""
+        rows, seconds = self._best([task], sheet)
+        return int(rows[0]), float(seconds[0])
+
+    def _best(self, names: list[str], sheet: Mapping[str, Any]) -> tuple[Any, Any]:
+        assert self.library is not None
+        assert self.predictor is not None
+        rows = [self._rows[name] for name in names]
+        chosen = np.concatenate(rows)
+        programs = replace(self.library.select(chosen), devices=(dict(sheet),))
+        samples = np.column_stack([np.arange(len(chosen)), np.zeros(len(chosen), np.int64)])
+        seconds = self.predictor.predict(programs, samples)
+        ends = np.cumsum([len(one) for one in rows])
+        parts = [(one, seconds[end - len(one) : end]) for one, end in zip(rows, ends.tolist(), strict=True)]
+        fastest = [(one[part.argmin()], part.min()) for one, part in parts]
+        return np.array([row for row, _ in fastest]), np.array([value for _, value in fastest])
+
+    @cached_property
+    def _rows(self) -> dict[str, NDArray[np.int64]]:
+        """Programs of the library by the name of their task."""
+        assert self.library is not None
+        names = [Task.from_dict(one).name for one in self.library.tasks]
+        order = np.argsort(self.library.task, kind="stable")
+        tasks, first = np.unique(self.library.task[order], return_index=True)
+        parts = np.split(order, first[1:])
+        return {names[task]: part.astype(np.int64) for task, part in zip(tasks.tolist(), parts, strict=True)}
+
+    def _tasks_of(self, work: Work) -> list[Task | None]:
+        found = []
+        for key in zip(work.operator, work.shapes, work.strides, work.arguments, strict=True):
+            if key not in self._tasks:
+                self._tasks[key] = task_of_call(*key)
+            found.append(self._tasks[key])
+        return found
+
+
+def _rate(sheet: Mapping[str, Any], name: str) -> float:
+    from windtunnel.cost.learned.context import rate_of
+
+    return rate_of(sheet, name)
+
+
+@registry.cost_model("ast", source="Hu et al., CDMPP, EuroSys 2024")
+def ast(checkpoint: str = "") -> AstPricer:
+    """Operators as compiled tensor programs, by the predictor that is shipped or a file of ``cost train programs``."""
+    from windtunnel.cost.learned.shipped import shipped_predictor, shipped_programs
+
+    library = shipped_programs()
+    if library is None:
+        return AstPricer()
+    if not checkpoint:
+        return AstPricer(shipped_predictor(), library)
+    from windtunnel.cost.learned.checkpoint import load_predictor
+
+    return AstPricer(load_predictor(checkpoint), library)

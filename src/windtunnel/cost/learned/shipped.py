@@ -1,0 +1,43 @@
+"""What comes with the package (room cost): measured tensor programs and the predictor that learned from them.
+
+In: nothing. Out: the set, the predictor, where they lie. ``DATASHEET.md`` beside them says how both were made and how
+far to trust them. Not here: making them (``windtunnel cost sample``, ``cost train programs``).
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.cost.learned.program_set import ProgramSet
+
+if TYPE_CHECKING:
+    from windtunnel.cost.learned.predictor import Predictor
+
+__all__ = ["DATA_SHEET", "PREDICTOR", "PROGRAMS", "shipped_predictor", "shipped_programs"]
+
+FOLDER = Path(__file__).parent / "shipped_files"
+PROGRAMS, PREDICTOR, DATA_SHEET = FOLDER / "programs.npz", FOLDER / "cdmpp.safetensors", FOLDER / "DATASHEET.md"
+
+
+@functools.cache
+def shipped_programs() -> ProgramSet | None:
+    """Programs measured on six CPU targets; None where the package was built without them."""
+    return ProgramSet.load(PROGRAMS) if PROGRAMS.is_file() else None
+
+
+@functools.cache
+def shipped_predictor() -> Predictor | None:
+    """The predictor that ``ast`` uses unless told otherwise; None where the package was built without it.
+
+    Raises
+    ------
+    MissingExtraError
+        The extra ``learn`` is not installed.
+    """
+    if not PREDICTOR.is_file():
+        return None
+    from windtunnel.cost.learned.checkpoint import load_predictor
+
+    return load_predictor(PREDICTOR)

@@ -1,0 +1,130 @@
+"""A network as the chain of its tasks (room cost, programs): priced by a model, replayed, and really run.
+
+In: a network's name. Out: its tasks in the order in which they are called; a graph of them; the seconds that compiled
+programs of these tasks take one after another. Every program has arguments of its own: what one leaves in the caches
+is not what the next one reads. Not here: which program of a task is the best (``cost.learned.ast_pricer``).
+
+Source: CDMPP (EuroSys 2024), section 5.3 and its end-to-end experiment.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.programs.batch import Measured, Member
+from windtunnel.cost.programs.build import Target
+from windtunnel.cost.programs.captured import TENSOR
+from windtunnel.cost.programs.search import Candidate, build_candidate, draw_candidates
+from windtunnel.cost.programs.tasks import Task
+from windtunnel.cost.programs.worker import Worker
+from windtunnel.errors import FlightError
+from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind
+
+__all__ = ["call_ns", "chain", "fly", "library_of"]
+
+_TINY = Task("elementwise", {"b": 1, "c": 1, "s": 16}, ("relu",))
+_NUM_CALLS = 200
+
+
+def library_of(
+    worker: Worker, tasks: Sequence[Task], count: int, *, seed: int = 0
+) -> tuple[ProgramSet, list[Candidate]]:
+    """Candidates of every distinct task as a set without times, and the same as a list, row by row."""
+    distinct = list(dict.fromkeys(task.name for task in tasks))
+    by_name = {task.name: task for task in tasks}
+    members, found = [], []
+    for place, name in enumerate(distinct):
+        for one in draw_candidates(worker, by_name[name], count, seed=seed):
+            members.append((Member(len(members), place, 0), one.drawn))
+            found.append(one)
+    whole = Measured(members, [[None] for _ in members])
+    return whole.to_set([by_name[name] for name in distinct], [Target("avx2", 1)], {}), found
+
+
+def chain(tasks: Sequence[Task], call_ns: int) -> Graph:
+    """Calls of tasks, one after another on one thread; the times of the tasks themselves are to be priced."""
+    builder = GraphBuilder()
+    thread = builder.resource("thread", ResourceKind.HOST_THREAD)
+    last: int | None = None
+    for task in tasks:
+        call = builder.task("call", kind=Kind.HOST, resource=thread, duration_ns=call_ns, **_nothing())
+        if last is not None:
+            builder.edge(last, call, kind=EdgeKind.ORDER)
+        last = builder.task(
+            task.name,
+            resource=thread,
+            duration_ns=0,
+            op=f"{TENSOR}{task.kind}",
+            flops=round(task.flops),
+            bytes_read=task.size_bytes,
+            input_args=json.dumps(task.to_dict()),
+        )
+        builder.edge(call, last, kind=EdgeKind.ORDER)
+    return builder.build()
+
+
+def _nothing() -> dict[str, Any]:
+    return {"op": "", "flops": 0, "bytes_read": 0, "input_args": ""}
+
+
+def call_ns(worker: Worker, target: Target) -> int:
+    """What calling a program takes, beside what it computes: many calls of one that does nearly nothing."""
+    (candidate,) = draw_candidates(worker, _TINY, 1)
+    if not build_candidate(worker, _TINY, candidate, target.isa):
+        raise FlightError("the smallest program could not be built", where=target.name)
+    passes = worker.ask("run", [candidate.key] * _NUM_CALLS, target.isa, target.num_threads, 9)
+    worker.ask("forget", [candidate.key])
+    return round(1e9 * statistics.median(passes) / _NUM_CALLS)
+
+
+def fly(
+    worker: Worker,
+    tasks: Sequence[Task],
+    programs: Mapping[str, Candidate],
+    target: Target,
+    *,
+    repeats: int = 30,
+) -> tuple[tuple[float, ...], dict[str, float]]:
+    """Really run the chain.
+
+    Parameters
+    ----------
+    worker : Worker
+    tasks : sequence of Task
+        In the order of their calls.
+    programs : mapping
+        The program of each task, by the task's name.
+    target : Target
+    repeats : int
+        Passes, after one to warm up.
+
+    Returns
+    -------
+    tuple of float
+        Seconds of each pass.
+    dict
+        Seconds of each program by itself, repeated with warm caches, by the task's name.
+
+    Raises
+    ------
+    FlightError
+        A program could not be built, or computes something else.
+    """
+    by_name = {task.name: task for task in tasks}
+    keys = {}
+    for number, (name, task) in enumerate(by_name.items()):
+        one = Candidate(number, programs[name].drawn)
+        if not build_candidate(worker, task, one, target.isa):
+            raise FlightError("its chosen program could not be built", where=name)
+        keys[name] = number
+    passes = worker.ask("run", [keys[task.name] for task in tasks], target.isa, target.num_threads, repeats)
+    alone = {
+        name: statistics.median(worker.ask("time", key, target.isa, target.num_threads, 0.02))
+        for name, key in keys.items()
+    }
+    worker.ask("forget", list(keys.values()))
+    return passes, alone

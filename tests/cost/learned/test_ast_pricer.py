@@ -1,0 +1,112 @@
+"""Graphs priced as compiled programs: the fastest program of each task, against its bound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.cost.learned.small_set import small_set
+from windtunnel.cost import price
+from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.learned.ast_pricer import AstPricer, ast
+from windtunnel.cost.pricing import AUTO, tiers_of
+from windtunnel.cost.programs.captured import TENSOR
+from windtunnel.cost.programs.network import chain
+from windtunnel.cost.programs.tasks import Task
+from windtunnel.errors import PriceError
+from windtunnel.hardware import Device
+from windtunnel.simulate import replay
+
+TASKS = (
+    Task("matmul", {"m": 32, "n": 64, "k": 128}, ("bias",)),
+    Task("elementwise", {"b": 1, "c": 64, "s": 4096}, ("relu",)),
+)
+CHIP = Device("toy", 2**30, 1e10, {"fp32": 1e11}, kind="cpu", num_threads=2, simd_bits=256)
+
+
+class Formula:
+    """Seconds that grow with the row, but for one row that is the fastest of its task."""
+
+    header = {
+        "intervals": ConformalIntervals.fit(
+            ["matmul"] * 50, np.log(np.linspace(0.8, 1.25, 50)), level=0.9
+        ).to_dict()
+    }
+
+    def predict(self, programs, samples):
+        assert [device["name"] for device in programs.devices] == ["toy"]
+        assert np.isnan(programs.mean_s).all() or programs.mean_s.shape[1] != 1
+        return 1e-6 * (1.0 + programs.flops[samples[:, 0]] % 97 + samples[:, 0])
+
+
+def library():
+    programs = small_set(num_tasks=2, per_task=3)
+    return replace(programs, tasks=tuple(task.to_dict() for task in TASKS))
+
+
+def test_a_task_takes_as_long_as_the_fastest_of_its_programs():
+    pricer = AstPricer(Formula(), library())
+    graph = price(chain([TASKS[0], TASKS[1], TASKS[0]], call_ns=1000), CHIP, [pricer])
+
+    computing = graph.duration_ns[graph.duration_ns != 1000].tolist()
+    row, seconds = pricer.choose(TASKS[0].name, pricer.sheet(CHIP))
+    assert computing[0] == computing[2] == round(1e9 * seconds)
+    assert library().task[row] == 0
+    assert replay(graph).makespan_ns == sum(computing) + 3000
+
+
+def test_a_price_is_an_efficiency_with_an_interval():
+    graph = price(chain([TASKS[0]], call_ns=10), CHIP, [AstPricer(Formula(), library())])
+    low, mean, high = (graph.tasks[name][1] for name in ("efficiency_low", "efficiency", "efficiency_high"))
+
+    assert low < mean < high
+    bound_ns = 1e9 * max(TASKS[0].flops / 1e11, TASKS[0].size_bytes / 1e10)
+    assert graph.duration_ns[1] == pytest.approx(bound_ns / mean, abs=1)
+    assert graph.tasks.strings("cost_source").to_numpy()[1] == "ast"
+
+
+def test_what_torch_called_is_priced_as_the_same_task():
+    graph = chain([TASKS[0]], call_ns=10)
+    captured = {
+        "op": "aten::addmm",
+        "input_shapes": "[[64], [32, 128], [128, 64], [], []]",
+        "input_strides": "[[1], [128, 1], [64, 1], [], []]",
+        "input_args": "[null, null, null, 1, 1]",
+    }
+    from windtunnel.graph import GraphBuilder, ResourceKind
+
+    builder = GraphBuilder()
+    thread = builder.resource("thread", ResourceKind.HOST_THREAD)
+    builder.task("addmm", resource=thread, duration_ns=5, flops=round(TASKS[0].flops), bytes_read=1, **captured)
+    pricer = AstPricer(Formula(), library())
+
+    mine, compiled = price(builder.build(), CHIP, [pricer]), price(graph, CHIP, [pricer])
+    assert mine.duration_ns[0] == compiled.duration_ns[1]
+
+
+def test_a_task_outside_of_the_library_is_named_with_its_share():
+    other = Task("softmax", {"m": 8, "n": 8})
+    with pytest.raises(PriceError, match="1 of 1 tasks"):
+        price(chain([other], call_ns=10), CHIP, [AstPricer(Formula(), library())])
+
+
+def test_it_prices_a_compilers_code_only_where_it_is_asked_for():
+    names = [pricer.name for tier in tiers_of(AUTO) for pricer in tier]
+    assert "ast" not in names
+    assert ast().name == "ast"
+
+
+def test_a_gpu_has_no_sheet_for_it():
+    chip = Device("gpu", 2**30, 1e12, {"fp32": 1e13})
+    pricer = AstPricer(Formula(), library())
+    assert pricer.sheet(chip) is None
+
+
+def test_a_chain_keeps_what_a_task_is():
+    graph = chain(TASKS, call_ns=7)
+    texts = graph.tasks.strings("input_args").to_numpy()
+    assert [Task.from_dict(json.loads(text)) for text in texts if text] == list(TASKS)
+    assert graph.tasks.strings("op").to_numpy()[1] == f"{TENSOR}matmul"
