@@ -1,15 +1,16 @@
 """Measure a batch of programs on every target, interleaved (room cost, programs).
 
 In: tasks and seeds. Out: ``Measured``, or nothing where the machine was not quiet. All programs are built first, by as
-many processes as there are cores; then one is timed at a time, programs and targets shuffled, in two passes, between
-two looks at the canary. Not here: how many batches, and where they are kept.
+many processes as there are cores; then one is timed at a time, programs and targets shuffled, in two passes, in short
+stretches between two looks at the canary: where it moved, the stretch is timed again. Not here: how many batches, and
+where they are kept.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,11 +27,15 @@ from windtunnel.errors import WindtunnelError
 
 __all__ = ["Bench", "Measured", "Member"]
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 6  # of a stretch, in the mean over a batch
+STRETCH = 24
 NUM_PASSES = 2
 MAX_RETIMES = 2
 _CANARY_KEY = -1
 _CANARY_TIMES = 3
+_CANARY_BUDGET_S = 0.004
+
+Samples = dict[tuple[int, str], list[float]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,10 @@ class Measured:
             tasks=tuple(task.to_dict() for task in tasks),
             meta=meta,
         )
+
+
+def _key(pair: tuple[Member, Target]) -> tuple[int, str]:
+    return pair[0].key, pair[1].name
 
 
 def _offsets(sizes: Sequence[int]) -> Any:
@@ -121,13 +130,8 @@ class Bench:
             found.programs += programs
             found.dropped += dropped
         found.programs.sort(key=lambda program: program[0].key)
-        for attempt in range(MAX_ATTEMPTS):
-            before_s = self._look()
-            samples = self._time_all(found, seed + attempt)
-            found.canary = [before_s, self._look()]
-            if self._canary.is_quiet(*found.canary):
-                break
-        else:
+        samples = self._time_all(found, seed)
+        if samples is None:
             self._forget(members, found.programs)
             return None
         self._forget(members, ())
@@ -188,22 +192,54 @@ class Bench:
                 dropped[_reason(error)] += 1
         return alive
 
-    def _time_all(self, found: Measured, seed: int) -> dict[tuple[int, str], list[float]]:
-        """Samples of every program on every target, in shuffled order, in several passes."""
-        samples: dict[tuple[int, str], list[float]] = defaultdict(list)
+    def _time_all(self, found: Measured, seed: int) -> Samples | None:
+        """Samples of every program on every target, in shuffled order, in several passes; None where it was not quiet.
+
+        What is slow fills its time in the first pass; what was not steady is timed anew, and longer.
+        """
+        samples: Samples = defaultdict(list)
         pairs = [(member, target) for member, _ in found.programs for target in self._targets]
         generator = np.random.default_rng(seed)
         for _ in range(NUM_PASSES):
-            for place in generator.permutation(len(pairs)):
-                member, target = pairs[place]
-                taken = samples[member.key, target.name]
-                if sum(taken) < BUDGET_S:  # what is slow fills it in its first pass
-                    taken += self._time(found, member, target, BUDGET_S / NUM_PASSES)
-        for member, target in pairs:
-            for _ in range(MAX_RETIMES):
-                timing = samples[member.key, target.name]
-                if timing and not Timing(tuple(timing)).is_steady(self._max_spread):
-                    samples[member.key, target.name] = list(self._time(found, member, target, BUDGET_S))
+            order = [pairs[place] for place in generator.permutation(len(pairs))]
+            open_pairs = [pair for pair in order if sum(samples[_key(pair)]) < BUDGET_S]
+            taken = self._between_looks(found, open_pairs, BUDGET_S / NUM_PASSES)
+            if taken is None:
+                return None
+            for key, values in taken.items():
+                samples[key] += values
+        for _ in range(MAX_RETIMES):
+            unsteady = [pair for pair in pairs if not self._is_steady(samples[_key(pair)])]
+            taken = self._between_looks(found, unsteady, BUDGET_S)
+            if taken is None:
+                return None
+            samples |= taken
+        return samples
+
+    def _is_steady(self, samples_s: Sequence[float]) -> bool:
+        return not samples_s or Timing(tuple(samples_s)).is_steady(self._max_spread)
+
+    def _between_looks(
+        self, found: Measured, pairs: Sequence[tuple[Member, Target]], budget_s: float
+    ) -> Samples | None:
+        """Samples of pairs, stretch by stretch; None where the canary moved too often."""
+        samples: Samples = {}
+        waiting = deque(pairs[first : first + STRETCH] for first in range(0, len(pairs), STRETCH))
+        patience = MAX_ATTEMPTS * len(waiting)
+        before_s = self._look() if waiting else {}
+        while waiting:
+            stretch = waiting.popleft()
+            taken = {_key(pair): list(self._time(found, *pair, budget_s)) for pair in stretch}
+            after_s = self._look()
+            if self._canary.is_quiet(before_s, after_s):
+                samples |= taken
+                found.canary += [before_s, after_s]
+            else:
+                waiting.append(stretch)
+                patience -= 1
+                if patience < 0:
+                    return None
+            before_s = after_s
         return samples
 
     def _time(self, found: Measured, member: Member, target: Target, budget_s: float) -> tuple[float, ...]:
@@ -219,7 +255,7 @@ class Bench:
             return ()
         return samples
 
-    def _judge(self, found: Measured, samples: dict[tuple[int, str], list[float]]) -> None:
+    def _judge(self, found: Measured, samples: Samples) -> None:
         """Keep what was steady; a program without any steady time is dropped."""
         kept = []
         for member, drawn in found.programs:
@@ -240,7 +276,7 @@ class Bench:
             if target.isa == isa:
                 worker.ask("canary", _CANARY_KEY, isa)
                 times = [
-                    statistics.median(worker.ask("time", _CANARY_KEY, isa, target.num_threads, BUDGET_S))
+                    statistics.median(worker.ask("time", _CANARY_KEY, isa, target.num_threads, _CANARY_BUDGET_S))
                     for _ in range(_CANARY_TIMES)
                 ]
                 seen[target.name] = statistics.median(times)

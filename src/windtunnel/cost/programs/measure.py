@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 __all__ = ["MAX_MOVE", "MAX_SPREAD", "PROTOCOL", "Canary", "Timing", "time_program"]
 
 WARM_UP_RUNS = 2
@@ -86,9 +88,10 @@ class Canary:
         self.history = list(history)
 
     def is_quiet(self, before_s: dict[str, float], after_s: dict[str, float]) -> bool:
-        """Whether a batch between these two looks may be kept; remembers both.
+        """Whether what was timed between these two looks may be kept; remembers both.
 
-        Both must agree with each other, and with the median of all that was seen.
+        Both must agree with each other, and with the lower quartile of all that was seen: others on the machine only
+        ever add time.
 
         Examples
         --------
@@ -103,7 +106,7 @@ class Canary:
         )
 
     def _usual(self, name: str) -> float:
-        return statistics.median(seen[name] for seen in self.history if name in seen)
+        return float(np.quantile([seen[name] for seen in self.history if name in seen], 0.25))
 
     def _agree(self, one_s: float, other_s: float) -> bool:
         return abs(one_s / other_s - 1) <= self.tolerance
