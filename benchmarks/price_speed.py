@@ -1,8 +1,9 @@
-"""Price a graph of 100,000 nodes for another device: by the roofline, and by the tile model.
+"""Price a graph of 100,000 nodes for another device: by the roofline, by the tile model, and by compact trees (A12).
 
 The graph is made of transformer layers of 16 sizes with their operators, shapes and types as a capture writes them;
 equal work is found first and priced once. A second graph has no two equal nodes: what looking for equal work costs
-where there is none. Times are CPU time of one core, best of the rounds, from the graph to the priced graph.
+where there is none. Compact trees price a graph of the tasks of their library, each task by all programs that it has
+there. Times are CPU time (of all threads together), best of the rounds, from the graph to the priced graph.
 """
 
 import json
@@ -10,21 +11,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks.bar import interleave, report
+from windtunnel.cost.learned.shipped import shipped_predictor, shipped_programs
 from windtunnel.cost.pricing import price
+from windtunnel.cost.programs.captured import TENSOR
+from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.work import work_of
 from windtunnel.graph import Graph, Kind, ResourceKind, Strings
-from windtunnel.hardware import device
+from windtunnel.hardware import Device, device
 
 NUM_TASKS = 100_000
 ROUNDS = 7
 TRAINED_ROUNDS = 3
-LIMITS_S = {"roofline": 0.05, "tile": 2.0}
+LIMITS_S = {"roofline": 0.05, "tile": 2.0, "ast": 10.0}
 DEVICE = "a100-pcie-80g"
 
 
@@ -75,6 +80,21 @@ def all_different() -> Graph:
                      for row, (m, n, k) in enumerate(sizes)])  # fmt: skip
 
 
+def compiled() -> tuple[Graph, Device] | None:
+    """Tasks of the shipped programs, again and again, and the target that they are priced for."""
+    programs = shipped_programs()
+    if programs is None or shipped_predictor() is None:
+        return None
+    tasks = [Task.from_dict(one) for one in programs.tasks]
+    rows = [(f"{TENSOR}{task.kind}", [], round(task.flops), task.size_bytes) for task in tasks]
+    count = NUM_TASKS // len(tasks) + 1
+    texts = [json.dumps(task.to_dict()) for task in tasks] * count
+    graph = graph_of((rows * count)[:NUM_TASKS])
+    graph = replace(graph, tasks=graph.tasks.replace(input_args=Strings.of(texts[:NUM_TASKS])))
+    sheet = programs.devices[0]
+    return graph, Device(sheet["name"], 2**34, sheet["bandwidth_bytes_per_s"], kind="cpu")
+
+
 def trained_tile(folder: Path) -> str:
     """A tile model trained on the public measurements (half a minute); empty where they are not here."""
     data = find_shared("cost")
@@ -102,6 +122,14 @@ def main() -> None:
             tile = interleave({"tile": lambda: price(same, chip, model)}, TRAINED_ROUNDS, clock=clock)["tile"]
             report("price_speed_tile", 1e3 * tile.best, f"<= {1e3 * LIMITS_S['tile']:g} ms",
                    tile.best <= LIMITS_S["tile"], **sizes, spread=tile.spread)  # fmt: skip
+    found = compiled()
+    if found is not None:
+        graph, target = found
+        trees = interleave({"ast": lambda: price(graph, target, "ast")}, TRAINED_ROUNDS, clock=clock)["ast"]
+        num_programs = shipped_programs().num_programs
+        report("price_speed_ast", 1e3 * trees.best, f"<= {1e3 * LIMITS_S['ast']:g} ms", trees.best <= LIMITS_S["ast"],
+               num_tasks=NUM_TASKS, num_distinct=len(work_of(graph)[0]), num_programs=num_programs,
+               spread=trees.spread)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -50,6 +50,9 @@ BARS = (
     "cost_train_speed",
     "cdmpp_cross_model",
     "cdmpp_cross_device",
+    "cdmpp_ablations",
+    "schedule_search",
+    "compiled_networks",
     "roofline_table",
     "unseen_gpu",
 )

@@ -41,7 +41,10 @@ def _of_package() -> dict[str, Any]:
         for name, one in sorted(registry.all("cost_model").items())
     ]
     shipped = {"programs": PROGRAMS, "predictor": PREDICTOR, "data_sheet": DATA_SHEET}
-    return {"models": models, "shipped": {name: str(path) if path.is_file() else None for name, path in shipped.items()}}
+    return {
+        "models": models,
+        "shipped": {name: str(path) if path.is_file() else None for name, path in shipped.items()},
+    }
 
 
 def _print_package(document: dict[str, Any]) -> None:

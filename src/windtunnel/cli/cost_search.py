@@ -64,7 +64,7 @@ def search(
         print_json({"schema": "windtunnel.cost.search/1", "task": asked.name, "target": target, **_as_dict(found)})
         return
     _print(asked, found)
-    advise('next: windtunnel.cost.programs.schedules.replay(task, steps) builds it; --json prints the steps')
+    advise("next: windtunnel.cost.programs.schedules.replay(task, steps) builds it; --json prints the steps")
 
 
 def _predictor(model: Path | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -30,10 +31,8 @@ CHIP = Device("toy", 2**30, 1e10, {"fp32": 1e11}, kind="cpu", num_threads=2, sim
 class Formula:
     """Seconds that grow with the row, but for one row that is the fastest of its task."""
 
-    header = {
-        "intervals": ConformalIntervals.fit(
-            ["matmul"] * 50, np.log(np.linspace(0.8, 1.25, 50)), level=0.9
-        ).to_dict()
+    header: ClassVar = {
+        "intervals": ConformalIntervals.fit(["matmul"] * 50, np.log(np.linspace(0.8, 1.25, 50)), level=0.9).to_dict()
     }
 
     def predict(self, programs, samples):

@@ -59,7 +59,8 @@ def test_a_chain_runs_every_program_and_takes_longer_than_one(worker):
     tasks = [TASK, other, TASK]
     library, candidates = library_of(worker, tasks, 4)
     programs = {
-        name: candidates[int(np.flatnonzero(library.task == place)[0])] for place, name in enumerate((TASK.name, other.name))
+        name: candidates[int(np.flatnonzero(library.task == place)[0])]
+        for place, name in enumerate((TASK.name, other.name))
     }
     passes, alone = fly(worker, tasks, programs, TARGET, repeats=5)
 

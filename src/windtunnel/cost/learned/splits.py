@@ -22,7 +22,16 @@ import numpy as np
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.errors import InputError
 
-__all__ = ["ALL_DEVICES", "Split", "keep", "samples_of", "split_by_device", "split_by_network", "split_by_task", "split_sorted"]
+__all__ = [
+    "ALL_DEVICES",
+    "Split",
+    "keep",
+    "samples_of",
+    "split_by_device",
+    "split_by_network",
+    "split_by_task",
+    "split_sorted",
+]
 
 ALL_DEVICES = "all"
 HELD_OUT_NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")

@@ -92,9 +92,7 @@ def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, 
     return list(found.values())
 
 
-def ranked(
-    predictor: Prices, task: Task, candidates: Sequence[Candidate], sheet: Mapping[str, Any]
-) -> list[Candidate]:
+def ranked(predictor: Prices, task: Task, candidates: Sequence[Candidate], sheet: Mapping[str, Any]) -> list[Candidate]:
     """Candidates with predicted times on a device of this sheet, the fastest first."""
     members = [(Member(one.key, 0, 0), one.drawn) for one in candidates]
     programs = Measured(members, [[None] for _ in members]).to_set([task], [], {})
