@@ -37,7 +37,7 @@ def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, obj
     if len(built) < 2 * NUM_MEASURED:
         return None
     keys = [one.key for one in built]
-    seconds = in_turn(worker, keys, target, rounds=2)
+    seconds = {key: timing.mean_s for key, timing in in_turn(worker, keys, target, rounds=3).items()}
     generator = np.random.default_rng(seed)
     at_random = [
         min(seconds[key] for key in generator.permutation(keys)[:NUM_MEASURED].tolist()) for _ in range(RANDOM_DRAWS)
@@ -48,8 +48,8 @@ def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, obj
     return {
         "task": task.name,
         "candidates": len(built),
-        "best_ms": 1e3 * final[best],
-        "of_best": final[chosen] / final[best],
+        "best_ms": 1e3 * final[best].mean_s,
+        "of_best": final[chosen].mean_s / final[best].mean_s,
         "random_of_best": statistics.median(at_random) / seconds[best],
         "first_of_best": seconds[keys[0]] / seconds[best],
     }

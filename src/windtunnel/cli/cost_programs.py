@@ -27,7 +27,7 @@ def sample(
     tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
     max_spread: Annotated[float, typer.Option(min=0.0, help="Keep a time up to this deviation over mean.")] = 0.05,
     canary_tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Keep a batch while the canary moves no more than this share.")
+        float, typer.Option(min=0.0, help="Keep a look whose canary took no longer than its least time by this share.")
     ] = 0.05,
     force: Force = False,
     as_json: Json = False,

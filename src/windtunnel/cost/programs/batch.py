@@ -1,16 +1,14 @@
 """Measure a batch of programs on every target, interleaved (room cost, programs).
 
-In: tasks and seeds. Out: ``Measured``, or nothing where the machine was not quiet. All programs are built first, by as
-many processes as there are cores; then one is timed at a time, programs and targets shuffled, in two passes, in short
-stretches between two looks at the canary: where it moved, the stretch is timed again. Not here: how many batches, and
-where they are kept.
+In: tasks and seeds. Out: ``Measured``, or nothing where it was never quiet. All programs are built first, by as
+many processes as there are cores; then one is timed at a time, in passes over all programs and targets, shuffled,
+until there are enough looks of each that nothing disturbed. Not here: how many batches, and where they are kept.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,22 +18,27 @@ import numpy as np
 
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.build import Target
-from windtunnel.cost.programs.measure import BUDGET_S, MAX_SPREAD, Canary, Timing
+from windtunnel.cost.programs.measure import (
+    BUDGET_S,
+    MAX_PASSES,
+    MAX_SPENT_S,
+    MAX_SPREAD,
+    Canary,
+    Look,
+    Timing,
+    undisturbed_s,
+)
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Drawn, Worker, WorkerDiedError
 from windtunnel.errors import WindtunnelError
 
 __all__ = ["Bench", "Measured", "Member"]
 
-MAX_ATTEMPTS = 6  # of a stretch, in the mean over a batch
-STRETCH = 24
-NUM_PASSES = 2
-MAX_RETIMES = 2
-_CANARY_KEY = -1
-_CANARY_TIMES = 3
-_CANARY_BUDGET_S = 0.004
+LEAST_KNOWN = 0.3  # of all times; where fewer are known, the machine was not quiet
+NUM_WATCHED = 2000
 
-Samples = dict[tuple[int, str], list[float]]
+Pair = tuple[int, Target]
+Looks = dict[Pair, list[Look]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Measured:
     programs: list[tuple[Member, Drawn]] = field(default_factory=list)
     timings: list[list[Timing | None]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    canary: list[dict[str, float]] = field(default_factory=list)
+    canary: dict[str, float] = field(default_factory=dict)
 
     def to_set(self, tasks: Sequence[Task], targets: Sequence[Target], meta: dict[str, Any]) -> ProgramSet:
         """The batch as a program set."""
@@ -75,10 +78,6 @@ class Measured:
             tasks=tuple(task.to_dict() for task in tasks),
             meta=meta,
         )
-
-
-def _key(pair: tuple[Member, Target]) -> tuple[int, str]:
-    return pair[0].key, pair[1].name
 
 
 def _offsets(sizes: Sequence[int]) -> Any:
@@ -130,12 +129,14 @@ class Bench:
             found.programs += programs
             found.dropped += dropped
         found.programs.sort(key=lambda program: program[0].key)
-        samples = self._time_all(found, seed)
-        if samples is None:
+        looks = self._time_all(found, seed)
+        known = [self._is_known(pair, values) for pair, values in looks.items() if values]
+        if known and sum(known) < LEAST_KNOWN * len(known):
             self._forget(members, found.programs)
             return None
+        found.canary = dict(self._canary.least_s)
         self._forget(members, ())
-        self._judge(found, samples)
+        self._judge(found, looks)
         return found
 
     def rates(self) -> list[dict[str, float]]:
@@ -192,95 +193,69 @@ class Bench:
                 dropped[_reason(error)] += 1
         return alive
 
-    def _time_all(self, found: Measured, seed: int) -> Samples | None:
-        """Samples of every program on every target, in shuffled order, in several passes; None where it was not quiet.
-
-        What is slow fills its time in the first pass; what was not steady is timed anew, and longer.
-        """
-        samples: Samples = defaultdict(list)
-        pairs = [(member, target) for member, _ in found.programs for target in self._targets]
+    def _time_all(self, found: Measured, seed: int) -> Looks:
+        """Passes over every program on every target, in shuffled order, until enough looks of each are undisturbed."""
+        tasks = {member.key: member.task for member, _ in found.programs}
+        pairs: list[Pair] = [(key, target) for key in tasks for target in self._targets]
+        looks: Looks = {pair: [] for pair in pairs}
         generator = np.random.default_rng(seed)
-        for _ in range(NUM_PASSES):
-            order = [pairs[place] for place in generator.permutation(len(pairs))]
-            open_pairs = [pair for pair in order if sum(samples[_key(pair)]) < BUDGET_S]
-            taken = self._between_looks(found, open_pairs, BUDGET_S / NUM_PASSES)
-            if taken is None:
-                return None
-            for key, values in taken.items():
-                samples[key] += values
-        for _ in range(MAX_RETIMES):
-            unsteady = [pair for pair in pairs if not self._is_steady(samples[_key(pair)])]
-            taken = self._between_looks(found, unsteady, BUDGET_S)
-            if taken is None:
-                return None
-            samples |= taken
-        return samples
+        self._watch()
+        for _ in range(MAX_PASSES):
+            waiting = [
+                pair
+                for pair in pairs
+                if not self._is_known(pair, looks[pair]) and sum(look.program_s for look in looks[pair]) < MAX_SPENT_S
+            ]
+            for place in generator.permutation(len(waiting)):
+                key, target = waiting[place]
+                looks[key, target] += self._time(found, self._owner(tasks[key]), key, target)
+            self._learn(looks)
+        return looks
 
-    def _is_steady(self, samples_s: Sequence[float]) -> bool:
-        return not samples_s or Timing(tuple(samples_s)).is_steady(self._max_spread)
+    def _watch(self) -> None:
+        """Learn the canary's least time before the first batch."""
+        missing = {target.num_threads for target in self._targets} - set(map(int, self._canary.least_s))
+        for count in missing:
+            self._canary.learn({str(count): self._workers[0].ask("watch", count, NUM_WATCHED)})
 
-    def _between_looks(
-        self, found: Measured, pairs: Sequence[tuple[Member, Target]], budget_s: float
-    ) -> Samples | None:
-        """Samples of pairs, stretch by stretch; None where the canary moved too often."""
-        samples: Samples = {}
-        waiting = deque(pairs[first : first + STRETCH] for first in range(0, len(pairs), STRETCH))
-        patience = MAX_ATTEMPTS * len(waiting)
-        before_s = self._look() if waiting else {}
-        while waiting:
-            stretch = waiting.popleft()
-            taken = {_key(pair): list(self._time(found, *pair, budget_s)) for pair in stretch}
-            after_s = self._look()
-            if self._canary.is_quiet(before_s, after_s):
-                samples |= taken
-                found.canary += [before_s, after_s]
-            else:
-                waiting.append(stretch)
-                patience -= 1
-                if patience < 0:
-                    return None
-            before_s = after_s
-        return samples
+    def _learn(self, looks: Looks) -> None:
+        seen: dict[str, list[float]] = {}
+        for (_, target), values in looks.items():
+            seen.setdefault(str(target.num_threads), []).extend(look.canary_s for look in values)
+        self._canary.learn({name: values for name, values in seen.items() if values})
 
-    def _time(self, found: Measured, member: Member, target: Target, budget_s: float) -> tuple[float, ...]:
-        if all(member is not other for other, _ in found.programs):
+    def _timing(self, pair: Pair, looks: Sequence[Look]) -> Timing:
+        return Timing(tuple(undisturbed_s(looks, self._canary.limit_s(str(pair[1].num_threads)))))
+
+    def _is_known(self, pair: Pair, looks: Sequence[Look]) -> bool:
+        return self._timing(pair, looks).is_steady(self._max_spread)
+
+    def _time(self, found: Measured, worker: Worker, key: int, target: Target) -> Sequence[Look]:
+        """One pass over one program; nothing where it took its process with it."""
+        if all(key != member.key for member, _ in found.programs):
             return ()
-        worker = self._owner(member.task)
         try:
-            samples: tuple[float, ...] = worker.ask("time", member.key, target.isa, target.num_threads, budget_s)
+            looks: Sequence[Look] = worker.ask("time", key, target.isa, target.num_threads, BUDGET_S)
         except WorkerDiedError:
             found.dropped["program died"] += 1
-            others = [program for program in found.programs if program[0] is not member]
+            others = [program for program in found.programs if program[0].key != key]
             found.programs = self._revive(worker, others, found.dropped)
             return ()
-        return samples
+        return looks
 
-    def _judge(self, found: Measured, samples: Samples) -> None:
+    def _judge(self, found: Measured, looks: Looks) -> None:
         """Keep what was steady; a program without any steady time is dropped."""
         kept = []
         for member, drawn in found.programs:
-            row = [Timing(tuple(samples[member.key, target.name])) for target in self._targets]
-            steady = [timing if timing.samples_s and timing.is_steady(self._max_spread) else None for timing in row]
+            pairs = [(member.key, target) for target in self._targets]
+            row = [self._timing(pair, looks[pair]) for pair in pairs]
+            steady = [timing if timing.is_steady(self._max_spread) else None for timing in row]
             if any(steady):
                 kept.append((member, drawn))
                 found.timings.append(steady)
             else:
                 found.dropped["never steady"] += 1
         found.programs = kept
-
-    def _look(self) -> dict[str, float]:
-        """The canary's time now, by target: the first instruction set, each number of threads."""
-        worker, isa = self._workers[0], self._isas[0]
-        seen = {}
-        for target in self._targets:
-            if target.isa == isa:
-                worker.ask("canary", _CANARY_KEY, isa)
-                times = [
-                    statistics.median(worker.ask("time", _CANARY_KEY, isa, target.num_threads, _CANARY_BUDGET_S))
-                    for _ in range(_CANARY_TIMES)
-                ]
-                seen[target.name] = statistics.median(times)
-        return seen
 
     def _forget(self, members: Sequence[Member], given_up: Sequence[tuple[Member, Drawn]]) -> None:
         """Let go of the code; programs that were given up may be drawn again."""

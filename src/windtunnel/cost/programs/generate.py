@@ -51,7 +51,7 @@ class Plan:
     seed : int
         Of everything that is drawn.
     canary_tolerance : float
-        How much the canary may move within a batch, as a share.
+        By how much the canary beside a look may take longer than its least time, as a share.
     max_spread : float
         Standard deviation over mean above which a time is not kept.
     batch_size : int
@@ -152,7 +152,8 @@ def sample_programs(
     parts = _Parts.read(folder)
     began = time.monotonic()
     sampled = Sampled()
-    with Bench(plan.tasks, plan.targets, Canary(plan.canary_tolerance, parts.canaries()), plan.max_spread) as bench:
+    canary = Canary(plan.canary_tolerance, parts.least_s())
+    with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
         bench.known |= parts.known()
         for batch in _batches(plan, parts, sampled):
             if budget_s is not None and time.monotonic() - began > budget_s:
@@ -160,6 +161,7 @@ def sample_programs(
             if progress is not None:
                 progress("programs", parts.num_programs, plan.num_programs)
             _measure_batch(plan, bench, parts, batch, sampled)
+            parts.drop_outdated(canary)
         if parts.num_programs >= plan.num_programs:
             sampled.path = _assemble(plan, parts, bench.rates()).save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
@@ -186,7 +188,7 @@ def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled:
         sampled.num_noisy_in_turn += 1
         return
     sampled.num_noisy_in_turn = 0
-    meta = {"batch": batch, "dropped": dict(found.dropped), "canary": found.canary, "date": _now()}
+    meta = {"batch": batch, "dropped": dict(found.dropped), "canary_least_s": found.canary, "date": _now()}
     if found.programs:
         parts.keep(batch, found.to_set(plan.tasks, plan.targets, meta))
 
@@ -235,7 +237,7 @@ class _Parts:
         return sum(part.num_programs for part in self.sets.values())
 
     def keep(self, batch: int, part: ProgramSet) -> None:
-        part.save(self.folder / f"batch-{batch:05d}.npz", overwrite=True)
+        part.save(self.folder / _file(batch), overwrite=True)
         self.sets[batch] = part
 
     def known(self) -> set[tuple[int, bytes]]:
@@ -245,8 +247,17 @@ class _Parts:
             for task, sched in zip(part.task, part.sched, strict=True)
         }
 
-    def canaries(self) -> list[dict[str, float]]:
-        return [seen for part in self.sets.values() for seen in part.meta["canary"]]
+    def least_s(self) -> dict[str, float]:
+        """The canary's least time in any batch, by number of threads."""
+        seen = [part.meta["canary_least_s"] for part in self.sets.values()]
+        names = {name for one in seen for name in one}
+        return {name: min(one[name] for one in seen if name in one) for name in names}
+
+    def drop_outdated(self, canary: Canary) -> None:
+        """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
+        for batch in [one for one, part in self.sets.items() if canary.is_outdated(part.meta["canary_least_s"])]:
+            (self.folder / _file(batch)).unlink()
+            del self.sets[batch]
 
     def dropped(self) -> Counter[str]:
         total: Counter[str] = Counter()
@@ -263,7 +274,7 @@ def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> P
     meta = describe_run(plan.seed) | {
         "dates": [min(dates), max(dates)],
         "dropped": dict(parts.dropped()),
-        "canary_s": _canary_summary(parts.canaries()),
+        "canary_least_s": parts.least_s(),
         "canary_tolerance": plan.canary_tolerance,
         "max_std_over_mean": plan.max_spread,
     }
@@ -274,13 +285,8 @@ def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> P
     )
 
 
-def _canary_summary(seen: Sequence[dict[str, float]]) -> dict[str, list[float]]:
-    """Least, median and largest time of the canary, by target."""
-    names = sorted({name for one in seen for name in one})
-    return {
-        name: [float(np.quantile([one[name] for one in seen if name in one], share)) for share in (0.0, 0.5, 1.0)]
-        for name in names
-    }
+def _file(batch: int) -> str:
+    return f"batch-{batch:05d}.npz"
 
 
 def require_targets(targets: Sequence[Target], here: Sequence[Target]) -> None:

@@ -1,112 +1,152 @@
-"""How a program's time is taken (room cost, programs).
+"""How a program's time is taken on a machine that others use too (room cost, programs).
 
-In: something that can be run ``number`` times and timed, ``repeat`` times. Out: ``Timing``: mean and spread in seconds.
-The protocol: two runs to warm up, then until 20 ms are full or 50 times; what is shorter than 0.2 ms is run several
-times between two looks at the clock; caches are not emptied. Not here: compilers, processes, files.
+In: something that can be run ``number`` times and timed, and the canary: a kernel that never changes. Out: ``Look``s,
+and from many of them ``Timing``: what the program takes where nothing else runs, and how well that is known. Others
+come in bursts of some ten milliseconds, so the canary runs before and after every single look, and a look counts only
+where both times it took its least time. Caches are not emptied. Not here: compilers, processes, files.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["MAX_MOVE", "MAX_SPREAD", "PROTOCOL", "Canary", "Timing", "time_program"]
+__all__ = ["MAX_MOVE", "MAX_SPREAD", "PROTOCOL", "Canary", "Look", "Timing", "looks_at", "undisturbed_s"]
 
 WARM_UP_RUNS = 2
-BUDGET_S = 0.020
-MAX_REPEATS = 50
-MIN_REPEATS = 2
+SHORT_S = 1e-3
+BUDGET_S = 0.010
+MAX_LOOKS, MIN_LOOKS = 25, 2
 LOOK_S = 2e-4
+MAX_PASSES = 16
+MIN_QUIET = 3
+MAX_SPENT_S = 0.3
 MAX_SPREAD = 0.05
 MAX_MOVE = 0.05
+LEAST = 0.02
 PROTOCOL = {
     "warm_up_runs": WARM_UP_RUNS,
-    "budget_s": BUDGET_S,
-    "max_repeats": MAX_REPEATS,
-    "min_repeats": MIN_REPEATS,
+    "budget_s_per_pass": BUDGET_S,
+    "looks_per_pass": [MIN_LOOKS, MAX_LOOKS],
     "clock_interval_s": LOOK_S,
+    "max_passes": MAX_PASSES,
+    "min_quiet_looks": MIN_QUIET,
+    "max_s_per_program": MAX_SPENT_S,
     "is_cache_flushed": False,
-    "label": "mean",
+    "label": "median of the looks between two undisturbed runs of the canary",
 }
 
 Evaluate = Callable[[int, int], Sequence[float]]
 """``evaluate(number, repeat)``: mean seconds of ``number`` runs, ``repeat`` times, after one that is not counted."""
 
 
+class Look(NamedTuple):
+    """Mean seconds of a run, and of the canary the longer of its two runs before and after."""
+
+    program_s: float
+    canary_s: float
+
+
+def looks_at(
+    evaluate: Evaluate, once: Callable[[], float], canary: Callable[[], float], budget_s: float = BUDGET_S
+) -> tuple[Look, ...]:
+    """One pass over a program.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Of the program: what is shorter than 0.2 ms is run several times in one look.
+    once : callable
+        Runs the program once and says its seconds: exact enough for what takes a millisecond.
+    canary : callable
+        Runs the canary once and says its seconds.
+    budget_s : float
+        Looks until this is full.
+
+    Examples
+    --------
+    >>> looks_at(lambda number, repeat: [0.004] * repeat, lambda: 0.004, lambda: 0.001)
+    (Look(program_s=0.004, canary_s=0.001), Look(program_s=0.004, canary_s=0.001))
+    """
+    typical_s = max(min(once() for _ in range(WARM_UP_RUNS)), 1e-9)
+    is_short = typical_s < SHORT_S
+    number = max(1, math.ceil(LOOK_S / typical_s))
+    before_s = canary()
+    one_s = (number + 1 if is_short else 1) * typical_s + before_s  # a short look has one run that is not counted
+    looks = []
+    for _ in range(min(MAX_LOOKS, max(MIN_LOOKS, math.floor(budget_s / one_s)))):
+        program_s = evaluate(number, 1)[0] if is_short else once()
+        after_s = canary()
+        looks.append(Look(program_s, max(before_s, after_s)))
+        before_s = after_s
+    return tuple(looks)
+
+
+def undisturbed_s(looks: Iterable[Look], limit_s: float) -> list[float]:
+    """Program times of the looks whose canary stayed below a limit."""
+    return [look.program_s for look in looks if look.canary_s <= limit_s]
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one program on one device."""
+    """Seconds of one program on one device, look by look."""
 
     samples_s: tuple[float, ...]
 
     @property
     def mean_s(self) -> float:
-        """The label."""
-        return statistics.fmean(self.samples_s)
+        """The label: the median look."""
+        return statistics.median(self.samples_s)
 
     @property
     def std_s(self) -> float:
-        """Spread of the samples."""
-        return statistics.pstdev(self.samples_s)
+        """Spread of the looks, of their middle half where there are many: a burst may fall between two canaries."""
+        ordered = sorted(self.samples_s)
+        cut = len(ordered) // 4
+        return statistics.pstdev(ordered[cut : len(ordered) - cut])
 
     def is_steady(self, max_spread: float = MAX_SPREAD) -> bool:
-        """Whether the spread is small enough for a label."""
-        return self.std_s <= max_spread * self.mean_s
+        """Whether there are looks enough, and their spread is small enough for a label."""
+        return len(self.samples_s) >= MIN_QUIET and self.std_s <= max_spread * self.mean_s
 
 
-def time_program(evaluate: Evaluate, budget_s: float = BUDGET_S) -> Timing:
-    """Take a program's time.
-
-    Examples
-    --------
-    >>> time_program(lambda number, repeat: [0.004] * repeat).mean_s
-    0.004
-    """
-    typical_s = max(min(evaluate(1, WARM_UP_RUNS - 1)), 1e-9)
-    number = max(1, math.ceil(LOOK_S / typical_s)) if typical_s < LOOK_S else 1
-    repeat = min(MAX_REPEATS, max(MIN_REPEATS, math.ceil(budget_s / (number * typical_s))))
-    return Timing(tuple(evaluate(number, repeat)))
-
-
+@dataclass
 class Canary:
-    """A kernel that never changes: when its time moves, something else ran, or the clock changed.
+    """A kernel that never changes: when it takes longer than its least time, something else ran, or the clock changed.
 
     Parameters
     ----------
     tolerance : float
-        By how much its time may differ, as a share.
-    history : sequence of mapping
-        What earlier batches saw, by target.
+        By how much it may take longer, as a share.
+    least_s : dict of str to float
+        The least time that was ever seen, by number of threads: the 2nd percentile of a batch's looks.
+
+    Examples
+    --------
+    >>> canary = Canary(0.05)
+    >>> canary.learn({"1": [1.0] * 90 + [1.4] * 10})
+    >>> canary.limit_s("1")
+    1.05
     """
 
-    def __init__(self, tolerance: float = MAX_MOVE, history: Sequence[dict[str, float]] = ()) -> None:
-        self.tolerance = tolerance
-        self.history = list(history)
+    tolerance: float = MAX_MOVE
+    least_s: dict[str, float] = field(default_factory=dict)
 
-    def is_quiet(self, before_s: dict[str, float], after_s: dict[str, float]) -> bool:
-        """Whether what was timed between these two looks may be kept; remembers both.
+    def learn(self, seen_s: Mapping[str, Sequence[float]]) -> None:
+        """Remember the least times: others on the machine only ever add."""
+        for name, values in seen_s.items():
+            least_s = float(np.quantile(values, LEAST))
+            self.least_s[name] = min(least_s, self.least_s.get(name, least_s))
 
-        Both must agree with each other, and with the lower quartile of all that was seen: others on the machine only
-        ever add time.
+    def limit_s(self, name: str) -> float:
+        """What it may take for a look to count."""
+        return (1.0 + self.tolerance) * self.least_s[name]
 
-        Examples
-        --------
-        >>> canary = Canary()
-        >>> canary.is_quiet({"avx2-1": 1.00}, {"avx2-1": 1.02}), canary.is_quiet({"avx2-1": 1.0}, {"avx2-1": 1.2})
-        (True, False)
-        """
-        self.history += [before_s, after_s]
-        return all(
-            self._agree(after_s[name], before_s[name]) and self._agree(before_s[name], self._usual(name))
-            for name in before_s
-        )
-
-    def _usual(self, name: str) -> float:
-        return float(np.quantile([seen[name] for seen in self.history if name in seen], 0.25))
-
-    def _agree(self, one_s: float, other_s: float) -> bool:
-        return abs(one_s / other_s - 1) <= self.tolerance
+    def is_outdated(self, least_s: Mapping[str, float]) -> bool:
+        """Whether what was judged by these least times was disturbed, as is known by now."""
+        return any(value > self.limit_s(name) for name, value in least_s.items() if name in self.least_s)

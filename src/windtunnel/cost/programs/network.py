@@ -18,9 +18,9 @@ from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Measured, Member
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.captured import TENSOR
-from windtunnel.cost.programs.search import Candidate, build_candidate, draw_candidates
+from windtunnel.cost.programs.search import Candidate, build_candidate, draw_candidates, in_turn
 from windtunnel.cost.programs.tasks import Task
-from windtunnel.cost.programs.worker import Worker
+from windtunnel.cost.programs.worker import Drawn, Worker
 from windtunnel.errors import FlightError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind
 
@@ -36,7 +36,8 @@ def library_of(
     """Candidates of every distinct task as a set without times, and the same as a list, row by row."""
     distinct = list(dict.fromkeys(task.name for task in tasks))
     by_name = {task.name: task for task in tasks}
-    members, found = [], []
+    members: list[tuple[Member, Drawn]] = []
+    found: list[Candidate] = []
     for place, name in enumerate(distinct):
         for one in draw_candidates(worker, by_name[name], count, seed=seed):
             members.append((Member(len(members), place, 0), one.drawn))
@@ -76,7 +77,7 @@ def call_ns(worker: Worker, target: Target) -> int:
     (candidate,) = draw_candidates(worker, _TINY, 1)
     if not build_candidate(worker, _TINY, candidate, target.isa):
         raise FlightError("the smallest program could not be built", where=target.name)
-    passes = worker.ask("run", [candidate.key] * _NUM_CALLS, target.isa, target.num_threads, 9)
+    passes: tuple[float, ...] = worker.ask("run", [candidate.key] * _NUM_CALLS, target.isa, target.num_threads, 9)
     worker.ask("forget", [candidate.key])
     return round(1e9 * statistics.median(passes) / _NUM_CALLS)
 
@@ -122,9 +123,6 @@ def fly(
             raise FlightError("its chosen program could not be built", where=name)
         keys[name] = number
     passes = worker.ask("run", [keys[task.name] for task in tasks], target.isa, target.num_threads, repeats)
-    alone = {
-        name: statistics.median(worker.ask("time", key, target.isa, target.num_threads, 0.02))
-        for name, key in keys.items()
-    }
+    alone = {name: in_turn(worker, [key], target, rounds=3)[key].mean_s for name, key in keys.items()}
     worker.ask("forget", list(keys.values()))
     return passes, alone

@@ -8,7 +8,6 @@ Source: the use of a cost model in a schedule search: Ansor (OSDI 2020), CDMPP (
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Measured, Member
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.description import describe_device
-from windtunnel.cost.programs.measure import BUDGET_S, Timing
+from windtunnel.cost.programs.measure import BUDGET_S, MIN_QUIET, Canary, Look, Timing, undisturbed_s
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Drawn, Worker, WorkerDiedError
 from windtunnel.errors import FlightError, WindtunnelError
@@ -28,7 +27,7 @@ __all__ = ["Candidate", "build_candidate", "draw_candidates", "in_turn", "ranked
 
 NUM_CANDIDATES, NUM_MEASURED = 64, 8
 MAX_TRIES = 4  # draws per candidate that is wanted: small spaces repeat themselves
-FINAL_ROUNDS = 5
+ROUNDS = 5
 
 
 class Prices(Protocol):
@@ -141,30 +140,41 @@ def search(
         No schedule could be drawn, or none of the chosen ones could be built.
     """
     order = ranked(predictor, task, draw_candidates(worker, task, num_candidates, seed=seed), sheet)
-    timed: list[Candidate] = []
-    for tried, one in enumerate(order):
-        if len(timed) == num_measured:
+    built: list[Candidate] = []
+    for one in order:
+        if len(built) == num_measured:
             break
         if progress is not None:
-            progress("measuring", tried, num_measured)
+            progress("building", len(built), num_measured)
         if build_candidate(worker, task, one, target.isa):
-            timed.append(replace(one, timing=_timed(worker, one.key, target)))
-            worker.ask("forget", [one.key])
-    if not timed:
+            built.append(one)
+    if not built:
         raise FlightError("no schedule of the task could be built", where=task.name)
-    timed.sort(key=lambda one: one.timing.mean_s if one.timing else float("inf"))
+    timings = in_turn(worker, [one.key for one in built], target)
+    worker.ask("forget", list(timings))
+    timed = [replace(one, timing=timings[one.key]) for one in built]
+    timed.sort(key=lambda one: timings[one.key].mean_s)
     known = {one.key for one in timed}
     return [*timed, *(one for one in order if one.key not in known)]
 
 
-def _timed(worker: Worker, key: int, target: Target) -> Timing:
-    return Timing(tuple(worker.ask("time", key, target.isa, target.num_threads, BUDGET_S)))
+def in_turn(worker: Worker, keys: Sequence[int], target: Target, rounds: int = ROUNDS) -> dict[int, Timing]:
+    """Programs that are built, timed in turn, by the looks that others disturbed least.
 
-
-def in_turn(worker: Worker, keys: Sequence[int], target: Target, rounds: int = FINAL_ROUNDS) -> dict[int, float]:
-    """Median seconds of programs that are built, timed in turn: a choice among many noisy times flatters its winner."""
-    samples: dict[int, list[float]] = {key: [] for key in keys}
+    A choice among many noisy times flatters its winner: finalists should be timed again.
+    """
+    looks: dict[int, list[Look]] = {key: [] for key in keys}
     for _ in range(rounds):
-        for key in samples:
-            samples[key].append(statistics.median(_timed(worker, key, target).samples_s))
-    return {key: statistics.median(values) for key, values in samples.items()}
+        for key, values in looks.items():
+            values += worker.ask("time", key, target.isa, target.num_threads, BUDGET_S)
+    canary = Canary()
+    canary.learn({"all": [look.canary_s for values in looks.values() for look in values]})
+    return {key: _timing(values, canary.limit_s("all")) for key, values in looks.items()}
+
+
+def _timing(looks: Sequence[Look], limit_s: float) -> Timing:
+    """Of undisturbed looks; where there are too few, of those with the fastest canaries."""
+    quiet = undisturbed_s(looks, limit_s)
+    if len(quiet) < MIN_QUIET:
+        quiet = [look.program_s for look in sorted(looks, key=lambda look: look.canary_s)[:MIN_QUIET]]
+    return Timing(tuple(quiet))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from windtunnel.cost.programs.build import Built
+    from windtunnel.cost.programs.measure import Look
 
 __all__ = ["Drawn", "Worker", "WorkerDiedError"]
 
@@ -35,6 +36,7 @@ MAX_DRAWS = 12
 PATIENCE_S = 120.0
 CANARY = Task("matmul", {"m": 128, "n": 128, "k": 128})
 CANARY_SEED = 5
+_CANARY = (-1, "sse4.2")  # its key, and the instruction set that every host has
 
 
 class WorkerDiedError(FlightError):
@@ -211,13 +213,16 @@ def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:
     return longest_s
 
 
-def _time(state: _State, key: int, isa: str, num_threads: int, budget_s: float) -> tuple[float, ...]:
+def _time(state: _State, key: int, isa: str, num_threads: int, budget_s: float) -> tuple[Look, ...]:
     from windtunnel.cost.programs.build import use_threads
-    from windtunnel.cost.programs.measure import time_program
+    from windtunnel.cost.programs.measure import looks_at
 
+    canary = _canary(state)
     use_threads(num_threads)
     _stay_on(sorted(state.cores)[:1])
-    return time_program(state.code[key, isa].evaluate, budget_s).samples_s
+    canary()
+    code = state.code[key, isa]
+    return looks_at(code.evaluate, code.once, canary, budget_s)
 
 
 def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats: int) -> tuple[float, ...]:
@@ -242,14 +247,24 @@ def _stay_on(cores: Iterable[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _canary(state: _State, key: int, isa: str) -> None:
-    """Build the kernel that never changes, under a key of its own, if it is not there."""
+def _canary(state: _State) -> Callable[[], float]:
+    """The kernel that never changes, built once, as something that runs it and says its seconds."""
     from windtunnel.cost.programs.sampling import sample
 
-    if (key, isa) in state.code:
-        return
-    state.modules[key] = sample(CANARY, CANARY_SEED).module
-    _build(state, key, CANARY, [isa])
+    if _CANARY not in state.code:
+        state.modules[_CANARY[0]] = sample(CANARY, CANARY_SEED).module
+        _build(state, _CANARY[0], CANARY, [_CANARY[1]])
+    return state.code[_CANARY].once
+
+
+def _watch(state: _State, num_threads: int, num_runs: int) -> tuple[float, ...]:
+    """Seconds of the canary, run after run."""
+    from windtunnel.cost.programs.build import use_threads
+
+    canary = _canary(state)
+    use_threads(num_threads)
+    _stay_on(sorted(state.cores)[:1])
+    return tuple(canary() for _ in range(num_runs))
 
 
 def _describe(state: _State, isa: str, num_threads: int) -> dict[str, float]:
@@ -272,7 +287,7 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "build": _build,
     "time": _time,
     "run": _run,
-    "canary": _canary,
+    "watch": _watch,
     "describe": _describe,
     "forget": _forget,
 }
