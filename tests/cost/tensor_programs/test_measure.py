@@ -1,4 +1,4 @@
-"""How times are taken, and when they are kept."""
+"""How times are taken beside a canary, and which of them count."""
 
 from __future__ import annotations
 
@@ -13,119 +13,159 @@ from tests.cost.tensor_programs.examples import SMALL
 from windtunnel.cost.programs.batch import Bench, Measured, Member
 from windtunnel.cost.programs.build import parse_target
 from windtunnel.cost.programs.measure import (
-    BUDGET_S,
+    MAX_LOOKS,
     MAX_PASSES,
-    MAX_REPEATS,
-    MIN_PASSES,
-    MIN_REPEATS,
+    MAX_SPENT_S,
+    MIN_LOOKS,
+    MIN_QUIET,
     Canary,
+    Look,
     Timing,
     looks_at,
     undisturbed_s,
 )
 
 
-class Clock:
-    """A program that always takes the same time, and what was asked of it."""
+class Machine:
+    """A program and a canary that take their time, longer by a factor while others run."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.asked = seconds, []
+    def __init__(self, program_s, canary_s=2e-4, disturbed=lambda _: 1.0):
+        self.program_s, self.canary_s, self.disturbed = program_s, canary_s, disturbed
+        self.now_s, self.asked, self.num_runs = 0.0, [], 0
 
-    def __call__(self, number: int, repeat: int) -> list[float]:
+    def run(self, seconds):
+        taken_s = seconds * self.disturbed(self.now_s)
+        self.now_s += taken_s
+        return taken_s
+
+    def evaluate(self, number, repeat):
         self.asked.append((number, repeat))
-        return [self.seconds] * repeat
+        self.run(self.program_s)
+        return [sum(self.run(self.program_s) for _ in range(number)) / number for _ in range(repeat)]
+
+    def once(self):
+        self.num_runs += 1
+        return self.run(self.program_s)
+
+    def canary(self):
+        return self.run(self.canary_s)
+
+    def looks(self):
+        return looks_at(self.evaluate, self.once, self.canary)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "number", "repeat"),
-    [(2e-3, 1, 5), (4e-4, 1, 25), (1e-5, 20, MAX_REPEATS), (0.1, 1, MIN_REPEATS)],
+    ("seconds", "number", "num_looks"),
+    [(2e-3, 1, 4), (4e-4, 1, 10), (1e-5, 20, 24), (3e-7, 667, 24), (0.1, 1, MIN_LOOKS)],
 )
-def test_runs_fill_the_budget_or_fifty_repeats(seconds, number, repeat):
-    clock = Clock(seconds)
-    looks = looks_at(clock, BUDGET_S)
+def test_a_pass_fills_its_budget_and_short_programs_run_several_times_in_a_look(seconds, number, num_looks):
+    machine = Machine(seconds)
+    looks = machine.looks()
 
-    assert [(1, 1), (number, repeat)] == clock.asked
-    assert looks == (seconds,) * repeat
-    assert undisturbed_s(looks) == seconds
-
-
-def test_the_two_lowest_passes_are_the_label_and_must_agree():
-    timing = Timing((9.0, 1.2, 1.0, 7.0))
-
-    assert (1.1, 0.1) == pytest.approx((timing.mean_s, timing.std_s))
-    assert not timing.is_steady()
-    assert timing.is_steady(0.1)
-    assert not Timing((1.0,)).is_steady(1e9)
+    assert len(looks) == num_looks <= MAX_LOOKS
+    assert [look.program_s for look in looks] == pytest.approx([seconds] * num_looks)
+    assert set(machine.asked) == ({(number, 1)} if seconds < 1e-3 else set())
 
 
-@given(st.floats(1e-5, 1e-2), st.integers(0, 2**31))
+@given(st.floats(2e-5, 4e-3), st.integers(0, 2**31))
 def test_bursts_of_others_do_not_move_the_label(true_s, seed):
-    """Three quarters of the time others run, in bursts longer than a look: passes go on until two agree."""
+    """Others run three quarters of the time, in bursts of 15 ms: only looks between two quiet canaries count."""
     random = np.random.default_rng(seed)
-    passes: list[float] = []
-    while len(passes) < 40 and not Timing(tuple(passes)).is_steady():
-        slow = 1.0 + random.uniform(0.2, 1.0) * np.repeat(random.random(5) < 0.75, 10)
-        passes.append(undisturbed_s((true_s * slow * random.uniform(1.0, 1.01, 50)).tolist()))
+    slow = np.where(random.random(4000) < 0.75, random.uniform(1.15, 2.0, 4000), 1.0)
+    machine = Machine(true_s, disturbed=lambda now_s: slow[int(now_s / 0.015) % len(slow)])
 
-    # all looks of two passes may lie in equal bursts, but hardly ever
-    assert Timing(tuple(passes)).mean_s >= true_s
-
-
-def test_a_canary_off_its_usual_time_gives_the_batch_up():
-    canary = Canary(0.05, history=[{"a": 1.0}] * 10)
-
-    assert canary.is_usual({"a": 1.04})
-    assert not canary.is_usual({"a": 1.06})
-    assert not canary.is_usual({"a": 0.9})
-    assert 13 == len(canary.history)
+    looks = []
+    while len(undisturbed_s(looks, 1.05 * machine.canary_s)) < MIN_QUIET:
+        looks += machine.looks()
+    timing = Timing(tuple(undisturbed_s(looks, 1.05 * machine.canary_s)))
+    assert timing.mean_s == pytest.approx(true_s)
 
 
-def test_each_target_has_a_canary_of_its_own():
-    assert not Canary(history=[{"a": 1.0, "b": 1.0}] * 9).is_usual({"a": 1.0, "b": 1.5})
+def test_looks_count_where_the_canary_was_quiet_before_and_after():
+    looks = [Look(1.0, 1.00), Look(2.0, 1.06), Look(1.1, 1.05)]
+    assert undisturbed_s(looks, 1.05) == [1.0, 1.1]
+
+
+def test_a_label_needs_looks_enough_that_agree():
+    assert Timing((1.0, 1.01, 1.02)).is_steady()
+    assert not Timing((1.0, 1.0)).is_steady(1e9)
+    assert not Timing((1.0, 1.2, 1.4)).is_steady()
+    assert Timing((1.0, 1.2, 1.4)).is_steady(0.2)
+    assert Timing((9.0, 1.0, 1.0, 1.0, 1.0)).std_s == 0.0
+
+
+def test_the_canary_knows_its_least_time_by_threads():
+    canary = Canary(0.05)
+    canary.learn({"1": [1.0] * 90 + [1.4] * 10, "2": [0.5] * 10})
+    canary.learn({"1": [1.2] * 50})
+
+    assert (canary.limit_s("1"), canary.limit_s("2")) == pytest.approx((1.05, 0.525))
+
+
+def test_what_was_judged_by_a_disturbed_canary_is_outdated():
+    canary = Canary(0.05, {"1": 1.0})
+
+    assert not canary.is_outdated({"1": 1.04})
+    assert canary.is_outdated({"1": 1.1})
+    assert not canary.is_outdated({"2": 9.0})
 
 
 class Stub(Bench):
-    """A bench whose clock is given: the factor by which each pass of each program is disturbed."""
+    """A bench whose looks are given: by which factors program and canary are disturbed in a pass."""
 
     def __init__(self, disturb, num_members=4):
         targets = (parse_target("sse4.2-1"), parse_target("sse4.2-2"))
-        usual = [{target.name: 1e-3 for target in targets}] * 100
-        super().__init__(SMALL, targets, Canary(0.05, history=usual))
+        super().__init__(SMALL, targets, Canary(0.05, {"1": 1e-3, "2": 1e-3}))
         self.disturb, self.asked = disturb, Counter()
         self.found = Measured(programs=[(Member(key, 0, key), None) for key in range(num_members)])
 
     def _time(self, found, worker, key, target):
         self.asked[key, target.name] += 1
-        return [1e-3 * self.disturb(key, target.name, self.asked[key, target.name])]
+        program, canary = self.disturb(key, target.name, self.asked[key, target.name])
+        return [Look(2e-3 * program, 1e-3 * canary)] * MIN_QUIET
 
     def timed(self):
-        for worker in self._workers:
-            worker.ask = lambda *_: None
         return self._time_all(self.found, 0)
 
 
-def test_a_quiet_machine_needs_three_passes():
-    bench = Stub(lambda *_: 1.0)
-    passes = bench.timed()
+def test_a_quiet_machine_needs_one_pass():
+    bench = Stub(lambda *_: (1.0, 1.0))
+    looks = bench.timed()
 
-    assert set(bench.asked.values()) == {MIN_PASSES}
-    assert all(Timing(tuple(values)).mean_s == 1e-3 for values in passes.values())
+    assert set(bench.asked.values()) == {1}
+    assert all(bench._timing(pair, values).mean_s == 2e-3 for pair, values in looks.items())
 
 
-def test_what_was_disturbed_is_timed_until_two_passes_agree():
-    bench = Stub(lambda key, name, turn: 1.5 + 0.2 * turn if (key, name) == (1, "sse4.2-2") and turn < 6 else 1.0)
-    passes = {(key, target.name): Timing(tuple(values)) for (key, target), values in bench.timed().items()}
+def test_what_was_disturbed_is_timed_until_looks_enough_are_not():
+    bench = Stub(lambda key, name, turn: (1.5, 1.3) if (key, name) == (1, "sse4.2-2") and turn < 6 else (1.0, 1.0))
+    timings = {(pair[0], pair[1].name): bench._timing(pair, values) for pair, values in bench.timed().items()}
 
-    assert passes[1, "sse4.2-2"].mean_s == 1e-3
-    assert bench.asked[1, "sse4.2-2"] == 7
-    assert bench.asked[0, "sse4.2-1"] == MIN_PASSES
+    assert timings[1, "sse4.2-2"].mean_s == 2e-3
+    assert bench.asked[1, "sse4.2-2"] == 6
+    assert bench.asked[0, "sse4.2-1"] == 1
 
 
 def test_what_is_never_undisturbed_is_left_out():
-    bench = Stub(lambda key, name, turn: 1.0 + 0.2 * turn if key == 2 else 1.0)
-    passes = bench.timed()
+    bench = Stub(lambda key, name, turn: (1.5, 1.3) if key == 2 else (1.0, 1.0))
+    looks = bench.timed()
 
     assert bench.asked[2, "sse4.2-1"] == MAX_PASSES
-    bench._judge(bench.found, passes)
+    bench._judge(bench.found, looks)
     assert [member.key for member, _ in bench.found.programs] == [0, 1, 3]
     assert bench.found.dropped == {"never steady": 1}
+
+
+def test_a_long_program_is_given_up_after_its_share_of_time():
+    bench = Stub(lambda key, name, turn: (40.0, 1.3) if key == 2 else (1.0, 1.0))
+    bench.timed()
+
+    assert bench.asked[2, "sse4.2-1"] == int(np.ceil(MAX_SPENT_S / (MIN_QUIET * 0.08)))
+
+
+def test_a_machine_that_is_never_quiet_gives_the_batch_up():
+    bench = Stub(lambda key, name, turn: (1.5, 1.3))
+    members = [member for member, _ in bench.found.programs]
+    bench._build_part = lambda at, asked: ([] if at else [(one, None) for one in members], Counter())
+    bench._forget = lambda *_: None
+
+    assert bench.measure(members, seed=0) is None
