@@ -1,8 +1,8 @@
 """Measure a batch of programs on every target, interleaved (room cost, programs).
 
-In: tasks and seeds. Out: ``Measured``, or nothing where it was never quiet. All programs are built first, by as
-many processes as there are cores; then one is timed at a time, in passes over all programs and targets, shuffled,
-until there are enough looks of each that nothing disturbed. Not here: how many batches, and where they are kept.
+In: tasks and seeds. Out: ``Measured``, or nothing where it was never quiet. All programs are built first, by as many
+processes as there are cores; then one is timed at a time, in passes over all programs and targets, shuffled, until
+there are looks enough of each that nothing disturbed. Not here: how many batches, and where they are kept.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Bench:
     tasks, targets : sequence
         What is measured on what.
     canary : Canary
-        Judges whether a batch may be kept.
+        Judges which looks count.
     max_spread : float
         Standard deviation over mean above which a time is not kept.
     """
@@ -121,7 +121,7 @@ class Bench:
             worker.stop()
 
     def measure(self, members: Sequence[Member], *, seed: int) -> Measured | None:
-        """Build and time a batch; None where the canary moved every time."""
+        """Build and time a batch; None where too few looks were undisturbed."""
         found = Measured()
         with ThreadPoolExecutor(len(self._workers)) as pool:
             halves = list(pool.map(lambda at: self._build_part(at, members), range(len(self._workers))))
