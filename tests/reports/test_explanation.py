@@ -12,6 +12,7 @@ from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase
 from windtunnel.reports import explain
 from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.explanation import integer_percentages
+from windtunnel.reports.sections import where_time_goes
 from windtunnel.simulate import replay
 from windtunnel.whatifs import whatif
 
@@ -131,3 +132,17 @@ def test_a_heap_that_shrinks_in_every_iteration_is_told():
 
     assert "the script as it is took 13.0 ms" in str(explain(shrinking))
     assert "as it is" not in str(explain(steady))
+
+
+def test_it_says_on_whose_word_the_time_rests():
+    builder = GraphBuilder()
+    cpu = builder.resource("cpu")
+    first = builder.task("mm", duration_ns=750, resource=cpu, cost_source="measured")
+    second = builder.task("add", duration_ns=200, resource=cpu, cost_source="roofline")
+    builder.edge(first, second)
+    builder.edge(second, builder.task("wait", duration_ns=50, resource=cpu, cost_source=""))
+    explanation = explain(builder.build())
+
+    assert [(share.label, share.ratio) for share in explanation.sources] == [("measured", 0.75), ("roofline", 0.2)]
+    assert explanation.parts("source")[0][0] == "measured"
+    assert "On whose word" in where_time_goes(explanation).body

@@ -17,7 +17,7 @@ __all__ = ["diff"]
 def diff(
     before: GraphPath,
     after: Annotated[Path, typer.Argument(metavar="OTHER", help="The graph to compare with it.")],
-    by: Annotated[str, typer.Option("--by", metavar="DIVISION", help="phase, kind, layer or op.")] = "op",
+    by: Annotated[str, typer.Option("--by", metavar="DIVISION", help="phase, kind, layer, op or source.")] = "op",
     top: Annotated[int, typer.Option(min=1, help="How many differences to list.")] = 15,
     as_json: Json = False,
 ) -> None:

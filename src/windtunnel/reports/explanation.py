@@ -67,8 +67,8 @@ class Explanation:
         The unprofiled iteration: ``median``, ``low``, ``high``, ``samples``; empty if the source knows none.
     phases, kinds : tuple of Share
         Each sums to the iteration; what no task accounts for is ``idle``.
-    layers, ops : tuple of Share
-        Largest first.
+    layers, ops, sources : tuple of Share
+        Largest first; a source is the cost model that set a task's time.
     longest : tuple of LongTask
     overhead_ratio : float or None
         How much longer an iteration is while it is measured; 0.2 is 20 % longer. Taken out of all times above.
@@ -90,6 +90,7 @@ class Explanation:
     longest: tuple[LongTask, ...]
     overhead_ratio: float | None
     unexplained_ratio: float | None
+    sources: tuple[Share, ...] = ()
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -143,26 +144,29 @@ class Explanation:
 
     def table(self) -> pa.Table:
         """One row per part: which division it belongs to, its label, time, share and tasks."""
-        divisions = {"phase": self.phases, "kind": self.kinds, "layer": self.layers, "op": self.ops}
-        rows = [{"by": by, **asdict(share)} for by, shares in divisions.items() for share in shares]
+        rows = [{"by": by, **asdict(share)} for by, shares in self._divisions.items() for share in shares]
         columns = ("by", "label", "duration_ns", "ratio", "num_tasks")
         return pa.table({column: [row[column] for row in rows] for column in columns})
 
     def parts(self, by: str) -> list[tuple[str, float, float, int]]:
-        """Label, time, share and number of tasks of every part: by phase, kind, layer, op or (the longest) task.
+        """Label, time, share and number of tasks of every part: by phase, kind, layer, op, source or (the longest) task.
 
         Raises
         ------
         InputError
             There is no such division.
         """
-        divisions = {"phase": self.phases, "kind": self.kinds, "layer": self.layers, "op": self.ops}
         if by == "task":
             whole = self.replayed_ns * self.num_iterations or 1.0
             return [(task.name, float(task.duration_ns), task.duration_ns / whole, 1) for task in self.longest]
-        if by not in divisions:
-            raise InputError(f"time cannot be divided by {by!r}", fix=f"use one of {', '.join(divisions)}, task")
-        return [(share.label, share.duration_ns, share.ratio, share.num_tasks) for share in divisions[by]]
+        if by not in self._divisions:
+            raise InputError(f"time cannot be divided by {by!r}", fix=f"use one of {', '.join(self._divisions)}, task")
+        return [(share.label, share.duration_ns, share.ratio, share.num_tasks) for share in self._divisions[by]]
+
+    @property
+    def _divisions(self) -> dict[str, tuple[Share, ...]]:
+        parts = {"phase": self.phases, "kind": self.kinds, "layer": self.layers, "op": self.ops}
+        return parts | {"source": self.sources}
 
     def plot(self) -> Any:
         """A matplotlib figure of the shares by phase; it is returned, not shown."""
@@ -224,6 +228,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         layers=_by_text(timeline, "layer"),
         ops=_by_text(timeline, "op" if "op" in graph.tasks else "name"),
         longest=_longest(explained, timeline),
+        sources=_by_text(timeline, "cost_source"),
         overhead_ratio=_overhead(graph, measured),
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
         notes=_notes(graph, left_out),

@@ -105,6 +105,7 @@ def where_time_goes(explanation: Explanation) -> Section:
         '<div class="columns">',
         _shares("Operators", explanation.ops),
         _shares("Layers", explanation.layers),
+        _shares("On whose word", explanation.sources) if len(explanation.sources) > 1 else "",
         "</div>",
     ]
     return Section("time", "where the time goes", _time_title(phases), "".join(body))
