@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from windtunnel.cli import cost_info, cost_learned, cost_operators, cost_programs, cost_search
+from windtunnel.cli import cost_explain, cost_info, cost_learned, cost_operators, cost_programs, cost_search
 
 __all__ = ["SUMMARY", "cost"]
 
@@ -29,6 +29,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "harvest": cost_programs.harvest,
     "search": cost_search.search,
     "info": cost_info.info,
+    "explain": cost_explain.explain_program,
 }
 
 for _name, _verb in _VERBS.items():

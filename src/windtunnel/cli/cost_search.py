@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from windtunnel.cost.programs.search import Candidate
     from windtunnel.cost.programs.tasks import Task
 
-__all__ = ["search"]
+__all__ = ["predictor_of", "search"]
 
 _SHOWN = 10
 
@@ -45,7 +45,7 @@ def search(
 
     asked = parse_task(task)
     require("tvm", extra="tvm")
-    predictor = _predictor(model)
+    predictor = predictor_of(model)
     chosen = parse_target(target)
     require_targets([chosen], targets_here())
     with Progress("searching") as progress, Worker() as worker:
@@ -67,7 +67,14 @@ def search(
     advise("next: windtunnel.cost.programs.schedules.replay(task, steps) builds it; --json prints the steps")
 
 
-def _predictor(model: Path | None) -> Any:
+def predictor_of(model: Path | None) -> Any:
+    """The predictor of a file, or the shipped one.
+
+    Raises
+    ------
+    InputError
+        None is shipped with this build.
+    """
     from windtunnel.cost.learned.checkpoint import load_predictor
     from windtunnel.cost.learned.shipped import shipped_predictor
     from windtunnel.errors import InputError

@@ -16,7 +16,10 @@ __all__ = ["explain"]
 def explain(
     graph: GraphPath,
     by: Annotated[
-        str, typer.Option("--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, op, source or task.")
+        str,
+        typer.Option(
+            "--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, op, source or task."
+        ),
     ] = "",
     top: Annotated[int, typer.Option(min=1, help="How many parts to list.")] = 15,
     kineto: KinetoPath = None,

@@ -149,7 +149,7 @@ class Explanation:
         return pa.table({column: [row[column] for row in rows] for column in columns})
 
     def parts(self, by: str) -> list[tuple[str, float, float, int]]:
-        """Label, time, share and number of tasks of every part: by phase, kind, layer, op, source or (the longest) task.
+        """Label, time, share and number of tasks of every part: by a column above, or by (the longest) task.
 
         Raises
         ------

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Measured, Member
@@ -22,7 +21,7 @@ from windtunnel.cost.programs.search import Candidate, build_candidate, draw_can
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Drawn, Worker
 from windtunnel.errors import FlightError
-from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind
+from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind, Strings
 
 __all__ = ["call_ns", "chain", "fly", "library_of"]
 
@@ -52,7 +51,7 @@ def chain(tasks: Sequence[Task], call_ns: int) -> Graph:
     thread = builder.resource("thread", ResourceKind.HOST_THREAD)
     last: int | None = None
     for task in tasks:
-        call = builder.task("call", kind=Kind.HOST, resource=thread, duration_ns=call_ns, **_nothing())
+        call = builder.task("call", kind=Kind.HOST, resource=thread, duration_ns=call_ns, op="", flops=0, bytes_read=0)
         if last is not None:
             builder.edge(last, call, kind=EdgeKind.ORDER)
         last = builder.task(
@@ -62,14 +61,10 @@ def chain(tasks: Sequence[Task], call_ns: int) -> Graph:
             op=f"{TENSOR}{task.kind}",
             flops=round(task.flops),
             bytes_read=task.size_bytes,
-            input_args=json.dumps(task.to_dict()),
         )
         builder.edge(call, last, kind=EdgeKind.ORDER)
-    return builder.build()
-
-
-def _nothing() -> dict[str, Any]:
-    return {"op": "", "flops": 0, "bytes_read": 0, "input_args": ""}
+    arguments = [text for task in tasks for text in ("", json.dumps(task.to_dict()))]
+    return builder.build().with_columns(input_args=Strings.of(arguments))
 
 
 def call_ns(worker: Worker, target: Target) -> int:
