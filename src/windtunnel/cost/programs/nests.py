@@ -154,6 +154,8 @@ class _Reader:
 
     def loop(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
         """A loop; one of a single step is only its body."""
+        if not (hasattr(statement.extent, "value") and hasattr(statement.min, "value")):
+            raise InputError("a nest cannot hold a loop whose length changes from step to step", where=self._name)
         extent, minimum = int(statement.extent), int(statement.min)
         if extent == 1:
             return self.statements(statement.body, {**scope, statement.loop_var: minimum})

@@ -1,10 +1,11 @@
 """Random legal schedules (room cost, programs).
 
-In: a ``Task`` and a seed. Out: a ``Scheduled``; the same seed gives the same schedule. Producers are inlined or moved
-into their consumer, the main block is tiled on several levels (S S R S R S and its like), the outer loops are fused and
-run in parallel, the inner one is vectorised, others are unrolled. Not here: which schedule is good.
+In: a ``Task`` and a seed. Out: a ``Scheduled``; the same seed gives the same schedule. As a tuner for CPUs would: the
+main block is tiled on six levels (S S R S R S), its outer loops are fused and run in parallel, the last axis is made
+vectors, operators behind it are moved into its tiles; what is drawn are the sizes of tiles, how much is fused, where
+producers are computed, and how far is unrolled. Not here: which schedule is good.
 
-Source: the space of Ansor (Zheng et al., OSDI 2020) for CPUs, with other draws.
+Source: the sketches of Ansor (Zheng et al., OSDI 2020, section 4) for CPUs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from windtunnel.cost.programs.tasks import Task
 
 __all__ = ["sample"]
 
-MAX_VECTOR = 64
+TILES = "SSRSRS"
+MIN_VECTOR, MAX_VECTOR = 4, 64
 MAX_TILE = 4096
 UNROLL_STEPS = (0, 16, 64, 512)
-MAX_UNROLLED_LOOP = 16
 _TILED = (
     "matmul",
     "dense",
@@ -76,34 +77,41 @@ class _Draw:
         bound = min(extent, largest or MAX_TILE)
         return self._pick(*(factor for factor in range(1, bound + 1) if extent % factor == 0))
 
-    def _factors(self, extent: int, parts: int, largest_inner: int) -> list[int]:
+    def _factors(self, extent: int, parts: int, largest_inner: int, *, is_vector: bool = False) -> list[int]:
         """Inner factors of a split into ``parts + 1`` loops."""
         found: list[int] = []
         left = extent
         for part in range(parts):
-            found.insert(0, self._factor(left, largest_inner if part == 0 else None))
+            inner = self._vector(left) if is_vector else self._factor(left, largest_inner)
+            found.insert(0, inner if part == 0 else self._factor(left))
             left //= found[0]
         return found
+
+    def _vector(self, extent: int) -> int:
+        """A divisor that fills a vector register of some kind, or the largest where there is none."""
+        bound = min(extent, MAX_VECTOR)
+        divisors = [factor for factor in range(1, bound + 1) if extent % factor == 0]
+        return self._pick(*([factor for factor in divisors if factor >= MIN_VECTOR] or divisors[-1:]))
 
     def tiled(self) -> None:
         """A reduction with all that stands before and behind it."""
         final = self._inline_all_but_last(self._after)
         if self._has_pad and self._chance(0.3):
             self._has_pad = not self._do("inline", "pad")
-        if final is None and self._chance(0.35) and self._do("cache_write", "main"):
+        if final is None and self._chance(0.5) and self._do("cache_write", "main"):
             final = "main_global"
         if self._is_row_like() and self._chance(0.5) and self._rfactored(final):
             return
         num_outer = self._tile_main()
-        num_fused = self._parallel_outer("main", num_outer) if self._chance(0.93) else 0
+        num_fused = self._parallel_outer("main", num_outer)
         outer = num_outer - max(0, num_fused - 1)
         if self._has_pad:
             self._place_pad(outer)
         if final is not None:
             self._place_final(final, outer)
-        self._finish("main")
-        if self._chance(0.9):
-            self._decompose("main", outer)
+        self._vectorize_inner("main")
+        self._unroll("main")
+        self._decompose("main", outer)
 
     def rows(self) -> None:
         """Several reductions over each row, then the result."""
@@ -119,9 +127,8 @@ class _Draw:
             if name != "row_exp" and self._chance(0.5):
                 self._rfactor(name, 1)
         num_outer = self._split_rows(final)
-        self._vectorize_last(final, 0.85)
-        if self._chance(0.93):
-            self._parallel_outer(final, 1)
+        self._vectorize_last(final)
+        self._parallel_outer(final, 1)
         for name in reversed(names):
             self._place_producer(name, final, num_outer)
         self._unroll(final)
@@ -140,8 +147,7 @@ class _Draw:
 
     def _inline_all_but_last(self, names: list[str]) -> str | None:
         for name in names[:-1]:
-            if self._chance(0.93):
-                self._do("inline", name)
+            self._do("inline", name)
         return names[-1] if names else None
 
     def _is_row_like(self) -> bool:
@@ -172,26 +178,21 @@ class _Draw:
         """Split and reorder the main block; says how many loops stand outermost."""
         extents = self.scheduled.extents("main")
         num_spatial = len(self.scheduled.task.output_shape)
-        choices = [index for index, pattern in enumerate(PATTERNS) if pattern]
-        pattern = self._pick(*choices)
-        levels = {kind: PATTERNS[pattern].count(kind) for kind in "SR"}
-        inner = self._pick(
-            *(axis for axis in range(num_spatial) if extents[axis] > 1 or axis == num_spatial - 1),
-            num_spatial - 1,
-            num_spatial - 1,
-        )
+        pattern = PATTERNS.index(TILES)
+        levels = {kind: TILES.count(kind) for kind in "SR"}
+        inner = num_spatial - 1
         masks, at = [0, 0], 0
         for axis, extent in enumerate(extents):
             is_reduced = axis >= num_spatial
             parts = levels["R" if is_reduced else "S"] - 1
             if extent > 1 and parts:
-                factors = self._factors(extent, parts, MAX_VECTOR if axis == inner else 16 if not is_reduced else 64)
+                factors = self._factors(extent, parts, 64 if is_reduced else 16, is_vector=axis == inner)
                 self._do("split", "main", at, *factors)
                 masks[is_reduced] |= 1 << (axis - num_spatial if is_reduced else axis)
                 at += parts
             at += 1
         self._do("reorder", "main", masks[0], masks[1], inner, pattern)
-        return num_spatial if PATTERNS[pattern].startswith("S") else 0
+        return num_spatial
 
     def _parallel_outer(self, block: str, num_loops: int) -> int:
         """Fuse some of the outermost loops of a block and run them in parallel; says how many."""
@@ -207,19 +208,20 @@ class _Draw:
 
     def _place_pad(self, num_outer: int) -> None:
         depth = len(self.scheduled.loops("main"))
-        if self._chance(0.75):
+        # groups of channels that a fused loop cuts through are of changing length
+        if self._chance(0.75) and self.scheduled.task.shape.get("groups", 1) == 1:
             place = int(self._random.integers(0, max(1, min(depth - 1, num_outer + 6))))
             if self._do("compute_at", "pad", token("main"), place, 0):
-                self._vectorize_last("pad", 0.6)
+                self._vectorize_last("pad")
                 return
         self._spatial("pad")
 
     def _place_final(self, final: str, num_outer: int) -> None:
-        if num_outer and self._chance(0.8):
+        if num_outer:
             num_spatial = len(self.scheduled.task.output_shape)
             place = num_outer - 1 + (num_spatial if self._chance(0.4) else 0)
             if self._do("compute_at", final, token("main"), place, 1):
-                self._vectorize_last(final, 0.85)
+                self._vectorize_last(final)
                 return
         self._spatial(final)
 
@@ -227,7 +229,7 @@ class _Draw:
         """A row's reduction beside its consumer, or by itself before it."""
         if num_outer and self._chance(0.75):
             self._do("compute_at", name, token(final), int(self._random.integers(0, num_outer)), 0)
-        elif self._chance(0.8):
+        else:
             self._do("parallel", name, 0)
         factors = [
             step.arguments[-1] for step in self.scheduled.steps if step.block == name and step.primitive == "split"
@@ -242,12 +244,9 @@ class _Draw:
 
     def _place_parts(self, part: str, final: str, factor: int) -> None:
         """Partial sums beside their consumer; the loop over them inside, as a vector."""
-        if self._chance(0.8):
-            self._do("compute_at", part, token(final), 0, 0)
+        self._do("compute_at", part, token(final), 0, 0)
         if self._chance(0.6):
             self._do("init", part, max(0, len(self.scheduled.loops(part)) - 2))
-        if not self._chance(0.9):
-            return
         extents = self.scheduled.extents(part)
         places = [at for at in range(len(extents) - 1, -1, -1) if extents[at] == factor and at > 0]
         if places and places[0] < len(extents) - 1:
@@ -258,8 +257,7 @@ class _Draw:
     def _split_rows(self, block: str) -> int:
         """Rows in blocks, columns in vectors; says how many loops go over rows."""
         rows, columns = self.scheduled.extents(block)[:2]
-        factor = self._factor(columns, MAX_VECTOR)
-        self._do("split", block, 1, factor)
+        self._do("split", block, 1, self._vector(columns))
         if rows > 1 and self._chance(0.6):
             self._do("split", block, 0, self._factor(rows, 64))
             return 2
@@ -269,49 +267,36 @@ class _Draw:
         """A block without reduction by itself: fused, split again, in parallel, as vectors."""
         extents = self.scheduled.extents(block)
         if self.scheduled.task.kind == "transpose" and block == "main" and self._chance(0.7):
-            self._do("split", block, 2, self._factor(extents[2], MAX_VECTOR))
+            self._do("split", block, 2, self._vector(extents[2]))
             self._do("fuse", block, 0, 2)
             self._do("parallel", block, 0)
-            self._vectorize_last(block, 0.6)
+            self._vectorize_last(block)
             self._unroll(block)
             return
         if len(extents) > 1:
             self._do("fuse", block, 0, len(extents))
         total = math.prod(extents)
-        self._do("split", block, 0, *self._factors(total, self._pick(1, 2), MAX_VECTOR))
-        if self._chance(0.93):
-            self._do("parallel", block, 0)
-        self._vectorize_last(block, 0.85)
+        self._do("split", block, 0, *self._factors(total, self._pick(1, 2), MAX_VECTOR, is_vector=True))
+        self._do("parallel", block, 0)
+        self._vectorize_last(block)
         self._unroll(block)
 
-    def _vectorize_last(self, block: str, probability: float) -> None:
+    def _vectorize_last(self, block: str) -> None:
         """Make the innermost loop a vector; a long one is split first."""
         extents = self.scheduled.extents(block)
-        if not extents or not self._chance(probability):
-            return
-        if extents[-1] > MAX_VECTOR:
-            self._do("split", block, len(extents) - 1, self._factor(extents[-1], MAX_VECTOR))
+        if extents and extents[-1] > MAX_VECTOR:
+            self._do("split", block, len(extents) - 1, self._vector(extents[-1]))
+        self._vectorize_inner(block)
+
+    def _vectorize_inner(self, block: str) -> None:
         extents = self.scheduled.extents(block)
-        if 1 < extents[-1] <= MAX_VECTOR:
+        if extents and 1 < extents[-1] <= MAX_VECTOR:
             self._do("vectorize", block, len(extents) - 1)
 
     def _unroll(self, block: str) -> None:
         steps = self._pick(*UNROLL_STEPS)
         if steps:
             self._do("unroll", block, 0, steps)
-
-    def _finish(self, block: str) -> None:
-        """Vector, explicit unrolling of one loop, unrolling by a limit."""
-        if self._chance(0.85):
-            extents = self.scheduled.extents(block)
-            if 1 < extents[-1] <= MAX_VECTOR:
-                self._do("vectorize", block, len(extents) - 1)
-        extents = self.scheduled.extents(block)
-        if len(extents) > 2 and self._chance(0.25):
-            small = [at for at, extent in enumerate(extents[1:-1], start=1) if 1 < extent <= MAX_UNROLLED_LOOP]
-            if small:
-                self._do("unroll", block, self._pick(*small[-3:]), 0)
-        self._unroll(block)
 
     def _decompose(self, block: str, num_outer: int) -> None:
         """Set the result to zero before the reduction and not in its first step."""
@@ -320,5 +305,5 @@ class _Draw:
         while places:
             place = places.pop(0) if self._chance(0.8) else places.pop()
             if self._do("init", block, place):
-                self._vectorize_last(f"{block}_init", 0.8)
+                self._vectorize_last(f"{block}_init")
                 return

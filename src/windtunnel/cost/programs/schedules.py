@@ -84,8 +84,9 @@ class Scheduled:
         return list(self.schedule.get_loops(_block(self.schedule, block)))
 
     def extents(self, block: str) -> list[int]:
-        """Extents of the loops around a block, outermost first."""
-        return [int(self.schedule.get(loop).extent) for loop in self.loops(block)]
+        """Extents of the loops around a block, outermost first; 0 where one changes with an outer loop."""
+        extents = [self.schedule.get(loop).extent for loop in self.loops(block)]
+        return [int(extent) if hasattr(extent, "value") else 0 for extent in extents]
 
     def try_step(self, primitive: str, block: str, *arguments: int) -> bool:
         """Do a step if it is legal here; says whether it was done."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windtunnel.cost.programs.tasks import Task
-from windtunnel.errors import FlightError, WindtunnelError
+from windtunnel.errors import FlightError, InputError, WindtunnelError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -183,7 +183,10 @@ def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
     from windtunnel.cost.programs.nests import is_sound, nest_of, temporary_bytes
     from windtunnel.cost.programs.schedules import to_rows
 
-    nest = nest_of(scheduled.module, scheduled.task.name)
+    try:
+        nest = nest_of(scheduled.module, scheduled.task.name)
+    except InputError as error:
+        return error.message, None
     if not is_sound(nest):
         return "a loop within a vector", None
     if temporary_bytes(nest) > MAX_TEMPORARY_BYTES:
