@@ -169,3 +169,14 @@ def test_a_machine_that_is_never_quiet_gives_the_batch_up():
     bench._forget = lambda *_: None
 
     assert bench.measure(members, seed=0) is None
+
+
+def test_the_canary_is_one_kernel_for_good():
+    pytest.importorskip("tvm")
+    from windtunnel.cost.programs.schedules import Scheduled
+    from windtunnel.cost.programs.worker import CANARY, CANARY_STEPS
+
+    scheduled = Scheduled.of(CANARY)
+    assert all(scheduled.try_step(primitive, block, *arguments) for primitive, block, *arguments in CANARY_STEPS)
+    assert CANARY.name == "matmul m=128 n=128 k=128"
+    assert len(CANARY_STEPS) == 8
