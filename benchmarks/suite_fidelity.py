@@ -3,7 +3,7 @@
 Every workload of the suite at size tiny, each in a process of its own, one thread: captured, replayed and compared
 with bare iterations that the correction never saw (as ``capture_replay_error``), then flown with a few what-ifs (as
 ``whatif_error``). Those bare iterations must be known themselves: where the standard error of their median is above
-2 %, the workload is captured again with as many iterations as that asks for, up to 3000 or what 150 seconds allow.
+2 %, the workload is captured again with as many iterations as that asks for, up to 3000 or what 100 seconds allow.
 The set of what-ifs is kept small: the fused
 optimiser, and in turn one of autocast, a second thread and gradient accumulation: they apply nearly everywhere and
 touch different parts. Every pair is reported; what does not apply is listed.
@@ -33,7 +33,7 @@ from windtunnel.graph import Graph
 from windtunnel.simulate import replay
 
 REPLAY_MEDIAN, REPLAY_WORST, WHATIF_MEDIAN = 0.03, 0.08, 0.05
-ITERATIONS, MOST_ITERATIONS, TIME_CAP_S = 20, 3000, 150.0
+ITERATIONS, MOST_ITERATIONS, TIME_CAP_S = 20, 3000, 100.0
 FEWEST = 6  # fewer say nothing of their own spread
 STANDARD_ERROR, SPARE = 0.02, 1.25  # a pilot's own spread is known roughly
 RULE = StopRule(rounds=20, precision=0.01, time_limit_s=5.0, turn_ns=50_000_000, warmup=2)
