@@ -8,10 +8,9 @@ each program's own time with warm caches, and shows what the chain itself costs.
 import argparse
 import statistics
 import sys
-from dataclasses import replace
 
 from benchmarks.bar import is_verbose, report, table
-from benchmarks.program_data import MISSING, shipped_set
+from benchmarks.program_data import MISSING, default_predictor, shipped_set
 
 NETWORKS = ("resnet18", "mobilenetv2_w1", "efficientnet_b0", "bert:tiny")
 LEARNED, MEASURED, SHARE = 0.10, 0.05, 0.75
@@ -76,7 +75,6 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
 
 
 def main() -> int:
-    from windtunnel.cost.learned.predictor import RECIPES, train
     from windtunnel.cost.learned.splits import split_by_network
     from windtunnel.cost.programs.build import parse_target
     from windtunnel.cost.programs.search import sheet_of
@@ -90,8 +88,7 @@ def main() -> int:
         return 1
     names = asked.networks.split(",")
     split = split_by_network(programs, asked.target, names)
-    recipe = RECIPES["efficiency"]
-    predictor, _ = train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=asked.budget)))
+    predictor = default_predictor(programs, split, asked.budget)
     target, rows = parse_target(asked.target), []
     own = programs.devices[programs.column(asked.target)]
     predictor.header["device_sheets"] = {target.name: own}

@@ -6,12 +6,11 @@ deal is a lottery of few tasks. ``--device NAME``, ``--budget SECONDS`` of train
 
 import argparse
 import sys
-from dataclasses import replace
 
 import numpy as np
 
 from benchmarks.bar import report
-from benchmarks.program_data import MISSING, shipped_set
+from benchmarks.program_data import MISSING, default_predictor, shipped_set
 
 LEVEL, LOW, HIGH = 0.9, 0.87, 0.93
 NUM_DEALS = 200
@@ -39,7 +38,6 @@ def coverage(log_ratio: np.ndarray, task: np.ndarray, kinds: list[str], seed: in
 
 def main() -> int:
     from windtunnel.cost.learned.metrics import mape
-    from windtunnel.cost.learned.predictor import RECIPES, train
     from windtunnel.cost.learned.samples import labels_of
     from windtunnel.cost.learned.splits import split_by_task
 
@@ -50,9 +48,7 @@ def main() -> int:
         report("intervals_cover", float("nan"), target, holds=False, reason=MISSING)
         return 1
     split = split_by_task(programs, asked.device, test_share=0.4)
-    recipe = RECIPES["efficiency"]
-    recipe = replace(recipe, training=replace(recipe.training, budget_s=asked.budget))
-    predictor, _ = train(programs, split, recipe)
+    predictor = default_predictor(programs, split, asked.budget)
     predicted, measured = predictor.predict(programs, split.test), labels_of(programs, split.test)
     task = programs.task[split.test[:, 0]]
     kinds = [str(one.get("kind", "")) for one in programs.tasks]

@@ -5,6 +5,7 @@ skipped with that reason; bars of speed take programs whose times are a formula,
 """
 
 import os
+from dataclasses import replace
 
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.learned.shipped import shipped_programs
@@ -23,3 +24,11 @@ def imagined_set(num_tasks: int, per_task: int) -> ProgramSet:
     from tests.cost.learned.small_set import small_set
 
     return small_set(num_tasks, per_task)
+
+
+def default_predictor(programs: ProgramSet, split, budget_s: float):
+    """The default recipe, trained on a split for at most so long."""
+    from windtunnel.cost.learned.predictor import RECIPES, train
+
+    recipe = RECIPES["efficiency"]
+    return train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=budget_s)))[0]

@@ -8,12 +8,11 @@ a choice among many noisy times flatters its winner. ``--tasks N``, ``--target N
 import argparse
 import statistics
 import sys
-from dataclasses import replace
 
 import numpy as np
 
 from benchmarks.bar import is_verbose, report, table
-from benchmarks.program_data import MISSING, shipped_set
+from benchmarks.program_data import MISSING, default_predictor, shipped_set
 
 NUM_CANDIDATES, NUM_MEASURED = 64, 8
 WITHIN, SHARE = 1.05, 0.8
@@ -56,7 +55,6 @@ def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, obj
 
 
 def main() -> int:
-    from windtunnel.cost.learned.predictor import RECIPES, train
     from windtunnel.cost.learned.splits import split_by_task
     from windtunnel.cost.programs.build import parse_target
     from windtunnel.cost.programs.search import sheet_of
@@ -71,8 +69,7 @@ def main() -> int:
         report("schedule_search", float("nan"), claim, holds=False, reason=MISSING)
         return 1
     split = split_by_task(programs, asked.target)
-    recipe = RECIPES["efficiency"]
-    predictor, _ = train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=asked.budget)))
+    predictor = default_predictor(programs, split, asked.budget)
     unseen = np.unique(programs.task[split.test[:, 0]])
     chosen = np.random.default_rng(0).permutation(unseen)[: asked.tasks].tolist()
     target, rows = parse_target(asked.target), []
