@@ -59,7 +59,7 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
         def price(self, work, device):
             del device
             found = [pricer._tasks_of(work.take([at]))[0].name for at in range(len(work))]
-            limits = bounds(work.flops, 0.0, flops_per_s=1e9, bytes_per_s=1e9)
+            limits = bounds(work.flops + 1.0, 0.0, flops_per_s=1e9, bytes_per_s=1e9)
             return exact_prices(limits, limits.efficiency([1e9 * alone[task] for task in found]))
 
     by_measured_ns = replay(price(graph, device, [Alone()])).makespan_ns
