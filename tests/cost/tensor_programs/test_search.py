@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from windtunnel.cost.programs.network import call_ns, fly, library_of
 from windtunnel.cost.programs.search import draw_candidates, in_turn, ranked, search
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Worker
+from windtunnel.errors import InputError
 
 pytest.importorskip("tvm")
 pytestmark = pytest.mark.slow
@@ -74,7 +76,7 @@ def test_programs_are_timed_in_turn(worker):
     (one,) = draw_candidates(worker, TASK, 1)
     worker.ask("replay", one.key, TASK, one.drawn.sched)
     worker.ask("build", one.key, TASK, [TARGET.isa])
-    assert in_turn(worker, [one.key], TARGET, rounds=2)[one.key] > 0
+    assert in_turn(worker, [one.key], TARGET, rounds=2)[one.key].mean_s > 0
 
 
 def test_the_verb_prints_measured_schedules_and_their_steps(tmp_path):
@@ -82,13 +84,20 @@ def test_the_verb_prints_measured_schedules_and_their_steps(tmp_path):
     from tests.cost.learned.small_set import small_set
     from windtunnel.cli.cost import cost
 
-    data = small_set(num_tasks=6, per_task=4).save(tmp_path / "programs.npz")
+    programs = small_set(num_tasks=6, per_task=4)
+    sheets = tuple(device | {"num_threads": 1, "simd_bits": 128} for device in programs.devices)
+    data = replace(programs, devices=sheets).save(tmp_path / "programs.npz")
+    other = small_set(num_tasks=6, per_task=4).save(tmp_path / "other.npz")
     model = str(tmp_path / "model.safetensors")
 
     def run(*given):
         return CliRunner().invoke(cost, [str(one) for one in given], catch_exceptions=False)
 
-    assert run("train", "programs", "--data", data, "--out", model, "--budget", "1s").exit_code == 0
+    assert run("train", "programs", "--data", other, "--out", model, "--budget", "1s", "--device", "all").exit_code == 0
+    with pytest.raises(InputError, match="described by 8 numbers"):
+        run("search", TASK.name, "--target", TARGET.name, "--model", model, "--candidates", 2)
+    trained = run("train", "programs", "--data", data, "--out", model, "--budget", "1s", "--device", "all", "--force")
+    assert trained.exit_code == 0
     common = ("search", TASK.name, "--target", TARGET.name, "--model", model, "--candidates", 5, "--measured", 2)
     document = json.loads(run(*common, "--json").stdout)
     assert len(document["candidates"]) == 5

@@ -91,8 +91,21 @@ class Normaliser:
         return cls(scale, LabelTransform.fit(labels, seconds / base), target, context, mean, std, has_positions)
 
     def context_of(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
-        """Standardised context, float32 [M, C]."""
+        """Standardised context, float32 [M, C].
+
+        Raises
+        ------
+        InputError
+            The sheets of these devices have other fields than those that were learned from.
+        """
         raw = context_rows(programs, samples, self.context)
+        if raw.shape[1] != len(self.context_mean):
+            raise InputError(
+                f"these devices are described by {raw.shape[1]} numbers, those that were learned from by "
+                f"{len(self.context_mean)}",
+                where=", ".join(programs.device_names),
+                fix="give the sheets the same fields: peak, bandwidth, and num_threads and simd_bits or neither",
+            )
         scaled: np.ndarray = ((raw - self.context_mean) / self.context_std).astype(np.float32)
         return scaled
 
