@@ -26,20 +26,18 @@ def options() -> argparse.Namespace:
 
 
 def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
-    from windtunnel.cost.bounds import bounds
     from windtunnel.cost.learned.ast_pricer import AstPricer
-    from windtunnel.cost.pricer import exact_prices
     from windtunnel.cost.pricing import price
     from windtunnel.cost.programs.harvest import record
     from windtunnel.cost.programs.network import call_ns, chain, fly, library_of
+    from windtunnel.graph import Kind
     from windtunnel.hardware import Device
     from windtunnel.simulate import replay
 
     tasks, uncovered = record(name)
     library, candidates = library_of(worker, tasks, NUM_CANDIDATES)
     pricer = AstPricer(predictor, library)
-    distinct = {task.name: task for task in tasks}
-    chosen = {task: pricer.choose(task, sheet) for task in distinct}
+    chosen = pricer.choose(dict.fromkeys(task.name for task in tasks), sheet)
     graph = chain(tasks, call_ns(worker, target))
     device = Device(target.name, 2**34, sheet["bandwidth_bytes_per_s"], {"fp32": sheet["peak_flops_per_s"]}, kind="cpu")
     predicted_ns = replay(price(graph, device, [pricer])).makespan_ns
@@ -47,26 +45,12 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
     passes, alone = fly(worker, tasks, programs, target)
     measured_ns = 1e9 * statistics.median(passes)
 
-    class Alone:
-        """Each program's own time."""
-
-        name = "measured"
-
-        def covers(self, work, device):
-            del device
-            return work.flops >= 0
-
-        def price(self, work, device):
-            del device
-            found = [pricer._tasks_of(work.take([at]))[0].name for at in range(len(work))]
-            limits = bounds(work.flops + 1.0, 0.0, flops_per_s=1e9, bytes_per_s=1e9)
-            return exact_prices(limits, limits.efficiency([1e9 * alone[task] for task in found]))
-
-    by_measured_ns = replay(price(graph, device, [Alone()])).makespan_ns
+    own_ns = [round(1e9 * alone[task.name]) for task in tasks]
+    by_measured_ns = replay(graph.set_duration(graph.select(kind=Kind.COMPUTE), own_ns)).makespan_ns
     return {
         "network": name,
         "tasks": len(tasks),
-        "distinct": len(distinct),
+        "distinct": len(chosen),
         "uncovered_calls": sum(uncovered.values()),
         "measured_ms": measured_ns / 1e6,
         "learned": predicted_ns / measured_ns - 1,
@@ -91,7 +75,6 @@ def main() -> int:
     predictor = default_predictor(programs, split, asked.budget)
     target, rows = parse_target(asked.target), []
     own = programs.devices[programs.column(asked.target)]
-    predictor.header["device_sheets"] = {target.name: own}
     with Worker() as worker:
         here = sheet_of(worker, target)
         for name in names:

@@ -18,7 +18,7 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks.bar import interleave, report
-from windtunnel.cost.learned.shipped import shipped_predictor, shipped_programs
+from windtunnel.cost.learned.shipped import PREDICTOR, shipped_programs
 from windtunnel.cost.pricing import price
 from windtunnel.cost.programs.captured import TENSOR
 from windtunnel.cost.programs.tasks import Task
@@ -83,7 +83,7 @@ def all_different() -> Graph:
 def compiled() -> tuple[Graph, Device] | None:
     """Tasks of the shipped programs, again and again, and the target that they are priced for."""
     programs = shipped_programs()
-    if programs is None or shipped_predictor() is None:
+    if programs is None or not PREDICTOR.is_file():
         return None
     tasks = [Task.from_dict(one) for one in programs.tasks]
     rows = [(f"{TENSOR}{task.kind}", [], round(task.flops), task.size_bytes) for task in tasks]

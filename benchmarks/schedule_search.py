@@ -29,10 +29,10 @@ def options() -> argparse.Namespace:
 
 def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, object] | None:
     """One task: times of the best by each way of choosing; None where too few could be built."""
-    from windtunnel.cost.programs.search import build_candidate, draw_candidates, in_turn, ranked
+    from windtunnel.cost.programs.search import build_candidates, draw_candidates, in_turn, ranked
 
     order = ranked(predictor, task, draw_candidates(worker, task, NUM_CANDIDATES, seed=seed), sheet)
-    built = [one for one in order if build_candidate(worker, task, one, target.isa)]
+    built = build_candidates(worker, task, order, target.isa, NUM_CANDIDATES)
     if len(built) < 2 * NUM_MEASURED:
         return None
     keys = [one.key for one in built]

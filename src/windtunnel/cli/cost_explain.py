@@ -26,7 +26,7 @@ def explain_program(
 
     Say which features make a program slower than another one of its task, and which primitive changes them.
     """
-    from windtunnel.cli.cost_search import predictor_of
+    from windtunnel.cli.cost_search import needed_predictor
     from windtunnel.cost.learned.attribution import GROUPS, fastest_alike, why_slower
     from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.cost.learned.shipped import shipped_programs
@@ -39,7 +39,7 @@ def explain_program(
     for number in (program, against):
         if number >= programs.num_programs:
             raise InputError(f"there is no program {number}", fix=f"the set holds {programs.num_programs:,}")
-    predictor, name = predictor_of(model), device or programs.device_names[0]
+    predictor, name = needed_predictor(model), device or programs.device_names[0]
     other = against if against >= 0 else fastest_alike(predictor, programs, program, name)
     found = why_slower(predictor, programs, program, other, name)
     if as_json:

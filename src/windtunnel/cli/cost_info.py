@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,7 @@ def _of_package() -> dict[str, Any]:
     from windtunnel.cost.learned.shipped import DATA_SHEET, PREDICTOR, PROGRAMS
 
     models = [
-        {"name": name, "source": one.source, "about": (one.function.__doc__ or "").partition("\n")[0]}
+        {"name": name, "source": one.source, "about": one.summary}
         for name, one in sorted(registry.all("cost_model").items())
     ]
     shipped = {"programs": PROGRAMS, "predictor": PREDICTOR, "data_sheet": DATA_SHEET}
@@ -58,10 +59,6 @@ def _print_package(document: dict[str, Any]) -> None:
 
 
 def _of_file(path: Path) -> dict[str, Any]:
-    from windtunnel.errors import InputError
-
-    if not path.is_file():
-        raise InputError(f"{path} is not there", fix="name a file of cost train or cost sample")
     return {"path": str(path), **(_of_programs(path) if path.suffix == ".npz" else _of_model(path))}
 
 
@@ -71,10 +68,7 @@ def _of_programs(path: Path) -> dict[str, Any]:
     from windtunnel.cost.learned.program_set import ProgramSet
 
     programs = ProgramSet.load(path)
-    kinds: dict[str, int] = {}
-    for task in programs.task.tolist():
-        kind = str(programs.tasks[task].get("kind", ""))
-        kinds[kind] = kinds.get(kind, 0) + 1
+    kinds = Counter(str(programs.tasks[task].get("kind", "")) for task in programs.task.tolist())
     return {
         "kind": "programs",
         "num_programs": programs.num_programs,
@@ -82,7 +76,7 @@ def _of_programs(path: Path) -> dict[str, Any]:
         "num_networks": len(programs.networks()),
         "devices": list(programs.device_names),
         "measured_ratio": float(np.isfinite(programs.mean_s).mean()) if programs.num_programs else 0.0,
-        "programs_by_kind": dict(sorted(kinds.items(), key=lambda one: -one[1])),
+        "programs_by_kind": dict(kinds.most_common()),
         "meta": programs.meta,
     }
 

@@ -11,10 +11,11 @@ from windtunnel.cli._console import Progress, advise, print_json, print_table, s
 from windtunnel.cli._options import Json
 
 if TYPE_CHECKING:
+    from windtunnel.cost.learned.predictor import Predictor
     from windtunnel.cost.programs.search import Candidate
     from windtunnel.cost.programs.tasks import Task
 
-__all__ = ["predictor_of", "search"]
+__all__ = ["needed_predictor", "search"]
 
 _SHOWN = 10
 
@@ -45,7 +46,7 @@ def search(
 
     asked = parse_task(task)
     require("tvm", extra="tvm")
-    predictor = predictor_of(model)
+    predictor = needed_predictor(model)
     chosen = parse_target(target)
     require_targets([chosen], targets_here())
     with Progress("searching") as progress, Worker() as worker:
@@ -67,7 +68,7 @@ def search(
     advise("next: windtunnel.cost.programs.schedules.replay(task, steps) builds it; --json prints the steps")
 
 
-def predictor_of(model: Path | None) -> Any:
+def needed_predictor(model: Path | None) -> Predictor:
     """The predictor of a file, or the shipped one.
 
     Raises
@@ -75,11 +76,10 @@ def predictor_of(model: Path | None) -> Any:
     InputError
         None is shipped with this build.
     """
-    from windtunnel.cost.learned.checkpoint import load_predictor
-    from windtunnel.cost.learned.shipped import shipped_predictor
+    from windtunnel.cost.learned.shipped import predictor_of
     from windtunnel.errors import InputError
 
-    found = load_predictor(model) if model is not None else shipped_predictor()
+    found = predictor_of(model or "")
     if found is None:
         raise InputError(
             "no predictor comes with this build of the package",

@@ -44,7 +44,8 @@ class Formula:
 
 def library():
     programs = small_set(num_tasks=2, per_task=3)
-    return replace(programs, tasks=tuple(task.to_dict() for task in TASKS))
+    flops = np.array([TASKS[task].flops for task in programs.task])
+    return replace(programs, tasks=tuple(task.to_dict() for task in TASKS), flops=flops)
 
 
 def test_a_task_takes_as_long_as_the_fastest_of_its_programs():
@@ -52,7 +53,7 @@ def test_a_task_takes_as_long_as_the_fastest_of_its_programs():
     graph = price(chain([TASKS[0], TASKS[1], TASKS[0]], call_ns=1000), CHIP, [pricer])
 
     computing = graph.duration_ns[graph.duration_ns != 1000].tolist()
-    row, seconds = pricer.choose(TASKS[0].name, pricer.sheet(CHIP))
+    row, seconds = pricer.choose([TASKS[0].name], pricer.sheet(CHIP))[TASKS[0].name]
     assert computing[0] == computing[2] == round(1e9 * seconds)
     assert library().task[row] == 0
     assert replay(graph).makespan_ns == sum(computing) + 3000

@@ -9,7 +9,7 @@ Source: CDMPP (EuroSys 2024), section 5.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.cost.bounds import bounds
 from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.learned.context import bound_of
 from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.learned.shipped import predictor_of, shipped_programs
 from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.programs.captured import task_of_call
 from windtunnel.cost.programs.tasks import Task
@@ -60,19 +61,16 @@ class AstPricer:
 
     def price(self, work: Work, device: Device) -> Prices:
         """Prices of rows that it covers."""
-        tasks = [task for task in self._tasks_of(work) if task is not None]
-        names = list(dict.fromkeys(task.name for task in tasks))
+        assert self.library is not None
+        assert self.predictor is not None
         sheet = self.sheet(device)
         assert sheet is not None
-        best_s = dict(zip(names, self._best(names, sheet)[1].tolist(), strict=True))
-        limits = bounds(
-            [max(task.flops, 1.0) for task in tasks],
-            [float(task.size_bytes) for task in tasks],
-            flops_per_s=_rate(sheet, "peak_flops_per_s"),
-            bytes_per_s=_rate(sheet, "bandwidth_bytes_per_s"),
-        )
-        prices = exact_prices(limits, limits.efficiency([1e9 * best_s[task.name] for task in tasks]))
-        known = self.predictor.header.get("intervals") if self.predictor else None
+        tasks = [task for task in self._tasks_of(work) if task is not None]
+        best = self.choose(dict.fromkeys(task.name for task in tasks), sheet)
+        chosen = replace(self.library.select([best[task.name][0] for task in tasks]), devices=(dict(sheet),))
+        limits = bound_of(chosen, _all_of(chosen))
+        prices = exact_prices(limits, limits.efficiency([1e9 * best[task.name][1] for task in tasks]))
+        known = self.predictor.header.get("intervals")
         if known is None:
             return prices
         return ConformalIntervals.from_dict(known).around(prices, [task.kind for task in tasks])
@@ -94,23 +92,18 @@ class AstPricer:
             "simd_bits": device.simd_bits,
         }
 
-    def choose(self, task: str, sheet: Mapping[str, Any]) -> tuple[int, float]:
-        """The program of the library that is predicted to be the fastest for a task of this name, and its seconds."""
-        rows, seconds = self._best([task], sheet)
-        return int(rows[0]), float(seconds[0])
-
-    def _best(self, names: list[str], sheet: Mapping[str, Any]) -> tuple[Any, Any]:
+    def choose(self, names: Collection[str], sheet: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
+        """By name of task: the program of the library that is predicted to be the fastest, and its seconds."""
         assert self.library is not None
         assert self.predictor is not None
         rows = [self._rows[name] for name in names]
-        chosen = np.concatenate(rows)
-        programs = replace(self.library.select(chosen), devices=(dict(sheet),))
-        samples = np.column_stack([np.arange(len(chosen)), np.zeros(len(chosen), np.int64)])
-        seconds = self.predictor.predict(programs, samples)
-        ends = np.cumsum([len(one) for one in rows])
-        parts = [(one, seconds[end - len(one) : end]) for one, end in zip(rows, ends.tolist(), strict=True)]
-        fastest = [(one[part.argmin()], part.min()) for one, part in parts]
-        return np.array([row for row, _ in fastest]), np.array([value for _, value in fastest])
+        programs = replace(self.library.select(np.concatenate(rows)), devices=(dict(sheet),))
+        seconds = self.predictor.predict(programs, _all_of(programs))
+        parts = np.split(seconds, np.cumsum([len(one) for one in rows])[:-1])
+        return {
+            name: (int(one[part.argmin()]), float(part.min()))
+            for name, one, part in zip(names, rows, parts, strict=True)
+        }
 
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.int64]]:
@@ -131,22 +124,12 @@ class AstPricer:
         return found
 
 
-def _rate(sheet: Mapping[str, Any], name: str) -> float:
-    from windtunnel.cost.learned.context import rate_of
-
-    return rate_of(sheet, name)
+def _all_of(programs: ProgramSet) -> NDArray[np.int64]:
+    """Every program on the set's one device, as samples."""
+    return np.column_stack([np.arange(programs.num_programs), np.zeros(programs.num_programs, dtype=np.int64)])
 
 
 @registry.cost_model("ast", source="Hu et al., CDMPP, EuroSys 2024")
 def ast(checkpoint: str = "") -> AstPricer:
     """Operators as compiled tensor programs, by the predictor that is shipped or a file of ``cost train programs``."""
-    from windtunnel.cost.learned.shipped import shipped_predictor, shipped_programs
-
-    library = shipped_programs()
-    if library is None:
-        return AstPricer()
-    if not checkpoint:
-        return AstPricer(shipped_predictor(), library)
-    from windtunnel.cost.learned.checkpoint import load_predictor
-
-    return AstPricer(load_predictor(checkpoint), library)
+    return AstPricer(predictor_of(checkpoint), shipped_programs())

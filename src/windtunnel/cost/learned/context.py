@@ -21,7 +21,7 @@ from windtunnel.cost.bounds import Bounds, bounds
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.errors import InputError
 
-__all__ = ["PAPER_DEVICE_FIELDS", "ContextKind", "bound_of", "context_rows", "paper_device_features", "rate_of"]
+__all__ = ["PAPER_DEVICE_FIELDS", "ContextKind", "bound_of", "context_rows", "paper_device_features"]
 
 ContextKind = Literal["none", "paper", "bound"]
 # field, its unit in the paper, greatest value of the released sheet, whether the integer part's logarithm is taken
@@ -97,7 +97,7 @@ def context_rows(programs: ProgramSet, samples: np.ndarray, kind: ContextKind) -
 
 def _sheet(programs: ProgramSet) -> dict[str, np.ndarray]:
     """Rates of the devices by field [D]: measured ones, or nominal ones where a sheet only has threads and vectors."""
-    sheet = {name: np.array([rate_of(device, name) for device in programs.devices]) for name in RATES}
+    sheet = {name: np.array([_rate(device, name) for device in programs.devices]) for name in RATES}
     sheet["overhead_ns"] = np.array([float(device.get("overhead_ns") or 0.0) for device in programs.devices])
     for name in ("num_threads", "simd_bits"):
         if all(device.get(name) for device in programs.devices):
@@ -105,7 +105,7 @@ def _sheet(programs: ProgramSet) -> dict[str, np.ndarray]:
     return sheet
 
 
-def rate_of(device: Mapping[str, Any], name: str) -> float:
+def _rate(device: Mapping[str, Any], name: str) -> float:
     """A rate, measured or nominal: the efficiency that is learned takes up what a nominal rate is off by.
 
     Raises

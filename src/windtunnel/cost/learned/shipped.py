@@ -7,6 +7,7 @@ far to trust them. Not here: making them (``windtunnel cost sample``, ``cost tra
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from windtunnel.cost.learned.program_set import ProgramSet
 if TYPE_CHECKING:
     from windtunnel.cost.learned.predictor import Predictor
 
-__all__ = ["DATA_SHEET", "PREDICTOR", "PROGRAMS", "shipped_predictor", "shipped_programs"]
+__all__ = ["DATA_SHEET", "PREDICTOR", "PROGRAMS", "predictor_of", "shipped_programs"]
 
 FOLDER = Path(__file__).parent / "shipped_files"
 PROGRAMS, PREDICTOR, DATA_SHEET = FOLDER / "programs.npz", FOLDER / "cdmpp.safetensors", FOLDER / "DATASHEET.md"
@@ -27,17 +28,18 @@ def shipped_programs() -> ProgramSet | None:
     return ProgramSet.load(PROGRAMS) if PROGRAMS.is_file() else None
 
 
-@functools.cache
-def shipped_predictor() -> Predictor | None:
-    """The predictor that ``ast`` uses unless told otherwise; None where the package was built without it.
+def predictor_of(path: str | os.PathLike[str] = "") -> Predictor | None:
+    """The predictor of a file, or the shipped one; None where the package was built without it.
 
     Raises
     ------
+    InputError
+        The file is no predictor.
     MissingExtraError
         The extra ``learn`` is not installed.
     """
-    if not PREDICTOR.is_file():
+    if not path and not PREDICTOR.is_file():
         return None
     from windtunnel.cost.learned.checkpoint import load_predictor
 
-    return load_predictor(PREDICTOR)
+    return load_predictor(path or PREDICTOR)

@@ -206,6 +206,8 @@ class Bench:
                 for pair in pairs
                 if not self._is_known(pair, looks[pair]) and sum(look.program_s for look in looks[pair]) < MAX_SPENT_S
             ]
+            if not waiting:
+                break
             for place in generator.permutation(len(waiting)):
                 key, target = waiting[place]
                 looks[key, target] += self._time(found, self._owner(tasks[key]), key, target)

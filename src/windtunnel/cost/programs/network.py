@@ -14,12 +14,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from windtunnel.cost.learned.program_set import ProgramSet
-from windtunnel.cost.programs.batch import Measured, Member
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.captured import TENSOR
-from windtunnel.cost.programs.search import Candidate, build_candidate, draw_candidates, in_turn
+from windtunnel.cost.programs.search import Candidate, build_candidates, draw_candidates, in_turn, unmeasured
 from windtunnel.cost.programs.tasks import Task
-from windtunnel.cost.programs.worker import Drawn, Worker
+from windtunnel.cost.programs.worker import Worker
 from windtunnel.errors import FlightError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind, Strings
 
@@ -33,16 +32,11 @@ def library_of(
     worker: Worker, tasks: Sequence[Task], count: int, *, seed: int = 0
 ) -> tuple[ProgramSet, list[Candidate]]:
     """Candidates of every distinct task as a set without times, and the same as a list, row by row."""
-    distinct = list(dict.fromkeys(task.name for task in tasks))
-    by_name = {task.name: task for task in tasks}
-    members: list[tuple[Member, Drawn]] = []
-    found: list[Candidate] = []
-    for place, name in enumerate(distinct):
-        for one in draw_candidates(worker, by_name[name], count, seed=seed):
-            members.append((Member(len(members), place, 0), one.drawn))
-            found.append(one)
-    whole = Measured(members, [[None] for _ in members])
-    return whole.to_set([by_name[name] for name in distinct], [Target("avx2", 1)], {}), found
+    distinct = list({task.name: task for task in tasks}.values())
+    found = [
+        (place, one) for place, task in enumerate(distinct) for one in draw_candidates(worker, task, count, seed=seed)
+    ]
+    return unmeasured(distinct, [(place, one.drawn) for place, one in found]), [one for _, one in found]
 
 
 def chain(tasks: Sequence[Task], call_ns: int) -> Graph:
@@ -70,7 +64,7 @@ def chain(tasks: Sequence[Task], call_ns: int) -> Graph:
 def call_ns(worker: Worker, target: Target) -> int:
     """What calling a program takes, beside what it computes: many calls of one that does nearly nothing."""
     (candidate,) = draw_candidates(worker, _TINY, 1)
-    if not build_candidate(worker, _TINY, candidate, target.isa):
+    if not build_candidates(worker, _TINY, [candidate], target.isa, 1):
         raise FlightError("the smallest program could not be built", where=target.name)
     passes: tuple[float, ...] = worker.ask("run", [candidate.key] * _NUM_CALLS, target.isa, target.num_threads, 9)
     worker.ask("forget", [candidate.key])
@@ -114,10 +108,10 @@ def fly(
     keys = {}
     for number, (name, task) in enumerate(by_name.items()):
         one = Candidate(number, programs[name].drawn)
-        if not build_candidate(worker, task, one, target.isa):
+        if not build_candidates(worker, task, [one], target.isa, 1):
             raise FlightError("its chosen program could not be built", where=name)
         keys[name] = number
     passes = worker.ask("run", [keys[task.name] for task in tasks], target.isa, target.num_threads, repeats)
-    alone = {name: in_turn(worker, [key], target, rounds=3)[key].mean_s for name, key in keys.items()}
+    timings = in_turn(worker, list(keys.values()), target, rounds=3)
     worker.ask("forget", list(keys.values()))
-    return passes, alone
+    return passes, {name: timings[key].mean_s for name, key in keys.items()}

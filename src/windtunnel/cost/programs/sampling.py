@@ -185,7 +185,7 @@ class _Draw:
         for axis, extent in enumerate(extents):
             is_reduced = axis >= num_spatial
             parts = levels["R" if is_reduced else "S"] - 1
-            if extent > 1 and parts:
+            if extent > 1:
                 factors = self._factors(extent, parts, 64 if is_reduced else 16, is_vector=axis == inner)
                 self._do("split", "main", at, *factors)
                 masks[is_reduced] |= 1 << (axis - num_spatial if is_reduced else axis)
@@ -196,8 +196,6 @@ class _Draw:
 
     def _parallel_outer(self, block: str, num_loops: int) -> int:
         """Fuse some of the outermost loops of a block and run them in parallel; says how many."""
-        if num_loops == 0:
-            return 0
         extents = self.scheduled.extents(block)[:num_loops]
         fewest = next((at + 1 for at, extent in enumerate(extents) if extent > 1), num_loops)
         count = int(self._random.integers(fewest, num_loops + 1)) if self._chance(0.5) else num_loops
@@ -217,17 +215,16 @@ class _Draw:
         self._spatial("pad")
 
     def _place_final(self, final: str, num_outer: int) -> None:
-        if num_outer:
-            num_spatial = len(self.scheduled.task.output_shape)
-            place = num_outer - 1 + (num_spatial if self._chance(0.4) else 0)
-            if self._do("compute_at", final, token("main"), place, 1):
-                self._vectorize_last(final)
-                return
-        self._spatial(final)
+        num_spatial = len(self.scheduled.task.output_shape)
+        place = num_outer - 1 + (num_spatial if self._chance(0.4) else 0)
+        if self._do("compute_at", final, token("main"), place, 1):
+            self._vectorize_last(final)
+        else:
+            self._spatial(final)
 
     def _place_producer(self, name: str, final: str, num_outer: int) -> None:
         """A row's reduction beside its consumer, or by itself before it."""
-        if num_outer and self._chance(0.75):
+        if self._chance(0.75):
             self._do("compute_at", name, token(final), int(self._random.integers(0, num_outer)), 0)
         else:
             self._do("parallel", name, 0)

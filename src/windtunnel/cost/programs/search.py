@@ -23,7 +23,16 @@ from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Drawn, Worker, WorkerDiedError
 from windtunnel.errors import FlightError, WindtunnelError
 
-__all__ = ["Candidate", "build_candidate", "draw_candidates", "in_turn", "ranked", "search", "sheet_of"]
+__all__ = [
+    "Candidate",
+    "build_candidates",
+    "draw_candidates",
+    "in_turn",
+    "ranked",
+    "search",
+    "sheet_of",
+    "unmeasured",
+]
 
 NUM_CANDIDATES, NUM_MEASURED = 64, 8
 MAX_TRIES = 4  # draws per candidate that is wanted: small spaces repeat themselves
@@ -91,28 +100,47 @@ def draw_candidates(worker: Worker, task: Task, count: int = NUM_CANDIDATES, *, 
     return list(found.values())
 
 
+def unmeasured(tasks: Sequence[Task], programs: Sequence[tuple[int, Drawn]]) -> ProgramSet:
+    """Programs (row of their task, what was drawn) as a set without times, for one device that is to be named."""
+    members = [(Member(key, task, 0), drawn) for key, (task, drawn) in enumerate(programs)]
+    return Measured(members, [[None] for _ in members]).to_set(tasks, [], {})
+
+
 def ranked(predictor: Prices, task: Task, candidates: Sequence[Candidate], sheet: Mapping[str, Any]) -> list[Candidate]:
     """Candidates with predicted times on a device of this sheet, the fastest first."""
-    members = [(Member(one.key, 0, 0), one.drawn) for one in candidates]
-    programs = Measured(members, [[None] for _ in members]).to_set([task], [], {})
-    programs = replace(programs, devices=(dict(sheet),))
-    samples = np.column_stack([np.arange(len(members)), np.zeros(len(members), np.int64)])
+    programs = replace(unmeasured([task], [(0, one.drawn) for one in candidates]), devices=(dict(sheet),))
+    samples = np.column_stack([np.arange(len(candidates)), np.zeros(len(candidates), np.int64)])
     seconds = predictor.predict(programs, samples).tolist()
     priced = [replace(one, predicted_s=float(value)) for one, value in zip(candidates, seconds, strict=True)]
     return sorted(priced, key=lambda one: one.predicted_s)
 
 
-def build_candidate(worker: Worker, task: Task, candidate: Candidate, isa: str) -> bool:
-    """Make code of a candidate; says whether that went well. A compiler that dies is started again, without code."""
-    try:
-        worker.ask("replay", candidate.key, task, candidate.drawn.sched)
-        worker.ask("build", candidate.key, task, [isa])
-    except WorkerDiedError:
-        worker.start()
-        return False
-    except WindtunnelError:
-        return False
-    return True
+def build_candidates(
+    worker: Worker,
+    task: Task,
+    order: Sequence[Candidate],
+    isa: str,
+    count: int,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Candidate]:
+    """The first so many that can be built; where one takes the compiler with it, the others are built again."""
+    built: list[Candidate] = []
+    for one in order:
+        if len(built) == count:
+            break
+        if progress is not None:
+            progress("building", len(built), count)
+        try:
+            worker.ask("replay", one.key, task, one.drawn.sched)
+            worker.ask("build", one.key, task, [isa])
+        except WorkerDiedError:
+            worker.start()
+            built = build_candidates(worker, task, built, isa, len(built))
+        except WindtunnelError:
+            continue
+        else:
+            built.append(one)
+    return built
 
 
 def search(
@@ -140,14 +168,7 @@ def search(
         No schedule could be drawn, or none of the chosen ones could be built.
     """
     order = ranked(predictor, task, draw_candidates(worker, task, num_candidates, seed=seed), sheet)
-    built: list[Candidate] = []
-    for one in order:
-        if len(built) == num_measured:
-            break
-        if progress is not None:
-            progress("building", len(built), num_measured)
-        if build_candidate(worker, task, one, target.isa):
-            built.append(one)
+    built = build_candidates(worker, task, order, target.isa, num_measured, progress)
     if not built:
         raise FlightError("no schedule of the task could be built", where=task.name)
     timings = in_turn(worker, [one.key for one in built], target)
