@@ -11,7 +11,7 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.cost.operators.cell_latencies import LatencyTable, cell_features, flops_proxy, read_cell_latencies
+from windtunnel.cost.operators.cell_latencies import LatencyTable, cell_features, flops_proxy, read_latencies
 from windtunnel.cost.operators.few_shot import FewShot, rank_correlation, tune
 
 NUM_SAMPLES, NUM_SEEDS, NUM_CANDIDATES = 10, 10, 1500
@@ -71,7 +71,7 @@ def main() -> None:
     if path is None:
         bar.report("nas_few_shot", 0.0, f">= {LEAST}", holds=False, reason="public data is not here")
         return
-    table = read_cell_latencies(path)
+    table = read_latencies(path)
     features, flops = cell_features(table.cells), flops_proxy(table.cells)
     by_device, rows = {}, []
     for device in table.devices:

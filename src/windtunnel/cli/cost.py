@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 import typer
 
-from windtunnel.cli import cost_explain, cost_info, cost_learned, cost_operators, cost_programs, cost_search
+from windtunnel.cli import (
+    cost_explain,
+    cost_info,
+    cost_kernels,
+    cost_learned,
+    cost_operators,
+    cost_programs,
+    cost_search,
+    cost_transfer,
+)
 
 __all__ = ["SUMMARY", "cost"]
 
@@ -28,6 +37,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "sample": cost_programs.sample,
     "harvest": cost_programs.harvest,
     "search": cost_search.search,
+    "transfer": cost_transfer.transfer,
     "info": cost_info.info,
     "explain": cost_explain.explain_program,
 }
@@ -36,8 +46,16 @@ for _name, _verb in _VERBS.items():
     cost.command(_name, short_help=(inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " "))(_verb)
 
 _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "train": {"programs": cost_learned.train_programs, "tile": cost_operators.train_tile},
-    "eval": {"programs": cost_learned.eval_programs, "tile": cost_operators.eval_tile},
+    "train": {
+        "programs": cost_learned.train_programs,
+        "tile": cost_operators.train_tile,
+        "kernels": cost_kernels.train_kernels,
+    },
+    "eval": {
+        "programs": cost_learned.eval_programs,
+        "tile": cost_operators.eval_tile,
+        "kernels": cost_kernels.eval_kernels,
+    },
 }
 _ABOUT = {
     "train": "Learn prices from measurements.",

@@ -81,8 +81,8 @@ class StopRule:
 class Measurement:
     """Medians of every turn, ns per iteration of the program that ran, round by round; warm-up is dropped."""
 
-    baseline_R: Sequence[float]  # noqa: N815 - R rounds
-    changed_R: Sequence[float]  # noqa: N815
+    baseline_R: Sequence[float]
+    changed_R: Sequence[float]
     confidence: float = 0.9
     losses: tuple[Sequence[float], Sequence[float]] = ((), ())
     num_iterations: tuple[int, int] = (0, 0)

@@ -51,7 +51,7 @@ class EventInput:
     priority: Ints  # [T] int32
     releases_at_start: Ints  # [T] bool
     shares: Ints  # [R+1] of SHARE
-    slowdown_RS: Ints  # noqa: N815 - shape letters
+    slowdown_RS: Ints
     num_events: int
     latest_ns: int  # a bound on the end of the last task of a plain graph, but for the durations
 

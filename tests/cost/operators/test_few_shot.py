@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
-from windtunnel.cost.operators.cell_latencies import cell_features, flops_proxy, read_cell_latencies
+from windtunnel.cost.operators.cell_latencies import cell_features, flops_proxy, read_latencies
 from windtunnel.cost.operators.few_shot import FewShot, FewShotSettings, rank_correlation, tune
 from windtunnel.errors import InputError
 from windtunnel.workloads.cells import Cell
@@ -111,7 +111,7 @@ def test_too_many_samples_or_too_few_sources_are_refused():
 
 @pytest.fixture(scope="module")
 def table():
-    return read_cell_latencies(shared_path("cost/nasbench201_latency/latency_ms.csv.gz"))
+    return read_latencies(shared_path("cost/nasbench201_latency/latency_ms.csv.gz"))
 
 
 PUBLISHED = {"1080ti_1": 0.791, "titanx_256": 0.681, "pixel3": 0.841, "samsung_a50": 0.972, "silver_4210r": 0.982}
@@ -163,7 +163,7 @@ def test_a_table_that_cannot_be_read_says_where(tmp_path, text, where):
     path.write_text(text)
 
     with pytest.raises(InputError) as caught:
-        read_cell_latencies(path)
+        read_latencies(path)
     assert where in caught.value.where
 
 
@@ -173,7 +173,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
 
     for path in (broken, tmp_path / "absent.csv"):
         with pytest.raises(InputError, match="cannot be read"):
-            read_cell_latencies(path)
+            read_latencies(path)
 
 
 def test_an_unknown_device_is_named(table):

@@ -1,7 +1,8 @@
-"""Latencies of the 15,625 cells on many devices, and what a cell tells about them (room cost).
+"""Latencies of nets on many devices, and what a cell tells about them (room cost).
 
-In: a table as published for NAS-Bench-201. Out: ``LatencyTable``, features for ``few_shot``, and the FLOP proxy that
-a prediction has to beat. Not here: nets of cells (``workloads.cells``), prices on this host (``planning.cells``).
+In: a table of nets of any kind, or of the 15,625 cells as published for NAS-Bench-201. Out: ``LatencyTable``, features
+for ``few_shot``, and the FLOP proxy that a prediction has to beat. Not here: nets of cells (``workloads.cells``),
+prices on this host (``planning.cells``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell
 
-__all__ = ["LatencyTable", "cell_features", "flops_proxy", "read_cell_latencies"]
+__all__ = ["LatencyTable", "cell_features", "flops_proxy", "read_latencies"]
 
 # N cells, D devices, E edges, O operations but none
 Floats = NDArray[np.float64]
@@ -28,18 +29,27 @@ _RELATIVE_FLOPS = {"nor_conv_3x3": 9.0, "nor_conv_1x1": 1.0}
 
 @dataclass(frozen=True, eq=False)
 class LatencyTable:
-    """Measured latencies of cells.
+    """Measured latencies of nets.
 
     Parameters
     ----------
+    names : tuple of str
+        Of the nets.
     cells : tuple of Cell
+        What the names say where they are cells; empty otherwise.
     devices : tuple of str
     latency_ms : float [N, D]
     """
 
+    names: tuple[str, ...]
     cells: tuple[Cell, ...]
     devices: tuple[str, ...]
     latency_ms: Floats
+
+    @property
+    def features(self) -> Floats:
+        """What is known of the nets besides their latencies [N, P]; P is 0 where they are no cells."""
+        return cell_features(self.cells) if self.cells else np.zeros((len(self.names), 0))
 
     def on(self, device: str) -> Floats:
         """Latencies on one device [N].
@@ -59,29 +69,36 @@ class LatencyTable:
         return self.latency_ms[:, [name not in left_out for name in self.devices]]
 
 
-def read_cell_latencies(path: str | Path) -> LatencyTable:
-    """Read a CSV file, plain or gzip, with the columns ``index``, ``arch`` and one per device in milliseconds.
+def read_latencies(path: str | Path) -> LatencyTable:
+    """Read a CSV file, plain or gzip: ``net`` or ``arch``, then one column per device in milliseconds.
+
+    A column ``index`` before them is passed by. Under ``arch`` every name is a cell's.
 
     Raises
     ------
     InputError
         It is no such table, or a row has a cell or a number that cannot be read; names its line.
     """
-    cells: list[Cell] = []
-    latencies: list[list[float]] = []
     rows = _rows(Path(path))
     _, header = next(rows, (0, []))
-    if header[:2] != ["index", "arch"] or len(header) < 3:
-        raise InputError("this is no table of cell latencies", where=str(path), fix="columns: index, arch, devices")
+    first = int(header[:1] == ["index"])
+    devices = tuple(header[first + 1 :])
+    if header[first : first + 1] not in (["net"], ["arch"]) or not devices:
+        raise InputError("this is no table of latencies", where=str(path), fix="columns: net or arch, then devices")
+    has_cells = header[first] == "arch"
+    names: list[str] = []
+    cells: list[Cell] = []
+    latencies: list[list[float]] = []
     for line, row in rows:
         if len(row) != len(header):
             raise InputError(f"{len(row)} fields under {len(header)} names", where=f"{path}, line {line}")
         try:
-            cells.append(Cell.of_name(row[1]))
-            latencies.append([float(one) for one in row[2:]])
+            names.append(row[first])
+            cells += [Cell.of_name(row[first])] if has_cells else []
+            latencies.append([float(one) for one in row[first + 1 :]])
         except ValueError as error:
             raise InputError(f"a row cannot be read: {error}", where=f"{path}, line {line}") from error
-    return LatencyTable(tuple(cells), tuple(header[2:]), np.array(latencies).reshape(len(cells), len(header) - 2))
+    return LatencyTable(tuple(names), tuple(cells), devices, np.array(latencies).reshape(len(names), len(devices)))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:

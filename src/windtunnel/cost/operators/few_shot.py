@@ -71,8 +71,8 @@ class FewShot:
     settings : FewShotSettings
     """
 
-    mean_N: Floats  # noqa: N815
-    factor_NP: Floats  # noqa: N815
+    mean_N: Floats
+    factor_NP: Floats
     settings: FewShotSettings
 
     @classmethod

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.intervals import ConformalIntervals
+from windtunnel.cost.operators.forest import Forest
 from windtunnel.cost.operators.layer_kernels import LayerKernel
 from windtunnel.cost.pricer import Prices
 from windtunnel.errors import InputError, PriceError
-from windtunnel.extras import require
 
 __all__ = ["PRESETS", "ForestSettings", "KernelForests", "KernelSample", "fit_forests", "jitter", "sample_adaptively"]
 
@@ -92,14 +91,14 @@ class KernelForests:
     settings : ForestSettings
     ceilings : Ceilings
         Of the host and number of threads that the kernels were measured with.
-    forests : mapping of kind to a fitted regressor
+    forests : mapping of kind to Forest
     intervals : ConformalIntervals
         From what trees say of kernels that they did not see.
     """
 
     settings: ForestSettings
     ceilings: Ceilings
-    forests: Mapping[str, Any]
+    forests: Mapping[str, Forest]
     intervals: ConformalIntervals
 
     def prices(self, kernels: Sequence[LayerKernel]) -> Prices:
@@ -163,8 +162,7 @@ def fit_forests(
         some = sample.of_kind(kind)
         bounds = _bounds(some.kernels, ceilings)
         goal = np.log(bounds.efficiency(some.duration_ns)) if settings.target == "efficiency" else some.duration_ns
-        forests[kind] = _grown(_features(some.kernels, settings), goal, settings, seed)
-        unseen = forests[kind].oob_prediction_
+        forests[kind], unseen = _grown(_features(some.kernels, settings), goal, settings, seed)
         left = bounds.duration_ns(np.exp(unseen)) if settings.target == "efficiency" else unseen
         usable = np.isfinite(left) & (left > 0)
         ratios += np.log(some.duration_ns[usable] / left[usable]).tolist()
@@ -185,16 +183,15 @@ def _check(sample: KernelSample, settings: ForestSettings) -> None:
         )
 
 
-def _grown(features_KF: Floats, goal_K: Floats, settings: ForestSettings, seed: int) -> Any:
-    ensemble = require("sklearn.ensemble", extra="learn")
-    forest = ensemble.RandomForestRegressor(
-        settings.num_trees,
+def _grown(features_KF: Floats, goal_K: Floats, settings: ForestSettings, seed: int) -> tuple[Forest, Floats]:
+    return Forest.grow(
+        features_KF,
+        goal_K,
+        n_estimators=settings.num_trees,
         max_depth=settings.max_depth,
         max_features=min(settings.features_per_split, features_KF.shape[1]),
-        oob_score=True,
         random_state=seed,
     )
-    return forest.fit(features_KF, goal_K)
 
 
 def _features(kernels: Sequence[LayerKernel], settings: ForestSettings) -> Floats:
@@ -234,7 +231,7 @@ def _bounds(kernels: Sequence[LayerKernel], ceilings: Ceilings) -> Bounds:
 
 
 def _durations(
-    forests: Mapping[str, Any], settings: ForestSettings, kernels: Sequence[LayerKernel], bounds: Bounds
+    forests: Mapping[str, Forest], settings: ForestSettings, kernels: Sequence[LayerKernel], bounds: Bounds
 ) -> Floats:
     missing = Counter(kernel.kind for kernel in kernels if kernel.kind not in forests)
     if missing:

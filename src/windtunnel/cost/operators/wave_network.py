@@ -78,8 +78,8 @@ class Operators:
         Measured; NaN where it is to be predicted.
     """
 
-    sizes_PS: Floats  # noqa: N815
-    device_PF: Floats  # noqa: N815
+    sizes_PS: Floats
+    device_PF: Floats
     bound_ns: Floats
     duration_ns: Floats
 
@@ -112,8 +112,8 @@ class RatioNetwork:
     """
 
     settings: RatioSettings
-    mean_F: Floats  # noqa: N815
-    std_F: Floats  # noqa: N815
+    mean_F: Floats
+    std_F: Floats
     network: torch.nn.Sequential
 
     def duration_ns(self, operators: Operators) -> Floats:
