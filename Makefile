@@ -41,15 +41,15 @@ $(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
-	$(PIP_INSTALL) '.[torch,plot,suite,search,learn,test,lint]'
+	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,test,lint]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP_INSTALL) '.[torch,plot,suite,search,learn,test,lint,bench]'
+	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,test,lint,bench]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
-	$(PIP_INSTALL) '.[torch,plot,suite,search,learn,test,lint,docs]'
+	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,test,lint,docs]'
 	@touch $@
 
 clean:

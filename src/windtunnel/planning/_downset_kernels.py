@@ -1,0 +1,290 @@
+"""The hot loops over downsets, compiled (room planning): enumeration, and a min-max programme over nested pairs.
+
+In: plain arrays. Out: plain arrays. What they mean is said in ``downsets`` and ``minmax``; nothing here knows of
+devices, graphs or files.
+"""
+
+# N nodes, W words of 64 bits, I downsets, J a downset inside of I, S = I \ J a contiguous set
+# G groups (what one node sends to one set of others), C channels of communication, E entries by downset
+# T device types, O options (a type and how many replicas), V vectors of device counts, X transitions between them
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = [
+    "IN_BACKWARD",
+    "IN_FORWARD",
+    "OUT_BACKWARD",
+    "OUT_FORWARD",
+    "WORD",
+    "count_pairs",
+    "entries_of",
+    "grow",
+    "level",
+    "nesting",
+    "row",
+]
+
+WORD = 64
+OUT_FORWARD, IN_FORWARD, OUT_BACKWARD, IN_BACKWARD = range(4)
+SUM, OVERLAP, DUPLEX, OVERLAP_DUPLEX = range(4)
+OWN, FREE, LEFT = range(3)  # what an entry says: the sender leaves S; a receiver does, the sender is not in J; it is
+
+
+@numba.njit(cache=True)
+def _has(words: Any, node: int) -> Any:
+    return (words[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
+
+
+@numba.njit(cache=True)
+def _hash(words: Any) -> Any:
+    value = np.uint64(0x9E3779B97F4A7C15)
+    for word in words:
+        value ^= word
+        value *= np.uint64(0xFF51AFD7ED558CCD)
+        value ^= value >> np.uint64(32)
+    return value
+
+
+@numba.njit(cache=True)
+def grow(level_IW: Any, before_NW: Any, limit: int) -> Any:
+    """All downsets with one node more than those of a level: words, the downset that each came from, the node added.
+
+    ``before_NW`` holds each node's predecessors. Every downset appears once, with the first parent that reaches it.
+    Returns as soon as there are more than ``limit``.
+    """
+    num_nodes, num_words = before_NW.shape
+    capacity = 64
+    found = np.empty((capacity, num_words), np.uint64)
+    parent, added = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
+    table = np.full(256, -1, np.int32)
+    count = 0
+    new = np.empty(num_words, np.uint64)
+    for at in range(level_IW.shape[0]):
+        words = level_IW[at]
+        for node in range(num_nodes):
+            if _has(words, node):
+                continue
+            is_open = True
+            for word in range(num_words):
+                if before_NW[node, word] & ~words[word]:
+                    is_open = False
+                    break
+            if not is_open:
+                continue
+            new[:] = words
+            new[node >> 6] |= np.uint64(1) << np.uint64(node & 63)
+            place = np.int64(_hash(new) & np.uint64(table.size - 1))
+            is_known = False
+            while table[place] >= 0:
+                if (found[table[place]] == new).all():
+                    is_known = True
+                    break
+                place = (place + 1) & (table.size - 1)
+            if is_known:
+                continue
+            if count == limit:
+                return found[:count], parent[:count], added[:count], True
+            if count == capacity:
+                capacity *= 2
+                found = _longer(found, capacity)
+                parent, added = _longer_1(parent, capacity), _longer_1(added, capacity)
+            found[count], parent[count], added[count] = new, at, node
+            table[place] = count
+            count += 1
+            if 2 * count > table.size:
+                table = _rehashed(found, count, 2 * table.size)
+    return found[:count], parent[:count], added[:count], False
+
+
+@numba.njit(cache=True)
+def _longer(old: Any, capacity: int) -> Any:
+    new = np.empty((capacity, old.shape[1]), old.dtype)
+    new[: old.shape[0]] = old
+    return new
+
+
+@numba.njit(cache=True)
+def _longer_1(old: Any, capacity: int) -> Any:
+    new = np.empty(capacity, old.dtype)
+    new[: old.shape[0]] = old
+    return new
+
+
+@numba.njit(cache=True)
+def _rehashed(found: Any, count: int, size: int) -> Any:
+    table = np.full(size, -1, np.int32)
+    for at in range(count):
+        place = np.int64(_hash(found[at]) & np.uint64(size - 1))
+        while table[place] >= 0:
+            place = (place + 1) & (size - 1)
+        table[place] = at
+    return table
+
+
+@numba.njit(cache=True, parallel=True)
+def count_pairs(words_IW: Any, parent_I: Any, added_I: Any, num_threads: int) -> int:
+    """Pairs J within I, I itself not counted."""
+    total = 0
+    num = words_IW.shape[0]
+    for thread in numba.prange(num_threads):
+        inside = np.zeros(num, np.bool_)
+        mine = 0
+        for i in range(thread, num, num_threads):
+            inside[0] = True
+            for j in range(1, i):
+                inside[j] = inside[parent_I[j]] and _has(words_IW[i], added_I[j])
+                mine += inside[j]
+            mine += i > 0
+        total += mine
+    return total
+
+
+@numba.njit(cache=True)
+def nesting(words_IW: Any, parent_I: Any, added_I: Any) -> Any:
+    """Whether the first is a proper part of the second, bool [I, I]."""
+    num = parent_I.size
+    inside_II = np.zeros((num, num), np.bool_)
+    for i in range(1, num):
+        inside_II[0, i] = True
+        for j in range(1, i):
+            inside_II[j, i] = inside_II[parent_I[j], i] and _has(words_IW[i], added_I[j])
+    return inside_II
+
+
+@numba.njit(cache=True)
+def entries_of(words_IW: Any, parent_I: Any, added_I: Any, ptr_N: Any, group_X: Any, is_own_X: Any, own_G: Any,
+            target_ptr: Any, targets: Any) -> Any:  # fmt: skip
+    """What ``row`` needs of every downset: the groups of its last node, with their targets in its parent."""
+    num = parent_I.size
+    entry_ptr = np.zeros(num + 1, np.int64)
+    for j in range(1, num):
+        entry_ptr[j + 1] = entry_ptr[j] + ptr_N[added_I[j] + 1] - ptr_N[added_I[j]]
+    group, count = np.empty(entry_ptr[num], np.int32), np.empty(entry_ptr[num], np.int32)
+    kind = np.empty(entry_ptr[num], np.int8)
+    for j in range(1, num):
+        above = words_IW[parent_I[j]]
+        entry = entry_ptr[j]
+        for place in range(ptr_N[added_I[j]], ptr_N[added_I[j] + 1]):
+            g = group_X[place]
+            group[entry], count[entry] = g, 0
+            for target in range(target_ptr[g], target_ptr[g + 1]):
+                count[entry] += _has(above, targets[target])
+            kind[entry] = OWN if is_own_X[place] else LEFT if _has(above, own_G[g]) else FREE
+            entry += 1
+    return entry_ptr, group, count, kind
+
+
+@numba.njit(cache=True)
+def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries: Any, inside_I: Any, comm_IC: Any,
+        reached_G: Any, has_own_G: Any) -> None:  # fmt: skip
+    """Which downsets lie within downset ``i``, and what the difference to each communicates, by channel.
+
+    Every J costs what its parent costs, changed by the few groups that its one further node is part of: it has left S.
+    ``inside_I`` and ``comm_IC`` are filled up to ``i``; the last two are scratch.
+    """
+    own_G, num_targets_G, target_ptr, targets, cost_G, out_channel_G, in_channel_G = groups
+    entry_ptr, entry_group, entry_count, entry_kind = entries
+    words = words_IW[i]
+    has_comm = own_G.size > 0
+    num_channels = comm_IC.shape[1]
+    inside_I[0] = True
+    if has_comm:
+        comm_IC[0, :] = 0.0
+        for g in range(own_G.size):
+            reached = 0
+            for place in range(target_ptr[g], target_ptr[g + 1]):
+                reached += _has(words, targets[place])
+            reached_G[g] = reached
+            has_own_G[g] = _has(words, own_G[g])
+            if has_own_G[g]:
+                if reached < num_targets_G[g]:
+                    comm_IC[0, out_channel_G[g]] += cost_G[g]
+            elif reached > 0:
+                comm_IC[0, in_channel_G[g]] += cost_G[g]
+    for j in range(1, i):
+        above = parent_I[j]
+        if not (inside_I[above] and _has(words, added_I[j])):
+            inside_I[j] = False
+            continue
+        inside_I[j] = True
+        if not has_comm:
+            continue
+        for channel in range(num_channels):
+            comm_IC[j, channel] = comm_IC[above, channel]
+        for entry in range(entry_ptr[j], entry_ptr[j + 1]):
+            g = entry_group[entry]
+            receivers = reached_G[g] - entry_count[entry]  # in S, before the node leaves it
+            kind = entry_kind[entry]
+            if kind == OWN:
+                if receivers < num_targets_G[g]:
+                    comm_IC[j, out_channel_G[g]] -= cost_G[g]
+                if receivers > 0:
+                    comm_IC[j, in_channel_G[g]] += cost_G[g]
+            elif kind == FREE and has_own_G[g]:
+                if receivers == num_targets_G[g]:
+                    comm_IC[j, out_channel_G[g]] += cost_G[g]
+            elif receivers == 1:
+                comm_IC[j, in_channel_G[g]] -= cost_G[g]
+
+
+@numba.njit(cache=True)
+def _load(compute: float, comm_C: Any, scale: float, combine: int) -> Any:
+    """Of one device: ``scale`` is what a unit of communication takes there, 0 where data is already at hand."""
+    if scale == 0.0:
+        return compute
+    if combine == SUM:
+        total = 0.0
+        for channel in range(comm_C.size):
+            total += comm_C[channel]
+        return compute + scale * total
+    sent, received = comm_C[OUT_FORWARD] + comm_C[OUT_BACKWARD], comm_C[IN_FORWARD] + comm_C[IN_BACKWARD]
+    comm = scale * (sent + received if combine == OVERLAP else max(sent, received))
+    return compute + comm if combine == DUPLEX else max(compute, comm)
+
+
+@numba.njit(cache=True, parallel=True)
+def level(first: int, last: int, best_IV: Any, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries: Any,
+          compute_IT: Any, memory_I: Any, weights_I: Any, barred_IT: Any, limit_T: Any, scale_T: Any,
+          option_type: Any, option_replicas: Any, option_sync: Any, move_ptr: Any, move_to: Any, move_from: Any,
+          combine: int, upper: float, num_threads: int) -> None:  # fmt: skip
+    """The least max-load of downsets ``first`` to ``last``, all of one size, for every vector of device counts.
+
+    ``best_IV`` is final for smaller downsets. A pair whose load is above ``upper`` cannot be part of a better answer.
+    """
+    num_groups = groups[0].size
+    num_channels = 1 if combine == SUM else 4
+    num_options, num_types = option_type.size, limit_T.size
+    for thread in numba.prange(num_threads):
+        inside_I = np.zeros(last, np.bool_)
+        comm_IC = np.zeros((last, num_channels))
+        reached_G, has_own_G = np.zeros(num_groups, np.int32), np.zeros(num_groups, np.bool_)
+        for i in range(first + thread, last, num_threads):
+            row(i, words_IW, parent_I, added_I, groups, entries, inside_I, comm_IC, reached_G, has_own_G)
+            best_V = best_IV[i]
+            for j in range(i):
+                if not inside_I[j]:
+                    continue
+                memory = memory_I[i] - memory_I[j]
+                for option in range(num_options):
+                    kind = option_type[option]
+                    replicas = option_replicas[option]
+                    load = compute_IT[i, kind] - compute_IT[j, kind]
+                    if load > upper * replicas or memory > limit_T[kind]:
+                        continue
+                    if barred_IT[i, kind] != barred_IT[j, kind]:
+                        continue
+                    load = _load(load, comm_IC[j], scale_T[kind], combine) / replicas
+                    load += option_sync[option] * (weights_I[i] - weights_I[j])
+                    if load > upper:
+                        continue
+                    for move in range(move_ptr[option], move_ptr[option + 1]):
+                        value = max(best_IV[j, move_from[move]], load)
+                        if value < best_V[move_to[move]]:
+                            best_V[move_to[move]] = value
+            if num_types == 0:
+                best_V[:] = 0.0
