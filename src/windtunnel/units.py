@@ -19,6 +19,7 @@ __all__ = [
     "format_size",
     "format_spread",
     "parse_duration",
+    "parse_rate",
     "parse_ratio",
     "parse_size",
 ]
@@ -88,6 +89,25 @@ def parse_size(text: str) -> int:
     1024
     """
     return _scaled(text, "size", "80GiB or 4.5GB", _SIZE_BYTES)
+
+
+def parse_rate(text: str) -> float:
+    """Parse ``"16 GB/s"`` into bytes per second.
+
+    Raises
+    ------
+    InputError
+        The text is not a size per second.
+
+    Examples
+    --------
+    >>> parse_rate("16 GB/s")
+    16000000000.0
+    """
+    size, sign, unit = text.rpartition("/")
+    if not sign or unit.strip() != "s":
+        raise InputError(f"{text!r} is not a rate", fix="write it like 16 GB/s")
+    return float(parse_size(size))
 
 
 def parse_ratio(text: str) -> float:

@@ -12,6 +12,7 @@ Source: Tarnawski et al., NeurIPS 2020, section 7.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import numba
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.extras import require
-from windtunnel.planning.contraction import Contraction, contract, merged
+from windtunnel.planning.contraction import contract, merged
 from windtunnel.planning.downsets import chain
 from windtunnel.planning.minmax import solve
 from windtunnel.planning.orders import depth_first
@@ -62,15 +63,21 @@ def single(problem: Problem) -> Plan:
     return as_given(problem, np.zeros(problem.num_nodes, np.int64), np.array([_accelerator(problem)]), "single")
 
 
-def pipedream(problem: Problem) -> Plan:
+def pipedream(problem: Problem, *, ignored: Collection[str] = ()) -> Plan:
     """Biconnected parts of the graph become one node, the rest a chain; no replicas.
 
     On operator graphs a biconnected part often holds nearly everything, so that nothing is cut: that is the finding.
+
+    Parameters
+    ----------
+    problem : Problem
+    ignored : names
+        Nodes whose outputs join nothing, such as a mask that every layer reads.
     """
     began_s = time.monotonic()
-    contraction = contract(problem, shrink=False)
-    parts = _biconnected(contraction)
-    smaller = merged(contraction, parts)
+    contraction = contract(problem)
+    parts = _biconnected(problem, ignored)
+    smaller = merged(contraction, [set(contraction.super_N[sorted(part)].tolist()) for part in parts])
     order = depth_first(smaller.num_nodes, smaller.src, smaller.dst)
     table = solve(chain(order), smaller.work)
     stages = table.stages()
@@ -79,12 +86,13 @@ def pipedream(problem: Problem) -> Plan:
     return plan_of_stages(smaller, stages, "sum", "pipedream", time.monotonic() - began_s, _NO_BOUND)
 
 
-def _biconnected(contraction: Contraction) -> list[set[int]]:
+def _biconnected(problem: Problem, ignored: Collection[str]) -> list[set[int]]:
     """The tails of the edges of each biconnected component."""
     rustworkx = require("rustworkx", extra="plan")
     graph = rustworkx.PyGraph(multigraph=False)
-    graph.add_nodes_from(range(contraction.num_nodes))
-    edges = list(zip(contraction.src.tolist(), contraction.dst.tolist(), strict=True))
+    graph.add_nodes_from(range(problem.num_nodes))
+    pairs = sorted(set(zip(problem.src.tolist(), problem.dst.tolist(), strict=True)))
+    edges = [(a, b) for a, b in pairs if problem.names[a] not in ignored]
     graph.add_edges_from_no_data(edges)
     component_of = rustworkx.biconnected_components(graph)
     tails: dict[int, set[int]] = {}

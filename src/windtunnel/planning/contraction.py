@@ -34,7 +34,7 @@ class Contraction:
     ----------
     problem : Problem
     super_N : int64 [N]
-        Supernode of every node, forward and backward; supernodes are numbered in topological order.
+        Supernode of every node, forward and backward; supernodes are numbered by their first forward node.
     src, dst : int64
         Edges between supernodes, each once: those of the forward part and the mirrored ones of orphans.
     work : Work
@@ -50,6 +50,15 @@ class Contraction:
     def num_nodes(self) -> int:
         """S."""
         return len(self.work.memory_N)
+
+    @property
+    def order(self) -> Ints:
+        """Supernodes after all their predecessors."""
+        rustworkx = require("rustworkx", extra="plan")
+        graph = rustworkx.PyDiGraph()
+        graph.add_nodes_from(range(self.num_nodes))
+        graph.add_edges_from_no_data(list(zip(self.src.tolist(), self.dst.tolist(), strict=True)))
+        return np.array(rustworkx.topological_sort(graph), np.int64)
 
     def members(self, supernodes: NDArray[Any]) -> Ints:
         """Nodes of the problem within some supernodes."""
@@ -174,19 +183,16 @@ def _shrunk(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> tup
 
 
 def _numbered(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> Contraction:
-    """Supernodes from 0 in topological order, with sums of what their nodes need."""
-    rustworkx = require("rustworkx", extra="plan")
-    names = np.unique(super_N)
-    place = {int(name): row for row, name in enumerate(names.tolist())}
-    graph = rustworkx.PyDiGraph()
-    graph.add_nodes_from(names.tolist())
-    graph.add_edges_from_no_data(sorted((place[a], place[b]) for a, b in edges))
+    """Supernodes from 0 in the order of their first forward nodes, with sums of what their nodes need."""
+    names, compact_N = np.unique(super_N, return_inverse=True)
+    first = np.full(len(names), problem.num_nodes)
+    np.minimum.at(first, compact_N, np.where(problem.is_backward, problem.num_nodes, np.arange(problem.num_nodes)))
     number = np.empty(len(names), np.int64)
-    number[rustworkx.topological_sort(graph)] = np.arange(len(names))
-    compact_N = number[np.searchsorted(names, super_N)]
-    pairs = sorted((int(number[place[a]]), int(number[place[b]])) for a, b in edges)
-    ends = np.array(pairs, np.int64).reshape(-1, 2)
-    return Contraction(problem, compact_N, ends[:, 0], ends[:, 1], _work(problem, compact_N, len(names)))
+    number[np.argsort(first, kind="stable")] = np.arange(len(names))
+    place = dict(zip(names.tolist(), number.tolist(), strict=True))
+    ends = np.array(sorted((place[a], place[b]) for a, b in edges), np.int64).reshape(-1, 2)
+    super_N = number[compact_N]
+    return Contraction(problem, super_N, ends[:, 0], ends[:, 1], _work(problem, super_N, len(names)))
 
 
 def _work(problem: Problem, super_N: Ints, num: int) -> Work:

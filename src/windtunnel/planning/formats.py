@@ -20,7 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.planning.minmax import DeviceType
 from windtunnel.planning.problem import Problem, cost_of_nodes
 
-__all__ = ["ACCELERATOR", "CPU", "assignment_of", "read_problem", "split_document"]
+__all__ = ["ACCELERATOR", "CPU", "assignment_of", "is_problem", "read_problem", "split_document"]
 
 ACCELERATOR, CPU = 0, 1
 MS = 1e6
@@ -43,7 +43,8 @@ def read_problem(
     where = os.fspath(path)
     document = _document(path)
     nodes, edges = _rows(document, "nodes", where), _rows(document, "edges", where)
-    ids = [_whole(node, "id", f"{where}, node {place}") for place, node in enumerate(nodes)]
+    nodes = sorted(nodes, key=lambda node: _whole(node, "id", f"{where}, a node"))  # the file's order says nothing
+    ids = [_whole(node, "id", where) for node in nodes]
     row_of = {one: row for row, one in enumerate(ids)}
     if len(row_of) < len(ids):
         twice = next(one for one in ids if ids.count(one) > 1)
@@ -74,6 +75,15 @@ def read_problem(
         dst,
         cost_of_nodes(names, src, cost_E / MS, "ms") * MS,
     )
+
+
+def is_problem(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a placement problem: JSON with nodes and edges, unlike a trace."""
+    source = Path(path)
+    if source.suffix != ".json" or not source.is_file():
+        return False
+    with source.open(encoding="utf-8", errors="replace") as file:
+        return "maxFPGAs" in file.read()
 
 
 def _document(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def greedy(problem: Problem) -> Plan:
     cpus = [kind for kind, one in enumerate(work.types) if not one.comm_scale and one.count]
     device_S = np.full(contraction.num_nodes, -1)
     at, used = 0, 0.0
-    for block in range(contraction.num_nodes):
+    for block in contraction.order.tolist():
         while at < len(slots) and used + work.memory_N[block] > work.types[slots[at]].memory_bytes * (1 + _SLACK):
             at, used = at + 1, 0.0
         if at == len(slots):

@@ -296,13 +296,30 @@ class _States:
         )
         between = totals[None] - totals[:, None]
         members = np.stack([lattice.members(one) for one in range(num)])
-        reads = np.zeros((profile.num_layers,) * 2, np.float32)
-        reads[profile.src, profile.dst] = 1.0
-        readers_inside = members.astype(np.float32) @ reads.T
-        is_out = members & ((readers_inside < reads.sum(axis=1)) | (readers_inside == 0))
-        out = (is_out * profile.activation_bytes).sum(axis=1)
+        out = _outputs(profile, members)
         inside = kernels.nesting(lattice.words_IW, lattice.parent_I, lattice.added_I)
         return cls(lattice, inside, between[:, :, 0], between[:, :, 1], between[:, :, 2], out)
+
+
+def _outputs(profile: Profile, members_IN: NDArray[np.bool_]) -> Floats:
+    """Bytes that leave each state as the released planner counts them [I].
+
+    Its last layers, and whatever lies before one of them and is read by a layer that does not: also by one that lies
+    before another of the last layers, which is inside as well.
+    """
+    num = profile.num_layers
+    reads = np.zeros((num, num), bool)
+    reads[profile.src, profile.dst] = True
+    before = reads.copy()  # before[a, b]: a comes before b
+    for node in range(num):
+        before[before[:, node]] |= before[node]
+    inside = before | np.eye(num, dtype=bool)
+    needed = reads.astype(np.float32) @ (~inside).astype(np.float32) > 0  # a has a reader that is not before b, nor b
+    beside = before & needed
+    is_last = members_IN & (members_IN.astype(np.float32) @ reads.T.astype(np.float32) == 0)
+    extra = is_last.astype(np.float32) @ beside.T.astype(np.float32) > 0
+    found: Floats = ((is_last | extra) * profile.activation_bytes).sum(axis=1)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

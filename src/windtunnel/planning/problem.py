@@ -123,16 +123,22 @@ class Problem:
     @cached_property
     def order(self) -> NDArray[np.int64]:
         """Nodes after all their predecessors, as far as that goes."""
-        from windtunnel.graph._topology import adjacency, kahn_order
-
-        indptr, rows = adjacency(self.src, self.num_nodes)
-        found: NDArray[np.int64] = kahn_order(indptr, rows, self.dst, self.num_nodes).astype(np.int64)
-        return found
+        waiting = np.bincount(np.unique(np.stack([self.src, self.dst]), axis=1)[1], minlength=self.num_nodes)
+        ready = np.flatnonzero(waiting == 0).tolist()
+        found = []
+        while ready:
+            node = ready.pop()
+            found.append(node)
+            for other in self.graph.successor_indices(node):
+                waiting[other] -= 1
+                if not waiting[other]:
+                    ready.append(other)
+        return np.array(found, np.int64)
 
     @cached_property
     def graph(self) -> Any:
         """The edges as a ``rustworkx.PyDiGraph``."""
-        found = require("rustworkx", extra="plan").PyDiGraph(multigraph=False)
+        found: Any = require("rustworkx", extra="plan").PyDiGraph(multigraph=False)
         found.add_nodes_from(range(self.num_nodes))
         found.add_edges_from_no_data(list(zip(self.src.tolist(), self.dst.tolist(), strict=True)))
         return found

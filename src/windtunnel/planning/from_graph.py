@@ -1,0 +1,294 @@
+"""A captured or priced graph as a placement problem, and a plan as a graph again (room planning).
+
+In: a ``Graph`` of one training step or inference, priced once per type of device. Out: a ``Problem`` whose nodes are
+layers, forward and backward apart; and for a plan, the same graph with every task on its device and the transfers
+that the plan needs between them. Not here: prices, solvers.
+"""
+
+# T tasks, N nodes, D devices, K types
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.extras import require
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.planning.minmax import DeviceType
+from windtunnel.planning.placement import Plan
+from windtunnel.planning.problem import Problem
+
+__all__ = ["Layers", "layers_of", "placed"]
+
+Ints = NDArray[np.int64]
+_PLACED = (int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.UPDATE))
+_COPIES = 4.0  # a parameter, its gradient, and two states of an optimiser; less where the graph knows its optimiser
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """A graph by layers.
+
+    Parameters
+    ----------
+    graph : Graph
+        The step that was asked for, priced for the first type.
+    node_T : int64 [T]
+        Layer and phase of each task, row of ``problem``; -1 for what every device does by itself, such as loading.
+    problem : Problem
+    bandwidth_bytes_per_s : float
+        Between an accelerator and the host.
+    """
+
+    graph: Graph
+    node_T: Ints
+    problem: Problem
+    bandwidth_bytes_per_s: float
+
+
+def layers_of(
+    graphs: Sequence[Graph],
+    types: Sequence[DeviceType],
+    bandwidth_bytes_per_s: float,
+    *,
+    iteration: int | None = None,
+    copies_per_parameter: float | None = None,
+) -> Layers:
+    """Layers as nodes: time, memory and what they send.
+
+    A layer's forward and backward nodes have one colour; what the optimiser takes is shared out by parameters. A task
+    without a layer belongs to the one before it. Layers that wait for each other are one node.
+
+    Parameters
+    ----------
+    graphs : sequence of Graph
+        The same tasks, priced for each of ``types``.
+    types : sequence of DeviceType
+    bandwidth_bytes_per_s : float
+        Between an accelerator and the host.
+    iteration : int, optional
+        Which step; the last unless given.
+    copies_per_parameter : float, optional
+        What a parameter takes in all, in sizes of itself: with its gradient and the optimiser's states.
+
+    Raises
+    ------
+    InputError
+        The graphs differ in their tasks, or numbers of graphs and types differ.
+    NotApplicableError
+        No task has a layer.
+    """
+    if len(graphs) != len(types) or len({one.num_tasks for one in graphs}) != 1:
+        raise InputError(
+            f"{len(graphs)} graphs of {sorted({one.num_tasks for one in graphs})} tasks for {len(types)} types",
+            where="graphs",
+            fix="price one graph for every type",
+        )
+    if bandwidth_bytes_per_s <= 0:
+        raise InputError(f"a bandwidth of {bandwidth_bytes_per_s:g}", where="bandwidth")
+    mask = _step(graphs[0], iteration)
+    steps = [one.remove(~mask, keep_gaps=False) for one in graphs]
+    graph = steps[0]
+    names, is_backward, node_T = _nodes(graph)
+    merged = _merged(graph, node_T, len(names))
+    names, is_backward, node_T = _compact(names, is_backward, node_T, merged)
+    num = len(names)
+    times = np.stack([_summed(one.duration_ns, node_T, num) for one in steps], axis=1)
+    times = _with_updates(graph, steps, node_T, names, is_backward, times)
+    copies = _COPIES if copies_per_parameter is None else copies_per_parameter
+    src, dst, sent = _sent(graph, node_T, num)
+    problem = Problem(
+        tuple(
+            f"{name or 'model'}{' (backward)' if back else ''}" for name, back in zip(names, is_backward, strict=True)
+        ),
+        tuple(types),
+        times,
+        _sizes(graph, node_T, num, copies if is_backward.any() else 1.0),
+        np.zeros((num, len(types)), bool),
+        is_backward,
+        np.unique(np.array(names, dtype=str), return_inverse=True)[1].astype(np.int64),
+        src,
+        dst,
+        sent / bandwidth_bytes_per_s * 1e9,
+    )
+    return Layers(graph, node_T, problem, bandwidth_bytes_per_s)
+
+
+def _step(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
+    numbers = graph.tasks.get("iteration")
+    if numbers is None:
+        return graph.all_tasks
+    wanted = int(numbers.max()) if iteration is None else iteration
+    mask: NDArray[np.bool_] = numbers == wanted
+    if not mask.any():
+        raise InputError(f"there is no iteration {wanted}", where="iteration", fix=f"0 to {int(numbers.max())}")
+    return mask
+
+
+def _nodes(graph: Graph) -> tuple[list[str], NDArray[np.bool_], Ints]:
+    """Layers and phases in the order in which they first run, and the node of each task."""
+    layers = graph.tasks["layer"].to_numpy()
+    phases = np.asarray(graph.tasks["phase"])
+    order = graph.topological_order()
+    known: dict[tuple[str, bool], int] = {}
+    node_T = np.full(graph.num_tasks, -1)
+    current = {False: "", True: ""}
+    for task in order.tolist():
+        if phases[task] not in _PLACED[:2]:
+            continue
+        is_backward = bool(phases[task] == int(Phase.BACKWARD))
+        current[is_backward] = layers[task] or current[is_backward]
+        node_T[task] = known.setdefault((current[is_backward], is_backward), len(known))
+    if not any(name for name, _ in known):
+        raise NotApplicableError("no task of this graph says which layer it belongs to", fix="capture it with modules")
+    return [name for name, _ in known], np.array([back for _, back in known], bool), node_T
+
+
+def _merged(graph: Graph, node_T: Ints, num: int) -> Ints:
+    """The first of the nodes that wait for each other, for every node."""
+    rustworkx = require("rustworkx", extra="plan")
+    src, dst = node_T[graph.edges["src"]], node_T[graph.edges["dst"]]
+    is_data = np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)
+    rows = is_data & (src >= 0) & (dst >= 0) & (src != dst)
+    ends = np.unique(np.stack([src[rows], dst[rows]]), axis=1)
+    waits = rustworkx.PyDiGraph(multigraph=False)
+    waits.add_nodes_from(range(num))
+    waits.add_edges_from_no_data(list(map(tuple, ends.T.tolist())))
+    into = np.arange(num)
+    for component in rustworkx.strongly_connected_components(waits):
+        into[component] = min(component)
+    return into
+
+
+def _compact(
+    names: list[str], is_backward: NDArray[np.bool_], node_T: Ints, into: Ints
+) -> tuple[list[str], NDArray[np.bool_], Ints]:
+    kept, place = np.unique(into, return_inverse=True)
+    return [names[node] for node in kept.tolist()], is_backward[kept], np.where(node_T >= 0, place[node_T], -1)
+
+
+def _summed(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.float64]:
+    rows = node_T >= 0
+    total = np.zeros(num)
+    np.add.at(total, node_T[rows], values[rows])
+    return total
+
+
+def _with_updates(
+    graph: Graph,
+    steps: Sequence[Graph],
+    node_T: Ints,
+    names: list[str],
+    is_backward: NDArray[np.bool_],
+    times: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Optimiser time on the backward nodes, by the parameters of their layers."""
+    is_update = np.asarray(graph.tasks["phase"]) == int(Phase.UPDATE)
+    if not is_update.any() or not is_backward.any():
+        return times
+    params = (
+        _summed(np.asarray(graph.tasks["param_bytes"]), node_T, len(names)) if "param_bytes" in graph.tasks else None
+    )
+    by_name: dict[str, float] = {}
+    for name, size in zip(names, params if params is not None else np.ones(len(names)), strict=True):
+        by_name[name] = by_name.get(name, 0.0) + float(size)
+    share = np.array([by_name[name] if back else 0.0 for name, back in zip(names, is_backward, strict=True)])
+    if not share.sum():
+        share = is_backward.astype(float)
+    updates = np.array([one.duration_ns[is_update].sum() for one in steps], float)
+    found: NDArray[np.float64] = times + (share / share.sum())[:, None] * updates
+    return found
+
+
+def _sizes(graph: Graph, node_T: Ints, num: int, copies: float) -> NDArray[np.float64]:
+    """Parameters with what belongs to them, and what the forward pass keeps for the backward one."""
+    sizes = np.zeros(num)
+    if "param_bytes" in graph.tasks:
+        sizes += copies * _summed(np.asarray(graph.tasks["param_bytes"]), node_T, num)
+    phases = np.asarray(graph.tasks["phase"])
+    src, dst = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
+    is_kept = (phases[src] == int(Phase.FORWARD)) & (phases[dst] == int(Phase.BACKWARD)) & (node_T[src] >= 0)
+    is_kept &= np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)
+    largest = np.zeros(graph.num_tasks)
+    np.maximum.at(largest, src[is_kept], np.asarray(graph.edges["size_bytes"])[is_kept])
+    sizes += _summed(largest.astype(np.int64), node_T, num)
+    return sizes
+
+
+def _sent(graph: Graph, node_T: Ints, num: int) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """Edges between nodes, and the bytes of each node that others read, every tensor once."""
+    src_T, dst_T = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
+    src, dst = node_T[src_T], node_T[dst_T]
+    rows = (np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)) & (src >= 0) & (dst >= 0) & (src != dst)
+    ends = np.unique(np.stack([src[rows], dst[rows]]), axis=1)
+    largest = np.zeros(graph.num_tasks)
+    np.maximum.at(largest, src_T[rows], np.asarray(graph.edges["size_bytes"])[rows])
+    return ends[0], ends[1], _summed(largest.astype(np.int64), node_T, num)
+
+
+def placed(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:
+    """The step with every task on its device, and a transfer wherever a device reads what another one made.
+
+    Parameters
+    ----------
+    layers : Layers
+    plan : Plan
+        Of ``layers.problem``.
+    graphs : sequence of Graph
+        The step priced for each type, where types differ in speed; the first one's durations unless given.
+
+    Returns
+    -------
+    Graph
+        For one sample: devices wait for each other. What belongs to no layer stays where it was.
+    """
+    graph, problem = layers.graph, layers.problem
+    device_T = np.where(layers.node_T >= 0, plan.device[layers.node_T], -1)
+    for kind, priced in enumerate(graphs):
+        rows = (device_T >= 0) & (plan.kind[device_T] == kind)
+        graph = graph.set_duration(rows, priced.duration_ns[rows])
+    rows_of: list[int] = []
+    for at, kind in enumerate(plan.kind.tolist()):
+        graph, row = graph.add_resource(f"{problem.types[kind].name} {at}", ResourceKind.DEVICE)
+        rows_of.append(row)
+    for at, row in enumerate(rows_of):
+        graph = graph.move(device_T == at, row)
+    return _with_transfers(layers, graph, device_T, plan, rows_of)
+
+
+def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, rows_of: Sequence[int]) -> Graph:
+    """One task per tensor and device that reads it, on the reading device, and one per tensor on the sending one."""
+    src, dst = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
+    crosses = (np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)) & (device_T[src] >= 0) & (device_T[dst] >= 0)
+    crosses &= device_T[src] != device_T[dst]
+    sizes = np.asarray(graph.edges["size_bytes"])
+    readers: dict[tuple[int, int], list[int]] = {}
+    size_of: dict[int, int] = {}
+    for edge in np.flatnonzero(crosses).tolist():
+        task = int(src[edge])
+        readers.setdefault((task, int(device_T[dst[edge]])), []).append(int(dst[edge]))
+        size_of[task] = max(size_of.get(task, 0), int(sizes[edge]))
+    if not readers:
+        return graph
+    senders = list(dict.fromkeys(task for task, _ in readers))
+    first = graph.num_tasks
+    place = {task: first + row for row, task in enumerate(senders)}
+    after: list[int] = list(senders) + [place[task] for task, _ in readers]
+    before: list[list[int] | None] = [None] * len(senders) + list(readers.values())
+    own = [int(device_T[task]) for task in senders] + [device for _, device in readers]
+    scale = [layers.problem.types[int(plan.kind[device])].comm_scale for device in own]
+    bytes_ = [size_of[task] for task in senders] + [size_of[task] for task, _ in readers]
+    columns = {
+        "name": ["send"] * len(senders) + ["receive"] * len(readers),
+        "kind": int(Kind.COMM),
+        "resource": [rows_of[device] for device in own],
+        "duration_ns": [
+            math.ceil(size * one * 1e9 / layers.bandwidth_bytes_per_s) for size, one in zip(bytes_, scale, strict=True)
+        ],
+    }
+    return graph.insert(columns, after=after, before=before)

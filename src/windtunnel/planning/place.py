@@ -1,0 +1,139 @@
+"""``place``: one call for every objective and solver (room planning).
+
+In: a ``Problem``. Out: the best ``Plan`` found and a bound on all others. Not here: the solvers, formats, graphs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.planning.latency import greedy, of_plan, require_inference
+from windtunnel.planning.latency_ilp import integer_latency
+from windtunnel.planning.minmax import Combine
+from windtunnel.planning.placement import Plan, exact, linearised
+from windtunnel.planning.placement_ilp import integer_plan
+from windtunnel.planning.problem import Problem
+
+__all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place_problem"]
+
+Objective = Literal["throughput", "flush", "latency"]
+Solver = Literal["auto", "dp", "dpl", "ilp", "ilp-any", "cp-sat", "greedy"]
+OBJECTIVES = {
+    "throughput": ("auto", "dp", "dpl", "ilp", "ilp-any"),
+    "flush": ("auto", "ilp", "ilp-any"),
+    "latency": ("auto", "ilp", "cp-sat", "greedy"),
+}
+"""Solvers of each objective: the busiest device; the busiest forward plus the busiest backward one; one sample."""
+SOLVERS = tuple(dict.fromkeys(solver for some in OBJECTIVES.values() for solver in some))
+Progress = Callable[[str, int, int], None]
+
+
+def place_problem(
+    problem: Problem,
+    *,
+    objective: Objective = "throughput",
+    solver: Solver = "auto",
+    combine: Combine = "sum",
+    num_pieces: int = 1,
+    gap: float = 0.01,
+    time_limit_s: float = 120.0,
+    progress: Progress | None = None,
+) -> Plan:
+    """Place every node.
+
+    Parameters
+    ----------
+    problem : Problem
+    objective : str
+        ``throughput``: least load of the busiest device. ``flush``: of the busiest forward plus the busiest backward
+        one. ``latency``: one sample's way, inference only.
+    solver : str
+        ``auto``: the exact programme over downsets, and the integer one where those are too many; for latency, both
+        integer programmes from the better of two quick splits.
+    combine : str
+        How compute and transfers of a device add up; see ``minmax.solve``. Only of the programmes over downsets.
+    num_pieces : int
+        Of latency: contiguous pieces per accelerator.
+    gap, time_limit_s : float
+        Of integer programmes.
+    progress : callable, optional
+        Called with (what, done, total).
+
+    Raises
+    ------
+    InputError
+        The objective is unknown, or has no such solver.
+    InfeasibleError
+        Nothing fits.
+    NotApplicableError
+        Latency is asked of a graph with backward nodes.
+    """
+    if objective not in OBJECTIVES or solver not in OBJECTIVES[objective]:
+        known = ", ".join(OBJECTIVES.get(objective, OBJECTIVES))
+        raise InputError(f"{objective} is not solved by {solver!r}", where="solver", fix=f"one of {known}")
+    if combine != "sum" and solver not in ("auto", "dp", "dpl"):
+        raise InputError(f"{solver} adds compute and transfers up", where="combine", fix="--solver dp")
+    if objective == "latency":
+        return _for_latency(problem, solver, num_pieces, gap, time_limit_s)
+    if objective == "flush":
+        return integer_plan(
+            problem, _known(problem), objective="flush", is_contiguous=solver != "ilp-any",
+            gap=gap, time_limit_s=time_limit_s,
+        )  # fmt: skip
+    if solver == "dpl":
+        return linearised(problem, combine=combine)
+    plan = exact(problem, combine=combine, progress=progress) if solver in ("auto", "dp") else linearised(problem)
+    if solver == "dp" or plan.is_optimal or combine != "sum":
+        return plan
+    better = integer_plan(problem, plan, is_contiguous=solver != "ilp-any", gap=gap, time_limit_s=time_limit_s)
+    return replace(better, note=plan.note) if solver == "auto" else better
+
+
+def _known(problem: Problem) -> Plan | None:
+    """A split to begin with; none where no chain fits."""
+    try:
+        return linearised(problem)
+    except InfeasibleError:
+        return None
+
+
+def _for_latency(problem: Problem, solver: Solver, num_pieces: int, gap: float, time_limit_s: float) -> Plan:
+    require_inference(problem)
+    began_s = time.monotonic()
+    start = best_start(problem)
+    if solver == "greedy":
+        return start
+    solvers = {"auto": ("cp-sat", "highs"), "ilp": ("highs",), "cp-sat": ("cp-sat",)}[solver]
+    bound_ns = start.bound_ns
+    for one in solvers:
+        limit_s = time_limit_s / len(solvers)
+        found = integer_latency(problem, start, solver=one, num_pieces=num_pieces, gap=gap, time_limit_s=limit_s)  # type: ignore[arg-type]
+        bound_ns = max(bound_ns, found.bound_ns)
+        if found.value_ns < start.value_ns or start.solver.startswith(("greedy", "dp")):
+            start = found
+        if 1 - bound_ns / start.value_ns <= gap:
+            break
+    return replace(start, bound_ns=min(bound_ns, start.value_ns), seconds=time.monotonic() - began_s)
+
+
+def best_start(problem: Problem) -> Plan:
+    """The better for latency of two quick splits: greedy, and the one for throughput.
+
+    Raises
+    ------
+    InfeasibleError
+        Neither fits.
+    """
+    found, refused = [], None
+    for make in (greedy, lambda one: of_plan(exact(one), solver="max-load split")):
+        try:
+            found.append(make(problem))
+        except InfeasibleError as error:
+            refused = error
+    if not found:
+        raise refused or InfeasibleError("nothing fits")
+    return min(found, key=lambda one: one.value_ns)
