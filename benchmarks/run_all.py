@@ -55,6 +55,11 @@ BARS = (
     "compiled_networks",
     "roofline_table",
     "unseen_gpu",
+    "placement_exact",
+    "placement_property",
+    "placement_speed",
+    "placement_ilp",
+    "placement_latency",
 )
 
 

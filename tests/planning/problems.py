@@ -45,6 +45,7 @@ def random_problem(rng, num_forward, *, is_training=False, num_colors=None):
         edges += [(node, num_forward + node) for node in range(num_forward) if rng.random() < 0.7]
         color += color
         num = 2 * num_forward
+    has_cpu = rng.random() < 0.8
     return problem(
         np.round(rng.uniform(0, 10, (num, 2)) * [1, 4], 1),
         edges,
@@ -52,9 +53,9 @@ def random_problem(rng, num_forward, *, is_training=False, num_colors=None):
         size=rng.integers(0, 5, num),
         backward=range(num_forward, num),
         color=color,
-        barred=[node for node in range(num_forward) if rng.random() < 0.15],
+        barred=[node for node in range(num_forward) if has_cpu and rng.random() < 0.15],
         accelerators=int(rng.integers(1, 4)),
-        cpus=int(rng.integers(1, 3)),
+        cpus=int(rng.integers(1, 3)) if has_cpu else 0,
         memory=float(rng.integers(4, 14)) if rng.random() < 0.6 else math.inf,
     )
 

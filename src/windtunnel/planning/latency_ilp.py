@@ -5,7 +5,7 @@ accelerator holds up to ``num_pieces`` contiguous pieces that run in order; piec
 0 is the CPUs. Not here: what a split takes (``latency``).
 
 Source: Tarnawski et al., NeurIPS 2020, section 6. Stronger than there: no time below the longest way to its node, and
-big-M is what is known to be reachable, less what is still to come.
+big-M is what is known to be reachable.
 """
 
 # N nodes, S slots, E edges
@@ -13,8 +13,10 @@ big-M is what is known to be reachable, less what is still to come.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -32,8 +34,7 @@ from windtunnel.planning.problem import Problem
 __all__ = ["LATENCY_SOLVERS", "integer_latency"]
 
 GAP, TIME_LIMIT_S = 0.01, 3600.0
-_MS = 1e6
-_NS_PER_TICK = 100.0  # CP-SAT counts in whole numbers
+_TICKS = 1e7  # of a known solution: CP-SAT counts in whole numbers
 Solver = Literal["highs", "cp-sat"]
 LATENCY_SOLVERS = ("highs", "cp-sat")
 Values = NDArray[np.int64]
@@ -51,8 +52,6 @@ class _Slots:
         Type of each slot.
     earliest_ns : float64 [N]
         No node is done before.
-    after_ns : float64 [N]
-        At least so much is still to come when a node is done.
     limit_ns : float
         A value that is known to be reachable.
     """
@@ -61,7 +60,6 @@ class _Slots:
     device_S: Values
     kind_S: Values
     earliest_ns: NDArray[np.float64]
-    after_ns: NDArray[np.float64]
     limit_ns: float
 
     @classmethod
@@ -71,9 +69,7 @@ class _Slots:
         cpus = [kind for kind, one in enumerate(problem.types) if not one.comm_scale]
         device = [-1, *(at for at in range(len(accelerators)) for _ in range(num_pieces))]
         kind = [cpus[0] if cpus else -1, *(one for one in accelerators for _ in range(num_pieces))]
-        earliest = longest_path_ns(problem)
-        own = _best_times(problem)
-        return cls(problem, np.array(device), np.array(kind), earliest, _to_come(problem, own), start.value_ns)
+        return cls(problem, np.array(device), np.array(kind), longest_path_ns(problem), start.value_ns)
 
     @property
     def has_cpu(self) -> bool:
@@ -119,22 +115,6 @@ class _Slots:
             return None
         ones = np.ones(len(kind_D), np.int64)
         return Plan(self.problem, compact, kind_D, ones, value, min(bound_ns, value), solver, seconds)
-
-
-def _best_times(problem: Problem) -> NDArray[np.float64]:
-    counts = np.array([one.count for one in problem.types])
-    found: NDArray[np.float64] = np.where(problem.is_barred | (counts == 0), np.inf, problem.time_ns).min(axis=1)
-    return found
-
-
-def _to_come(problem: Problem, own: NDArray[np.float64]) -> NDArray[np.float64]:
-    after = np.zeros(problem.num_nodes)
-    readers: list[list[int]] = [[] for _ in range(problem.num_nodes)]
-    for src, dst in zip(problem.src.tolist(), problem.dst.tolist(), strict=True):
-        readers[src].append(dst)
-    for node in problem.order[::-1].tolist():
-        after[node] = max((after[other] + own[other] for other in readers[node]), default=0.0)
-    return after
 
 
 def integer_latency(
@@ -195,20 +175,19 @@ def integer_latency(
 def _by_highs(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | None, float]:
     problem, model = slots.problem, Model()
     num, num_slots = problem.num_nodes, len(slots.device_S)
-    limit = slots.limit_ns / _MS * (1 + 1e-7)
-    times = problem.time_ns / _MS
+    unit_ns = slots.limit_ns or 1.0  # the solver's tolerances suit numbers around one
+    limit = 1 + 1e-7
+    times = problem.time_ns / unit_ns
     x = np.array(
         [[model.choice(float(slots.may(node, slot))) for slot in range(num_slots)] for node in range(num)]
     ).reshape(num, num_slots)
-    done = [
-        model.column(slots.earliest_ns[node] / _MS, max(0.0, limit - slots.after_ns[node] / _MS)) for node in range(num)
-    ]
+    done = [model.column(slots.earliest_ns[node] / unit_ns, limit) for node in range(num)]
     start = [model.column(0.0, limit) for _ in range(num_slots)]
     finish = [model.column(0.0, limit) for _ in range(num_slots)]
-    total = model.column(float(slots.earliest_ns.max(initial=0.0)) / _MS, limit, cost=1.0)
+    total = model.column(float(slots.earliest_ns.max(initial=0.0)) / unit_ns, limit, cost=1.0)
     for node in range(num):
         model.row(dict.fromkeys(x[node].tolist(), 1.0), low=1.0, high=1.0)
-        model.row({total: 1.0, done[node]: -1.0}, low=slots.after_ns[node] / _MS)
+        model.row({total: 1.0, done[node]: -1.0}, low=0.0)
         if slots.has_cpu:
             model.row({done[node]: 1.0, int(x[node, 0]): -times[node, slots.kind_S[0]]}, low=0.0)
         for slot in range(1, num_slots):
@@ -218,14 +197,21 @@ def _by_highs(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | 
         if slots.has_cpu:
             terms[int(x[b, 0])] = -float(times[b, slots.kind_S[0]])
         model.row(terms, low=0.0)
-    _slots_of_model(model, slots, x, done, start, finish, limit)
+    _slots_of_model(model, slots, x, done, start, finish, limit, unit_ns)
     solved = model.solve(gap=gap, time_limit_s=time_limit_s)
     values = None if solved.values is None else solved.values[x].argmax(axis=1)
-    return values, solved.bound * _MS if math.isfinite(solved.bound) else 0.0
+    return values, solved.bound * unit_ns if math.isfinite(solved.bound) else 0.0
 
 
 def _slots_of_model(
-    model: Model, slots: _Slots, x: NDArray[Any], done: list[int], start: list[int], finish: list[int], limit: float
+    model: Model,
+    slots: _Slots,
+    x: NDArray[Any],
+    done: list[int],
+    start: list[int],
+    finish: list[int],
+    limit: float,
+    unit_ns: float,
 ) -> None:
     """Order, transfers, contiguity, memory and colours of the pieces."""
     problem, edges = slots.problem, slots.edges()
@@ -235,11 +221,11 @@ def _slots_of_model(
     for slot in range(1, len(slots.device_S)):
         kind = int(slots.kind_S[slot])
         scale = problem.types[kind].comm_scale
-        takes = {int(x[node, slot]): float(problem.time_ns[node, kind]) / _MS for node in range(problem.num_nodes)}
+        takes = {int(x[node, slot]): float(problem.time_ns[node, kind]) / unit_ns for node in range(problem.num_nodes)}
         z = [model.column(0.0, 1.0) for _ in range(problem.num_nodes)]
         for node, others in readers.items():
             enters, leaves = model.column(0.0, 1.0), model.column(0.0, 1.0)
-            takes[enters] = takes[leaves] = scale * float(problem.cost_ns[node]) / _MS
+            takes[enters] = takes[leaves] = scale * float(problem.cost_ns[node]) / unit_ns
             own = int(x[node, slot])
             for other in others:
                 there = int(x[other, slot])
@@ -270,18 +256,25 @@ def _slots_of_model(
 
 
 def _by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | None, float]:
+    """In a process of its own: OR-Tools brings a HiGHS whose symbols clash with those of highspy."""
+    require("ortools", extra="plan")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_solved_by_cp_sat, slots, gap, time_limit_s).result()
+
+
+def _solved_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | None, float]:
     cp_model = require("ortools.sat.python.cp_model", extra="plan")
     problem, model = slots.problem, cp_model.CpModel()
     num, num_slots = problem.num_nodes, len(slots.device_S)
 
-    def down(value_ns: float) -> int:
-        return math.floor(value_ns / _NS_PER_TICK)
+    tick_ns = (slots.limit_ns or 1.0) / _TICKS
 
-    limit = math.ceil(slots.limit_ns / _NS_PER_TICK) + num
+    def down(value_ns: float) -> int:
+        return math.floor(value_ns / tick_ns)
+
+    limit = math.ceil(slots.limit_ns / tick_ns) + num
     x = [[model.new_bool_var("") for _ in range(num_slots)] for _ in range(num)]
-    done = [
-        model.new_int_var(down(slots.earliest_ns[node]), limit - down(slots.after_ns[node]), "") for node in range(num)
-    ]
+    done = [model.new_int_var(down(slots.earliest_ns[node]), limit, "") for node in range(num)]
     start = [model.new_int_var(0, limit, "") for _ in range(num_slots)]
     finish = [model.new_int_var(0, limit, "") for _ in range(num_slots)]
     total = model.new_int_var(down(slots.earliest_ns.max(initial=0.0)), limit, "")
@@ -294,7 +287,7 @@ def _by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values |
             model.add(done[b] >= done[a] + down(problem.time_ns[b, slots.kind_S[0]])).only_enforce_if(x[b][0])
     for node in range(num):
         model.add_exactly_one(x[node])
-        model.add(total >= done[node] + down(slots.after_ns[node]))
+        model.add(total >= done[node])
         if slots.has_cpu:
             model.add(done[node] >= down(problem.time_ns[node, slots.kind_S[0]])).only_enforce_if(x[node][0])
         for slot in range(num_slots):
@@ -339,7 +332,7 @@ def _by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values |
     solver.parameters.num_workers = 2
     status = solver.solve(model)
     has_values = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    bound_ns = solver.best_objective_bound * _NS_PER_TICK
+    bound_ns = solver.best_objective_bound * tick_ns
     if not has_values:
         return None, bound_ns
     return np.array([[solver.boolean_value(one) for one in row] for row in x]).argmax(axis=1), bound_ns

@@ -28,7 +28,6 @@ from windtunnel.planning.problem import Problem
 __all__ = ["Objective", "integer_plan"]
 
 GAP, TIME_LIMIT_S = 0.01, 1200.0
-_MS = 1e6  # the solver's tolerances suit numbers around one
 Objective = Literal["throughput", "flush"]
 
 
@@ -68,7 +67,7 @@ def integer_plan(
     solved = programme.model.solve(start=known, gap=gap, time_limit_s=time_limit_s)
     name = f"ilp, {'contiguous' if is_contiguous else 'any'}"
     seconds = time.monotonic() - began_s
-    bound_ns = max(solved.bound * _MS, lower_bound_ns(contraction))
+    bound_ns = max(solved.bound * programme.unit_ns, lower_bound_ns(contraction))
     if solved.values is None and start is None:
         if solved.is_infeasible:
             raise InfeasibleError("no assignment fits", where=name, fix="more devices, more memory, or a CPU")
@@ -114,6 +113,7 @@ class _Programme:
         self.problem = contraction.problem
         self.work = contraction.work
         self.kind_D = np.repeat(np.arange(len(self.work.types)), [one.count for one in self.work.types])
+        self.unit_ns = lower_bound_ns(contraction) or 1.0  # the solver's tolerances suit numbers around one
         self.model = Model()
         num, num_devices = contraction.num_nodes, len(self.kind_D)
         barred = self.work.barred_NT[:, self.kind_D] > 0
@@ -130,7 +130,9 @@ class _Programme:
 
     def bound(self, low_ns: float, high_ns: float) -> None:
         """What the objective lies between."""
-        self.model.row({self.most: 1.0}, low=low_ns / _MS * (1 - 1e-9), high=high_ns / _MS * (1 + 1e-7))
+        self.model.row(
+            {self.most: 1.0}, low=low_ns / self.unit_ns * (1 - 1e-9), high=high_ns / self.unit_ns * (1 + 1e-7)
+        )
 
     def _assign(self) -> None:
         for row in self.x.tolist():
@@ -174,7 +176,8 @@ class _Programme:
             scale = self.work.types[kind].comm_scale
             for top, (time_NT, is_counted_G) in zip(tops, phases, strict=True):
                 terms = {
-                    int(self.x[node, at]): float(time_NT[node, kind]) / _MS for node in np.flatnonzero(time_NT[:, kind])
+                    int(self.x[node, at]): float(time_NT[node, kind]) / self.unit_ns
+                    for node in np.flatnonzero(time_NT[:, kind])
                 }
                 if scale:
                     terms |= self._transfers(at, scale, is_counted_G)
@@ -197,7 +200,7 @@ class _Programme:
         """Columns of what enters and leaves a device, with what each costs."""
         groups, found = self.work.groups, {}
         for group in np.flatnonzero(is_counted_G).tolist():
-            cost = scale * float(groups.cost_G[group]) / _MS
+            cost = scale * float(groups.cost_G[group]) / self.unit_ns
             enters, leaves = self.model.column(), self.model.column()
             own = int(self.x[groups.own_G[group], at])
             for target in groups.targets[groups.target_ptr[group] : groups.target_ptr[group + 1]].tolist():
