@@ -25,6 +25,7 @@ __all__ = [
     "entries_of",
     "grow",
     "level",
+    "level_part",
     "nesting",
     "row",
 ]
@@ -247,44 +248,52 @@ def _load(compute: float, comm_C: Any, scale: float, combine: int) -> Any:
     return compute + comm if combine == DUPLEX else max(compute, comm)
 
 
-@numba.njit(cache=True, parallel=True)
-def level(first: int, last: int, best_IV: Any, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries: Any,
-          compute_IT: Any, memory_I: Any, weights_I: Any, barred_IT: Any, limit_T: Any, scale_T: Any,
-          option_type: Any, option_replicas: Any, option_sync: Any, move_ptr: Any, move_to: Any, move_from: Any,
-          combine: int, upper: float, num_threads: int) -> None:  # fmt: skip
-    """The least max-load of downsets ``first`` to ``last``, all of one size, for every vector of device counts.
+@numba.njit(cache=True)
+def level_part(thread: int, num_threads: int, first: int, last: int, best_IV: Any, words_IW: Any, parent_I: Any,
+               added_I: Any, groups: Any, entries: Any, compute_IT: Any, memory_I: Any, weights_I: Any,
+               barred_IT: Any, limit_T: Any, scale_T: Any, option_type: Any, option_replicas: Any, option_sync: Any,
+               move_ptr: Any, move_to: Any, move_from: Any, combine: int, upper: float) -> None:  # fmt: skip
+    """The least max-load of every ``num_threads``-th downset from ``first + thread`` to ``last``, all of one size.
 
-    ``best_IV`` is final for smaller downsets. A pair whose load is above ``upper`` cannot be part of a better answer.
+    For every vector of device counts; ``best_IV`` is final for smaller downsets. A pair whose load is above ``upper``
+    cannot be part of a better answer.
     """
-    num_groups = groups[0].size
-    num_channels = 1 if combine == SUM else 4
-    num_options, num_types = option_type.size, limit_T.size
-    for thread in numba.prange(num_threads):
-        inside_I = np.zeros(last, np.bool_)
-        comm_IC = np.zeros((last, num_channels))
-        reached_G, has_own_G = np.zeros(num_groups, np.int32), np.zeros(num_groups, np.bool_)
-        for i in range(first + thread, last, num_threads):
-            row(i, words_IW, parent_I, added_I, groups, entries, inside_I, comm_IC, reached_G, has_own_G)
-            best_V = best_IV[i]
-            for j in range(i):
-                if not inside_I[j]:
+    num_groups, num_options = groups[0].size, option_type.size
+    inside_I = np.zeros(last, np.bool_)
+    comm_IC = np.zeros((last, 1 if combine == SUM else 4))
+    reached_G, has_own_G = np.zeros(num_groups, np.int32), np.zeros(num_groups, np.bool_)
+    for i in range(first + thread, last, num_threads):
+        row(i, words_IW, parent_I, added_I, groups, entries, inside_I, comm_IC, reached_G, has_own_G)
+        best_V = best_IV[i]
+        for j in range(i):
+            if not inside_I[j]:
+                continue
+            memory = memory_I[i] - memory_I[j]
+            for option in range(num_options):
+                kind = option_type[option]
+                replicas = option_replicas[option]
+                load = compute_IT[i, kind] - compute_IT[j, kind]
+                if load > upper * replicas or memory > limit_T[kind]:
                     continue
-                memory = memory_I[i] - memory_I[j]
-                for option in range(num_options):
-                    kind = option_type[option]
-                    replicas = option_replicas[option]
-                    load = compute_IT[i, kind] - compute_IT[j, kind]
-                    if load > upper * replicas or memory > limit_T[kind]:
-                        continue
-                    if barred_IT[i, kind] != barred_IT[j, kind]:
-                        continue
-                    load = _load(load, comm_IC[j], scale_T[kind], combine) / replicas
-                    load += option_sync[option] * (weights_I[i] - weights_I[j])
-                    if load > upper:
-                        continue
-                    for move in range(move_ptr[option], move_ptr[option + 1]):
-                        value = max(best_IV[j, move_from[move]], load)
-                        if value < best_V[move_to[move]]:
-                            best_V[move_to[move]] = value
-            if num_types == 0:
-                best_V[:] = 0.0
+                if barred_IT[i, kind] != barred_IT[j, kind]:
+                    continue
+                load = _load(load, comm_IC[j], scale_T[kind], combine) / replicas
+                load += option_sync[option] * (weights_I[i] - weights_I[j])
+                if load > upper:
+                    continue
+                for move in range(move_ptr[option], move_ptr[option + 1]):
+                    value = max(best_IV[j, move_from[move]], load)
+                    if value < best_V[move_to[move]]:
+                        best_V[move_to[move]] = value
+
+
+@numba.njit(cache=True, parallel=True)
+def level(num_threads: int, first: int, last: int, best_IV: Any, words_IW: Any, parent_I: Any, added_I: Any,
+          groups: Any, entries: Any, compute_IT: Any, memory_I: Any, weights_I: Any, barred_IT: Any, limit_T: Any,
+          scale_T: Any, option_type: Any, option_replicas: Any, option_sync: Any, move_ptr: Any, move_to: Any,
+          move_from: Any, combine: int, upper: float) -> None:  # fmt: skip
+    """``level_part`` on several threads."""
+    for thread in numba.prange(num_threads):
+        level_part(thread, num_threads, first, last, best_IV, words_IW, parent_I, added_I, groups, entries, compute_IT,
+                   memory_I, weights_I, barred_IT, limit_T, scale_T, option_type, option_replicas, option_sync,
+                   move_ptr, move_to, move_from, combine, upper)  # fmt: skip

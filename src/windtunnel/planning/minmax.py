@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 Combine = Literal["sum", "overlap", "duplex", "overlap-duplex"]
 _COMBINES = {"sum": 0, "overlap": 1, "duplex": 2, "overlap-duplex": 3}
 _SLACK = 1e-9  # relative: what sums of floats differ by
+_WORTH_THREADS = 20_000  # pairs of a level
 Progress = Callable[[str, int, int], None]
 
 
@@ -306,33 +307,35 @@ def solve(
     sums = _sums(lattice, work)
     limits = np.array([one.memory_bytes * (1 + _SLACK) for one in work.types])
     scales = np.array([one.comm_scale for one in work.types])
+    common = (
+        best_IV,
+        lattice.words_IW,
+        lattice.parent_I,
+        lattice.added_I,
+        groups,
+        entries,
+        sums["compute_IT"],
+        sums["memory_I"],
+        sums["weights_I"],
+        sums["barred_IT"],
+        limits,
+        scales,
+        options.kind_O,
+        options.replicas_O,
+        options.sync_O,
+        options.move_ptr,
+        options.move_to,
+        options.move_from,
+        _COMBINES[combine],
+        upper * (1 + _SLACK),
+    )
     num_threads = numba.get_num_threads()
     for size in range(1, lattice.num_nodes + 1):
-        kernels.level(
-            int(lattice.level_ptr[size]),
-            int(lattice.level_ptr[size + 1]),
-            best_IV,
-            lattice.words_IW,
-            lattice.parent_I,
-            lattice.added_I,
-            groups,
-            entries,
-            sums["compute_IT"],
-            sums["memory_I"],
-            sums["weights_I"],
-            sums["barred_IT"],
-            limits,
-            scales,
-            options.kind_O,
-            options.replicas_O,
-            options.sync_O,
-            options.move_ptr,
-            options.move_to,
-            options.move_from,
-            _COMBINES[combine],
-            upper * (1 + _SLACK),
-            num_threads,
-        )
+        first, last = int(lattice.level_ptr[size]), int(lattice.level_ptr[size + 1])
+        if (last - first) * last < _WORTH_THREADS:  # threads that wait for each other cost more than they bring
+            kernels.level_part(0, 1, first, last, *common)
+        else:
+            kernels.level(num_threads, first, last, *common)
         if progress is not None:
             progress("placing", size, lattice.num_nodes)
     return Table(lattice, work, combine, best_IV, entries)
