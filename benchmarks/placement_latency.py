@@ -1,6 +1,6 @@
 """Latency of one sample: certified on bert24, and on the other published graphs better than both quick splits.
 
-``place_problem`` with its default solvers: CP-SAT and HiGHS from the better of greedy and max-load split. Every value
+``place`` with its default solvers: CP-SAT and HiGHS from the better of greedy and max-load split. Every value
 is the evaluator's. Lower bounds are at least the longest path of best times, as published.
 """
 
@@ -11,8 +11,8 @@ from benchmarks import bar
 from benchmarks.placement_data import MISSING, folder, problem
 from windtunnel.errors import InfeasibleError
 from windtunnel.planning.latency import greedy, latency_of, of_plan
-from windtunnel.planning.place import place_problem
 from windtunnel.planning.placement import exact
+from windtunnel.planning.placing import place
 
 NAMES = {
     "layer_bert24_inference": 92.406,
@@ -36,7 +36,7 @@ def reached(make) -> float:
 def study(name: str, published_bound: float) -> dict[str, object]:
     one = problem(name, "latency")
     quick = {"greedy": reached(lambda: greedy(one)), "max_load": reached(lambda: of_plan(exact(one)))}
-    plan = place_problem(one, objective="latency", time_limit_s=LIMIT_S)
+    plan = place(one, objective="latency", time_limit_s=LIMIT_S)
     again = latency_of(one, plan.device, plan.kind).total_ns
     return {
         "graph": name,

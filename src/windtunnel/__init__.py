@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import load as load
     from windtunnel.graph import save as save
     from windtunnel.hardware import machine as machine
+    from windtunnel.planning.placing import place as place
     from windtunnel.reports import explain as explain
     from windtunnel.reports import report as report
     from windtunnel.simulate import Timeline as Timeline
@@ -43,6 +44,7 @@ _HOMES = {
     "forecast": "windtunnel.cost.forecast",
     "load": "windtunnel.graph",
     "machine": "windtunnel.hardware",
+    "place": "windtunnel.planning.placing",
     "price": "windtunnel.cost",
     "replay": "windtunnel.simulate",
     "report": "windtunnel.reports",
@@ -64,6 +66,7 @@ __all__ = [
     "forecast",
     "load",
     "machine",
+    "place",
     "price",
     "replay",
     "report",

@@ -14,7 +14,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.planning.formats import assignment_of, read_problem
 from windtunnel.planning.latency import greedy, latency_of, longest_path_ns
 from windtunnel.planning.latency_ilp import integer_latency
-from windtunnel.planning.place import place_problem
+from windtunnel.planning.placing import place
 
 ON_ACCELERATOR, ON_CPU = 0, 1
 
@@ -103,7 +103,7 @@ def test_the_published_split_of_an_expert():
 def test_bert_is_solved_to_the_published_value():
     pytest.importorskip("ortools", reason="needs the extra plan")
     one = read_problem(shared_path("placement/dnn_partitioning/latency/layer_bert24_inference.json"))
-    plan = place_problem(one, objective="latency", solver="cp-sat", time_limit_s=120)
+    plan = place(one, objective="latency", solver="cp-sat", time_limit_s=120)
 
     assert math.isclose(100.2185, plan.value_ns / 1e6, rel_tol=1e-6)
     assert plan.gap < 0.1

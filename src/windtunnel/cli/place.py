@@ -53,14 +53,14 @@ def place(
 
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
-    from windtunnel.planning.place import place_problem
+    from windtunnel.planning.placing import place as best_plan
     from windtunnel.units import parse_duration
 
     for path in filter(None, (split, picture)):
         require_free(path, force=force)
     with Progress("placing") as progress:
         problem = _problem(source, devices, cpus, memory, bandwidth)
-        plan = place_problem(
+        plan = best_plan(
             problem,
             objective=objective,  # type: ignore[arg-type]
             solver=solver,  # type: ignore[arg-type]

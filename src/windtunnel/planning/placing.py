@@ -18,7 +18,7 @@ from windtunnel.planning.placement import Plan, exact, linearised
 from windtunnel.planning.placement_ilp import integer_plan
 from windtunnel.planning.problem import Problem
 
-__all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place_problem"]
+__all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place"]
 
 Objective = Literal["throughput", "flush", "latency"]
 Solver = Literal["auto", "dp", "dpl", "ilp", "ilp-any", "cp-sat", "greedy"]
@@ -32,7 +32,7 @@ SOLVERS = tuple(dict.fromkeys(solver for some in OBJECTIVES.values() for solver 
 Progress = Callable[[str, int, int], None]
 
 
-def place_problem(
+def place(
     problem: Problem,
     *,
     objective: Objective = "throughput",
