@@ -24,7 +24,7 @@ from windtunnel.planning.contraction import contract
 from windtunnel.planning.placement import Plan
 from windtunnel.planning.problem import Problem
 
-__all__ = ["Latency", "greedy", "latency_of", "longest_path_ns", "of_plan", "require_inference"]
+__all__ = ["Latency", "descend", "greedy", "latency_of", "longest_path_ns", "of_plan", "on_cpus", "require_inference"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -75,7 +75,7 @@ def require_inference(problem: Problem) -> None:
 def pieces_of(problem: Problem, inside: NDArray[np.bool_]) -> Ints:
     """How often the way to each node has come back into a set: nodes of the set with one number are contiguous [N]."""
     number = np.zeros(problem.num_nodes, np.int64)
-    before = _before(problem)
+    before = problem.before
     for node in problem.order.tolist():
         ends = before[node]
         if inside[node]:
@@ -84,13 +84,6 @@ def pieces_of(problem: Problem, inside: NDArray[np.bool_]) -> Ints:
         else:
             number[node] = max((number[end] for end in ends), default=0)
     return number
-
-
-def _before(problem: Problem) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(problem.num_nodes)]
-    for src, dst in set(zip(problem.src.tolist(), problem.dst.tolist(), strict=True)):
-        found[dst].append(src)
-    return found
 
 
 def latency_of(problem: Problem, device: NDArray[Any], kind: NDArray[Any]) -> Latency:
@@ -147,7 +140,7 @@ def _walked(problem: Problem, piece_N: Ints, device_P: Ints, kind_D: Ints, kind_
     members: list[list[int]] = [[] for _ in range(num_pieces)]
     for node in np.flatnonzero(piece_N >= 0).tolist():
         members[piece_N[node]].append(node)
-    before = _before(problem)
+    before = problem.before
     after: list[set[int]] = [set() for _ in range(problem.num_nodes)]
     for a, b in zip(problem.src.tolist(), problem.dst.tolist(), strict=True):
         after[a].add(b)
@@ -183,7 +176,7 @@ def longest_path_ns(problem: Problem) -> Floats:
     counts = np.array([one.count for one in problem.types])
     times = np.where(problem.is_barred | (counts == 0), np.inf, problem.time_ns).min(axis=1)
     found = np.zeros(problem.num_nodes)
-    before = _before(problem)
+    before = problem.before
     for node in problem.order.tolist():
         found[node] = times[node] + max((found[end] for end in before[node]), default=0.0)
     return found
@@ -249,3 +242,105 @@ def greedy(problem: Problem) -> Plan:
         time.monotonic() - began_s,
     )
     return of_plan(plan, solver="greedy")
+
+
+def on_cpus(problem: Problem) -> Plan:
+    """Everything on CPUs, which run side by side.
+
+    Raises
+    ------
+    InfeasibleError
+        There is none.
+    """
+    require_inference(problem)
+    cpus = [kind for kind, one in enumerate(problem.types) if not one.comm_scale and one.count]
+    if not cpus:
+        raise InfeasibleError("there is no CPU", where="devices")
+    device, ones = np.zeros(problem.num_nodes, np.int64), np.ones(1, np.int64)
+    return of_plan(Plan(problem, device, np.array(cpus[:1]), ones, 0.0, 0.0, "on CPUs", 0.0), solver="on CPUs")
+
+
+def descend(plan: Plan, *, num_pieces: int = 1, time_limit_s: float = 30.0, seed: int = 0) -> Plan:
+    """Move what cannot be parted, one by one, to wherever latency falls, until nothing helps or time is over.
+
+    Parameters
+    ----------
+    plan : Plan
+        With its latency as value.
+    num_pieces : int
+        Contiguous pieces per accelerator, at most.
+    time_limit_s : float
+    seed : int
+        Of the order in which moves are tried.
+    """
+    began_s = time.monotonic()
+    problem = plan.problem
+    contraction = contract(problem, shrink=False)
+    slots = np.array(
+        [kind for kind, one in enumerate(problem.types) for _ in range(one.count if one.comm_scale else 1)]
+    )
+    device_S = _in_slots(plan, slots)[
+        [int(contraction.members(np.array([node]))[0]) for node in range(contraction.num_nodes)]
+    ]
+    limits = np.array([problem.types[kind].memory_bytes * (1 + _SLACK) for kind in slots.tolist()])
+    counts = np.array([problem.types[kind].count for kind in slots.tolist()])
+    work = contraction.work
+    rng = np.random.default_rng(seed)
+    best, is_changed = plan.value_ns, True
+    while is_changed:
+        is_changed = False
+        for node in rng.permutation(contraction.num_nodes).tolist():
+            own = int(device_S[node])
+            used = np.bincount(device_S, work.memory_N, len(slots))
+            for target in _worth_trying(contraction, device_S, node, slots, problem):
+                is_full = used[target] + work.memory_N[node] > limits[target]
+                if is_full or work.barred_NT[node, slots[target]] or not counts[target]:
+                    continue
+                if time.monotonic() - began_s > time_limit_s:
+                    return _found(plan, device_S[contraction.super_N], slots, best, began_s)
+                device_S[node] = target
+                value = _value(problem, device_S[contraction.super_N], slots, num_pieces)
+                if value < best * (1 - _SLACK):
+                    best, own, is_changed = value, target, True
+                device_S[node] = own
+    return _found(plan, device_S[contraction.super_N], slots, best, began_s)
+
+
+def _in_slots(plan: Plan, slots: Ints) -> Ints:
+    """Each node's row of ``slots``; devices of one type take them in turn, CPUs share one."""
+    free = {kind: np.flatnonzero(slots == kind).tolist() for kind in set(slots.tolist())}
+    place = [free[kind][0] if len(free[kind]) == 1 else free[kind].pop(0) for kind in plan.kind.tolist()]
+    return np.array(place)[plan.device]
+
+
+def _worth_trying(contraction: Any, device_S: Ints, node: int, slots: Ints, problem: Problem) -> list[int]:
+    """Devices of neighbours, one that is empty of each type, and CPUs."""
+    ends = np.concatenate([contraction.src[contraction.dst == node], contraction.dst[contraction.src == node]])
+    found = set(device_S[ends].tolist())
+    used = set(device_S.tolist())
+    for kind in set(slots.tolist()):
+        rows = np.flatnonzero(slots == kind).tolist()
+        empty = [row for row in rows if row not in used]
+        found |= set(empty[:1]) if problem.types[kind].comm_scale else {rows[0]}
+    return sorted(found - {int(device_S[node])})
+
+
+def _value(problem: Problem, device_N: Ints, slots: Ints, num_pieces: int) -> float:
+    try:
+        found = latency_of(problem, device_N, slots)
+    except InputError:
+        return float("inf")
+    if len(found.device_P) and np.bincount(found.device_P).max() > num_pieces:
+        return float("inf")
+    return found.total_ns
+
+
+def _found(plan: Plan, device_N: Ints, slots: Ints, value_ns: float, began_s: float) -> Plan:
+    if value_ns >= plan.value_ns:
+        return plan
+    used, compact = np.unique(device_N, return_inverse=True)
+    moved = Plan(
+        plan.problem, compact, slots[used], np.ones(len(used), np.int64), value_ns, plan.bound_ns,
+        f"{plan.solver}, then single moves", plan.seconds + time.monotonic() - began_s,
+    )  # fmt: skip
+    return of_plan(moved, plan.bound_ns, moved.solver)

@@ -17,7 +17,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -54,6 +54,8 @@ class _Slots:
         No node is done before.
     limit_ns : float
         A value that is known to be reachable.
+    known_N : int64 [N]
+        Slot of each node in the split that reaches it; empty where it has more pieces than slots.
     """
 
     problem: Problem
@@ -61,6 +63,7 @@ class _Slots:
     kind_S: Values
     earliest_ns: NDArray[np.float64]
     limit_ns: float
+    known_N: Values
 
     @classmethod
     def of(cls, problem: Problem, start: Plan, num_pieces: int) -> _Slots:
@@ -69,7 +72,10 @@ class _Slots:
         cpus = [kind for kind, one in enumerate(problem.types) if not one.comm_scale]
         device = [-1, *(at for at in range(len(accelerators)) for _ in range(num_pieces))]
         kind = [cpus[0] if cpus else -1, *(one for one in accelerators for _ in range(num_pieces))]
-        return cls(problem, np.array(device), np.array(kind), longest_path_ns(problem), start.value_ns)
+        slots = cls(
+            problem, np.array(device), np.array(kind), longest_path_ns(problem), start.value_ns, np.zeros(0, np.int64)
+        )
+        return replace(slots, known_N=_slots_of_plan(slots, start))
 
     @property
     def has_cpu(self) -> bool:
@@ -115,6 +121,23 @@ class _Slots:
             return None
         ones = np.ones(len(kind_D), np.int64)
         return Plan(self.problem, compact, kind_D, ones, value, min(bound_ns, value), solver, seconds)
+
+
+def _slots_of_plan(slots: _Slots, plan: Plan) -> Values:
+    """Slot of every node: a device's pieces take its slots in their order."""
+    found = latency_of(plan.problem, plan.device, plan.kind)
+    free = {kind: [at for at in range(slots.num_devices) if slots.kind_S[slots.slots_of(at)[0]] == kind]
+            for kind in set(plan.kind.tolist())}  # fmt: skip
+    accelerators = list(dict.fromkeys(found.device_P.tolist()))
+    device = {at: free[int(plan.kind[at])].pop(0) for at in accelerators}
+    slot_P: list[int] = []
+    for piece, at in enumerate(found.device_P.tolist()):
+        mine = slots.slots_of(device[at])
+        number = int((found.device_P[:piece] == at).sum())
+        if number >= len(mine):
+            return np.zeros(0, np.int64)
+        slot_P.append(mine[number])
+    return np.array([slot_P[piece] if piece >= 0 else 0 for piece in found.piece.tolist()], np.int64)
 
 
 def integer_latency(
@@ -198,7 +221,9 @@ def _by_highs(slots: _Slots, gap: float, time_limit_s: float) -> tuple[Values | 
             terms[int(x[b, 0])] = -float(times[b, slots.kind_S[0]])
         model.row(terms, low=0.0)
     _slots_of_model(model, slots, x, done, start, finish, limit, unit_ns)
-    solved = model.solve(gap=gap, time_limit_s=time_limit_s)
+    chosen = {int(x[node, slot]): 1.0 for node, slot in enumerate(slots.known_N.tolist())}
+    known = dict.fromkeys(x.ravel().tolist(), 0.0) | chosen if chosen else None
+    solved = model.solve(start=known, gap=gap, time_limit_s=time_limit_s)
     values = None if solved.values is None else solved.values[x].argmax(axis=1)
     return values, solved.bound * unit_ns if math.isfinite(solved.bound) else 0.0
 
@@ -326,6 +351,9 @@ def _solved_by_cp_sat(slots: _Slots, gap: float, time_limit_s: float) -> tuple[V
         for a, b in pairwise(color):
             for group in [[0], *(slots.slots_of(device) for device in range(slots.num_devices))]:
                 model.add(sum(x[a][slot] for slot in group) == sum(x[b][slot] for slot in group))
+    for node, slot in enumerate(slots.known_N.tolist()):
+        for other in range(num_slots):
+            model.add_hint(x[node][other], int(other == slot))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.relative_gap_limit = gap

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.planning.latency import greedy, of_plan, require_inference
+from windtunnel.planning.latency import descend, greedy, of_plan, on_cpus, require_inference
 from windtunnel.planning.latency_ilp import integer_latency
 from windtunnel.planning.minmax import Combine
 from windtunnel.planning.placement import Plan, exact, linearised
@@ -52,8 +52,8 @@ def place(
         ``throughput``: least load of the busiest device. ``flush``: of the busiest forward plus the busiest backward
         one. ``latency``: one sample's way, inference only.
     solver : str
-        ``auto``: the exact programme over downsets, and the integer one where those are too many; for latency, both
-        integer programmes from the better of two quick splits.
+        ``auto``: the exact programme over downsets, and the integer one where those are too many; for latency, single
+        moves from three quick splits, then both integer programmes.
     combine : str
         How compute and transfers of a device add up; see ``minmax.solve``. Only of the programmes over downsets.
     num_pieces : int
@@ -102,38 +102,42 @@ def _known(problem: Problem) -> Plan | None:
 
 
 def _for_latency(problem: Problem, solver: Solver, num_pieces: int, gap: float, time_limit_s: float) -> Plan:
+    """Single moves from three quick splits take a quarter of the time at most, the solvers share the rest."""
     require_inference(problem)
     began_s = time.monotonic()
-    start = best_start(problem)
     if solver == "greedy":
-        return start
+        return greedy(problem)
+    quick = _quick_splits(problem)
+    limit_s = time_limit_s / 4 / len(quick)
+    best = min(
+        (descend(one, num_pieces=num_pieces, time_limit_s=limit_s) for one in quick), key=lambda one: one.value_ns
+    )
     solvers = {"auto": ("cp-sat", "highs"), "ilp": ("highs",), "cp-sat": ("cp-sat",)}[solver]
-    bound_ns = start.bound_ns
-    for one in solvers:
-        limit_s = time_limit_s / len(solvers)
-        found = integer_latency(problem, start, solver=one, num_pieces=num_pieces, gap=gap, time_limit_s=limit_s)  # type: ignore[arg-type]
+    bound_ns = best.bound_ns
+    for place, one in enumerate(solvers):
+        left_s = (time_limit_s - (time.monotonic() - began_s)) / (len(solvers) - place)
+        found = integer_latency(problem, best, solver=one, num_pieces=num_pieces, gap=gap, time_limit_s=left_s)  # type: ignore[arg-type]
         bound_ns = max(bound_ns, found.bound_ns)
-        if found.value_ns < start.value_ns or start.solver.startswith(("greedy", "dp")):
-            start = found
-        if 1 - bound_ns / start.value_ns <= gap:
+        best = min(best, found, key=lambda plan: plan.value_ns)
+        if 1 - bound_ns / best.value_ns <= gap:
             break
-    return replace(start, bound_ns=min(bound_ns, start.value_ns), seconds=time.monotonic() - began_s)
+    return replace(best, bound_ns=min(bound_ns, best.value_ns), seconds=time.monotonic() - began_s)
 
 
-def best_start(problem: Problem) -> Plan:
-    """The better for latency of two quick splits: greedy, and the one for throughput.
+def _quick_splits(problem: Problem) -> list[Plan]:
+    """Greedy, a split for throughput, and all on CPUs, each where it fits; with their latency.
 
     Raises
     ------
     InfeasibleError
-        Neither fits.
+        None fits.
     """
     found, refused = [], None
-    for make in (greedy, lambda one: of_plan(exact(one), solver="max-load split")):
+    for make in (greedy, lambda one: of_plan(linearised(one), solver="max-load split"), on_cpus):
         try:
             found.append(make(problem))
         except InfeasibleError as error:
             refused = error
     if not found:
         raise refused or InfeasibleError("nothing fits")
-    return min(found, key=lambda one: one.value_ns)
+    return found

@@ -136,6 +136,14 @@ class Problem:
         return np.array(found, np.int64)
 
     @cached_property
+    def before(self) -> list[list[int]]:
+        """Nodes that each reads from, each once."""
+        found: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for src, dst in sorted(set(zip(self.src.tolist(), self.dst.tolist(), strict=True))):
+            found[dst].append(src)
+        return found
+
+    @cached_property
     def graph(self) -> Any:
         """The edges as a ``rustworkx.PyDiGraph``."""
         found: Any = require("rustworkx", extra="plan").PyDiGraph(multigraph=False)

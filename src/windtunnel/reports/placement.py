@@ -52,22 +52,17 @@ def _colour(device: int) -> str:
 def _depths(problem: Problem) -> np.ndarray:
     """How many nodes lie before each on the longest way to it [N]."""
     depth = np.zeros(problem.num_nodes, np.int64)
-    before: list[list[int]] = [[] for _ in range(problem.num_nodes)]
-    for src, dst in zip(problem.src.tolist(), problem.dst.tolist(), strict=True):
-        before[dst].append(src)
     for node in problem.order.tolist():
-        depth[node] = max((depth[other] + 1 for other in before[node]), default=0)
+        depth[node] = max((depth[other] + 1 for other in problem.before[node]), default=0)
     return depth
 
 
 def _places(problem: Problem) -> tuple[np.ndarray, np.ndarray, float]:
-    """Across and down by layer; within a layer by the mean place of what is read, twice over (barycentres)."""
+    """Across and down by layer; within a layer by the mean place of what is read (barycentres)."""
     depth = _depths(problem)
     layers = [np.flatnonzero(depth == one) for one in range(int(depth.max()) + 1)]
     x = np.zeros(problem.num_nodes)
-    before: list[list[int]] = [[] for _ in range(problem.num_nodes)]
-    for src, dst in zip(problem.src.tolist(), problem.dst.tolist(), strict=True):
-        before[dst].append(src)
+    before = problem.before
     for layer in layers:
         wanted = [float(np.mean(x[before[node]])) if before[node] else 0.5 for node in layer.tolist()]
         order = layer[np.argsort(wanted, kind="stable")]
