@@ -19,11 +19,10 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.colours import KIND_LABELS, PHASE_LABELS
+from windtunnel.reports.notes import notes_of
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation
 from windtunnel.simulate import Timeline, replay
-from windtunnel.sources.execution_trace import count_unmeasured
-from windtunnel.sources.kineto_explain import explain_device_tasks
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 
 __all__ = ["Explanation", "LongTask", "Share", "explain", "integer_percentages"]
@@ -231,7 +230,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         sources=_by_text(timeline, "cost_source"),
         overhead_ratio=_overhead(graph, measured),
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
-        notes=_notes(graph, left_out),
+        notes=notes_of(graph, left_out),
     )
 
 
@@ -327,74 +326,6 @@ def _overhead(graph: Graph, measured: Mapping[str, Any]) -> float | None:
     if not measured or not isinstance(profiled, Mapping) or not profiled.get("median"):
         return None
     return float(profiled["median"]) / float(measured["median"]) - 1
-
-
-def _notes(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
-    """What else a reader must know."""
-    notes = []
-    if left_out:
-        named = ", ".join(shortened(name, 40) for name in left_out[:3]) + (", …" if len(left_out) > 3 else "")
-        notes.append(f"left out, as nothing here waits for it: {named}")
-    if graph.edits:
-        notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
-    notes += _unmeasured(graph)
-    notes += _device_starts(graph)
-    notes += _forms(graph) or _before_holding(graph)
-    notes += filter(None, [dict(graph.meta.get("overhead") or {}).get("note")])
-    dropped = graph.meta.get("dropped")
-    if isinstance(dropped, Mapping) and dropped:
-        total = sum(int(count) for count in dropped.values())
-        notes.append(f"{format_count(total)} events of the trace are no tasks: {', '.join(map(str, dropped))}")
-    if graph.meta.get("is_complete") is False:
-        notes.append("the capture was cut short: what was measured until then is shown")
-    return tuple(notes)
-
-
-def _unmeasured(graph: Graph) -> list[str]:
-    """Tasks whose duration nothing told: they count as 0."""
-    count = count_unmeasured(graph)
-    if not count:
-        return []
-    whole = "no durations: all" if count == graph.num_tasks else f"{format_count(count)} of"
-    return [f"warning: {whole} {format_count(graph.num_tasks)} tasks are unmeasured and count as 0"]
-
-
-def _forms(graph: Graph) -> list[str]:
-    """Where iterations differ by the shapes of their inputs: which of them this is."""
-    shapes = graph.meta.get("shapes")
-    if not isinstance(shapes, Mapping) or not shapes.get("others"):
-        return []
-    others = shapes["others"]
-    times_ns = [other["median_ns"] for other in others if other["median_ns"]]
-    inputs = ", ".join("x".join(map(str, shape)) for shape in shapes["inputs"][:3])
-    line = f"iterations have {len(others) + 1} forms; this is the commonest, {format_ratio(shapes['share'])}: {inputs}"
-    if shapes["is_mixed"]:
-        return [f"warning: {line}, but too few had it: iterations of all forms are mixed"]
-    took = f"; others took {format_duration(min(times_ns))} to {format_duration(max(times_ns))}" if times_ns else ""
-    return [line + took]
-
-
-def _before_holding(graph: Graph) -> list[str]:
-    """What an iteration took before measuring held the heap, where that is more than noise."""
-    before = dict(graph.meta.get("allocator") or {}).get("iteration_before_ns") or {}
-    held = dict(graph.meta.get("iteration_ns") or {}).get("median")
-    if not held or before.get("median", 0) <= 1.03 * held:
-        return []
-    line = f"measured with the heap held; the script as it is took {format_duration(before['median'])}"
-    return [line, "glibc gives memory back in every iteration: MALLOC_TRIM_THRESHOLD_=2000000000 keeps it"]
-
-
-def _device_starts(graph: Graph) -> list[str]:
-    """Why the tasks of devices started when they did, where a trace told."""
-    if "start_cause" not in graph.tasks:
-        return []
-    starts = explain_device_tasks(graph)
-    count = len(starts.task)
-    if not count:
-        return []
-    causes = ", ".join(f"{label} {format_ratio(number / count)}" for label, number in starts.count().items() if number)
-    line = f"starts of {format_count(count)} device tasks: {causes}"
-    return [line, *([f"warning: {starts.warning}"] if starts.warning else [])]
 
 
 def _plain(value: Any) -> Any:
