@@ -60,10 +60,11 @@ def integer_plan(
     """
     began_s = time.monotonic()
     contraction = contract(problem) if is_contiguous else by_color(problem)
-    programme = _Programme(contraction, objective, is_contiguous=is_contiguous)
+    upper_ns = _value_ns(start, objective) if start is not None else math.inf
+    programme = _Programme(contraction, objective, upper_ns, is_contiguous=is_contiguous)
     known = programme.encoded(start) if start is not None else None
     if start is not None:
-        programme.bound(lower_bound_ns(contraction), _value_ns(start, objective))
+        programme.bound(lower_bound_ns(contraction), upper_ns)
     solved = programme.model.solve(start=known, gap=gap, time_limit_s=time_limit_s)
     name = f"ilp, {'contiguous' if is_contiguous else 'any'}"
     seconds = time.monotonic() - began_s
@@ -108,7 +109,7 @@ def _better(
 class _Programme:
     """Columns and rows of one problem."""
 
-    def __init__(self, contraction: Contraction, objective: Objective, *, is_contiguous: bool) -> None:
+    def __init__(self, contraction: Contraction, objective: Objective, upper_ns: float, *, is_contiguous: bool) -> None:
         self.contraction = contraction
         self.problem = contraction.problem
         self.work = contraction.work
@@ -117,15 +118,20 @@ class _Programme:
         self.model = Model()
         num, num_devices = contraction.num_nodes, len(self.kind_D)
         barred = self.work.barred_NT[:, self.kind_D] > 0
+        if is_contiguous and math.isfinite(upper_ns):
+            barred |= _outside_windows(contraction, self.kind_D, upper_ns * (1 + 1e-9))
         self.x = np.array(
             [[self.model.choice(float(not barred[node, at])) for at in range(num_devices)] for node in range(num)]
         ).reshape(num, num_devices)
         self.most = self.model.column(cost=1.0)
         self._assign()
         self._remember()
+        self.is_contiguous = is_contiguous
         if is_contiguous:
             self._keep_together()
-        self._order_alike()
+            self._follow_edges()
+        else:
+            self._order_alike()
         self._load(objective)
 
     def bound(self, low_ns: float, high_ns: float) -> None:
@@ -157,6 +163,20 @@ class _Programme:
                 self.model.row({z[b]: 1.0, z[a]: -1.0}, high=0.0)
                 here, there = int(self.x[a, at]), int(self.x[b, at])
                 self.model.row({z[b]: 1.0, there: -1.0, here: 1.0}, high=1.0)
+
+    def _follow_edges(self) -> None:
+        """Devices that are alike are numbered as stages: what a node reads lies no later, or on another type."""
+        edges = list(zip(self.contraction.src.tolist(), self.contraction.dst.tolist(), strict=True))
+        for kind in range(len(self.work.types)):
+            alike = np.flatnonzero(self.kind_D == kind)
+            others = np.flatnonzero(self.kind_D != kind)
+            for number in range(1, len(alike)):
+                for a, b in edges:
+                    before = dict.fromkeys(self.x[a, alike[:number]].tolist(), -1.0)
+                    elsewhere = dict.fromkeys(self.x[a, others].tolist(), -1.0)
+                    self.model.row(
+                        {**dict.fromkeys(self.x[b, alike[:number]].tolist(), 1.0), **before, **elsewhere}, high=0.0
+                    )
 
     def _order_alike(self) -> None:
         """A node is on a device only if one before it is on the device before, of those that are alike."""
@@ -212,7 +232,9 @@ class _Programme:
 
     def encoded(self, plan: Plan) -> dict[int, float]:
         """A plan as values of the choices: its devices in the order that alike ones have here."""
-        first = [int(self.contraction.super_N[plan.device == at].min()) for at in range(len(plan.kind))]
+        first = list(range(len(plan.kind)))  # a contiguous plan's devices are its stages
+        if not self.is_contiguous:
+            first = [int(self.contraction.super_N[plan.device == at].min()) for at in first]
         place = np.empty(len(plan.kind), np.int64)
         for kind in range(len(self.work.types)):
             mine = sorted(np.flatnonzero(plan.kind == kind).tolist(), key=first.__getitem__)
@@ -227,3 +249,44 @@ class _Programme:
         """Device of every node."""
         found: NDArray[np.int64] = values[self.x].argmax(axis=1)[self.contraction.super_N]
         return found
+
+
+def _outside_windows(contraction: Contraction, kind_D: NDArray[np.int64], upper_ns: float) -> NDArray[np.bool_]:
+    """Where a node cannot be in a plan that is no worse than a known one, bool [S, D].
+
+    Stages of one type come in order: all that a node waits for, and itself, must fit onto its stage, those before it
+    and other types; and what waits for it onto its stage, those behind and other types. Transfers count nothing here.
+    """
+    work, num = contraction.work, contraction.num_nodes
+    before = np.eye(num, dtype=bool)
+    readers: list[list[int]] = [[] for _ in range(num)]
+    for a, b in zip(contraction.src.tolist(), contraction.dst.tolist(), strict=True):
+        readers[a].append(b)
+    for node in contraction.order.tolist():
+        for other in readers[node]:
+            before[other] |= before[node]
+    found = np.zeros((num, len(kind_D)), bool)
+    for kind in range(len(work.types)):
+        alike = np.flatnonzero(kind_D == kind)
+        times = work.compute_NT[:, kind]
+        elsewhere = sum(
+            _most_taken(times, work.compute_NT[:, other], one.count * upper_ns)
+            for other, one in enumerate(work.types)
+            if other != kind
+        )
+        for number, device in enumerate(alike.tolist()):
+            found[:, device] = before @ times > (number + 1) * upper_ns + elsewhere
+            found[:, device] |= before.T @ times > (len(alike) - number) * upper_ns + elsewhere
+    return found
+
+
+def _most_taken(gain: NDArray[np.float64], spent: NDArray[np.float64], room: float) -> float:
+    """The most that can be gained within a room, taking fractions: what is free first, then by gain per unit."""
+    order = np.argsort(-gain / np.maximum(spent, 1e-300), kind="stable")
+    used = np.cumsum(spent[order])
+    whole = int(np.searchsorted(used, room, side="right"))
+    total = float(gain[order[:whole]].sum())
+    if whole < len(order) and spent[order[whole]] > 0:
+        left = room - (used[whole - 1] if whole else 0.0)
+        total += float(gain[order[whole]] * left / spent[order[whole]])
+    return total
