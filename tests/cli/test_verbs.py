@@ -17,6 +17,7 @@ VERBS = (
     "whatif",
     "verify",
     "predict",
+    "place",
     "calibrate",
     "memory",
     "utilisation",
