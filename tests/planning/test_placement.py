@@ -50,6 +50,19 @@ def test_too_many_downsets_leave_an_interval():
     assert plan.solver.startswith("dpl")
 
 
+def test_an_interrupt_leaves_the_best_found_and_its_bound():
+    def interrupted(what, done, total):
+        if what == "placing" and done == total // 2:
+            raise KeyboardInterrupt
+
+    chain = problem([(node + 1.0, 9.0) for node in range(8)], [(node, node + 1) for node in range(7)], [0.1] * 8)
+    plan = exact(chain, progress=interrupted)
+
+    assert plan.note.startswith("interrupted")
+    assert 0 < plan.bound_ns <= plan.value_ns < math.inf
+    assert plan.loads.is_allowed
+
+
 def test_what_cannot_fit_names_the_largest_part():
     with pytest.raises(InfeasibleError, match="the largest set that cannot be parted 7 of 5") as caught:
         exact(problem([(1, 1)] * 3, [(0, 1), (1, 2)], [0.0] * 3, size=[3, 4, 1], color=[0, 0, 1], memory=5.0))

@@ -179,7 +179,10 @@ def integer_latency(
         raise InputError(f"no solver is called {solver!r}", where="solver", fix=", ".join(solvers))
     began_s = time.monotonic()
     slots = _Slots.of(problem, start, num_pieces)
-    slot_N, bound_ns = solvers[solver](slots, gap, time_limit_s)
+    try:
+        slot_N, bound_ns = solvers[solver](slots, gap, time_limit_s)
+    except KeyboardInterrupt:
+        slot_N, bound_ns = None, 0.0
     bound_ns = max(bound_ns, float(slots.earliest_ns.max(initial=0.0)))
     seconds = time.monotonic() - began_s
     name = f"{solver}, {num_pieces} piece{'s' if num_pieces > 1 else ''} each"

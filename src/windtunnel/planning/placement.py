@@ -83,7 +83,7 @@ class Plan:
 
 
 def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progress: Progress | None = None) -> Plan:
-    """The best contiguous cut for throughput; where there are too many downsets, the best found with a bound.
+    """The best contiguous cut for throughput; with too many downsets, or Ctrl-C, the best found with a bound.
 
     Raises
     ------
@@ -95,12 +95,14 @@ def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progres
     table, order = _best_chain(contraction, combine)
     try:
         lattice = downsets(contraction.num_nodes, contraction.src, contraction.dst, cap=cap, progress=progress)
+        best = solve(lattice, contraction.work, combine=combine, upper=table.value, progress=progress)
     except TooManyDownsets as error:
-        plan = _of_table(contraction, table, f"dpl ({order})", began_s, lower_bound_ns(contraction), note=str(error))
+        note = str(error)
+    except KeyboardInterrupt:
+        note = "interrupted: the best found until then"
     else:
-        table = solve(lattice, contraction.work, combine=combine, upper=table.value, progress=progress)
-        plan = _of_table(contraction, table, "dp", began_s, table.value)
-    return plan
+        return _of_table(contraction, best, "dp", began_s, best.value)
+    return _of_table(contraction, table, f"dpl ({order})", began_s, lower_bound_ns(contraction), note=note)
 
 
 def linearised(problem: Problem, *, combine: Combine = "sum", orders: Sequence[str] = tuple(ORDERS)) -> Plan:

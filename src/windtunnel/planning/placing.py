@@ -87,7 +87,7 @@ def place(
     if solver == "dpl":
         return linearised(problem, combine=combine)
     plan = exact(problem, combine=combine, progress=progress) if solver in ("auto", "dp") else linearised(problem)
-    if solver == "dp" or plan.is_optimal or combine != "sum":
+    if solver == "dp" or plan.is_optimal or combine != "sum" or plan.note.startswith("interrupted"):
         return plan
     better = integer_plan(problem, plan, is_contiguous=solver != "ilp-any", gap=gap, time_limit_s=time_limit_s)
     return replace(better, note=plan.note) if solver == "auto" else better
