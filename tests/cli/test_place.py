@@ -85,3 +85,25 @@ def test_wrong_wishes_are_answered_with_two(capsys, path, monkeypatch, arguments
 
     assert code in (1, 2)  # 1: there is no answer
     assert message in err
+
+
+PROFILE = """node1 -- Conv -- forward_compute_time=2.0, backward_compute_time=4.0, activation_size=16.0, \
+parameter_size=10.0
+node2 -- Linear -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=4.0, parameter_size=100.0
+\tnode1 -- node2
+"""
+
+
+def test_a_profile_is_cut_into_stages(capsys, tmp_path):
+    profile = tmp_path / "profile.txt"
+    profile.write_text(PROFILE)
+
+    code, out, err = run(capsys, profile, "--levels", "2@1kB/s")
+
+    assert 0 == code, err
+    assert "6.00 ms per minibatch, 1.50x one machine" in out
+    document = json.loads(run(capsys, profile, "--levels", "2@1kB/s", "--json")[1])
+    assert [["node1"], ["node2"]] == [stage["layers"] for stage in document["stages"]]
+    for levels, message in (("", "every level"), ("two", "is no level"), ("2@fast", "is not a rate")):
+        code, _, err = run(capsys, profile, "--levels", levels)
+        assert (2, True) == (code, message in err)

@@ -24,7 +24,8 @@ _SHOWN_MOVES = 5
 
 def place(
     source: Annotated[
-        Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a trace, or a placement problem (.json).")
+        Path,
+        typer.Argument(metavar="GRAPH", help="A .wt folder, a trace, a problem (.json), a PipeDream profile (.txt)."),
     ],
     objective: Annotated[
         str, typer.Option(help="throughput; flush: a pipeline that is emptied; latency: of one sample.")
@@ -44,6 +45,10 @@ def place(
     robust: Annotated[
         str, typer.Option(metavar="LOW-HIGH", help="Try bandwidths of 0.25-4 times the stated one.")
     ] = "",
+    levels: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Of a profile: machines at a bandwidth, innermost first: 4@8GB/s,4@1GB/s."),
+    ] = "",
     split: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, coloured by device.")] = None,
     force: Force = False,
@@ -56,6 +61,9 @@ def place(
     from windtunnel.planning.placing import place as best_plan
     from windtunnel.units import parse_duration
 
+    if source.suffix == ".txt":
+        _plan_stages(source, levels, memory, as_json=as_json)
+        return
     for path in filter(None, (split, picture)):
         require_free(path, force=force)
     with Progress("placing") as progress:
@@ -85,6 +93,32 @@ def place(
         return
     _print_plan(document, plan)
     _print_more(document)
+
+
+def _plan_stages(source: Path, levels: str, memory: str, *, as_json: bool) -> None:
+    """PipeDream's planner on a profile."""
+    from windtunnel.errors import InputError
+    from windtunnel.planning.pipedream import Level, plan_stages, read_profile
+    from windtunnel.units import format_duration, parse_rate, parse_size
+
+    topology = []
+    for entry in filter(None, levels.split(",")):
+        count, sign, rate = entry.partition("@")
+        if not sign or not count.strip().isdigit():
+            raise InputError(f"{entry!r} is no level", where="--levels", fix="4@8GB/s,4@1.25GB/s, innermost first")
+        topology.append(Level(int(count), parse_rate(rate)))
+    plan = plan_stages(read_profile(source), topology, memory_bytes=float(parse_size(memory)) if memory else None)
+    if as_json:
+        print_json({"schema": "windtunnel.stages/1", **dataclasses.asdict(plan)})
+        return
+    say(f"{format_duration(round(1e9 * plan.time_s))} per minibatch, {plan.speedup:.2f}x one machine,")
+    say(f"  {plan.speedup_over_data_parallel:.2f}x every layer on all machines")
+    say()
+    rows = [
+        [str(at), str(one.replicas), str(len(one.layers)), ", ".join(one.layers[:4])]
+        for at, one in enumerate(plan.stages)
+    ]
+    print_table(["stage", "machines", "layers", "first of them"], rows, numbers=(1, 2), gives_way=3)
 
 
 def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str) -> Problem:
