@@ -16,6 +16,7 @@ from windtunnel.planning.downsets import downsets
 from windtunnel.planning.formats import assignment_of, read_problem, split_document
 from windtunnel.planning.minmax import Table, solve
 from windtunnel.planning.placement import exact, linearised
+from windtunnel.planning.placing import place
 
 FOLDER = "placement/dnn_partitioning"
 
@@ -61,6 +62,18 @@ def test_an_interrupt_leaves_the_best_found_and_its_bound():
     assert plan.note.startswith("interrupted")
     assert 0 < plan.bound_ns <= plan.value_ns < math.inf
     assert plan.loads.is_allowed
+
+
+def test_integer_solvers_need_no_chain_that_fits():
+    """In the order of the chain 3 and 3 lie on one of two devices of 4; apart from it they fit."""
+    pytest.importorskip("highspy", reason="needs the extra plan")
+    one = problem([(1, 1)] * 4, [(0, 1), (1, 2), (2, 3)], [0.1] * 4, size=[3, 1, 1, 3], accelerators=2, memory=4.0)
+    crossed = problem([(1, 1)] * 4, [(0, 1), (2, 3)], [0.1] * 4, size=[3, 3, 1, 1], accelerators=2, memory=4.0)
+
+    assert place(one, solver="ilp").loads.is_allowed
+    assert place(crossed, solver="ilp-any").loads.is_allowed
+    flush = place(one, objective="flush")
+    assert math.isclose(flush.value_ns, flush.loads.flush_load_ns())
 
 
 def test_what_cannot_fit_names_the_largest_part():

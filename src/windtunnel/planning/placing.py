@@ -79,18 +79,17 @@ def place(
         raise InputError(f"{solver} adds compute and transfers up", where="combine", fix="--solver dp")
     if objective == "latency":
         return _for_latency(problem, solver, num_pieces, gap, time_limit_s)
-    if objective == "flush":
+    if objective == "flush" or solver in ("ilp", "ilp-any"):
         return integer_plan(
-            problem, _known(problem), objective="flush", is_contiguous=solver != "ilp-any",
+            problem, _known(problem), objective=objective, is_contiguous=solver != "ilp-any",
             gap=gap, time_limit_s=time_limit_s,
         )  # fmt: skip
     if solver == "dpl":
         return linearised(problem, combine=combine)
-    plan = exact(problem, combine=combine, progress=progress) if solver in ("auto", "dp") else linearised(problem)
+    plan = exact(problem, combine=combine, progress=progress)
     if solver == "dp" or plan.is_optimal or combine != "sum" or plan.note.startswith("interrupted"):
         return plan
-    better = integer_plan(problem, plan, is_contiguous=solver != "ilp-any", gap=gap, time_limit_s=time_limit_s)
-    return replace(better, note=plan.note) if solver == "auto" else better
+    return replace(integer_plan(problem, plan, gap=gap, time_limit_s=time_limit_s), note=plan.note)
 
 
 def _known(problem: Problem) -> Plan | None:
