@@ -18,7 +18,8 @@ from windtunnel.planning.contraction import contract
 from windtunnel.planning.downsets import downsets
 from windtunnel.planning.formats import assignment_of
 from windtunnel.planning.minmax import solve
-from windtunnel.planning.pipedream import Level, plan_stages, read_profile, stages_time_s
+from windtunnel.planning.pipedream import Level, plan_stages, stages_time_s
+from windtunnel.planning.pipedream_profile import read_profile
 from windtunnel.planning.placement import linearised
 
 TARGET = "every count and value equal (1e-9, or all published digits)"

@@ -7,7 +7,8 @@ from benchmarks.placement_data import PLANS
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.planning.pipedream import Level, plan_stages, read_profile, stages_time_s
+from windtunnel.planning.pipedream import Level, plan_stages, stages_time_s
+from windtunnel.planning.pipedream_profile import read_profile
 
 LINES = """node1 -- Input0 -- forward_compute_time=9.0, backward_compute_time=0.0, activation_size=8.0, \
 parameter_size=0.0

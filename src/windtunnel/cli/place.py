@@ -98,7 +98,8 @@ def place(
 def _plan_stages(source: Path, levels: str, memory: str, *, as_json: bool) -> None:
     """PipeDream's planner on a profile."""
     from windtunnel.errors import InputError
-    from windtunnel.planning.pipedream import Level, plan_stages, read_profile
+    from windtunnel.planning.pipedream import Level, plan_stages
+    from windtunnel.planning.pipedream_profile import read_profile
     from windtunnel.units import format_duration, parse_rate, parse_size
 
     topology = []
