@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -50,12 +51,10 @@ def _accelerator(problem: Problem) -> int:
 
 def as_given(problem: Problem, device: NDArray[Any], kind: NDArray[Any], solver: str, seconds: float = 0.0) -> Plan:
     """An assignment that comes from elsewhere; devices without nodes are left out."""
-    used, compact = np.unique(device, return_inverse=True)
-    kinds = np.asarray(kind, np.int64)[used]
-    loads = problem.loads(compact, kinds)
+    plan = Plan.of(problem, device, kind, solver, seconds, bound_ns=_NO_BOUND)
+    loads = plan.loads
     note = "" if loads.is_allowed else "does not fit: memory, support or colours"
-    ones = np.ones(len(used), np.int64)
-    return Plan(problem, compact, kinds, ones, loads.max_load_ns(), _NO_BOUND, solver, seconds, note)
+    return replace(plan, value_ns=loads.max_load_ns(), note=note)
 
 
 def single(problem: Problem) -> Plan:

@@ -21,7 +21,7 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.errors import GraphError
+from windtunnel.errors import GraphError, WindtunnelError
 from windtunnel.planning import _downset_kernels as kernels
 
 __all__ = ["CAP", "Closure", "Lattice", "TooManyDownsets", "chain", "downsets"]
@@ -31,17 +31,10 @@ Closure = Literal["predecessors", "successors"]
 Progress = Callable[[str, int, int], None]
 
 
-class TooManyDownsets(Exception):  # noqa: N818  an outcome to plan around, not a mistake of anybody's
-    """There are more than the cap; ``found`` were seen up to ``size`` nodes.
+class TooManyDownsets(WindtunnelError):  # noqa: N818  an outcome to plan around, not a mistake of anybody's
+    """There are more than the cap; says how far they were seen."""
 
-    Parameters
-    ----------
-    found, size, num_nodes : int
-    """
-
-    def __init__(self, found: int, size: int, num_nodes: int) -> None:
-        super().__init__(f"more than {found:,} downsets, seen up to {size} of {num_nodes} nodes")
-        self.found, self.size, self.num_nodes = found, size, num_nodes
+    exit_code = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +140,10 @@ def downsets(
     for size in range(1, num_nodes + 1):
         words, parent, node, is_over = kernels.grow(levels[-1], before_NW, cap - count)
         if is_over:
-            raise TooManyDownsets(cap, size, num_nodes)
+            raise TooManyDownsets(
+                f"more than {cap:,} downsets, seen up to {size} of {num_nodes} nodes",
+                fix="merge branches of the graph, or allow more",
+            )
         if not len(words):
             raise GraphError(f"a cycle holds {num_nodes - size + 1} nodes back", where="edges", fix="merge the cycle")
         parents.append(parent + np.int32(first - len(levels[-1])))

@@ -230,17 +230,7 @@ def greedy(problem: Problem) -> Plan:
         raise InfeasibleError("the accelerators are full and there is no CPU", fix="more memory, or a CPU")
     kinds = np.array([*slots, *cpus[:1]], np.int64)
     device_S[device_S < 0] = len(slots)
-    used_rows, device_N = np.unique(device_S[contraction.super_N], return_inverse=True)
-    plan = Plan(
-        problem,
-        device_N,
-        kinds[used_rows],
-        np.ones(len(used_rows), np.int64),
-        0.0,
-        0.0,
-        "greedy",
-        time.monotonic() - began_s,
-    )
+    plan = Plan.of(problem, device_S[contraction.super_N], kinds, "greedy", time.monotonic() - began_s)
     return of_plan(plan, solver="greedy")
 
 
@@ -279,9 +269,7 @@ def descend(plan: Plan, *, num_pieces: int = 1, time_limit_s: float = 30.0, seed
     slots = np.array(
         [kind for kind, one in enumerate(problem.types) for _ in range(one.count if one.comm_scale else 1)]
     )
-    device_S = _in_slots(plan, slots)[
-        [int(contraction.members(np.array([node]))[0]) for node in range(contraction.num_nodes)]
-    ]
+    device_S = _in_slots(plan, slots)[np.unique(contraction.super_N, return_index=True)[1]]
     limits = np.array([problem.types[kind].memory_bytes * (1 + _SLACK) for kind in slots.tolist()])
     counts = np.array([problem.types[kind].count for kind in slots.tolist()])
     work = contraction.work
@@ -338,9 +326,6 @@ def _value(problem: Problem, device_N: Ints, slots: Ints, num_pieces: int) -> fl
 def _found(plan: Plan, device_N: Ints, slots: Ints, value_ns: float, began_s: float) -> Plan:
     if value_ns >= plan.value_ns:
         return plan
-    used, compact = np.unique(device_N, return_inverse=True)
-    moved = Plan(
-        plan.problem, compact, slots[used], np.ones(len(used), np.int64), value_ns, plan.bound_ns,
-        f"{plan.solver}, then single moves", plan.seconds + time.monotonic() - began_s,
-    )  # fmt: skip
+    seconds = plan.seconds + time.monotonic() - began_s
+    moved = Plan.of(plan.problem, device_N, slots, f"{plan.solver}, then single moves", seconds)
     return of_plan(moved, plan.bound_ns, moved.solver)

@@ -108,19 +108,13 @@ class _Slots:
 
     def plan(self, slot_N: Values, bound_ns: float, solver: str, seconds: float) -> Plan | None:
         """The split that a solver found, judged by the evaluator; None where that refuses it."""
-        device_N = self.device_S[slot_N]
-        used, compact = np.unique(device_N, return_inverse=True)
-        first = {int(one): int(np.flatnonzero(self.device_S == one)[0]) for one in used}
-        kind_D = np.array([self.kind_S[first[int(one)]] for one in used])
-        loads = self.problem.loads(compact, kind_D)
+        kinds = [self.kind_S[self.slots_of(at)[0]] for at in range(self.num_devices)]
+        plan = Plan.of(self.problem, self.device_S[slot_N], np.array([*kinds, self.kind_S[0]]), solver, seconds)
         try:
-            value = latency_of(self.problem, compact, kind_D).total_ns
+            value = latency_of(self.problem, plan.device, plan.kind).total_ns
         except InputError:
             return None
-        if not loads.is_allowed:
-            return None
-        ones = np.ones(len(kind_D), np.int64)
-        return Plan(self.problem, compact, kind_D, ones, value, min(bound_ns, value), solver, seconds)
+        return replace(plan, value_ns=value, bound_ns=min(bound_ns, value)) if plan.loads.is_allowed else None
 
 
 def _slots_of_plan(slots: _Slots, plan: Plan) -> Values:

@@ -66,6 +66,25 @@ class Plan:
     seconds: float
     note: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        device: NDArray[Any],
+        kind: NDArray[Any],
+        solver: str,
+        seconds: float,
+        *,
+        value_ns: float = 0.0,
+        bound_ns: float = 0.0,
+        note: str = "",
+    ) -> Plan:
+        """A plan without replicas, devices without nodes left out; ``kind`` may be of more than are used."""
+        used, compact = np.unique(device, return_inverse=True)
+        kinds = np.asarray(kind, np.int64)[used]
+        ones = np.ones(len(used), np.int64)
+        return cls(problem, compact, kinds, ones, value_ns, min(bound_ns, value_ns), solver, seconds, note)
+
     @property
     def gap(self) -> float:
         """How far the value may lie above the best one, as a share of it."""
@@ -97,7 +116,7 @@ def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progres
         lattice = downsets(contraction.num_nodes, contraction.src, contraction.dst, cap=cap, progress=progress)
         best = solve(lattice, contraction.work, combine=combine, upper=table.value, progress=progress)
     except TooManyDownsets as error:
-        note = str(error)
+        note = error.message
     except KeyboardInterrupt:
         note = "interrupted: the best found until then"
     else:

@@ -101,9 +101,7 @@ def _better(
             value = loads.max_load_ns() if objective == "throughput" else loads.flush_load_ns()
             found.append((value, device_N, kind_D))
     value_ns, device, kind = min(found, key=lambda one: one[0])
-    used, compact = np.unique(device, return_inverse=True)
-    ones = np.ones(len(used), np.int64)
-    return Plan(problem, compact, kind[used], ones, value_ns, min(bound_ns, value_ns), name, seconds)
+    return Plan.of(problem, device, kind, name, seconds, value_ns=value_ns, bound_ns=bound_ns)
 
 
 class _Programme:
