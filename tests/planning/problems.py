@@ -33,6 +33,13 @@ def problem(
     )
 
 
+def chain(num=6, **changes):
+    """Layers of 1, 2, 3 ... ns whose outputs cost half a ns."""
+    given = {"accelerators": 3} | changes
+    times = [(node + 1.0, 50.0) for node in range(num)]
+    return problem(times, [(node, node + 1) for node in range(num - 1)], [0.5] * num, **given)
+
+
 def random_problem(rng, num_forward, *, is_training=False, num_colors=None):
     """A random graph; in training each forward node has a backward partner of its colour, in mirrored order."""
     forward = [(a, b) for a, b in itertools.combinations(range(num_forward), 2) if rng.random() < 0.4]

@@ -1,5 +1,6 @@
 """What a plan says about itself: devices, moves, bandwidths; and a graph placed and replayed."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 pytest.importorskip("rustworkx", reason="needs the extra plan")
 
-from tests.planning.problems import problem
+from tests.planning.problems import chain, problem
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.planning.explain import device_rows, moves
@@ -15,15 +16,10 @@ from windtunnel.planning.fleet import fleet_of
 from windtunnel.planning.from_graph import layers_of, placed
 from windtunnel.planning.minmax import DeviceType
 from windtunnel.planning.placing import place
+from windtunnel.planning.rendezvous import rendezvous_pipeline
 from windtunnel.planning.robust import robust_plan
 from windtunnel.planning.stages import pipelined
 from windtunnel.simulate import replay
-
-
-def chain(num=6, **changes):
-    given = {"accelerators": 3} | changes
-    times = [(node + 1.0, 50.0) for node in range(num)]
-    return problem(times, [(node, node + 1) for node in range(num - 1)], [0.5] * num, **given)
 
 
 def test_devices_say_what_binds_them():
@@ -132,6 +128,89 @@ def test_a_graph_becomes_layers_and_is_placed_and_replayed():
     assert 4 == int(sent.sum())
     # one sample: 3, out 1, in 1, 4, 8, out 1, in 1, 6; the update waits
     assert 25_000_000 + 4_000_000 == replay(after).makespan_ns
+
+
+def test_layers_that_wait_for_each_other_stay_with_all_their_backward_nodes():
+    """a, b and a again: one node forward, two backward, all of one colour; b's share of the update goes with b."""
+    builder = GraphBuilder()
+    cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)
+    forward, backward = Phase.FORWARD, Phase.BACKWARD
+    rows = [("a", forward), ("b", forward), ("a", forward), ("c", forward), ("c", backward), ("b", backward),
+            ("a", backward)]  # fmt: skip
+    tasks = [
+        builder.task(name, kind=Kind.COMPUTE, layer=name, phase=phase, resource=cpu, iteration=0, duration_ns=10)
+        for name, phase in rows
+    ]
+    for one, other in itertools.pairwise(tasks):
+        builder.edge(one, other, kind=EdgeKind.DATA, size_bytes=1)
+    layers = layers_of([builder.build()], fleet_of("2xhere")[0], 1e9)
+
+    assert ("a", "c", "c (backward)", "b (backward)", "a (backward)") == layers.problem.names
+    color = layers.problem.color
+    assert color[0] == color[3] == color[4] != color[1] == color[2]
+    assert {"a": 0, "b": 0, "c": 1} == layers.node_of
+    device = place(layers.problem).device
+    assert device[0] == device[3] == device[4]
+
+
+def test_an_update_comes_once_for_all_microbatches():
+    types, _ = fleet_of("2xhere")
+    whole, parts = (layers_of([step()], types, 1e9, num_microbatches=number) for number in (1, 4))
+
+    assert [0.0, 0.0, 3e6, 1e6] == whole.update_ns[:, 0].tolist()
+    assert (whole.problem.time_ns - parts.problem.time_ns == 0.75 * whole.update_ns).all()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("num_stages", "num_samples"), [(1, 3), (3, 4), (4, 12)])
+def test_an_even_pipeline_that_is_emptied_takes_as_long_as_the_papers_say(schedule, num_stages, num_samples):
+    """(M + k - 1) (f + b), by both schedules (GPipe, section 2.3), and then the longest update."""
+    forward = [(node, node + 1) for node in range(num_stages - 1)]
+    backward = [(num_stages + b, num_stages + a) for a, b in forward]
+    turns = [(node, num_stages + node) for node in range(num_stages)]
+    one = problem(
+        [(100.0, 1e6)] * num_stages + [(200.0, 1e6)] * num_stages, forward + backward + turns, [0.0] * 2 * num_stages,
+        backward=range(num_stages, 2 * num_stages), color=[*range(num_stages)] * 2, accelerators=num_stages,
+    )  # fmt: skip
+    plan = place(one)
+    graph = pipelined(plan, num_samples, schedule=schedule, update_ns=np.full(num_stages, 50.0))
+
+    assert (num_samples + num_stages - 1) * 300 + 50 == replay(graph).makespan_ns
+    waiting = rendezvous_pipeline(plan, num_samples, schedule=schedule, update_ns=np.full(num_stages, 50.0))
+    assert replay(waiting).makespan_ns == replay(graph).makespan_ns  # messages that take no time change nothing
+    late = pipelined(plan, num_samples, schedule=schedule, latency_ns=10)
+    assert replay(late).makespan_ns >= (num_samples + num_stages - 1) * 300 + 20 * (num_stages - 1)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_messages_that_are_waited_for_cost_both_sides(schedule):
+    """Two stages of 100 and 200 ns, 30 ns over the boundary with 5 ns of latency; three samples."""
+    one = problem([(100.0, 1e6)] * 2 + [(200.0, 1e6)] * 2, [(0, 1), (1, 3), (3, 2), (0, 2)], [30.0, 0.0, 0.0, 0.0],
+                  backward=(2, 3), color=[0, 1, 0, 1])  # fmt: skip
+    graph = rendezvous_pipeline(place(one), 3, schedule=schedule, latency_ns=5)
+    timeline = replay(graph)
+
+    assert 12 == int(graph.select(kind=Kind.COMPUTE).sum())
+    assert 6 == int(graph.select(kind=Kind.COMM).sum())
+    # GPipe: whoever reads asks when it has nothing else to do, so that no message is hidden; 1F1B: they cross
+    assert {"gpipe": 100 + 3 * (35 + 100) + 200 + 3 * (35 + 200), "1f1b": 100 + 35 + 3 * 300 + 2 * 35 + 35 + 200}[
+        schedule
+    ] == timeline.makespan_ns
+    with pytest.raises(InputError, match="1 samples for 2 stages"):
+        rendezvous_pipeline(place(one), 1, schedule=schedule)
+
+
+def test_1f1b_keeps_as_many_samples_as_stages_under_way():
+    one = chain(2, accelerators=2)
+    with pytest.raises(InputError, match="no schedule is called 'zb'"):
+        pipelined(place(one), 3, schedule="zb")
+    back = problem([(1.0, 9.0)] * 4, [(0, 1), (1, 3), (3, 2), (0, 2)], [0.0] * 4, backward=(2, 3), color=[0, 1, 0, 1])
+    graph = pipelined(place(back), 3)
+    first = graph.select(resource=0) if place(back).device[0] == 0 else graph.select(resource=1)
+    names = graph.tasks["name"].to_numpy()[first]
+    assert ["sample 0", "sample 1", "sample 0", "sample 2", "sample 1", "sample 2"] == [
+        name.split(",")[0] for name in names
+    ]
 
 
 def test_graphs_and_types_must_fit_together():

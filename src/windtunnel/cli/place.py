@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli._options import Force, Json, LedgerPath
 
 if TYPE_CHECKING:
     from windtunnel.planning.placement import Plan
@@ -51,6 +51,12 @@ def place(
     ] = "",
     split: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, coloured by device.")] = None,
+    fly: Annotated[
+        bool, typer.Option("--fly", help="Of a workload, such as vit: train with the plan's stages, in processes.")
+    ] = False,
+    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Of a flight, per step.")] = 8,
+    schedule: Annotated[str, typer.Option(help="Of a flight: 1f1b or gpipe.")] = "1f1b",
+    ledger: LedgerPath = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -61,6 +67,11 @@ def place(
     from windtunnel.planning.placing import place as best_plan
     from windtunnel.units import parse_duration
 
+    if fly:
+        from windtunnel.cli._place_flight import fly_placement
+
+        fly_placement(str(source), devices, microbatches, schedule, ledger, compare=compare, as_json=as_json)
+        return
     if source.suffix == ".txt":
         _plan_stages(source, levels, memory, as_json=as_json)
         return
@@ -153,7 +164,14 @@ def _others(problem: Problem, objective: str) -> list[Plan]:
     from windtunnel.planning.latency import greedy, of_plan
     from windtunnel.planning.placement import exact, linearised
 
-    rules: list[Any] = [baselines.single, baselines.min_cut, baselines.local_search, baselines.pipedream, linearised]
+    rules: list[Any] = [
+        baselines.single,
+        baselines.even,
+        baselines.min_cut,
+        baselines.local_search,
+        baselines.pipedream,
+        linearised,
+    ]
     if objective == "latency":
         rules = [greedy, lambda one: of_plan(exact(one), solver="max-load split")]
     found = []

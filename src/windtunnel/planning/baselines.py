@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.extras import require
-from windtunnel.planning.contraction import contract, merged
+from windtunnel.planning.contraction import Contraction, contract, merged
 from windtunnel.planning.downsets import chain
-from windtunnel.planning.minmax import solve
-from windtunnel.planning.orders import depth_first
+from windtunnel.planning.minmax import Stage, solve
+from windtunnel.planning.orders import depth_first, shuffled
 from windtunnel.planning.placement import Plan, plan_of_stages
 from windtunnel.planning.problem import Problem
 
-__all__ = ["as_given", "local_search", "min_cut", "pipedream", "single"]
+__all__ = ["as_given", "even", "local_search", "min_cut", "pipedream", "random_cut", "single"]
 
 Ints = NDArray[np.int64]
 _NO_BOUND = 0.0
@@ -60,6 +60,30 @@ def as_given(problem: Problem, device: NDArray[Any], kind: NDArray[Any], solver:
 def single(problem: Problem) -> Plan:
     """Everything on one accelerator."""
     return as_given(problem, np.zeros(problem.num_nodes, np.int64), np.array([_accelerator(problem)]), "single")
+
+
+def even(problem: Problem) -> Plan:
+    """As many layers on each accelerator: what people do by hand."""
+    contraction = contract(problem)
+    order = depth_first(contraction.num_nodes, contraction.src, contraction.dst)
+    count = min(problem.types[_accelerator(problem)].count, len(order))
+    return _cut(contraction, order, [len(order) * at // count for at in range(1, count)], "even")
+
+
+def random_cut(problem: Problem, seed: int) -> Plan:
+    """A random order that keeps the graph's, cut at random places, one stage per accelerator."""
+    contraction = contract(problem)
+    random = np.random.default_rng(seed)
+    order = shuffled(contraction.num_nodes, contraction.src, contraction.dst, random)
+    count = min(problem.types[_accelerator(problem)].count, len(order))
+    places = np.sort(random.choice(np.arange(1, len(order)), count - 1, replace=False))
+    return _cut(contraction, order, places.tolist(), f"random {seed}")
+
+
+def _cut(contraction: Contraction, order: Ints, places: list[int], solver: str) -> Plan:
+    kind = _accelerator(contraction.problem)
+    stages = [Stage(kind, 1, nodes) for nodes in np.split(order, places)]
+    return plan_of_stages(contraction, stages, "sum", solver, 0.0, _NO_BOUND)
 
 
 def pipedream(problem: Problem, *, ignored: Collection[str] = ()) -> Plan:

@@ -10,7 +10,7 @@ that the plan needs between them. Not here: prices, solvers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,12 +43,18 @@ class Layers:
     problem : Problem
     bandwidth_bytes_per_s : float
         Between an accelerator and the host.
+    node_of : dict of str to int
+        The forward node that each layer is in; several layers share one where they wait for each other.
+    update_ns : float64 [N, K]
+        What the optimiser takes for the layers of a node, once per step.
     """
 
     graph: Graph
     node_T: Ints
     problem: Problem
     bandwidth_bytes_per_s: float
+    node_of: Mapping[str, int]
+    update_ns: NDArray[np.float64]
 
 
 def layers_of(
@@ -58,6 +64,7 @@ def layers_of(
     *,
     iteration: int | None = None,
     copies_per_parameter: float | None = None,
+    num_microbatches: int = 1,
 ) -> Layers:
     """Layers as nodes: time, memory and what they send.
 
@@ -75,6 +82,8 @@ def layers_of(
         Which step; the last unless given.
     copies_per_parameter : float, optional
         What a parameter takes in all, in sizes of itself: with its gradient and the optimiser's states.
+    num_microbatches : int
+        How many samples such as the graph's come before an update: each carries its part of the optimiser's time.
 
     Raises
     ------
@@ -94,29 +103,31 @@ def layers_of(
     mask = _step(graphs[0], iteration)
     steps = [one.remove(~mask, keep_gaps=False) for one in graphs]
     graph = steps[0]
-    names, is_backward, node_T = _nodes(graph)
-    merged = _merged(graph, node_T, len(names))
-    names, is_backward, node_T = _compact(names, is_backward, node_T, merged)
-    num = len(names)
+    known, node_T = _nodes(graph)
+    into = _merged(graph, node_T, np.array([back for _, back in known], bool))
+    kept, place = np.unique(into, return_inverse=True)
+    node_T = np.where(node_T >= 0, place[node_T], -1)
+    is_backward = np.array([known[node][1] for node in kept.tolist()], bool)
+    num = len(kept)
+    color = _colors(known, place, num)
     times = np.stack([_summed(one.duration_ns, node_T, num) for one in steps], axis=1)
-    times = _with_updates(graph, steps, node_T, names, is_backward, times)
+    updates = _updates(graph, steps, node_T, color, is_backward)
     copies = _COPIES if copies_per_parameter is None else copies_per_parameter
     src, dst, sent = _sent(graph, node_T, num)
     problem = Problem(
-        tuple(
-            f"{name or 'model'}{' (backward)' if back else ''}" for name, back in zip(names, is_backward, strict=True)
-        ),
+        tuple(f"{known[node][0] or 'model'}{' (backward)' if known[node][1] else ''}" for node in kept.tolist()),
         tuple(types),
-        times,
+        times + updates / num_microbatches,
         _sizes(graph, node_T, num, copies if is_backward.any() else 1.0),
         np.zeros((num, len(types)), bool),
         is_backward,
-        np.unique(np.array(names, dtype=str), return_inverse=True)[1].astype(np.int64),
+        color,
         src,
         dst,
         sent / bandwidth_bytes_per_s * 1e9,
     )
-    return Layers(graph, node_T, problem, bandwidth_bytes_per_s)
+    node_of = {name: int(place[at]) for at, (name, back) in enumerate(known) if not back}
+    return Layers(graph, node_T, problem, bandwidth_bytes_per_s, node_of, updates)
 
 
 def _step(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
@@ -130,8 +141,8 @@ def _step(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
     return mask
 
 
-def _nodes(graph: Graph) -> tuple[list[str], NDArray[np.bool_], Ints]:
-    """Layers and phases in the order in which they first run, and the node of each task."""
+def _nodes(graph: Graph) -> tuple[list[tuple[str, bool]], Ints]:
+    """Layers, and whether it is their backward pass, in the order in which they first run; the node of each task."""
     layers = graph.tasks["layer"].to_numpy()
     phases = np.asarray(graph.tasks["phase"])
     order = graph.topological_order()
@@ -146,12 +157,17 @@ def _nodes(graph: Graph) -> tuple[list[str], NDArray[np.bool_], Ints]:
         node_T[task] = known.setdefault((current[is_backward], is_backward), len(known))
     if not any(name for name, _ in known):
         raise NotApplicableError("no task of this graph says which layer it belongs to", fix="capture it with modules")
-    return [name for name, _ in known], np.array([back for _, back in known], bool), node_T
+    return list(known), node_T
 
 
-def _merged(graph: Graph, node_T: Ints, num: int) -> Ints:
-    """The first of the nodes that wait for each other, for every node."""
+def _merged(graph: Graph, node_T: Ints, is_backward: NDArray[np.bool_]) -> Ints:
+    """For every node the first of those that it is one with: they wait for each other, or it exchanges no data.
+
+    Of what exchanges none (a dropout of nothing, a change of shape) only the order of the program says where it is:
+    behind the node before it.
+    """
     rustworkx = require("rustworkx", extra="plan")
+    num = len(is_backward)
     src, dst = node_T[graph.edges["src"]], node_T[graph.edges["dst"]]
     is_data = np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)
     rows = is_data & (src >= 0) & (dst >= 0) & (src != dst)
@@ -162,14 +178,28 @@ def _merged(graph: Graph, node_T: Ints, num: int) -> Ints:
     into = np.arange(num)
     for component in rustworkx.strongly_connected_components(waits):
         into[component] = min(component)
+    is_linked = np.zeros(num, bool)
+    is_linked[ends[:, is_backward[ends[0]] == is_backward[ends[1]]].ravel()] = True
+    for back in (False, True):
+        same = np.flatnonzero(is_backward == back)
+        linked = same[is_linked[same]]
+        for node in same[~is_linked[same]].tolist() if linked.size else []:
+            into[node] = into[linked[max(0, int(np.searchsorted(linked, node)) - 1)]]
     return into
 
 
-def _compact(
-    names: list[str], is_backward: NDArray[np.bool_], node_T: Ints, into: Ints
-) -> tuple[list[str], NDArray[np.bool_], Ints]:
-    kept, place = np.unique(into, return_inverse=True)
-    return [names[node] for node in kept.tolist()], is_backward[kept], np.where(node_T >= 0, place[node_T], -1)
+def _colors(known: Sequence[tuple[str, bool]], place: Ints, num: int) -> Ints:
+    """One colour for all nodes that have a layer in common, directly or by others."""
+    rustworkx = require("rustworkx", extra="plan")
+    shared = rustworkx.PyGraph(multigraph=False)
+    shared.add_nodes_from(range(num))
+    forward = {name: int(place[at]) for at, (name, back) in enumerate(known) if not back}
+    backward = {name: int(place[at]) for at, (name, back) in enumerate(known) if back}
+    shared.add_edges_from_no_data([(forward[name], node) for name, node in backward.items() if name in forward])
+    color = np.zeros(num, np.int64)
+    for number, component in enumerate(rustworkx.connected_components(shared)):
+        color[list(component)] = number
+    return color
 
 
 def _summed(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.float64]:
@@ -179,30 +209,24 @@ def _summed(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.flo
     return total
 
 
-def _with_updates(
-    graph: Graph,
-    steps: Sequence[Graph],
-    node_T: Ints,
-    names: list[str],
-    is_backward: NDArray[np.bool_],
-    times: NDArray[np.float64],
+def _updates(
+    graph: Graph, steps: Sequence[Graph], node_T: Ints, color: Ints, is_backward: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Optimiser time on the backward nodes, by the parameters of their layers."""
+    """Optimiser time [N, K] on the backward nodes, by the parameters of their colours."""
+    num = len(color)
+    updates = np.zeros((num, len(steps)))
     is_update = np.asarray(graph.tasks["phase"]) == int(Phase.UPDATE)
     if not is_update.any() or not is_backward.any():
-        return times
-    params = (
-        _summed(np.asarray(graph.tasks["param_bytes"]), node_T, len(names)) if "param_bytes" in graph.tasks else None
-    )
-    by_name: dict[str, float] = {}
-    for name, size in zip(names, params if params is not None else np.ones(len(names)), strict=True):
-        by_name[name] = by_name.get(name, 0.0) + float(size)
-    share = np.array([by_name[name] if back else 0.0 for name, back in zip(names, is_backward, strict=True)])
+        return updates
+    share = np.zeros(num)
+    if "param_bytes" in graph.tasks:
+        of_color = np.bincount(color, _summed(np.asarray(graph.tasks["param_bytes"]), node_T, num))
+        share = is_backward * of_color[color] / np.maximum(np.bincount(color, is_backward), 1)[color]
     if not share.sum():
         share = is_backward.astype(float)
-    updates = np.array([one.duration_ns[is_update].sum() for one in steps], float)
-    found: NDArray[np.float64] = times + (share / share.sum())[:, None] * updates
-    return found
+    total = np.array([one.duration_ns[is_update].sum() for one in steps], float)
+    updates += (share / share.sum())[:, None] * total
+    return updates
 
 
 def _sizes(graph: Graph, node_T: Ints, num: int, copies: float) -> NDArray[np.float64]:

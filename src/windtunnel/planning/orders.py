@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.planning.minmax import Groups
 
-__all__ = ["ORDERS", "depth_first"]
+__all__ = ["ORDERS", "depth_first", "shuffled"]
 
 Ints = NDArray[np.int64]
 Order = Callable[[int, ArrayLike, ArrayLike, Groups], Ints]
@@ -38,6 +38,11 @@ def depth_first(num_nodes: int, src: ArrayLike, dst: ArrayLike) -> Ints:
 def breadth_first(num_nodes: int, src: ArrayLike, dst: ArrayLike) -> Ints:
     """What became ready first goes first."""
     return _walk(num_nodes, src, dst, lambda ready: ready.pop(0))
+
+
+def shuffled(num_nodes: int, src: ArrayLike, dst: ArrayLike, random: np.random.Generator) -> Ints:
+    """Any of those that are ready goes first."""
+    return _walk(num_nodes, src, dst, lambda ready: ready.pop(int(random.integers(len(ready)))))
 
 
 def _walk(num_nodes: int, src: ArrayLike, dst: ArrayLike, take: Callable[[list[int]], int]) -> Ints:

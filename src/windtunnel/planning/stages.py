@@ -1,47 +1,69 @@
 """A plan as a pipeline of samples (room planning): what the devices do while many samples are under way.
 
-In: a ``Plan`` for throughput. Out: a ``Graph`` with one task per sample, stage and direction, its transfers in it, on
-one resource per device, to replay. A full pipeline takes the load of its busiest device per sample: that is what the
-plan's value says, and the replay shows what filling and draining add. Not here: schedules with flushes.
+In: a ``Plan`` for throughput. Out: a ``Graph`` with one task per sample, stage and direction, its transfers in it, in
+the order in which a schedule runs them, to replay. A full pipeline takes the load of its busiest device per sample:
+that is what the plan's value says, and the replay shows what filling and draining add. Not here: running it.
 """
 
 # D devices (stages), S samples
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Literal
+
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.planning.placement import Plan
 
-__all__ = ["pipelined"]
+__all__ = ["Schedule", "pipelined", "stage_order"]
+
+Schedule = Literal["1f1b", "gpipe"]
+_SCHEDULES = ("1f1b", "gpipe")
 
 
-def pipelined(plan: Plan, num_samples: int) -> Graph:
-    """Samples through the stages of a plan; backward work goes before forward work.
+def pipelined(
+    plan: Plan,
+    num_samples: int,
+    *,
+    schedule: Schedule = "1f1b",
+    update_ns: NDArray[np.float64] | None = None,
+    latency_ns: int = 0,
+) -> Graph:
+    """Samples through the stages of a plan, then an update.
 
-    A device starts a sample where all devices that it reads from have done theirs, and keeps as many samples under
-    way as there are stages behind it, so that none runs ahead without end (1F1B).
+    A device starts a sample where all devices that it reads from have done theirs. With ``1f1b`` (PipeDream, section
+    3.2) it keeps as many samples under way as there are stages from it on; with ``gpipe`` all go forward first.
 
     Parameters
     ----------
     plan : Plan
         Contiguous, without replicas.
     num_samples : int
+    schedule : str
+        ``1f1b`` or ``gpipe``.
+    update_ns : float64 [D], optional
+        What each device does after its last sample.
+    latency_ns : int
+        Of a message between two devices, beside what its transfer takes of either.
 
     Raises
     ------
     InputError
-        There are no samples.
+        There are no samples, or no schedule has that name.
     NotApplicableError
         Devices wait for each other, or a stage has replicas.
     """
     if num_samples < 1:
         raise InputError(f"{num_samples} samples", where="num_samples", fix="one or more")
+    if schedule not in _SCHEDULES:
+        raise InputError(f"no schedule is called {schedule!r}", where="schedule", fix=" or ".join(_SCHEDULES))
     if (plan.replicas > 1).any():
         raise NotApplicableError("a stage with replicas is no single resource", where=plan.solver)
-    order, before = _stage_order(plan)
+    order, before = stage_order(plan)
     loads = plan.loads
     spent = (loads.compute_ns + loads.sent_ns + loads.received_ns).round().astype(np.int64)
     is_training = bool(plan.problem.is_backward.any())
@@ -50,40 +72,51 @@ def pipelined(plan: Plan, num_samples: int) -> Graph:
         builder.resource(f"{plan.problem.types[kind].name} {at}", ResourceKind.DEVICE)
         for at, kind in enumerate(plan.kind.tolist())
     ]
-    forward = np.zeros((num_samples, len(rows)), np.int64)
-    backward = np.zeros_like(forward)
-    depth = len(rows)
-    for sample in range(num_samples):
-        for place, device in enumerate(order):
-            forward[sample, device] = builder.task(
-                f"sample {sample}, stage {place}", kind=Kind.COMPUTE, phase=Phase.FORWARD, resource=rows[device],
-                duration_ns=int(spent[0, device]), iteration=sample, priority=1,
+    tasks: dict[tuple[bool, int, int], int] = {}
+    for place, device in enumerate(order):
+        turns = _turns(num_samples, len(order) - place if schedule == "1f1b" else num_samples, is_training=is_training)
+        for back, sample in turns:
+            tasks[back, sample, device] = builder.task(
+                f"sample {sample}, stage {place}{' backward' if back else ''}", kind=Kind.COMPUTE,
+                phase=Phase.BACKWARD if back else Phase.FORWARD, resource=rows[device],
+                duration_ns=int(spent[int(back), device]), iteration=sample,
             )  # fmt: skip
-            for other in before[device]:
-                builder.edge(forward[sample, other], forward[sample, device], kind=EdgeKind.DATA)
-            if sample:
-                builder.edge(forward[sample - 1, device], forward[sample, device], kind=EdgeKind.ORDER)
-        if not is_training:
-            continue
-        for place, device in reversed(list(enumerate(order))):
-            backward[sample, device] = builder.task(
-                f"sample {sample}, stage {place} backward", kind=Kind.COMPUTE, phase=Phase.BACKWARD,
-                resource=rows[device], duration_ns=int(spent[1, device]), iteration=sample, priority=0,
+        chain = [tasks[back, sample, device] for back, sample in turns]
+        if update_ns is not None:
+            chain.append(
+                builder.task(f"update of stage {place}", kind=Kind.COMPUTE, phase=Phase.UPDATE, resource=rows[device],
+                             duration_ns=round(float(update_ns[device])), iteration=num_samples - 1)
             )  # fmt: skip
-            builder.edge(forward[sample, device], backward[sample, device], kind=EdgeKind.DATA)
-            for other in range(depth):
-                if device in before[other]:
-                    builder.edge(backward[sample, other], backward[sample, device], kind=EdgeKind.DATA)
-    if is_training:
-        for place, device in enumerate(order):
-            ahead = depth - place
-            for sample in range(ahead, num_samples):
-                builder.edge(backward[sample - ahead, device], forward[sample, device], kind=EdgeKind.CONTROL)
+        for one, other in pairwise(chain):
+            builder.edge(one, other, kind=EdgeKind.CONTROL)  # a program, whatever it runs on
+    for back, sample, device in tasks:
+        for other in before[device]:
+            ends = (tasks[back, sample, other], tasks[back, sample, device])
+            builder.edge(*(ends[::-1] if back else ends), kind=EdgeKind.MESSAGE, lag_ns=latency_ns)
     return builder.build()
 
 
-def _stage_order(plan: Plan) -> tuple[list[int], list[set[int]]]:
-    """Devices after all that they read from in the forward pass, and those."""
+def _turns(num_samples: int, num_ahead: int, *, is_training: bool) -> list[tuple[bool, int]]:
+    """What a device does, in order: (is it backward, which sample); ``num_ahead`` samples forward come first."""
+    if not is_training:
+        return [(False, sample) for sample in range(num_samples)]
+    first = min(num_ahead, num_samples)
+    turns = [(False, sample) for sample in range(first)]
+    for sample in range(num_samples):
+        turns.append((True, sample))
+        if sample + first < num_samples:
+            turns.append((False, sample + first))
+    return turns
+
+
+def stage_order(plan: Plan) -> tuple[list[int], list[set[int]]]:
+    """Devices after all that they read from in the forward pass, and those.
+
+    Raises
+    ------
+    NotApplicableError
+        Some wait for each other.
+    """
     problem, num = plan.problem, len(plan.kind)
     before: list[set[int]] = [set() for _ in range(num)]
     for src, dst in zip(problem.src.tolist(), problem.dst.tolist(), strict=True):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from windtunnel.workloads._images import image_batches
-from windtunnel.workloads.workload import Sized, Training, Workload
+from windtunnel.workloads.workload import Sized, Supervised, Training, Workload
 
 __all__ = ["FirstToken", "OfImages", "classifier", "reset"]
 
@@ -55,7 +55,11 @@ def classifier(
         optimizer.step()
         return loss.detach()
 
-    return training.workload((model,), (optimizer,), step, data=images.data)
+    def draw() -> tuple[tuple[torch.Tensor], torch.Tensor]:
+        pictures, labels = images.draw()
+        return (pictures,), labels
+
+    return training.workload((model,), (optimizer,), step, data=images.data, supervised=Supervised(draw, loss_function))
 
 
 class FirstToken(nn.Module):

@@ -68,10 +68,10 @@ def decoder(shape: Shape, feed_forward: Callable[[], torch.nn.Module]) -> torch.
             self.norm = nn.RMSNorm(width)
             self.scores = nn.Linear(width, shape.vocabulary, bias=False)
 
-        def forward(self, tokens: torch.Tensor, losses: list[torch.Tensor]) -> torch.Tensor:
-            hidden = self.words(tokens)
+        def forward(self, tokens: torch.Tensor, losses: list[torch.Tensor] | None = None) -> torch.Tensor:
+            hidden, extra = self.words(tokens), [] if losses is None else losses
             for block in self.blocks:
-                hidden = block(hidden, losses)
+                hidden = block(hidden, extra)
             return self.scores(self.norm(hidden))  # type: ignore[no-any-return]
 
     return Decoder()

@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.workloads._decoder import Shape, decoder
 from windtunnel.workloads._texts import Text
-from windtunnel.workloads.workload import Sized, Training, Workload
+from windtunnel.workloads.workload import Sized, Supervised, Training, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -49,17 +49,32 @@ def next_word(
     data, random = Text.of(shape.vocabulary, training.seed), np.random.default_rng(training.seed)
     num_tokens = 0
 
+    def loss_of(scores: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = loss_function(scores.flatten(0, 1), following.flatten())
+        return loss
+
+    def draw() -> tuple[tuple[torch.Tensor], torch.Tensor]:
+        words = torch.from_numpy(data.draw(batch_size, shape.length + 1, random))
+        return (words[:, :-1],), words[:, 1:]
+
     def step() -> torch.Tensor:
         nonlocal num_tokens
-        words = torch.from_numpy(data.draw(batch_size, shape.length + 1, random))
+        (words,), following = draw()
         num_tokens += batch_size * shape.length
         optimizer.zero_grad()
         extra: list[torch.Tensor] = []
-        scores = model(words[:, :-1], extra)
-        loss: torch.Tensor = loss_function(scores.flatten(0, 1), words[:, 1:].flatten())
+        loss = loss_of(model(words, extra), following)
         (loss + extra_weight * torch.stack(extra).sum() if extra else loss).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss.detach()
 
-    return training.workload((model,), (optimizer,), step, data=data.origin, unit="tokens", units=lambda: num_tokens)
+    return training.workload(
+        (model,),
+        (optimizer,),
+        step,
+        data=data.origin,
+        unit="tokens",
+        units=lambda: num_tokens,
+        supervised=None if extra_weight else Supervised(draw, loss_of),
+    )

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload
+from windtunnel.workloads.workload import Supervised, Workload
 
 __all__ = ["mlp"]
 
@@ -38,4 +38,5 @@ def mlp(*, batch_size: int = 256, width: int = 1024, depth: int = 4, num_classes
         optimizer.step()
         return loss.detach()
 
-    return Workload("mlp", (model,), (optimizer,), step, batch_size)
+    pieces = Supervised(lambda: ((images,), labels), loss_function)
+    return Workload("mlp", (model,), (optimizer,), step, batch_size, supervised=pieces)

@@ -16,7 +16,7 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SIZES", "Sized", "Training", "Workload", "data_file", "endless"]
+__all__ = ["SIZES", "Sized", "Supervised", "Training", "Workload", "data_file", "endless"]
 
 SIZES = ("tiny", "small", "paper")
 """A step of ``tiny`` takes less than a second on two cores; ``paper`` is what the model's paper trains."""
@@ -35,6 +35,23 @@ Preset = TypeVar("Preset", bound=Sized, covariant=True)
 
 def _nothing() -> None:
     """A workload that holds no processes has nothing to end."""
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What a step is made of, for who puts it together in another way: a batch, the first model, a loss.
+
+    Parameters
+    ----------
+    draw : callable
+        A batch: what the model is called with, and what its output is compared with; all of them have the batch in
+        front.
+    loss : callable
+        Of the model's output and the target.
+    """
+
+    draw: Callable[[], tuple[tuple[Any, ...], torch.Tensor]]
+    loss: Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,8 @@ class Workload:
         return).
     close : callable
         Ends what the workload holds beside memory (actor processes).
+    supervised : Supervised or None
+        The pieces of a step; None where a step is more than a model and a loss.
     """
 
     name: str
@@ -81,6 +100,7 @@ class Workload:
     units: Callable[[], float] | None = None
     objective: Callable[[], float] | None = None
     close: Callable[[], None] = _nothing
+    supervised: Supervised | None = None
 
     @property
     def model(self) -> torch.nn.Module:

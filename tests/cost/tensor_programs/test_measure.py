@@ -13,11 +13,13 @@ from tests.cost.tensor_programs.examples import SMALL
 from windtunnel.cost.programs.batch import Bench, Measured, Member
 from windtunnel.cost.programs.build import parse_target
 from windtunnel.cost.programs.measure import (
+    ENOUGH,
     MAX_LOOKS,
     MAX_PASSES,
     MAX_SPENT_S,
     MIN_LOOKS,
     MIN_QUIET,
+    PATIENCE_S,
     Canary,
     Look,
     Timing,
@@ -50,8 +52,8 @@ class Machine:
     def canary(self):
         return self.run(self.canary_s)
 
-    def looks(self):
-        return looks_at(self.evaluate, self.once, self.canary)
+    def looks(self, limit_s=float("inf")):
+        return looks_at(self.evaluate, self.once, self.canary, limit_s)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,23 @@ def test_bursts_of_others_do_not_move_the_label(true_s, seed):
         looks += machine.looks()
     timing = Timing(tuple(undisturbed_s(looks, 1.05 * machine.canary_s)))
     assert timing.mean_s == pytest.approx(true_s)
+
+
+def test_a_program_waits_while_others_run():
+    """Others run in the first 30 ms of every 40: the looks of a pass come after them, nine and no more."""
+    machine = Machine(1e-4, disturbed=lambda now_s: 1.5 if now_s % 0.04 < 0.03 else 1.0)
+    looks = machine.looks(1.05 * machine.canary_s)
+
+    assert undisturbed_s(looks, 1.05 * machine.canary_s) == pytest.approx([1e-4] * ENOUGH)
+    assert len(looks) == ENOUGH
+    assert machine.now_s > 0.03
+
+
+def test_a_pass_ends_where_others_always_run():
+    machine = Machine(2e-3, disturbed=lambda now_s: 1.5)
+
+    assert machine.looks(1.05 * machine.canary_s) == ()
+    assert PATIENCE_S < machine.now_s < PATIENCE_S + 0.01
 
 
 def test_looks_count_where_the_canary_was_quiet_before_and_after():

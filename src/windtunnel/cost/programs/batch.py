@@ -19,7 +19,6 @@ import numpy as np
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.measure import (
-    BUDGET_S,
     MAX_PASSES,
     MAX_SPENT_S,
     MAX_SPREAD,
@@ -237,7 +236,8 @@ class Bench:
         if all(key != member.key for member, _ in found.programs):
             return ()
         try:
-            looks: Sequence[Look] = worker.ask("time", key, target.isa, target.num_threads, BUDGET_S)
+            limit_s = self._canary.limit_s(str(target.num_threads))
+            looks: Sequence[Look] = worker.ask("time", key, target.isa, target.num_threads, limit_s)
         except WorkerDiedError:
             found.dropped["program died"] += 1
             others = [program for program in found.programs if program[0].key != key]

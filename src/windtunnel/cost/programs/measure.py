@@ -3,7 +3,8 @@
 In: something that can be run ``number`` times and timed, and the canary: a kernel that never changes. Out: ``Look``s,
 and from many of them ``Timing``: what the program takes where nothing else runs, and how well that is known. Others
 come in bursts of some ten milliseconds, so the canary runs before and after every single look, and a look counts only
-where both times it took its least time. Caches are not emptied. Not here: compilers, processes, files.
+where both times it took its least time; while it takes longer, nothing but the canary runs. Caches are not emptied.
+Not here: compilers, processes, files.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ SHORT_S = 1e-3
 BUDGET_S = 0.010
 MAX_LOOKS, MIN_LOOKS = 25, 2
 LOOK_S = 2e-4
+PATIENCE_S = 0.05
 MAX_PASSES = 16
-MIN_QUIET = 3
+MIN_QUIET, ENOUGH = 3, 9
 MAX_SPENT_S = 0.3
 MAX_SPREAD = 0.05
 MAX_MOVE = 0.05
@@ -34,8 +36,10 @@ PROTOCOL = {
     "budget_s_per_pass": BUDGET_S,
     "looks_per_pass": [MIN_LOOKS, MAX_LOOKS],
     "clock_interval_s": LOOK_S,
+    "wait_s_per_pass": PATIENCE_S,
     "max_passes": MAX_PASSES,
     "min_quiet_looks": MIN_QUIET,
+    "enough_quiet_looks_per_pass": ENOUGH,
     "max_s_per_program": MAX_SPENT_S,
     "is_cache_flushed": False,
     "label": "median of the looks between two undisturbed runs of the canary",
@@ -53,7 +57,11 @@ class Look(NamedTuple):
 
 
 def looks_at(
-    evaluate: Evaluate, once: Callable[[], float], canary: Callable[[], float], budget_s: float = BUDGET_S
+    evaluate: Evaluate,
+    once: Callable[[], float],
+    canary: Callable[[], float],
+    limit_s: float = math.inf,
+    budget_s: float = BUDGET_S,
 ) -> tuple[Look, ...]:
     """One pass over a program.
 
@@ -65,6 +73,9 @@ def looks_at(
         Runs the program once and says its seconds: exact enough for what takes a millisecond.
     canary : callable
         Runs the canary once and says its seconds.
+    limit_s : float
+        While the canary takes longer, the program waits, for 50 ms in all; with a limit the pass ends at nine looks
+        that are within it before and after.
     budget_s : float
         Looks until this is full.
 
@@ -76,13 +87,21 @@ def looks_at(
     typical_s = max(min(once() for _ in range(WARM_UP_RUNS)), 1e-9)
     is_short = typical_s < SHORT_S
     number = max(1, math.ceil(LOOK_S / typical_s))
-    before_s = canary()
+    before_s, waited_s = canary(), 0.0
     one_s = (number + 1 if is_short else 1) * typical_s + before_s  # a short look has one run that is not counted
-    looks = []
-    for _ in range(min(MAX_LOOKS, max(MIN_LOOKS, math.floor(budget_s / one_s)))):
+    most = min(MAX_LOOKS, max(MIN_LOOKS, math.floor(budget_s / one_s)))
+    enough = ENOUGH if math.isfinite(limit_s) else most
+    looks: list[Look] = []
+    num_quiet = 0
+    while len(looks) < most and num_quiet < enough and waited_s <= PATIENCE_S:
+        if before_s > limit_s:
+            waited_s += before_s
+            before_s = canary()
+            continue
         program_s = evaluate(number, 1)[0] if is_short else once()
         after_s = canary()
         looks.append(Look(program_s, max(before_s, after_s)))
+        num_quiet += looks[-1].canary_s <= limit_s
         before_s = after_s
     return tuple(looks)
 

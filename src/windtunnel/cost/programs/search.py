@@ -18,7 +18,7 @@ from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Measured, Member
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.description import describe_device
-from windtunnel.cost.programs.measure import BUDGET_S, MIN_QUIET, Canary, Look, Timing, undisturbed_s
+from windtunnel.cost.programs.measure import MIN_QUIET, Canary, Look, Timing, undisturbed_s
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Drawn, Worker, WorkerDiedError
 from windtunnel.errors import FlightError, WindtunnelError
@@ -187,7 +187,7 @@ def in_turn(worker: Worker, keys: Sequence[int], target: Target, rounds: int = R
     looks: dict[int, list[Look]] = {key: [] for key in keys}
     for _ in range(rounds):
         for key, values in looks.items():
-            values += worker.ask("time", key, target.isa, target.num_threads, BUDGET_S)
+            values += worker.ask("time", key, target.isa, target.num_threads)
     canary = Canary()
     canary.learn({"all": [look.canary_s for values in looks.values() for look in values]})
     return {key: _timing(values, canary.limit_s("all")) for key, values in looks.items()}

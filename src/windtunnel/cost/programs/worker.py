@@ -7,6 +7,7 @@ needs no compiler, and waits without using a core while something is timed. Not 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -226,7 +227,7 @@ def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:
     return longest_s
 
 
-def _time(state: _State, key: int, isa: str, num_threads: int, budget_s: float) -> tuple[Look, ...]:
+def _time(state: _State, key: int, isa: str, num_threads: int, limit_s: float = math.inf) -> tuple[Look, ...]:
     from windtunnel.cost.programs.build import use_threads
     from windtunnel.cost.programs.measure import looks_at
 
@@ -235,7 +236,7 @@ def _time(state: _State, key: int, isa: str, num_threads: int, budget_s: float) 
     _stay_on(sorted(state.cores)[:1])
     canary()
     code = state.code[key, isa]
-    return looks_at(code.evaluate, code.once, canary, budget_s)
+    return looks_at(code.evaluate, code.once, canary, limit_s)
 
 
 def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats: int) -> tuple[float, ...]:

@@ -1,0 +1,199 @@
+"""One process of a flown pipeline (room flights, private; ``python -m``).
+
+In: the path of an ``Orders`` file and a rank. Out: a file of that rank beside it with a ``Span`` for everything that
+it did, on the clock that all processes of a host share. All ranks hold the stages of all splits, whose weights do not
+move, and run in every round, in one shuffled order: a message, the whole model alone and beside others, each split.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from windtunnel.flights._targets import build_workload
+from windtunnel.sources.allocator import hold_heap
+from windtunnel.training.pipeline import schedule_of, split_model
+
+__all__ = ["NUM_EXCHANGES", "Item", "Orders", "Span", "WholeModel"]
+
+NUM_EXCHANGES = 4
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What all ranks do; ``splits`` are stages by path of a module."""
+
+    workload: str
+    parameters: dict[str, Any]
+    splits: tuple[dict[str, int], ...]
+    num_ranks: int
+    num_microbatches: int
+    schedule: str
+    message_bytes: tuple[int, ...]
+    rounds: int
+    time_limit_s: float
+    seed: int = 0
+
+
+class Item(msgspec.Struct, frozen=True, order=True):
+    """One thing of a round: ``message`` of so many bytes, ``step`` of one process, ``beside``: so many, ``split``."""
+
+    what: str
+    number: int = 0
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What a rank did from when until when, in ns; round 0 warms up."""
+
+    round: int
+    item: Item
+    begin_ns: int
+    end_ns: int
+
+
+class WholeModel:
+    """A workload in one process, its batch cut into microbatches; gradients add up, weights do not move."""
+
+    def __init__(self, workload: str, parameters: dict[str, Any], num_microbatches: int) -> None:
+        built = build_workload(workload, parameters)
+        assert built.supervised is not None
+        self.model, self.optimizer, self.loss = built.model, still(built.optimizer), built.supervised.loss
+        self.inputs, self.target = built.supervised.draw()
+        self.num_microbatches = num_microbatches
+        self._chunks = list(
+            zip(zip(*(one.chunk(num_microbatches) for one in self.inputs), strict=True),
+                self.target.chunk(num_microbatches), strict=True)
+        )  # fmt: skip
+
+    @property
+    def microbatch(self) -> tuple[Any, ...]:
+        """What the model is called with."""
+        inputs: tuple[Any, ...] = self._chunks[0][0]
+        return inputs
+
+    def passes(self, number: int) -> None:
+        """So many microbatches forward and backward."""
+        for inputs, target in self._chunks[:number]:
+            (self.loss(self.model(*inputs), target) / self.num_microbatches).backward()
+
+    def step(self, number: int = 0) -> None:
+        """All microbatches, or so many of them, and an update."""
+        self.optimizer.zero_grad()
+        self.passes(number or self.num_microbatches)
+        self.optimizer.step()
+
+
+def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimiser that does all its work and moves nothing."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
+
+
+def main(path: str, rank: int) -> int:
+    """Run what the orders say."""
+    orders = msgspec.json.decode(Path(path).read_bytes(), type=Orders)
+    torch.set_num_threads(1)
+    hold_heap()
+    dist.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=orders.num_ranks)
+    try:
+        spans = _rounds(orders, rank, Path(path))
+    except Exception:
+        traceback.print_exc()
+        return 1
+    Path(f"{path}.{rank}").write_bytes(msgspec.json.encode(spans))
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:
+    whole = WholeModel(orders.workload, orders.parameters, orders.num_microbatches)
+    actions: dict[Item, Callable[[], None]] = {}
+    for size in orders.message_bytes:
+        actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else lambda: whole.step(1)
+    actions[Item("step")] = whole.step if rank == 0 else _nothing
+    for number in range(1, orders.num_ranks + 1):
+        actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
+    for number, stage_of in enumerate(orders.splits):
+        actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank)
+        _told(path, rank, f"split {number + 1} {len(orders.splits)}")
+    return _timed(orders, actions, rank, path)
+
+
+def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], rank: int, path: Path) -> list[Span]:
+    spans: list[Span] = []
+    items = sorted(actions)
+    random = np.random.default_rng(orders.seed)
+    until_s = time.monotonic() + orders.time_limit_s
+    gc.disable()
+    for number in range(orders.rounds + 1):
+        goes_on = torch.tensor([number < 2 or time.monotonic() < until_s])
+        dist.broadcast(goes_on, 0)  # one clock decides
+        if not goes_on:
+            break
+        for place in random.permutation(len(items)).tolist():
+            dist.barrier()
+            begin_ns = time.perf_counter_ns()
+            actions[items[place]]()
+            spans.append(Span(number, items[place], begin_ns, time.perf_counter_ns()))
+        gc.collect()
+        _told(path, rank, f"round {number} {orders.rounds}")
+    return spans
+
+
+def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank: int) -> Callable[[], None]:
+    pipe = split_model(whole.model, whole.microbatch, stage_of)
+    runs = schedule_of(pipe, rank, orders.num_microbatches, whole.loss, orders.schedule)
+    parameters = list(pipe.get_stage_module(rank).parameters())
+    kind: Any = type(whole.optimizer)
+    optimizer = still(kind(parameters)) if parameters else None
+
+    def step() -> None:
+        if optimizer is not None:
+            optimizer.zero_grad()
+        if rank == 0:
+            runs.step(*whole.inputs)
+        elif rank == orders.num_ranks - 1:
+            runs.step(target=whole.target)
+        else:
+            runs.step()
+        if optimizer is not None:
+            optimizer.step()
+
+    return step
+
+
+def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:
+    """Between the first two ranks and back, while all others compute."""
+    buffer = torch.zeros(size_bytes // 4)
+
+    def exchange() -> None:
+        for sender in (0, 1) * NUM_EXCHANGES:
+            (dist.send if rank == sender else dist.recv)(buffer, 1 - rank)
+
+    return exchange
+
+
+def _nothing() -> None:
+    """This rank waits for the others."""
+
+
+def _told(path: Path, rank: int, line: str) -> None:
+    if rank == 0:
+        partial = Path(f"{path}.said")
+        partial.write_text(line, encoding="utf-8")
+        partial.replace(f"{path}.progress")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

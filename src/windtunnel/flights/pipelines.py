@@ -1,0 +1,380 @@
+"""Placements that are really run as pipelines of gloo processes (room flights).
+
+In: a workload, a number of stages, plans for its layers. Out: a ``Receipt`` per plan: the step that the replay of its
+schedule says, beside the step that ``torch.distributed.pipelining`` takes with the very same stages. What the replay
+knows beside the plan is measured in the same processes, in turns with the splits: what a message takes while others
+compute, how n processes on fewer cores slow each other, how much they vary. Not here: which layer goes where
+(``planning``), stages (``training``).
+"""
+
+# D devices (stages), N nodes, M microbatches
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from windtunnel.cost.fingerprint import machine
+from windtunnel.cost.interference import Interference, fit_slowdown, shared_resource
+from windtunnel.cost.threads import threads
+from windtunnel.errors import FlightError, InputError, NotApplicableError
+from windtunnel.flights._stats import estimate_median, estimate_speedup
+from windtunnel.flights.receipt import Receipt
+from windtunnel.graph import Graph, Kind
+from windtunnel.planning.fleet import fleet_of
+from windtunnel.planning.from_graph import Layers, layers_of
+from windtunnel.planning.placement import Plan
+from windtunnel.planning.rendezvous import rendezvous_pipeline
+from windtunnel.planning.stages import Schedule, stage_order
+from windtunnel.simulate import replay, replay_many
+
+if TYPE_CHECKING:
+    from windtunnel.flights._pipeline_rank import Item, Span
+
+__all__ = ["Ground", "PipelineJob", "fly_pipelines", "job_of", "predicted_ns", "stage_of_modules"]
+
+Progress = Callable[[str, int, int], None]
+_MESSAGE_BYTES = (1 << 12, 1 << 20, 1 << 23)
+_CAPTURED = 12
+_NUM_DRAWS = 65
+_PATIENCE_S = 300.0
+_POLL_S = 0.2
+_LOG_TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a pipeline stands on.
+
+    Parameters
+    ----------
+    bandwidth_bytes_per_s : float
+        Of a message, while it travels.
+    latency_ns : float
+        Of a message without bytes.
+    slowdown : tuple of float
+        How many times longer each of 1, 2 ... busy processes takes than one alone.
+    spread : tuple of float
+        Of the same work in all processes at once, over and over: each time over the median.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_ns: float
+    slowdown: tuple[float, ...]
+    spread: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineJob:
+    """A workload that can be cut into stages.
+
+    Parameters
+    ----------
+    workload : str
+    parameters : mapping
+    num_microbatches : int
+    graph : Graph
+        One microbatch forward and backward on one thread, and an update.
+    layers : Layers
+        Of that, for as many devices as there are stages; compute holds a microbatch's share of the update.
+    ground : Ground
+        As it was found before any plan.
+    """
+
+    workload: str
+    parameters: Mapping[str, Any]
+    num_microbatches: int
+    graph: Graph
+    layers: Layers
+    ground: Ground
+
+
+@dataclass
+class _Flown:
+    """Durations of the items of a flight, in ns, round by round, without the first."""
+
+    step_ns: list[float] = field(default_factory=list)
+    split_ns: dict[int, list[float]] = field(default_factory=dict)
+    message_ns: dict[int, list[float]] = field(default_factory=dict)
+    beside_ns: dict[int, list[list[float]]] = field(default_factory=dict)
+
+    def ground(self) -> Ground:
+        """A line through the messages, a curve through the processes."""
+        sizes = sorted(self.message_ns)
+        times = [float(np.median(self.message_ns[size])) for size in sizes]
+        latency_ns, slope = times[0], (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+        alone = np.mean(self.beside_ns[1], axis=1)
+        ratios = [float(np.median(np.mean(self.beside_ns[count], axis=1) / alone)) for count in sorted(self.beside_ns)]
+        all_at_once = np.ravel(self.beside_ns[max(self.beside_ns)])
+        spread = all_at_once / np.median(all_at_once)
+        return Ground(1e9 / max(slope, 1e-3), latency_ns, tuple(fit_slowdown(ratios)), tuple(spread.tolist()))
+
+
+def job_of(
+    workload: str,
+    parameters: Mapping[str, Any],
+    num_stages: int,
+    num_microbatches: int,
+    *,
+    progress: Progress | None = None,
+) -> PipelineJob:
+    """Capture one microbatch of a workload and find what a pipeline of it stands on.
+
+    Parameters
+    ----------
+    workload : str
+        A registered one whose step is a model and a loss.
+    parameters : mapping
+        Its own; ``batch_size`` is that of all microbatches together.
+    num_stages, num_microbatches : int
+
+    Raises
+    ------
+    NotApplicableError
+        The step is more than a model and a loss.
+    InputError
+        The batch has no so many equal parts, or there are fewer than two stages.
+    FlightError
+        A process failed.
+    """
+    from windtunnel.flights._pipeline_rank import WholeModel
+    from windtunnel.flights._targets import build_workload
+    from windtunnel.sources.torch_step import capture
+
+    if num_stages < 2:
+        raise InputError(f"{num_stages} stages", where="devices", fix="two or more")
+    built = build_workload(workload, parameters)
+    if built.supervised is None:
+        raise NotApplicableError(
+            "a step of it is more than one model and a loss", where=workload, fix="fly resnet50, vit, decoder-lm or mlp"
+        )
+    if built.batch_size % num_microbatches or num_microbatches < num_stages:
+        raise InputError(
+            f"{num_microbatches} microbatches of a batch of {built.batch_size} for {num_stages} stages",
+            where="microbatches", fix="as many as stages or more, and a divisor of the batch",
+        )  # fmt: skip
+    ground = _flown(workload, parameters, (), num_stages, num_microbatches, "1f1b", 6, 60.0, None).ground()
+    with threads(1):
+        whole = WholeModel(workload, dict(parameters), num_microbatches)
+        graph = capture(
+            lambda: whole.step(1),
+            iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,
+        )  # fmt: skip
+    types, _ = fleet_of(f"{num_stages}xhere")
+    layers = layers_of([graph], types, ground.bandwidth_bytes_per_s, num_microbatches=num_microbatches)
+    paths = {path for path, _ in whole.model.named_modules()}
+    return PipelineJob(workload, dict(parameters), num_microbatches, graph, _with_loss(layers, paths), ground)
+
+
+def _with_loss(layers: Layers, paths: set[str]) -> Layers:
+    """What runs behind the model goes where the model's output is."""
+    problem, color = layers.problem, layers.problem.color.copy()
+    for name, node in layers.node_of.items():
+        if name in paths:
+            continue
+        for other in problem.src[problem.dst == node].tolist():
+            color[color == color[node]] = color[other]
+    return dataclasses.replace(layers, problem=dataclasses.replace(problem, color=color))
+
+
+def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
+    """The stage of each module, in the order in which samples meet them.
+
+    Raises
+    ------
+    NotApplicableError
+        Devices wait for each other.
+    """
+    order, _ = stage_order(plan)
+    place = {device: at for at, device in enumerate(order)}
+    return {name: place[int(plan.device[node])] for name, node in job.layers.node_of.items()}
+
+
+def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedule) -> int:
+    """The step of a pipeline: replays of its schedule on processes that share the cores, their median.
+
+    Stages wait for each other, so that what varies adds up: each replay draws anew by how much every task varies.
+    """
+    if len(plan.kind) == 1:
+        raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
+    problem, count = job.layers.problem, job.num_microbatches
+    bare = dataclasses.replace(problem, time_ns=problem.time_ns - job.layers.update_ns / count)
+    updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
+    graph = rendezvous_pipeline(
+        dataclasses.replace(plan, problem=bare), count,
+        schedule=schedule, update_ns=updates_D, latency_ns=round(ground.latency_ns),
+    )  # fmt: skip
+    curve = ground.slowdown[: len(plan.kind)]
+    graph = shared_resource(graph, Interference("core", curve, curve), graph.select(kind=Kind.COMPUTE))
+    drawn_KT = np.random.default_rng(0).choice(ground.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
+    return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
+
+
+def fly_pipelines(
+    job: PipelineJob,
+    plans: Sequence[Plan],
+    *,
+    schedule: Schedule = "1f1b",
+    rounds: int = 12,
+    time_limit_s: float = 120.0,
+    progress: Progress | None = None,
+) -> list[Receipt]:
+    """Run plans as pipelines of gloo processes, in turns with each other and with one process that does it all.
+
+    Parameters
+    ----------
+    job : PipelineJob
+    plans : sequence of Plan
+        Of ``job.layers.problem``; each uses as many devices as the first.
+    schedule : str
+        ``1f1b`` or ``gpipe``.
+    rounds : int
+    time_limit_s : float
+        No round is begun after it.
+
+    Returns
+    -------
+    list of Receipt
+        In the order of the plans. Their baseline is the step of one process on one thread.
+
+    Raises
+    ------
+    FlightError
+        A process failed; says what it printed.
+    NotApplicableError
+        The model cannot be cut so.
+    """
+    if not plans or len({len(plan.kind) for plan in plans}) != 1:
+        raise InputError("plans of different numbers of stages fly apart", where="plans")
+    splits = [stage_of_modules(job, plan) for plan in plans]
+    num = len(plans[0].kind)
+    flown = _flown(
+        job.workload, job.parameters, splits, num, job.num_microbatches, schedule, rounds, time_limit_s, progress
+    )
+    ground = flown.ground()
+    whole_ns = _whole_ns(job)
+    receipts = []
+    for number, plan in enumerate(plans):
+        split_ns = flown.split_ns[number]
+        receipts.append(
+            Receipt(
+                "pipeline", whole_ns, predicted_ns(job, plan, ground, schedule),
+                estimate_median(flown.step_ns), estimate_median(split_ns), estimate_speedup(flown.step_ns, split_ns),
+                parameters={"stages": num, "microbatches": job.num_microbatches, "schedule": schedule,
+                            "solver": plan.solver, "slowdown": [round(one, 3) for one in ground.slowdown]},
+                target=job.workload, hardware_fingerprint=machine(), num_rounds=len(split_ns),
+            )
+        )  # fmt: skip
+    return receipts
+
+
+def _whole_ns(job: PipelineJob) -> float:
+    """One process: all microbatches and the update."""
+    update_ns = float(job.layers.update_ns.sum())
+    return job.num_microbatches * (replay(job.layers.graph).makespan_ns - update_ns) + update_ns
+
+
+def _flown(
+    workload: str,
+    parameters: Mapping[str, Any],
+    splits: Sequence[dict[str, int]],
+    num_ranks: int,
+    num_microbatches: int,
+    schedule: str,
+    rounds: int,
+    time_limit_s: float,
+    progress: Progress | None,
+) -> _Flown:
+    from windtunnel.flights._pipeline_rank import Orders, Span
+
+    orders = Orders(
+        workload, dict(parameters), tuple(splits), num_ranks, num_microbatches, schedule, _MESSAGE_BYTES, rounds,
+        time_limit_s,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="windtunnel-pipeline-") as folder:
+        path = Path(folder) / "orders.json"
+        path.write_bytes(msgspec.json.encode(orders))
+        _run(path, num_ranks, progress)
+        spans = [msgspec.json.decode(Path(f"{path}.{rank}").read_bytes(), type=list[Span]) for rank in range(num_ranks)]
+    return _sorted(spans)
+
+
+def _run(path: Path, num_ranks: int, progress: Progress | None) -> None:
+    """All ranks from start to end; where one fails, all end."""
+    logs = [Path(f"{path}.log{rank}") for rank in range(num_ranks)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    processes = []
+    try:
+        for rank, log in enumerate(logs):
+            with log.open("wb") as out:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "windtunnel.flights._pipeline_rank", str(path), str(rank)],
+                        stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
+                    )
+                )  # fmt: skip
+        said, heard_s = "", time.monotonic()
+        while any(process.poll() is None for process in processes):
+            failed = [rank for rank, process in enumerate(processes) if process.poll()]
+            line = _read(Path(f"{path}.progress"))
+            if line != said:
+                said, heard_s = line, time.monotonic()
+                what, done, total = line.split()
+                if progress is not None:
+                    progress(f"{what}s", int(done), int(total))
+            if failed or time.monotonic() - heard_s > _PATIENCE_S:
+                break
+            time.sleep(_POLL_S)
+        if any(process.poll() != 0 for process in processes):
+            raise _failure(logs)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _failure(logs: Sequence[Path]) -> FlightError:
+    tails = [log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") for log in logs]
+    lines = [line for tail in tails for line in tail.splitlines() if "Error" in line]
+    return FlightError(
+        f"a stage's process ended or did not answer: {lines[0].strip() if lines else 'without a word'}",
+        where="pipeline", log_tail="\n".join(f"[rank {rank}]\n{tail}" for rank, tail in enumerate(tails)),
+    )  # fmt: skip
+
+
+def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
+    """From when the first began until the last has ended; of processes beside each other, each by itself."""
+    from windtunnel.flights._pipeline_rank import NUM_EXCHANGES
+
+    flown = _Flown()
+    for same in zip(*spans, strict=True):
+        if same[0].round == 0:
+            continue
+        item: Item = same[0].item
+        taken_ns = max(one.end_ns for one in same) - min(one.begin_ns for one in same)
+        if item.what == "step":
+            flown.step_ns.append(same[0].end_ns - same[0].begin_ns)
+        elif item.what == "split":
+            flown.split_ns.setdefault(item.number, []).append(taken_ns)
+        elif item.what == "message":
+            both_ns = max(one.end_ns for one in same[:2]) - min(one.begin_ns for one in same[:2])
+            flown.message_ns.setdefault(item.number, []).append(both_ns / 2 / NUM_EXCHANGES)
+        else:
+            beside = [float(one.end_ns - one.begin_ns) for one in same[: item.number]]
+            flown.beside_ns.setdefault(item.number, []).append(beside)
+    return flown

@@ -1,0 +1,1 @@
+"""Real training of one model by several processes (room training)."""
