@@ -60,6 +60,7 @@ BARS = (
     "placement_speed",
     "placement_ilp",
     "placement_latency",
+    "placement_flown",
 )
 
 

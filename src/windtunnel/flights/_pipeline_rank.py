@@ -8,6 +8,7 @@ move, and run in every round, in one shuffled order: a message, the whole model 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 import traceback
@@ -104,6 +105,7 @@ def main(path: str, rank: int) -> int:
     orders = msgspec.json.decode(Path(path).read_bytes(), type=Orders)
     torch.set_num_threads(1)
     hold_heap()
+    _stay(rank)
     dist.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=orders.num_ranks)
     try:
         spans = _rounds(orders, rank, Path(path))
@@ -114,6 +116,13 @@ def main(path: str, rank: int) -> int:
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def _stay(rank: int) -> None:
+    """Each process has its core, or its share of one: what moves between cores is in nobody's model."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:

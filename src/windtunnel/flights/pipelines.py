@@ -35,7 +35,7 @@ from windtunnel.graph import Graph, Kind
 from windtunnel.planning.fleet import fleet_of
 from windtunnel.planning.from_graph import Layers, layers_of
 from windtunnel.planning.placement import Plan
-from windtunnel.planning.rendezvous import rendezvous_pipeline
+from windtunnel.planning.rendezvous import receivers, rendezvous_pipeline
 from windtunnel.planning.stages import Schedule, stage_order
 from windtunnel.simulate import replay, replay_many
 
@@ -215,10 +215,30 @@ def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedul
         dataclasses.replace(plan, problem=bare), count,
         schedule=schedule, update_ns=updates_D, latency_ns=round(ground.latency_ns),
     )  # fmt: skip
-    curve = ground.slowdown[: len(plan.kind)]
-    graph = shared_resource(graph, Interference("core", curve, curve), graph.select(kind=Kind.COMPUTE))
+    graph = _on_cores(graph, ground, len(plan.kind))
     drawn_KT = np.random.default_rng(0).choice(ground.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
     return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
+
+
+def _on_cores(graph: Graph, ground: Ground, num_stages: int) -> Graph:
+    """Stages on the cores that they stay on: slower where every core is busy, in turns where they share one.
+
+    A message is work, too: it is copied on the core of who receives it.
+    """
+    cores = min(num_cores(), num_stages)
+    busy = ground.slowdown[cores - 1]
+    counts = range(cores, num_stages + cores, cores)
+    curve = tuple(ground.slowdown[min(count, num_stages) - 1] / busy for count in counts)
+    place_T = receivers(graph)
+    graph = graph.scale(graph.select(kind=Kind.COMPUTE), busy)
+    for core in range(cores):
+        graph = shared_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")
+    return graph
+
+
+def num_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fly_pipelines(

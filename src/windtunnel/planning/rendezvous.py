@@ -23,7 +23,7 @@ from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, Resourc
 from windtunnel.planning.placement import Plan
 from windtunnel.planning.stages import Schedule, stage_order
 
-__all__ = ["rendezvous_pipeline"]
+__all__ = ["receivers", "rendezvous_pipeline"]
 
 
 class _Message(NamedTuple):
@@ -135,6 +135,16 @@ def rendezvous_pipeline(
         if update_ns is not None:
             line.update(place, float(update_ns[device]), num_samples - 1)
     return builder.build()
+
+
+def receivers(graph: Graph) -> NDArray[np.int64]:
+    """The place in the chain of whoever computes a task, or receives a message [T]."""
+    kinds = np.asarray(graph.resources["kind"])
+    num = int((kinds == int(ResourceKind.DEVICE)).sum())
+    # devices come first, then links in the order of their boundaries: forward to the place behind, backward before
+    of_row = np.concatenate([np.arange(num), np.arange(1, num), np.arange(num - 1)])
+    found: NDArray[np.int64] = of_row[np.asarray(graph.tasks["resource"])]
+    return found
 
 
 def _crossing_ns(plan: Plan, order: list[int]) -> NDArray[np.float64]:
