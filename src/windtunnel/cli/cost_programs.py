@@ -22,6 +22,9 @@ def sample(
     programs: Annotated[int, typer.Option(min=1, help="How many programs.")] = 8000,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the batches beside FILE.")] = False,
+    onto: Annotated[
+        Path | None, typer.Option(metavar="NPZ", help="A smaller set that was measured here: add to it.")
+    ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Begin nothing new after this, such as 100min.")] = "",
     targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2; all that this host has.")] = "",
     tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
@@ -39,6 +42,7 @@ def sample(
     Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
     that the same command with --resume goes on after an interruption.
     """
+    from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.cost.programs.build import parse_target, targets_here
     from windtunnel.cost.programs.generate import Plan, require_targets, sample_programs
     from windtunnel.cost.programs.tasks import read_tasks
@@ -61,6 +65,7 @@ def sample(
         sampled = sample_programs(
             plan,
             path,
+            begun=ProgramSet.load(onto) if onto is not None else None,
             resume=resume,
             overwrite=force,
             budget_s=parse_duration(budget) / 1e9 if budget else None,

@@ -109,11 +109,11 @@ def layers_of(
     node_T = np.where(node_T >= 0, place[node_T], -1)
     is_backward = np.array([known[node][1] for node in kept.tolist()], bool)
     num = len(kept)
-    color = _colors(known, place, num)
+    src, dst, sent = _sent(graph, node_T, num)
+    color = _colors(known, place, is_backward, src, dst)
     times = np.stack([_summed(one.duration_ns, node_T, num) for one in steps], axis=1)
     updates = _updates(graph, steps, node_T, color, is_backward)
     copies = _COPIES if copies_per_parameter is None else copies_per_parameter
-    src, dst, sent = _sent(graph, node_T, num)
     problem = Problem(
         tuple(f"{known[node][0] or 'model'}{' (backward)' if known[node][1] else ''}" for node in kept.tolist()),
         tuple(types),
@@ -188,14 +188,26 @@ def _merged(graph: Graph, node_T: Ints, is_backward: NDArray[np.bool_]) -> Ints:
     return into
 
 
-def _colors(known: Sequence[tuple[str, bool]], place: Ints, num: int) -> Ints:
-    """One colour for all nodes that have a layer in common, directly or by others."""
+def _colors(
+    known: Sequence[tuple[str, bool]], place: Ints, is_backward: NDArray[np.bool_], src: Ints, dst: Ints
+) -> Ints:
+    """One colour for all nodes that have a layer in common, directly or by others.
+
+    A backward node of no forward layer (the seed of the gradients) goes with a backward one that it is linked to.
+    """
     rustworkx = require("rustworkx", extra="plan")
+    num = len(is_backward)
     shared = rustworkx.PyGraph(multigraph=False)
     shared.add_nodes_from(range(num))
     forward = {name: int(place[at]) for at, (name, back) in enumerate(known) if not back}
-    backward = {name: int(place[at]) for at, (name, back) in enumerate(known) if back}
-    shared.add_edges_from_no_data([(forward[name], node) for name, node in backward.items() if name in forward])
+    backward = [(name, int(place[at])) for at, (name, back) in enumerate(known) if back]
+    shared.add_edges_from_no_data([(forward[name], node) for name, node in backward if name in forward])
+    paired = {node for name, node in backward if name in forward}
+    for _, node in backward:
+        linked = np.concatenate([dst[src == node], src[dst == node]])
+        linked = linked[is_backward[linked]]
+        if node not in paired and linked.size:
+            shared.add_edge(node, int(linked[0]), None)
     color = np.zeros(num, np.int64)
     for number, component in enumerate(rustworkx.connected_components(shared)):
         color[list(component)] = number

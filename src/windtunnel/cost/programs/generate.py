@@ -121,6 +121,7 @@ def sample_programs(
     plan: Plan,
     output: Path,
     *,
+    begun: ProgramSet | None = None,
     resume: bool = False,
     overwrite: bool = False,
     budget_s: float | None = None,
@@ -134,6 +135,8 @@ def sample_programs(
         What to measure.
     output : Path
         The set's file; batches lie in ``OUTPUT.parts`` beside it.
+    begun : ProgramSet, optional
+        A smaller set of the same plan, measured on this host: its programs come first, and are not drawn again.
     resume : bool
         Go on with batches that are there.
     budget_s : float or None
@@ -144,12 +147,15 @@ def sample_programs(
     Raises
     ------
     InputError
-        Batches of another plan, or of an earlier run without ``resume``, are there.
+        Batches of another plan, or of an earlier run without ``resume``, are there; ``begun`` is of another plan or
+        host.
     MissingExtraError
         The extra ``tvm`` is not installed.
     """
+    if begun is not None:
+        _require_same(plan, begun)
     folder = _open_parts(plan, output, resume=resume)
-    parts = _Parts.read(folder)
+    parts = _Parts.read(folder, begun)
     began = time.monotonic()
     sampled = Sampled()
     canary = Canary(plan.canary_tolerance, parts.least_s())
@@ -173,7 +179,7 @@ def sample_programs(
 def _batches(plan: Plan, parts: _Parts, sampled: Sampled) -> Iterator[int]:
     """Numbers of batches that are not done, until there are enough programs or the machine is never quiet."""
     last = MAX_BATCHES_OVER * math.ceil(plan.num_programs / plan.batch_size) + MAX_NOISY_IN_TURN
-    for batch in range(last):
+    for batch in range(parts.num_batches_before, parts.num_batches_before + last):
         if parts.num_programs >= plan.num_programs or sampled.num_noisy_in_turn >= MAX_NOISY_IN_TURN:
             return
         if batch not in parts.sets:
@@ -220,21 +226,59 @@ def _open_parts(plan: Plan, output: Path, *, resume: bool) -> Path:
     return folder
 
 
+def _require_same(plan: Plan, begun: ProgramSet) -> None:
+    """Whether a set can be gone on with."""
+    here = describe_run(plan.seed)
+    wanted = {
+        "tasks": [task.name for task in plan.tasks],
+        "targets": [target.name for target in plan.targets],
+        "processor": here["cpu_name"],
+        "seed": plan.seed,
+        "canary tolerance": plan.canary_tolerance,
+        "greatest spread": plan.max_spread,
+    }
+    found = {
+        "tasks": [task["name"] for task in begun.tasks],
+        "targets": [device["name"] for device in begun.devices],
+        "processor": begun.meta.get("cpu_name"),
+        "seed": begun.meta.get("seed"),
+        "canary tolerance": begun.meta.get("canary_tolerance"),
+        "greatest spread": begun.meta.get("max_std_over_mean"),
+    }
+    differing = [name for name, value in wanted.items() if found[name] != value]
+    if differing or "num_batches" not in begun.meta:
+        raise InputError(
+            f"the set was measured with other {', '.join(differing) or 'versions of this package'}",
+            where="begun", fix="begin a new set",
+        )  # fmt: skip
+
+
 @dataclass
 class _Parts:
     """The batches that are done, by number."""
 
     folder: Path
     sets: dict[int, ProgramSet] = field(default_factory=dict)
+    begun: ProgramSet | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> _Parts:
+    def read(cls, folder: Path, begun: ProgramSet | None = None) -> _Parts:
         paths = sorted(folder.glob("batch-*.npz"))
-        return cls(folder, {int(path.stem.removeprefix("batch-")): ProgramSet.load(path) for path in paths})
+        return cls(folder, {int(path.stem.removeprefix("batch-")): ProgramSet.load(path) for path in paths}, begun)
+
+    @property
+    def num_batches_before(self) -> int:
+        """Of the set that was begun."""
+        return 0 if self.begun is None else int(self.begun.meta["num_batches"])
+
+    @property
+    def all_sets(self) -> list[ProgramSet]:
+        """What was begun, and the batches in their order."""
+        return [one for one in (self.begun,) if one is not None] + [self.sets[batch] for batch in sorted(self.sets)]
 
     @property
     def num_programs(self) -> int:
-        return sum(part.num_programs for part in self.sets.values())
+        return sum(part.num_programs for part in self.all_sets)
 
     def keep(self, batch: int, part: ProgramSet) -> None:
         part.save(self.folder / _file(batch), overwrite=True)
@@ -243,13 +287,13 @@ class _Parts:
     def known(self) -> set[tuple[int, bytes]]:
         return {
             (int(task), sched.tobytes())
-            for part in self.sets.values()
+            for part in self.all_sets
             for task, sched in zip(part.task, part.sched, strict=True)
         }
 
     def least_s(self) -> dict[str, float]:
         """The canary's least time in any batch, by number of threads."""
-        seen = [part.meta["canary_least_s"] for part in self.sets.values()]
+        seen = [part.meta["canary_least_s"] for part in self.all_sets]
         names = {name for one in seen for name in one}
         return {name: min(one[name] for one in seen if name in one) for name in names}
 
@@ -261,19 +305,20 @@ class _Parts:
 
     def dropped(self) -> Counter[str]:
         total: Counter[str] = Counter()
-        for part in self.sets.values():
+        for part in self.all_sets:
             total.update(part.meta["dropped"])
         return total
 
 
 def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> ProgramSet:
     """All batches in their order as one set of exactly the size that was asked for."""
-    ordered: Sequence[ProgramSet] = [parts.sets[batch] for batch in sorted(parts.sets)]
+    ordered = parts.all_sets
     whole = ProgramSet.concatenate(ordered).select(np.arange(plan.num_programs))
-    dates = [part.meta["date"] for part in ordered]
+    dates = [date for part in ordered for date in part.meta.get("dates", [part.meta.get("date")])]
     meta = describe_run(plan.seed) | {
         "dates": [min(dates), max(dates)],
         "dropped": dict(parts.dropped()),
+        "num_batches": max(parts.sets, default=parts.num_batches_before - 1) + 1,
         "canary_least_s": parts.least_s(),
         "canary_tolerance": plan.canary_tolerance,
         "max_std_over_mean": plan.max_spread,
