@@ -1,5 +1,6 @@
 """``windtunnel place`` on a small problem."""
 
+import itertools
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 pytest.importorskip("rustworkx", reason="needs the extra plan")
 
 from windtunnel.cli import main
+from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind, save
 
 NODES = [
     {"id": node, "supportedOnFpga": 1, "cpuLatency": 40.0, "fpgaLatency": node + 1.0, "size": 1, "isBackwardNode": 0}
@@ -107,3 +109,45 @@ def test_a_profile_is_cut_into_stages(capsys, tmp_path):
     for levels, message in (("", "every level"), ("two", "is no level"), ("2@fast", "is not a rate")):
         code, _, err = run(capsys, profile, "--levels", levels)
         assert (2, True) == (code, message in err)
+
+
+def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path):
+    pytest.importorskip("torch")
+    ledger = tmp_path / "receipts.db"
+    code, out, err = run(capsys, "mlp:batch_size=32,width=32,depth=2", "--fly", "--devices", "2", "--microbatches", "4",
+                         "--compare", "--ledger", ledger)  # fmt: skip
+
+    assert 0 == code, err
+    assert "even" in out
+    assert "stage 1:" in out
+    assert main(["receipts", "--ledger", str(ledger), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert ["pipeline", "pipeline"] == [one["whatif"] for one in found["receipts"]]
+
+
+def test_the_report_of_a_capture_has_the_split(capsys, tmp_path):
+    builder = GraphBuilder()
+    cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)
+    tasks = [
+        builder.task(name, kind=Kind.COMPUTE, layer=name, phase=Phase.FORWARD, resource=cpu, duration_ns=1000)
+        for name in ("first", "second", "third")
+    ]
+    for one, other in itertools.pairwise(tasks):
+        builder.edge(one, other, kind=EdgeKind.DATA, size_bytes=4)
+    stored = save(builder.build(), tmp_path / "train.wt")
+
+    code = main(["report", str(stored), "--no-whatifs", "--place", "2xhere", "--ledger", str(tmp_path / "none.db")])
+
+    assert 0 == code, capsys.readouterr().err
+    page = (tmp_path / "train.report.html").read_text(encoding="utf-8")
+    assert "Which device runs what" in page
+    assert 3 == page.count("<circle")
+
+
+def test_flights_that_cannot_be(capsys):
+    code, _, err = run(capsys, "mlp", "--fly", "--devices", "2xh100")
+    assert 2 == code
+    assert "no number of processes" in err
+    code, _, err = run(capsys, "nothing", "--fly", "--devices", "2")
+    assert 2 == code
+    assert "nothing" in err

@@ -72,7 +72,7 @@ def test_what_cannot_be_flown(job):
         job_of("moe-lm", {"size": "tiny"}, 2, 4)
     with pytest.raises(InputError, match="5 microbatches of a batch of 64"):
         job_of("mlp", PARAMETERS, 2, 5)
-    with pytest.raises(InputError, match="1 stages"):
+    with pytest.raises(InputError, match="4 microbatches for 1 stages"):
         job_of("mlp", PARAMETERS, 1, 4)
     with pytest.raises(InputError, match="different numbers of stages"):
         fly_pipelines(job, [single(job.layers.problem), even(job.layers.problem)])

@@ -153,6 +153,27 @@ def test_layers_that_wait_for_each_other_stay_with_all_their_backward_nodes():
     assert device[0] == device[3] == device[4]
 
 
+def test_a_backward_layer_without_a_forward_one_goes_with_its_neighbour():
+    """The seed of the gradients, and a layer that exchanges no data with any other."""
+    builder = GraphBuilder()
+    cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)
+    rows = [("a", Phase.FORWARD), ("b", Phase.FORWARD), ("idle", Phase.FORWARD), ("c", Phase.FORWARD),
+            ("", Phase.BACKWARD), ("c", Phase.BACKWARD), ("b", Phase.BACKWARD), ("a", Phase.BACKWARD)]  # fmt: skip
+    tasks = [
+        builder.task(name, kind=Kind.COMPUTE, layer=name, phase=phase, resource=cpu, iteration=0, duration_ns=10)
+        for name, phase in rows
+    ]
+    for one, other in ((0, 1), (1, 3), (3, 4), (4, 5), (5, 6), (6, 7)):
+        builder.edge(tasks[one], tasks[other], kind=EdgeKind.DATA, size_bytes=1)
+    layers = layers_of([builder.build()], fleet_of("2xhere")[0], 1e9)
+    problem = layers.problem
+
+    assert ("a", "b", "c", "model (backward)", "c (backward)", "b (backward)", "a (backward)") == problem.names
+    assert problem.color[3] == problem.color[4] == problem.color[2]
+    assert layers.node_of["idle"] == layers.node_of["b"]
+    assert 80 == problem.time_ns.sum()
+
+
 def test_an_update_comes_once_for_all_microbatches():
     types, _ = fleet_of("2xhere")
     whole, parts = (layers_of([step()], types, 1e9, num_microbatches=number) for number in (1, 4))

@@ -21,6 +21,10 @@ def report(
     graph: GraphPath,
     ask: Annotated[bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of every what-if.")] = True,
     peaks: Annotated[bool, typer.Option("--utilisation", help="Measure peaks here; include the waterfall.")] = False,
+    place: Annotated[
+        str, typer.Option(metavar="LIST", help="Include a placement of the layers, such as on 4xh100,1xcpu.")
+    ] = "",
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of a placement: accelerator to host.")] = "16 GB/s",
     output: Output = None,
     ledger: LedgerPath = None,
     force: Force = False,
@@ -44,6 +48,7 @@ def report(
         answers = with_intervals(found, past)
         receipts = past.receipts() if ask else []
         more = [_utilisation(opened, stem(graph))] if peaks else []
+        more += _placement(opened, place, bandwidth) if place else []
         write_report(opened, path, answers=answers, receipts=receipts, title=stem(graph), more=more, overwrite=force)
     if as_json:
         document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size}
@@ -59,3 +64,14 @@ def _utilisation(graph: Graph, name: str) -> Section:
     from windtunnel.reports.utilisation import utilisation_section
 
     return utilisation_section(use_of_graph(graph, name=name, database=ProfileDatabase()))
+
+
+def _placement(graph: Graph, devices: str, bandwidth: str) -> list[Section]:
+    from windtunnel.planning.fleet import fleet_of, priced_for
+    from windtunnel.planning.from_graph import layers_of
+    from windtunnel.planning.placing import place
+    from windtunnel.reports.placement import placement_sections
+    from windtunnel.units import parse_rate
+
+    types, chips = fleet_of(devices)
+    return placement_sections(place(layers_of(priced_for(graph, chips), types, parse_rate(bandwidth)).problem))

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.flights._targets import build_workload
 from windtunnel.sources.allocator import hold_heap
 from windtunnel.training.pipeline import schedule_of, split_model
@@ -62,11 +63,29 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class WholeModel:
-    """A workload in one process, its batch cut into microbatches; gradients add up, weights do not move."""
+    """A workload in one process, its batch cut into microbatches; gradients add up, weights do not move.
+
+    Raises
+    ------
+    NotApplicableError
+        A step is more than a model and a loss.
+    InputError
+        The batch has no so many equal parts.
+    """
 
     def __init__(self, workload: str, parameters: dict[str, Any], num_microbatches: int) -> None:
         built = build_workload(workload, parameters)
-        assert built.supervised is not None
+        if built.supervised is None:
+            built.close()
+            raise NotApplicableError(
+                "a step of it is more than one model and a loss", where=workload,
+                fix="fly resnet50, vit, decoder-lm or mlp",
+            )  # fmt: skip
+        if built.batch_size % num_microbatches:
+            raise InputError(
+                f"{num_microbatches} microbatches of a batch of {built.batch_size}", where="microbatches",
+                fix="a divisor of the batch",
+            )  # fmt: skip
         self.model, self.optimizer, self.loss = built.model, still(built.optimizer), built.supervised.loss
         self.inputs, self.target = built.supervised.draw()
         self.num_microbatches = num_microbatches

@@ -149,24 +149,16 @@ def job_of(
         A process failed.
     """
     from windtunnel.flights._pipeline_rank import WholeModel
-    from windtunnel.flights._targets import build_workload
     from windtunnel.sources.torch_step import capture
 
-    if num_stages < 2:
-        raise InputError(f"{num_stages} stages", where="devices", fix="two or more")
-    built = build_workload(workload, parameters)
-    if built.supervised is None:
-        raise NotApplicableError(
-            "a step of it is more than one model and a loss", where=workload, fix="fly resnet50, vit, decoder-lm or mlp"
-        )
-    if built.batch_size % num_microbatches or num_microbatches < num_stages:
+    if num_stages < 2 or num_microbatches < num_stages:
         raise InputError(
-            f"{num_microbatches} microbatches of a batch of {built.batch_size} for {num_stages} stages",
-            where="microbatches", fix="as many as stages or more, and a divisor of the batch",
+            f"{num_microbatches} microbatches for {num_stages} stages", where="devices",
+            fix="two stages or more, and as many microbatches as stages or more",
         )  # fmt: skip
-    ground = _flown(workload, parameters, (), num_stages, num_microbatches, "1f1b", 6, 60.0, None).ground()
     with threads(1):
         whole = WholeModel(workload, dict(parameters), num_microbatches)
+        ground = _flown(workload, parameters, (), num_stages, num_microbatches, "1f1b", 6, 60.0, None).ground()
         graph = capture(
             lambda: whole.step(1),
             iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,

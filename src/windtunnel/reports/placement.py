@@ -1,7 +1,7 @@
 """A split as a picture (room reports): the graph in layers, each node in the colour of its device.
 
-In: a ``Plan``. Out: one self-contained HTML page: the graph, bars of what every device does, a table. Not here:
-computing plans.
+In: a ``Plan``. Out: the graph, bars of what every device does, a table: as sections of a report, or as a page of their
+own. Not here: computing plans.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.units import format_duration, format_ratio, format_size
 
-__all__ = ["placement_page"]
+__all__ = ["placement_page", "placement_sections"]
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#332288", "#999933", "#882255",
             "#44aa99", "#ddcc77", "#aa4499")  # fmt: skip
@@ -36,13 +36,21 @@ def placement_page(plan: Plan, path: str | Path, *, title: str = "", overwrite: 
         The file is there already and ``overwrite`` is False.
     """
     name = title or "placement"
-    rows = device_rows(plan)
     value = format_duration(round(plan.value_ns))
-    head = f"<h1>{escape(name)}: {value} per sample on {len(rows)} devices</h1>"
+    head = f"<h1>{escape(name)}: {value} per sample on {len(plan.kind)} devices</h1>"
+    lead = f'<p class="lead">{_proof(plan)}</p>'
+    return write_text(Path(path), _page(name, head + lead, placement_sections(plan)), overwrite=overwrite)
+
+
+def placement_sections(plan: Plan) -> list[Section]:
+    """The graph, what every device does, and the devices."""
+    rows = device_rows(plan)
+    return [_graph(plan), _bars(rows), _table(rows)]
+
+
+def _proof(plan: Plan) -> str:
     proof = "no plan of this kind is better" if plan.is_optimal else f"at most {format_ratio(plan.gap)} above the best"
-    lead = f'<p class="lead">{escape(f"By {plan.solver} in {plan.seconds:.2f} s; {proof}. {plan.note}".strip())}</p>'
-    found = [_graph(plan), _bars(rows), _table(rows)]
-    return write_text(Path(path), _page(name, head + lead, found), overwrite=overwrite)
+    return escape(f"By {plan.solver} in {plan.seconds:.2f} s; {proof}. {plan.note}".strip())
 
 
 def _colour(device: int) -> str:
@@ -74,7 +82,7 @@ def _graph(plan: Plan) -> Section:
     problem = plan.problem
     if problem.num_nodes > _MOST_DRAWN:
         body = f"<p>{problem.num_nodes:,} nodes are too many to draw; the table below has every device.</p>"
-        return Section("graph", "graph", "The graph is too large for a picture", body)
+        return Section("placement", "placement", "The graph is too large for a picture", body)
     x, y, height = _places(problem)
     times = problem.time_ns[np.arange(problem.num_nodes), plan.kind[plan.device]]
     sizes = _LEAST + (_MOST - _LEAST) * np.sqrt(times / max(times.max(initial=0.0), 1e-300))
@@ -99,7 +107,8 @@ def _graph(plan: Plan) -> Section:
         f"{''.join(lines)}{''.join(marks)}</svg>"
     )
     note = "<p>Circles are forward, squares backward nodes; their area is time. Red edges cross between devices.</p>"
-    return Section("graph", "graph", "Which device runs what", picture + note)
+    note += f"<p>{_proof(plan)}</p>"
+    return Section("placement", "placement", "Which device runs what", picture + note)
 
 
 def _bars(rows: Sequence[DeviceRow]) -> Section:
@@ -119,7 +128,7 @@ def _bars(rows: Sequence[DeviceRow]) -> Section:
         f'<svg viewBox="0 0 {WIDTH} {20 + 26 * len(rows)}" role="img" aria-label="load by device">{"".join(body)}</svg>'
     )
     note = "<p>Compute in the device's colour, then what it sends and receives.</p>"
-    return Section("load", "load", "What every device does per sample", picture + note)
+    return Section("loads", "loads", "What every device does per sample", picture + note)
 
 
 def _table(rows: Sequence[DeviceRow]) -> Section:

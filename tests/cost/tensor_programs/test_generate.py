@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,3 +120,12 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     stamps = [shard.stat().st_mtime_ns for shard in shards]
     sample_programs(plan, output, resume=True, overwrite=True)
     assert stamps == [shard.stat().st_mtime_ns for shard in shards]
+
+    larger = tmp_path / "larger.npz"
+    added = sample_programs(replace(plan, num_programs=5), larger, begun=programs)
+    both = ProgramSet.load(larger)
+    assert (5, larger) == (both.num_programs, added.path)
+    assert both.mean_s[:3].tolist() == programs.mean_s.tolist()
+    assert both.meta["num_batches"] > programs.meta["num_batches"]
+    with pytest.raises(InputError, match="other seed"):
+        sample_programs(replace(plan, seed=2), tmp_path / "third.npz", begun=programs)
