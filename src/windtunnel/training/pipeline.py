@@ -60,9 +60,10 @@ def split_model(model: torch.nn.Module, inputs: tuple[Any, ...], stage_of: Mappi
         raise NotApplicableError(
             f"torch.export does not take this model: {type(error).__name__}: {text}", where=type(model).__name__
         ) from error
-    for module in pipe.modules():
-        if hasattr(module, "_run_with_interpreter"):  # operator by operator, which costs a tenth of a millisecond each
-            module._run_with_interpreter = False
+    part: Any
+    for part in pipe.modules():
+        if hasattr(part, "_run_with_interpreter"):  # operator by operator, which costs a tenth of a millisecond each
+            part._run_with_interpreter = False
     return pipe
 
 
