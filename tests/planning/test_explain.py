@@ -165,6 +165,8 @@ def test_a_backward_layer_without_a_forward_one_goes_with_its_neighbour():
     ]
     for one, other in ((0, 1), (1, 3), (3, 4), (4, 5), (5, 6), (6, 7)):
         builder.edge(tasks[one], tasks[other], kind=EdgeKind.DATA, size_bytes=1)
+    for one, other in itertools.pairwise(tasks):  # as one thread ran them
+        builder.edge(one, other, kind=EdgeKind.ORDER)
     layers = layers_of([builder.build()], fleet_of("2xhere")[0], 1e9)
     problem = layers.problem
 

@@ -238,7 +238,7 @@ def _require_same(plan: Plan, begun: ProgramSet) -> None:
         "greatest spread": plan.max_spread,
     }
     found = {
-        "tasks": [task["name"] for task in begun.tasks],
+        "tasks": [Task.from_dict(task).name for task in begun.tasks],
         "targets": [device["name"] for device in begun.devices],
         "processor": begun.meta.get("cpu_name"),
         "seed": begun.meta.get("seed"),
