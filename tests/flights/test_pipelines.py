@@ -74,6 +74,8 @@ def test_what_cannot_be_flown(job):
         job_of("mlp", PARAMETERS, 2, 5)
     with pytest.raises(InputError, match="4 microbatches for 1 stages"):
         job_of("mlp", PARAMETERS, 1, 4)
+    with pytest.raises(NotApplicableError, match="one device only"):
+        fly_pipelines(job, [single(job.layers.problem)])
     with pytest.raises(InputError, match="different numbers of stages"):
         fly_pipelines(job, [single(job.layers.problem), even(job.layers.problem)])
 

@@ -149,12 +149,9 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str)
             num_cpus=cpus if cpus >= 0 else None,
             memory_bytes=memory_bytes,
         )
-    from windtunnel.planning.fleet import fleet_of, priced_for
-    from windtunnel.planning.from_graph import layers_of
+    from windtunnel.planning.fleet import problem_on
 
-    types, chips = fleet_of(devices, memory_bytes)
-    graph = open_graph(source)
-    return layers_of(priced_for(graph, chips), types, parse_rate(bandwidth)).problem
+    return problem_on(open_graph(source), devices, parse_rate(bandwidth), memory_bytes)
 
 
 def _others(problem: Problem, objective: str) -> list[Plan]:

@@ -67,11 +67,9 @@ def _utilisation(graph: Graph, name: str) -> Section:
 
 
 def _placement(graph: Graph, devices: str, bandwidth: str) -> list[Section]:
-    from windtunnel.planning.fleet import fleet_of, priced_for
-    from windtunnel.planning.from_graph import layers_of
+    from windtunnel.planning.fleet import problem_on
     from windtunnel.planning.placing import place
     from windtunnel.reports.placement import placement_sections
     from windtunnel.units import parse_rate
 
-    types, chips = fleet_of(devices)
-    return placement_sections(place(layers_of(priced_for(graph, chips), types, parse_rate(bandwidth)).problem))
+    return placement_sections(place(problem_on(graph, devices, parse_rate(bandwidth))))

@@ -183,8 +183,7 @@ def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank:
     pipe = split_model(whole.model, whole.microbatch, stage_of)
     runs = schedule_of(pipe, rank, orders.num_microbatches, whole.loss, orders.schedule)
     parameters = list(pipe.get_stage_module(rank).parameters())
-    kind: Any = type(whole.optimizer)
-    optimizer = still(kind(parameters)) if parameters else None
+    optimizer = _like(whole.optimizer, parameters) if parameters else None
 
     def step() -> None:
         if optimizer is not None:
@@ -199,6 +198,14 @@ def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank:
             optimizer.step()
 
     return step
+
+
+def _like(whole: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimiser that does to some parameters what another one does to all."""
+    kind: Any = type(whole)
+    made: torch.optim.Optimizer = kind(parameters)  # not every default is an argument: they go in afterwards
+    made.param_groups[0].update({key: value for key, value in whole.param_groups[0].items() if key != "params"})
+    return made
 
 
 def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:

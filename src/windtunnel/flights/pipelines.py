@@ -198,8 +198,7 @@ def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedul
 
     Stages wait for each other, so that what varies adds up: each replay draws anew by how much every task varies.
     """
-    if len(plan.kind) == 1:
-        raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
+    _require_stages(plan)
     problem, count = job.layers.problem, job.num_microbatches
     bare = dataclasses.replace(problem, time_ns=problem.time_ns - job.layers.update_ns / count)
     updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
@@ -210,6 +209,11 @@ def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedul
     graph = _on_cores(graph, ground, len(plan.kind))
     drawn_KT = np.random.default_rng(0).choice(ground.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
     return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
+
+
+def _require_stages(plan: Plan) -> None:
+    if len(plan.kind) == 1:
+        raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
 
 
 def _on_cores(graph: Graph, ground: Ground, num_stages: int) -> Graph:
@@ -269,6 +273,7 @@ def fly_pipelines(
     """
     if not plans or len({len(plan.kind) for plan in plans}) != 1:
         raise InputError("plans of different numbers of stages fly apart", where="plans")
+    _require_stages(plans[0])
     splits = [stage_of_modules(job, plan) for plan in plans]
     num = len(plans[0].kind)
     flown = _flown(

@@ -1,7 +1,7 @@
 """Devices by name (room planning): ``2xh100,1xcpu`` as device types, and a graph priced for each of them.
 
-In: a list of catalogue names with counts. Out: ``DeviceType``s with their memory, and one priced graph per type. Not
-here: the catalogue, prices.
+In: a list of catalogue names with counts. Out: ``DeviceType``s with their memory, one priced graph per type, and the
+problem that they make. Not here: the catalogue, prices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from windtunnel.cost import price
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Device, device
+from windtunnel.planning.from_graph import layers_of
 from windtunnel.planning.minmax import DeviceType
+from windtunnel.planning.problem import Problem
 
-__all__ = ["fleet_of", "priced_for"]
+__all__ = ["fleet_of", "priced_for", "problem_on"]
 
 _ENTRY = re.compile(r"(?:(\d+)x)?(.+)")
 _MEASURED = ("here", "cpu")
@@ -56,3 +58,9 @@ def fleet_of(text: str, memory_bytes: float | None = None) -> tuple[tuple[Device
 def priced_for(graph: Graph, chips: list[Device | None]) -> list[Graph]:
     """The graph once per chip; raises as ``price`` does."""
     return [graph if chip is None else price(graph, chip) for chip in chips]
+
+
+def problem_on(graph: Graph, devices: str, bandwidth_bytes_per_s: float, memory_bytes: float | None = None) -> Problem:
+    """The layers of a graph, to be placed on a list of devices; raises as ``fleet_of``, ``price``, ``layers_of`` do."""
+    types, chips = fleet_of(devices, memory_bytes)
+    return layers_of(priced_for(graph, chips), types, bandwidth_bytes_per_s).problem
