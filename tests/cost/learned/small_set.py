@@ -13,8 +13,8 @@ from windtunnel.cost.learned.nest import Buffer, Nest, Store
 from windtunnel.cost.learned.program_set import ProgramSet
 
 DEVICES = (
-    {"name": "slow", "peak_flops_per_s": 2e10, "bandwidth_bytes_per_s": 1e10},
-    {"name": "fast", "peak_flops_per_s": 8e10, "bandwidth_bytes_per_s": 2e10},
+    {"name": "slow", "peak_flops_per_s": 2e10, "bandwidth_bytes_per_s": 1e10, "simd_bits": 256},
+    {"name": "fast", "peak_flops_per_s": 8e10, "bandwidth_bytes_per_s": 2e10, "simd_bits": 512},
 )
 
 
@@ -87,6 +87,7 @@ def small_set(num_tasks=12, per_task=10, seed=0):
     mean_s = np.array(columns["mean_s"], dtype=np.float32)
     return ProgramSet(
         features=np.concatenate([one.features for one in encoded]).astype(np.float16),
+        code=np.concatenate([one.code for one in encoded]).astype(np.float16),
         leaf_offset=offsets([one.leaf_ids for one in encoded]).astype(np.int32),
         leaf_pos=np.concatenate([one.positions for one in encoded]),
         tree=np.concatenate(columns["tree"]),

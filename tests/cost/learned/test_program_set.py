@@ -19,6 +19,7 @@ def make_set(num_leaves=(1, 3, 2)) -> ProgramSet:
     mean_s = np.array([[1e-3, np.nan], [2e-3, 3e-3], [4e-3, 5e-3]], np.float32)[:P]
     return ProgramSet(
         features=np.repeat(np.arange(L, dtype=np.float16)[:, None], NUM_FEATURES, axis=1),
+        code=np.repeat(np.arange(L, dtype=np.float16), 90).reshape(L, 3, 30),
         leaf_offset=offset,
         leaf_pos=np.arange(L, dtype=np.int16),
         tree=np.arange(2 * L, dtype=np.int16),
@@ -38,7 +39,18 @@ def test_a_set_that_was_saved_is_the_same_when_it_is_loaded(tmp_path):
     programs = make_set()
     loaded = ProgramSet.load(programs.save(tmp_path / "set.npz"))
 
-    for name in ("features", "leaf_offset", "leaf_pos", "tree", "tree_offset", "task", "sched", "mean_s", "std_s"):
+    for name in (
+        "features",
+        "code",
+        "leaf_offset",
+        "leaf_pos",
+        "tree",
+        "tree_offset",
+        "task",
+        "sched",
+        "mean_s",
+        "std_s",
+    ):
         np.testing.assert_array_equal(getattr(programs, name), getattr(loaded, name))
     assert (programs.devices, programs.tasks, programs.meta) == (loaded.devices, loaded.tasks, loaded.meta)
     assert ["set.npz"] == [path.name for path in tmp_path.iterdir()]

@@ -20,7 +20,7 @@ from windtunnel.cost.learned.splits import split_by_device, split_by_task, split
 from windtunnel.cost.learned.training import PAPER_TRAINING, TrainingConfig, fit, learning_rate  # noqa: E402
 from windtunnel.errors import InputError, SchemaVersionError  # noqa: E402
 
-SHORT = TrainingConfig(max_epochs=60, batch_size=16, learning_rate=5e-3, patience=30)
+SHORT = TrainingConfig(max_epochs=120, batch_size=16, learning_rate=5e-3, patience=60)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_foreign_checkpoints_are_refused(trained, tmp_path):
 def test_recipes_train_across_devices(programs, name, domain):
     recipe = replace(
         RECIPES[name],
-        network=tiny(heads="per-leaf"),
+        network=replace(tiny(heads="per-leaf"), num_heads=2),
         domain=domain,
         num_target=16,
         training=replace(SHORT, max_epochs=2),

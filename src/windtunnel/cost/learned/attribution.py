@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from windtunnel.cost.learned.code_features import CODE_NAMES
 from windtunnel.cost.learned.features import FEATURE_NAMES
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.learned.samples import Buckets
@@ -40,6 +41,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], str]] = {
     "temporaries": (("alloc_",), "cache_write or compute_at"),
     "loops": (("outer_prod", "num_loops"), "split and fuse"),
     "arithmetic": (("float_", "int_", "bool_", "select_"), "inline"),
+    "registers and units": (("code.",), "split, reorder and vectorize"),
     "other": (("is_gpu", "blockIdx", "threadIdx", "vthread"), ""),
 }
 """Feature groups: how their names begin, and the primitive of a schedule that changes them most."""
@@ -96,7 +98,7 @@ def why_slower(predictor: Predictor, programs: ProgramSet, program: int, referen
     whole, found = float(np.log(seconds / reference_s)), float(parts_NF.sum())
     parts_NF = parts_NF * (whole / found) if abs(found) > 1e-12 else parts_NF  # from labels to logarithms of seconds
     by_feature = parts_NF.sum(axis=0)
-    groups = {name: float(by_feature[_columns(starts)].sum()) for name, (starts, _) in GROUPS.items()}
+    groups = {name: float(by_feature[_columns(starts, len(by_feature))].sum()) for name, (starts, _) in GROUPS.items()}
     ordered = dict(sorted(groups.items(), key=lambda one: -one[1]))
     return Attribution(seconds, reference_s, ordered, tuple(parts_NF.sum(axis=1).tolist()))
 
@@ -121,5 +123,6 @@ def _integrated(network: Any, leaves_2NF: Any, context_2C: Any) -> Any:
     return ((first - second) * gradient.mean(dim=0)).double().numpy()
 
 
-def _columns(starts: tuple[str, ...]) -> list[int]:
-    return [column for column, name in enumerate(FEATURE_NAMES) if name.startswith(starts)]
+def _columns(starts: tuple[str, ...], num_features: int) -> list[int]:
+    names = (*FEATURE_NAMES, *CODE_NAMES)[:num_features]
+    return [column for column, name in enumerate(names) if name.startswith(starts)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.cost.learned.additive import AdditiveConfig
+from windtunnel.cost.learned.code_features import CODE_NAMES
 from windtunnel.cost.learned.features import FEATURE_NAMES
 from windtunnel.cost.learned.network import Network, NetworkConfig
 from windtunnel.cost.learned.predictor import Predictor, build
@@ -25,10 +26,11 @@ from windtunnel.extras import require
 
 __all__ = ["SCHEMA", "load_predictor", "read_header", "save_predictor"]
 
-SCHEMA = 1
+SCHEMA = 2
 KIND = "cdmpp"
 CONFIGS: dict[str, Any] = {"cdmpp": NetworkConfig, "additive": AdditiveConfig}
 ARRAYS = ("features.low", "features.high", "context.mean", "context.std")
+CODE_ARRAYS = ("code.low", "code.high")
 
 
 def fingerprint(names: tuple[str, ...]) -> str:
@@ -45,6 +47,9 @@ def save_predictor(predictor: Predictor, path: str | os.PathLike[str], *, overwr
     arrays = (normaliser.features.low, normaliser.features.high, normaliser.context_mean, normaliser.context_std)
     tensors = {f"network.{name}": value.numpy() for name, value in predictor.network.state_dict().items()}
     tensors |= dict(zip(ARRAYS, arrays, strict=True))
+    if normaliser.code is not None:
+        tensors |= dict(zip(CODE_ARRAYS, (normaliser.code.low, normaliser.code.high), strict=True))
+    names = _names(has_code=normaliser.code is not None)
     header = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -54,8 +59,8 @@ def save_predictor(predictor: Predictor, path: str | os.PathLike[str], *, overwr
         "target": normaliser.target,
         "context": normaliser.context,
         "has_positions": normaliser.has_positions,
-        "features": list(FEATURE_NAMES),
-        "features_fingerprint": fingerprint(FEATURE_NAMES),
+        "features": list(names),
+        "features_fingerprint": fingerprint(names),
         **predictor.header,
     }
     return write_model(path, header, tensors, overwrite=overwrite)
@@ -74,13 +79,18 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     return header
 
 
+def _names(*, has_code: bool) -> tuple[str, ...]:
+    return FEATURE_NAMES + CODE_NAMES if has_code else FEATURE_NAMES
+
+
 def _require_features(header: Mapping[str, Any], where: str) -> None:
     theirs = tuple(header.get("features", ()))
-    if theirs == FEATURE_NAMES and header.get("features_fingerprint") == fingerprint(FEATURE_NAMES):
+    ours = _names(has_code=any(name in CODE_NAMES for name in theirs))
+    if theirs == ours and header.get("features_fingerprint") == fingerprint(ours):
         return
-    unknown, missing = sorted(set(theirs) - set(FEATURE_NAMES)), sorted(set(FEATURE_NAMES) - set(theirs))
+    unknown, missing = sorted(set(theirs) - set(ours)), sorted(set(ours) - set(theirs))
     raise InputError(
-        f"this predictor was trained on {len(theirs)} features, this version has {len(FEATURE_NAMES)}; "
+        f"this predictor was trained on {len(theirs)} features, this version has {len(ours)}; "
         f"unknown: {', '.join(unknown[:5]) or 'none'}; missing: {', '.join(missing[:5]) or 'none'}",
         where=where,
         fix="train it anew with windtunnel cost train",
@@ -97,6 +107,7 @@ def load_predictor(path: str | os.PathLike[str]) -> Predictor:
     tensors = require("safetensors.torch", extra="learn").load_file(os.fspath(path))
     try:
         low, high, mean, std = (tensors.pop(name).numpy() for name in ARRAYS)
+        code = [tensors.pop(name).numpy() for name in CODE_ARRAYS if name in tensors]
         sizes: dict[str, Any] = {key: _plain(value) for key, value in header["network"].items()}
         normaliser = Normaliser(
             FeatureScale(low, high),
@@ -106,6 +117,7 @@ def load_predictor(path: str | os.PathLike[str]) -> Predictor:
             mean,
             std,
             header["has_positions"],
+            FeatureScale(*code) if code else None,
         )
         config = CONFIGS[header["architecture"]](**sizes)
         network = build(config, normaliser)

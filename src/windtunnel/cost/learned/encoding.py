@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.cost.learned.code_features import code_features
 from windtunnel.cost.learned.features import NUM_FEATURES, Mode, statement_features
 from windtunnel.cost.learned.nest import If, Nest, Node, Store
 from windtunnel.errors import InputError
@@ -37,9 +38,13 @@ MAX_LEAVES = 16
 
 @dataclass(frozen=True)
 class CompactTree:
-    """One program as the network sees it: ``features`` [N, 164], ``positions`` and ``leaf_ids`` [N], ``serialised``."""
+    """One program as the network sees it.
+
+    ``features`` [N, 164], ``code`` [N, 3, 30] by width of vectors, ``positions`` and ``leaf_ids`` [N], ``serialised``.
+    """
 
     features: np.ndarray
+    code: np.ndarray
     positions: np.ndarray
     leaf_ids: np.ndarray
     serialised: np.ndarray
@@ -97,7 +102,7 @@ def encode(nest: Nest, mode: Mode = "full") -> CompactTree:
         )
     places = {int(token): place for place, token in enumerate(serialised) if token != END}
     positions = np.asarray([places[int(leaf)] for leaf in leaf_ids], dtype=np.int16)
-    return CompactTree(statement_features(nest, mode, "store"), positions, leaf_ids, serialised)
+    return CompactTree(statement_features(nest, mode, "store"), code_features(nest), positions, leaf_ids, serialised)
 
 
 def positional_encoding(positions: np.ndarray, width: int = NUM_FEATURES) -> np.ndarray:

@@ -121,7 +121,10 @@ class Network(nn.Module):
         self.config = config
         heads = config.num_heads
         if config.num_features % heads:
-            raise InputError(f"{config.num_features} features cannot be divided among {heads} heads", fix="num_heads=4")
+            fits = max(one for one in range(1, heads) if config.num_features % one == 0)
+            raise InputError(
+                f"{config.num_features} features cannot be divided among {heads} heads", fix=f"num_heads={fits}"
+            )
         layer = nn.TransformerEncoderLayer(
             config.num_features, heads, config.feed_forward, config.dropout, batch_first=True
         )

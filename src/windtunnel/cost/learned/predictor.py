@@ -2,7 +2,8 @@
 
 ``RECIPES["paper"]`` is CDMPP to the letter; ``"paper-small"`` the same on a network for CPUs; ``"efficiency"`` is the
 default: times of leaves that add up, learned as the share of the physical bound that a program reaches, so that
-sizes extrapolate. Not here: files (``checkpoint``), baselines, choosing what to measure (``sampling``).
+sizes extrapolate, from the statements and from what a code generator makes of them; ``"efficiency-plain"`` sees the
+statements alone. Not here: files (``checkpoint``), baselines, choosing what to measure (``sampling``).
 
 Source: CDMPP (EuroSys 2024).
 """
@@ -19,7 +20,9 @@ import numpy as np
 
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.learned.additive import AdditiveConfig, AdditiveNetwork
+from windtunnel.cost.learned.code_features import CODE_NAMES
 from windtunnel.cost.learned.context import ContextKind
+from windtunnel.cost.learned.features import NUM_FEATURES
 from windtunnel.cost.learned.losses import DomainTerm, LossKind, domain_term, label_loss
 from windtunnel.cost.learned.metrics import mape
 from windtunnel.cost.learned.network import PRESETS, Network, NetworkConfig, in_bfloat16
@@ -51,6 +54,8 @@ class Recipe:
 
     Parameters
     ----------
+    has_code
+        Whether it looks at what a code generator makes of the statements.
     domain, domain_weight, num_target
         Term that draws the latents of source and target together, its factor, target samples per step.
     """
@@ -61,6 +66,7 @@ class Recipe:
     context: ContextKind = "bound"
     loss: LossKind = "huber"
     is_weighted: bool = False
+    has_code: bool = False
     domain: DomainTerm = "none"
     domain_weight: float = 1.0
     num_target: int = 512
@@ -78,8 +84,11 @@ RECIPES = {
         training=PAPER_TRAINING,
     ),
     "paper-small": Recipe(network=PRESETS["small"], labels="box-cox", target="seconds", loss="hybrid"),
-    "efficiency": Recipe(training=ADDITIVE_TRAINING),
-    "efficiency-attention": Recipe(network=AdditiveConfig(num_blocks=2, num_layers=1), training=ADDITIVE_TRAINING),
+    "efficiency": Recipe(training=ADDITIVE_TRAINING, has_code=True),
+    "efficiency-attention": Recipe(
+        network=AdditiveConfig(num_blocks=2, num_layers=1), training=ADDITIVE_TRAINING, has_code=True
+    ),
+    "efficiency-plain": Recipe(training=ADDITIVE_TRAINING),
 }
 
 
@@ -161,7 +170,9 @@ def train(
         )
     normaliser = start.normaliser if start else _normaliser(programs, split, recipe)
     torch.manual_seed(recipe.training.seed)
-    network = build(replace(recipe.network, num_context=len(normaliser.context_mean)), normaliser)
+    num_features = NUM_FEATURES + (len(CODE_NAMES) if normaliser.code else 0)
+    num_context = len(normaliser.context_mean)
+    network = build(replace(recipe.network, num_features=num_features, num_context=num_context), normaliser)
     if start:
         network.load_state_dict(start.network.state_dict())
     source = Buckets(programs, split.train, normaliser)
@@ -202,6 +213,7 @@ def _normaliser(programs: ProgramSet, split: Split, recipe: Recipe) -> Normalise
         context=recipe.context,
         has_positions=recipe.network.has_positions,
         is_standard=isinstance(recipe.network, AdditiveConfig),
+        has_code=recipe.has_code,
     )
 
 

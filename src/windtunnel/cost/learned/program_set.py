@@ -20,17 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.cost.learned.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["NUM_FEATURES", "SCHEDULE_SHAPE", "SCHEMA", "ProgramSet"]
 
-SCHEMA = 1
+SCHEMA = 2
 NUM_FEATURES = 164
 SCHEDULE_SHAPE = (25, 22)
 """Steps of a schedule, and numbers per step (TLP: 25 by 22 on CPUs)."""
 
 _DTYPES = {
     "features": np.float16,
+    "code": np.float16,
     "leaf_offset": np.int32,
     "leaf_pos": np.int16,
     "tree": np.int16,
@@ -51,6 +53,8 @@ class ProgramSet:
     ----------
     features : ndarray
         float16 [L, 164], one row per store statement in serial order.
+    code : ndarray
+        float16 [L, 3, 30], what a code generator makes of each statement by width of vectors (``code_features``).
     leaf_offset : ndarray
         int32 [P + 1]: the statements of program p are rows ``leaf_offset[p]`` up to ``leaf_offset[p + 1]``.
     leaf_pos : ndarray
@@ -74,6 +78,7 @@ class ProgramSet:
     """
 
     features: NDArray[np.float16]
+    code: NDArray[np.float16]
     leaf_offset: NDArray[np.int32]
     leaf_pos: NDArray[np.int16]
     tree: NDArray[np.int16]
@@ -124,6 +129,7 @@ class ProgramSet:
         return replace(
             self,
             features=self.features[leaves],
+            code=self.code[leaves],
             leaf_pos=self.leaf_pos[leaves],
             leaf_offset=leaf_offset,
             tree=self.tree[nodes],
@@ -244,8 +250,9 @@ def check(programs: ProgramSet, where: str) -> None:
     empty = np.flatnonzero(programs.num_leaves < 1)
     if len(empty):
         raise InputError(f"program {empty[0]} stores nothing", where=where, fix="leave it out")
-    if not np.isfinite(programs.features).all():
-        row = int(np.flatnonzero(~np.isfinite(programs.features).all(axis=1))[0])
+    is_finite = np.isfinite(programs.features).all(axis=1) & np.isfinite(programs.code).all(axis=(1, 2))
+    if not is_finite.all():
+        row = int(np.flatnonzero(~is_finite)[0])
         program = int(np.searchsorted(programs.leaf_offset, row, side="right")) - 1
         raise InputError(f"a feature of program {program} is not finite", where=where)
 
@@ -254,6 +261,7 @@ def _check_shapes(programs: ProgramSet, where: str) -> None:
     P, D, L = programs.num_programs, len(programs.devices), len(programs.leaf_pos)
     expected = {
         "features": (L, NUM_FEATURES),
+        "code": (L, len(VECTOR_BITS), len(CODE_NAMES)),
         "leaf_offset": (P + 1,),
         "tree_offset": (P + 1,),
         "sched": (P, *SCHEDULE_SHAPE),

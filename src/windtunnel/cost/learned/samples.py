@@ -1,11 +1,11 @@
 """Program sets as tensors (room cost): samples of a split in, normalised buckets with labels out.
 
 Programs are scaled once, their places are added after scaling, and each lies in the bucket of its number of leaves; a
-sample points at its program and adds label and context. Whatever is fitted here is fitted on training samples alone.
-Not here: networks, the training loop.
+sample points at its program and adds label, context and, for recipes that look at it, the code for the vectors of its
+device. Whatever is fitted here is fitted on training samples alone. Not here: networks, the training loop.
 """
 
-# P programs, M samples, N leaves, F features, C entries of context
+# P programs, M samples, N leaves, F features, W widths of vectors, E entries of code, C entries of context
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from windtunnel.cost.learned.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.cost.learned.context import ContextKind, bound_of, context_rows
 from windtunnel.cost.learned.encoding import MAX_LEAVES, bucket_batches, positional_encoding
 from windtunnel.cost.learned.program_set import ProgramSet
@@ -46,6 +47,8 @@ class Normaliser:
     ----------
     target
         ``efficiency``: labels are seconds over the physical bound; ``seconds``: the papers' own regression.
+    code
+        Scale of the code's entries; None where they are not looked at.
     """
 
     features: FeatureScale
@@ -55,6 +58,7 @@ class Normaliser:
     context_mean: np.ndarray
     context_std: np.ndarray
     has_positions: bool = True
+    code: FeatureScale | None = None
 
     @classmethod
     def fit(
@@ -67,6 +71,7 @@ class Normaliser:
         context: ContextKind = "bound",
         has_positions: bool = True,
         is_standard: bool = False,
+        has_code: bool = False,
     ) -> Normaliser:
         """Fit on the training samples [M, 2]; a context that is the same for all of them is dropped.
 
@@ -88,7 +93,8 @@ class Normaliser:
         leaves = np.concatenate([_leaf_rows(programs, row) for row in np.unique(train[:, 0])])
         rows = programs.features[leaves]
         scale = FeatureScale.standard(rows) if is_standard else FeatureScale.fit(rows)
-        return cls(scale, LabelTransform.fit(labels, seconds / base), target, context, mean, std, has_positions)
+        code = FeatureScale.standard(_code_rows(programs, train)) if has_code else None
+        return cls(scale, LabelTransform.fit(labels, seconds / base), target, context, mean, std, has_positions, code)
 
     def context_of(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
         """Standardised context, float32 [M, C].
@@ -125,13 +131,36 @@ def _leaf_rows(programs: ProgramSet, row: int) -> np.ndarray:
     return np.arange(programs.leaf_offset[row], programs.leaf_offset[row + 1])
 
 
+def widths_of(programs: ProgramSet) -> np.ndarray:
+    """Row of ``VECTOR_BITS`` by device [D]: the widest that its vectors fill.
+
+    Raises
+    ------
+    InputError
+        A sheet does not say how wide its vectors are.
+    """
+    unknown = [str(device.get("name", "device")) for device in programs.devices if not device.get("simd_bits")]
+    if unknown:
+        raise InputError("the device lacks simd_bits", where=", ".join(unknown), fix="say how wide its vectors are")
+    bits = np.array([int(device["simd_bits"]) for device in programs.devices])
+    return np.maximum(np.searchsorted(VECTOR_BITS, bits, side="right") - 1, 0)
+
+
+def _code_rows(programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
+    pairs = np.unique(np.column_stack([samples[:, 0], widths_of(programs)[samples[:, 1]]]), axis=0)
+    return np.concatenate([programs.code[_leaf_rows(programs, row), width] for row, width in pairs])
+
+
 def _base_s(programs: ProgramSet, samples: np.ndarray, target: Target) -> Any:
     return bound_of(programs, samples).bound_ns * 1e-9 if target == "efficiency" else 1.0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that share a number of leaves: leaves [B, N, F], context [B, C] or None, label [B], rows of samples."""
+    """Samples that share a number of leaves.
+
+    Leaves [B, N, F] or with code [B, N, F + E], context [B, C] or None, label [B], rows of samples.
+    """
 
     leaves: Tensor
     context: Any
@@ -163,6 +192,7 @@ class Buckets:
         self.label = torch.from_numpy(normaliser.encode_labels(programs, samples)) if has_labels else None
         context = normaliser.context_of(programs, samples)
         self.context = torch.from_numpy(context) if context.shape[1] else None
+        self._width = None if normaliser.code is None else widths_of(programs)[samples[:, 1]]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -171,8 +201,9 @@ class Buckets:
         """A batch of samples that share a number of leaves."""
         bucket = self.leaves[int(self.num_leaves[rows[0]])]
         index = torch.from_numpy(rows)
+        leaves = bucket[torch.from_numpy(self._place[self.samples[rows, 0]])]
         return Batch(
-            bucket[torch.from_numpy(self._place[self.samples[rows, 0]])],
+            leaves if self._width is None else _of_width(leaves, self._width[rows]),
             None if self.context is None else self.context[index],
             None if self.label is None else self.label[index],
             rows,
@@ -186,7 +217,7 @@ class Buckets:
 
 
 def _buckets(programs: ProgramSet, rows: np.ndarray, normaliser: Normaliser) -> tuple[Mapping[int, Tensor], np.ndarray]:
-    """Leaves float32 [P, N, F] by number of leaves, and each program's row in its bucket."""
+    """Leaves float32 [P, N, F], with code [P, N, F + W E], by their number, and each program's row in its bucket."""
     place = np.zeros(programs.num_programs, dtype=np.int64)
     found = {}
     counts = programs.num_leaves[rows]
@@ -199,5 +230,17 @@ def _buckets(programs: ProgramSet, rows: np.ndarray, normaliser: Normaliser) -> 
         leaves = normaliser.features(programs.features[index])
         if normaliser.has_positions:
             leaves += angles[programs.leaf_pos[index]]
+        if normaliser.code is not None:
+            code = normaliser.code(programs.code[index])
+            leaves = np.concatenate([leaves, code.reshape(*index.shape, -1)], axis=2)
         found[int(count)] = torch.from_numpy(np.ascontiguousarray(leaves, dtype=np.float32))
     return found, place
+
+
+def _of_width(leaves_BNX: Tensor, width_B: np.ndarray) -> Tensor:
+    """Leaves [B, N, F + W E] with the code of one width each: [B, N, F + E]."""
+    num_entries = len(VECTOR_BITS) * len(CODE_NAMES)
+    plain, code = leaves_BNX[..., :-num_entries], leaves_BNX[..., -num_entries:]
+    code_BNWE = code.unflatten(2, (len(VECTOR_BITS), len(CODE_NAMES)))
+    own_BNE = code_BNWE[torch.arange(len(width_B)), :, torch.from_numpy(width_B)]
+    return torch.cat([plain, own_BNE], dim=2)

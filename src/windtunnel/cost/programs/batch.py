@@ -64,6 +64,7 @@ class Measured:
         rows = [member.task for member, _ in self.programs]
         return ProgramSet(
             features=np.concatenate([one.features for one in drawn]),
+            code=np.concatenate([one.code for one in drawn]),
             leaf_offset=_offsets([len(one.leaf_pos) for one in drawn]),
             leaf_pos=np.concatenate([one.leaf_pos for one in drawn]).astype(np.int16),
             tree=np.concatenate([one.tree for one in drawn]).astype(np.int16),

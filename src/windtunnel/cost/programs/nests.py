@@ -194,7 +194,7 @@ class _Reader:
 
     def call(self, value: Any, scope: Mapping[Any, Expression]) -> Expression:
         """A mathematical function, or a choice between two values."""
-        name = str(value.op.name).removeprefix("tirx.")
+        name = str(value.op.name).rpartition(".")[2]
         operands = tuple(self.expression(operand, scope) for operand in value.args)
         if name == "likely":
             return operands[0]

@@ -60,6 +60,7 @@ class Drawn:
 
     sched: Any
     features: Any
+    code: Any
     leaf_pos: Any
     tree: Any
 
@@ -208,7 +209,9 @@ def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
     if len(tree.positions) > MAX_LEAVES:
         return f"{len(tree.positions)} statements", None
     rows = to_rows(scheduled.steps)
-    return "", Drawn(rows, tree.features.astype(np.float16), tree.positions, tree.serialised)
+    return "", Drawn(
+        rows, tree.features.astype(np.float16), tree.code.astype(np.float16), tree.positions, tree.serialised
+    )
 
 
 def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:

@@ -2,7 +2,7 @@
 
 ``cdmpp``: the weak baseline of the paper, rows summed over leaves. ``ansor`` and ``metaschedule``: a score per
 statement, summed, against the task's best time. ``strong``: sum, maximum and mean of the rows, logarithm of the time.
-``strong-efficiency``: the same against the physical bound. Not here: networks.
+``strong-efficiency``: the same against the physical bound, with the code's entries. Not here: networks.
 
 Source: Chen and Guestrin (KDD 2016); TVM (OSDI 2018), Ansor (OSDI 2020), MetaSchedule (NeurIPS 2022).
 """
@@ -20,7 +20,7 @@ import numpy as np
 from windtunnel.cost.learned.baselines.ranking import Calibration, best_times, throughput
 from windtunnel.cost.learned.context import bound_of, context_rows
 from windtunnel.cost.learned.program_set import ProgramSet
-from windtunnel.cost.learned.samples import labels_of
+from windtunnel.cost.learned.samples import labels_of, widths_of
 from windtunnel.cost.learned.splits import Split
 from windtunnel.cost.learned.transforms import LabelTransform
 from windtunnel.extras import require
@@ -46,17 +46,21 @@ def train_trees(programs: ProgramSet, split: Split, kind: TreeKind) -> FlatTrees
     return FlatTrees.train(programs, split, kind)
 
 
-def _statements(programs: ProgramSet, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows float32 [L, 164] of all samples in turn, and where each sample begins [M + 1]."""
+def _statements(programs: ProgramSet, samples: np.ndarray, *, has_code: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Rows float32 [L, 164], with code [L, 194], of all samples in turn, and where each sample begins [M + 1]."""
     counts = programs.num_leaves[samples[:, 0]]
     begins = np.concatenate([[0], np.cumsum(counts)])
     rows = np.arange(begins[-1]) - np.repeat(begins[:-1] - programs.leaf_offset[samples[:, 0]], counts)
-    return programs.features[rows].astype(np.float32), begins
+    features = programs.features[rows].astype(np.float32)
+    if has_code:
+        width = np.repeat(widths_of(programs)[samples[:, 1]], counts)
+        features = np.concatenate([features, programs.code[rows, width].astype(np.float32)], axis=1)
+    return features, begins
 
 
-def pooled(programs: ProgramSet, samples: np.ndarray, *, is_strong: bool) -> np.ndarray:
+def pooled(programs: ProgramSet, samples: np.ndarray, *, is_strong: bool, has_code: bool = False) -> np.ndarray:
     """One row per sample: the sum of its statements' rows; strong also maximum, mean and number of statements."""
-    rows, begins = _statements(programs, samples)
+    rows, begins = _statements(programs, samples, has_code=has_code)
     total = np.add.reduceat(rows, begins[:-1])
     if not is_strong:
         return total
@@ -115,7 +119,7 @@ class FlatTrees:
         return seconds * _base_s(programs, samples, is_efficiency=self.is_efficiency)
 
     def _rows(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
-        rows = pooled(programs, samples, is_strong=self.is_strong)
+        rows = pooled(programs, samples, is_strong=self.is_strong, has_code=self.is_efficiency)
         if self.has_context:
             rows = np.concatenate([rows, context_rows(programs, samples, "bound")], axis=1)
         return rows

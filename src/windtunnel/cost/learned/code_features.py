@@ -1,0 +1,309 @@
+"""What a code generator makes of a store statement (room cost): a nest in, cycles by functional unit out.
+
+The 164 entries describe a nest before it is compiled; what the compiler then does to it changes its time tenfold.
+Loops of known length are unrolled until the code is long; a sum stays in registers while a loop runs over it; loads
+that do not change leave the loop; lanes whose addresses are no row are gathered one by one; a vector of an odd length
+falls apart where it outlives a block; registers spill. Here the same decisions are taken on the nest, for vectors of
+128, 256 and 512 bits, and the cycles of each unit are counted. They are inputs of a model, not prices. Not here:
+learning, the statements themselves (``statements``).
+
+Source: ours; the rules are those of TVM's UnrollLoop and VectorizeLoop and of LLVM's LoopUnroll, LICM and x86 type
+legalisation, the costs rounded from Fog's instruction tables.
+"""
+
+# S statements, W widths of vectors, E entries
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from windtunnel.cost.learned.nest import Nest
+from windtunnel.cost.learned.statements import Access, Loop, Pattern, Statement, statements, variables_of
+
+__all__ = ["CODE_NAMES", "VECTOR_BITS", "code_features"]
+
+VECTOR_BITS = (128, 256, 512)
+FORM = ("is_scalarised", "is_vector", "is_odd_length", "log_length")
+LOADS = tuple(f"loads_{pattern.name.lower()}" for pattern in Pattern)
+UNITS = (
+    *("arithmetic", "load", "store", "shuffle", "index", "call", "divide", "odd_sum", "odd_row", "odd_gather"),
+    *("spill", "chain", "memory_chain", "iterations", "entries"),
+)
+SHAPE = ("log_copies", "log_live", "is_auto_vectorised", "stays_in_registers", "index_divides")
+CODE_NAMES = (*(f"code.{name}" for name in (*FORM, *LOADS, "store_pattern", *UNITS, "total", *SHAPE)),)
+_LOGARITHMIC = [at for at, name in enumerate(CODE_NAMES) if name[5:] in (*UNITS, "total", "log_live")]
+
+MAX_UNROLLED_SIZE = 300  # instructions; LLVM at -O3
+REGISTERS = {512: 32}  # 16 at other widths
+FUSED_FROM_BITS = 256  # multiplies and adds are one
+DIVIDE_CYCLES = {128: 4, 256: 5, 512: 10}
+ROOT_OVER_DIVIDE = 1.3
+CALL_CYCLES = 12  # of a function of the mathematical library, per element
+ADD_LATENCY, MEMORY_LATENCY = 4, 13  # cycles until a sum can be added to: in a register, through memory
+INDEX_CYCLES = 1.5  # per lane whose address must be computed
+ENTRY_CYCLES = 8  # a loop begins and ends, and its end is mispredicted
+PORTS = 5  # instructions per cycle
+
+
+def code_features(nest: Nest) -> np.ndarray:
+    """Rows of a nest, one per store in program order, for each width of ``VECTOR_BITS``.
+
+    Returns
+    -------
+    float32 [S, W, E] in the order of ``CODE_NAMES``; cycles and counts are ``log2(1 + x)``.
+    """
+    rows = [_rows(statement) for statement in statements(nest)]
+    table = np.asarray(rows, dtype=np.float32).reshape(-1, len(VECTOR_BITS), len(CODE_NAMES))
+    table[:, :, _LOGARITHMIC] = np.log2(1 + table[:, :, _LOGARITHMIC])
+    return table
+
+
+@dataclass
+class _Body:
+    """A statement in one width of vectors: ``loops[: first]`` stay loops, the others are copied out.
+
+    ``length`` are the elements of a vector, ``patterns`` how their addresses lie for each access.
+    """
+
+    statement: Statement
+    lanes: int
+    loops: list[Loop]
+    extents: list[int]
+    first: int
+    length: int
+    patterns: list[Pattern]
+    is_automatic: bool = False
+    cycles: dict[str, float] = field(default_factory=lambda: dict.fromkeys(UNITS, 0.0))
+    live: int = 0
+
+    @cached_property
+    def num_runs(self) -> int:
+        """How often the copied code runs."""
+        return math.prod(self.extents[: self.first])
+
+    @cached_property
+    def num_copies(self) -> int:
+        """Steps of all loops that are copied out."""
+        return math.prod(self.extents[self.first :])
+
+    @property
+    def trip(self) -> int:
+        """Steps of the innermost loop that stays one."""
+        return self.extents[self.first - 1] if self.first else 1
+
+    @cached_property
+    def registers(self) -> int:
+        """Registers of one vector."""
+        return max(1, _next_power(self.length) // self.lanes)
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether the vector has no registers of its own where it outlives a block: it becomes so many scalars."""
+        padded = _next_power(self.length)
+        return padded != self.length and padded > self.lanes
+
+    def copies(self, access: Access) -> int:
+        """Different addresses of an access within the copied code."""
+        steps = 1
+        for at in range(self.first, len(self.loops)):
+            if self.loops[at].variable in access.variables:
+                steps *= self.extents[at]
+        return steps
+
+    def sums(self, access: Access) -> int:
+        """How often the copied code comes to the same address."""
+        return self.num_copies // self.copies(access)
+
+    def kept(self, variables: frozenset[str]) -> int:
+        """Over how many runs of the copied code what depends on some variables does not change: loops it leaves."""
+        steps = 1
+        for at in range(self.first - 1, -1, -1):
+            loop = self.loops[at]
+            if loop.variable in variables or loop.kind == "parallel":
+                break
+            steps *= self.extents[at]
+        return steps
+
+    @cached_property
+    def is_through_memory(self) -> bool:
+        """Whether stores cannot be told apart, so that sums go through memory: their places are divided out."""
+        target = self.statement.accesses[0]
+        return target.has_division and self.copies(target) > 1
+
+
+def _rows(statement: Statement) -> list[list[float]]:
+    vector = statement.vector
+    length = vector.extent if vector is not None and not statement.is_scalarised else 1
+    patterns = _patterns(statement, vector.variable, length) if vector is not None else []
+    shape = [float(statement.is_scalarised), float(vector is not None), float(_next_power(length) != length)]
+    shape += [math.log2(length), *(float(patterns[1:].count(kind)) for kind in Pattern)]
+    shape.append(float(patterns[0]) if patterns else 0.0)
+    return [shape + _row(statement, bits) for bits in VECTOR_BITS]
+
+
+def _row(statement: Statement, bits: int) -> list[float]:
+    body = _body(statement, max(1, bits // (8 * statement.accesses[0].buffer.element_bytes)))
+    _count_arithmetic(body, bits)
+    _count_accesses(body, bits)
+    total = _total(body)
+    is_kept = not body.is_through_memory and body.kept(statement.accesses[0].variables) > 1
+    flags = (float(body.is_automatic), float(is_kept), float(body.is_through_memory))
+    return [*body.cycles.values(), total, math.log2(body.num_copies), float(body.live), *flags]
+
+
+def _body(statement: Statement, lanes: int) -> _Body:
+    """Decide what is copied out and what is a vector."""
+    vector, loops, length = statement.vector, statement.outer_loops, 1
+    patterns = [Pattern.SAME] * len(statement.accesses)
+    if vector is not None and not statement.is_scalarised:
+        length, patterns = vector.extent, _patterns(statement, vector.variable, vector.extent)
+    size, first = _size(statement, patterns, length, lanes), len(loops)
+    while first and loops[first - 1].kind != "parallel":
+        loop = loops[first - 1]
+        if not loop.is_unrolled and loop.extent * size > MAX_UNROLLED_SIZE:
+            break
+        size *= loop.extent
+        first -= 1
+    body = _Body(statement, lanes, loops, [loop.extent for loop in loops], first, length, patterns)
+    if length == 1 and not statement.operations["call"]:
+        _vectorise(body)
+    return body
+
+
+def _vectorise(body: _Body) -> None:
+    """What the compiler makes a vector by itself: the innermost loop, or copied steps side by side."""
+    statement, at = body.statement, body.first - 1
+    if at >= 0:
+        loop = body.loops[at]
+        if loop.variable in statement.accesses[0].variables:
+            if loop.extent >= body.lanes and loop.variable not in variables_of(statement.conditions):
+                _try_vector(body, at, body.lanes, min(loop.extent, 16))
+            return
+    for at in range(len(body.loops) - 1, body.first - 1, -1):
+        extent = body.loops[at].extent
+        if body.loops[at].variable in statement.accesses[0].variables:
+            if not statement.conditions and _next_power(extent) == extent:
+                _try_vector(body, at, min(body.lanes, extent), extent)
+            return
+
+
+def _try_vector(body: _Body, at: int, length: int, count: int) -> None:
+    """Steps of a loop become lanes where stores lie side by side and loads do so or are the same."""
+    patterns = _patterns(body.statement, body.loops[at].variable, count)
+    if patterns[0] is Pattern.NEXT and all(pattern <= Pattern.NEXT for pattern in patterns):
+        body.is_automatic, body.length, body.patterns = True, length, patterns
+        body.extents[at] = math.ceil(body.extents[at] / length)
+
+
+def _count_arithmetic(body: _Body, bits: int) -> None:
+    operations, cycles = body.statement.operations, body.cycles
+    adds, products = operations["add"], operations["multiply"]
+    fused = max(adds, products) if bits >= FUSED_FROM_BITS else adds + products
+    runs = body.num_runs * body.num_copies
+    if not body.is_through_memory and body.kept(body.statement.accesses[0].variables) == 1:
+        runs //= body.kept(body.statement.variables)
+    cycles["arithmetic"] = (fused + operations["compare"]) * body.registers * runs / 2
+    divisions = operations["divide"] + ROOT_OVER_DIVIDE * operations["root"]
+    cycles["divide"] = divisions * DIVIDE_CYCLES[bits] * body.registers * runs
+    cycles["call"] = operations["call"] * CALL_CYCLES * body.length * runs
+    cycles["iterations"] = float(body.num_runs)
+    cycles["entries"] = ENTRY_CYCLES * body.num_runs / body.trip
+
+
+def _count_accesses(body: _Body, bits: int) -> None:
+    _count_store(body)
+    for access, pattern in zip(body.statement.accesses[1:], body.patterns[1:], strict=True):
+        _count_load(body, access, pattern)
+    spilled = max(0, body.live + 3 - REGISTERS.get(bits, 16))
+    body.cycles["spill"] = float(spilled * body.num_runs)
+
+
+def _count_store(body: _Body) -> None:
+    """The store and, of a sum, the load before it and the chain through it."""
+    target, pattern, cycles = body.statement.accesses[0], body.patterns[0], body.cycles
+    kept, copies = body.kept(target.variables), body.copies(target)
+    times = body.num_runs * copies / kept
+    if body.is_through_memory:
+        times = float(body.num_runs * body.num_copies)
+    if body.statement.is_update:
+        if body.is_through_memory:
+            cycles["chain"] = float(MEMORY_LATENCY * body.sums(target) * body.num_runs)
+        elif kept > 1:
+            body.live += copies * body.registers
+            cycles["chain"] = float(ADD_LATENCY * body.sums(target) * body.num_runs)
+            if body.is_odd:
+                cycles["odd_sum"] += 2.0 * body.length * copies * body.num_runs
+        if kept == 1 and body.first > 1 and body.loops[body.first - 2].variable not in target.variables:
+            cycles["memory_chain"] = (MEMORY_LATENCY + 1) * body.num_runs / body.trip
+    lanes_at_once = _pieces(body.length, body.lanes) if pattern is Pattern.NEXT else 1
+    if pattern <= Pattern.NEXT:
+        cycles["store"] += times * lanes_at_once
+        cycles["load"] += times * lanes_at_once / 2 if body.statement.is_update else 0.0
+        return
+    cycles["store"] += times * body.length
+    cycles["shuffle" if pattern is Pattern.APART else "index"] += times * body.length
+    cycles["shuffle"] += times * body.length if body.statement.is_update else 0.0
+
+
+def _count_load(body: _Body, access: Access, pattern: Pattern) -> None:
+    cycles, copies, kept = body.cycles, body.copies(access), body.kept(access.variables)
+    times = body.num_runs * copies / kept
+    if kept > 1:
+        body.live += copies * (1 if pattern is Pattern.SAME else body.registers)
+        if body.is_odd and pattern is Pattern.NEXT:
+            cycles["odd_row"] += body.length * times
+        elif body.is_odd and pattern > Pattern.NEXT:
+            cycles["odd_gather"] += 2.0 * body.length * copies * body.num_runs
+    if pattern <= Pattern.NEXT:
+        cycles["load"] += times * (_pieces(body.length, body.lanes) if pattern is Pattern.NEXT else 1) / 2
+        return
+    cycles["load" if pattern is Pattern.APART else "index"] += times * body.length / (3 - pattern + 1)
+    cycles["shuffle"] += times * body.length
+
+
+def _total(body: _Body) -> float:
+    """Cycles where the busiest unit decides, and what nothing hides comes on top."""
+    cycles = body.cycles
+    cycles["index"] *= INDEX_CYCLES
+    issued = 2 * cycles["arithmetic"] + 2 * cycles["load"] + cycles["store"] + cycles["shuffle"]
+    busiest = max(
+        cycles["arithmetic"],
+        cycles["load"] + cycles["spill"],
+        cycles["store"] + cycles["spill"],
+        cycles["shuffle"],
+        cycles["chain"],
+        cycles["divide"],
+        (issued + 2 * cycles["iterations"]) / PORTS,
+    )
+    odd_gather = cycles["odd_gather"] if body.lanes > 4 else 0.0
+    alone = cycles["index"] + cycles["call"] + cycles["odd_sum"] + cycles["odd_row"] + odd_gather
+    return busiest + alone + 0.3 * (cycles["memory_chain"] + cycles["iterations"] + cycles["entries"])
+
+
+def _size(statement: Statement, patterns: list[Pattern], length: int, lanes: int) -> int:
+    """Instructions of one copy, as the unroller counts them."""
+    registers = max(1, _next_power(length) // lanes)
+    of_access = {Pattern.SAME: 3 if length > 1 else 1, Pattern.NEXT: registers}
+    of_access |= {Pattern.APART: 2 * length, Pattern.MIXED: 4 * length}
+    operations = statement.operations
+    simple = sum(operations[name] for name in ("add", "multiply", "divide", "compare", "root"))
+    update = _pieces(length, lanes) if statement.is_update else 1
+    size = sum(of_access[pattern] for pattern in patterns)
+    return size + registers * simple + 4 * length * operations["call"] + update + 1
+
+
+def _patterns(statement: Statement, variable: str, count: int) -> list[Pattern]:
+    return [statement.pattern(access, variable, count) for access in statement.accesses]
+
+
+def _next_power(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def _pieces(length: int, lanes: int) -> int:
+    """Moves of memory that a row of ``length`` elements takes: whole registers, then powers of two."""
+    return length // lanes + (length % lanes).bit_count()
