@@ -43,7 +43,7 @@ class Study:
 
         self.programs, self.device = programs, device
         self.split = split_by_device(programs, device)
-        recipe = RECIPES["efficiency"]
+        recipe = RECIPES["code"]
         self.recipe = replace(recipe, training=replace(recipe.training, budget_s=asked.budget))
         self.tuning = replace(recipe.training, budget_s=asked.tune, learning_rate=recipe.training.learning_rate / 5)
         self.start = train(programs, self.split, self.recipe)[0]

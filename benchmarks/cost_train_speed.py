@@ -78,7 +78,7 @@ def main() -> int:
     few = samples[:200]
     split = Split("speed", samples[200:], few, few[:0], few[:0])
     training = training_rates(programs, split)
-    pricing, moved = pricing_rates(programs, split, RECIPES["efficiency"])
+    pricing, moved = pricing_rates(programs, split, RECIPES["code"])
     paper, _ = pricing_rates(programs, split, RECIPES["paper-small"])
     ratio = training["compact"] / training["lstm"]
     best = max(pricing.values())

@@ -30,5 +30,5 @@ def default_predictor(programs: ProgramSet, split, budget_s: float):
     """The default recipe, trained on a split for at most so long."""
     from windtunnel.cost.learned.predictor import RECIPES, train
 
-    recipe = RECIPES["efficiency"]
+    recipe = RECIPES["code"]
     return train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=budget_s)))[0]

@@ -27,7 +27,7 @@ Device = Annotated[str, typer.Option(metavar="NAME", help="Of the set; by defaul
 def train_programs(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
-    recipe: Annotated[str, typer.Option(help="efficiency, efficiency-attention, paper-small or paper.")] = "efficiency",
+    recipe: Annotated[str, typer.Option(help="code, efficiency, paper-small or paper.")] = "code",
     device: Device = "",
     hold_out: By = "tasks",
     budget: Annotated[str, typer.Option(metavar="TIME", help="Train for at most this time.")] = "5m",

@@ -61,7 +61,7 @@ def test_padded_batch_equals_buckets(num_layers, num_context):
 def test_it_learns_and_its_file_gives_the_same_prices(tmp_path):
     programs = small_set()
     split = split_sorted(programs, "slow")
-    training = replace(RECIPES["efficiency"].training, max_epochs=60, batch_size=16)
+    training = replace(RECIPES["code"].training, max_epochs=60, batch_size=16)
 
     predictor, _ = train(programs, split, Recipe(network=SMALL, training=training))
     path = save_predictor(predictor, tmp_path / "additive.safetensors")

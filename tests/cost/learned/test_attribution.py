@@ -17,7 +17,7 @@ from windtunnel.cost.learned.splits import split_by_task
 from windtunnel.errors import InputError
 
 
-@pytest.fixture(scope="module", params=["efficiency", "paper-small"])
+@pytest.fixture(scope="module", params=["code", "paper-small"])
 def trained(request):
     programs = small_set(num_tasks=12, per_task=12)
     recipe = RECIPES[request.param]

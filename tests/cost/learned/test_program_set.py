@@ -19,7 +19,7 @@ def make_set(num_leaves=(1, 3, 2)) -> ProgramSet:
     mean_s = np.array([[1e-3, np.nan], [2e-3, 3e-3], [4e-3, 5e-3]], np.float32)[:P]
     return ProgramSet(
         features=np.repeat(np.arange(L, dtype=np.float16)[:, None], NUM_FEATURES, axis=1),
-        code=np.repeat(np.arange(L, dtype=np.float16), 90).reshape(L, 3, 30),
+        code=np.repeat(np.arange(L, dtype=np.float16), 3 * 35).reshape(L, 3, 35),
         leaf_offset=offset,
         leaf_pos=np.arange(L, dtype=np.int16),
         tree=np.arange(2 * L, dtype=np.int16),

@@ -99,7 +99,7 @@ def test_foreign_checkpoints_are_refused(trained, tmp_path):
         load_predictor(tmp_path / "none.safetensors")
 
 
-@pytest.mark.parametrize("name", ["paper-small", "efficiency"])
+@pytest.mark.parametrize("name", ["paper-small", "efficiency", "code"])
 @pytest.mark.parametrize("domain", ["none", "cmd", "mmd"])
 def test_recipes_train_across_devices(programs, name, domain):
     recipe = replace(

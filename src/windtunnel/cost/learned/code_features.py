@@ -27,7 +27,10 @@ from windtunnel.cost.learned.statements import Access, Loop, Pattern, Statement,
 __all__ = ["CODE_NAMES", "VECTOR_BITS", "code_features"]
 
 VECTOR_BITS = (128, 256, 512)
-FORM = ("is_scalarised", "is_vector", "is_odd_length", "log_length")
+FORM = (
+    *("num_conditions", "num_divisions", "log_parallel", "uneven_halves"),
+    *("is_scalarised", "is_vector", "is_odd_length", "num_pieces", "log_length"),
+)
 LOADS = tuple(f"loads_{pattern.name.lower()}" for pattern in Pattern)
 UNITS = (
     *("arithmetic", "load", "store", "shuffle", "index", "call", "divide", "odd_sum", "odd_row", "odd_gather"),
@@ -139,8 +142,11 @@ def _rows(statement: Statement) -> list[list[float]]:
     vector = statement.vector
     length = vector.extent if vector is not None and not statement.is_scalarised else 1
     patterns = _patterns(statement, vector.variable, length) if vector is not None else []
-    shape = [float(statement.is_scalarised), float(vector is not None), float(_next_power(length) != length)]
-    shape += [math.log2(length), *(float(patterns[1:].count(kind)) for kind in Pattern)]
+    num_parallel = math.prod(loop.extent for loop in statement.loops if loop.kind == "parallel")
+    shape = [float(len(statement.conditions)), float(statement.operations["division"])]
+    shape += [math.log2(num_parallel), 2 * math.ceil(num_parallel / 2) / num_parallel - 1]
+    shape += [float(statement.is_scalarised), float(vector is not None), float(_next_power(length) != length)]
+    shape += [float(length.bit_count()), math.log2(length), *(float(patterns[1:].count(kind)) for kind in Pattern)]
     shape.append(float(patterns[0]) if patterns else 0.0)
     return [shape + _row(statement, bits) for bits in VECTOR_BITS]
 

@@ -40,7 +40,7 @@ MAX_LEAVES = 16
 class CompactTree:
     """One program as the network sees it.
 
-    ``features`` [N, 164], ``code`` [N, 3, 30] by width of vectors, ``positions`` and ``leaf_ids`` [N], ``serialised``.
+    ``features`` [N, 164], ``code`` [N, 3, 35] by width of vectors, ``positions`` and ``leaf_ids`` [N], ``serialised``.
     """
 
     features: np.ndarray

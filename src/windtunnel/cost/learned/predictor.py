@@ -1,9 +1,9 @@
 """The learned price of tensor programs (room cost): a recipe and a split in, a ``Predictor`` out, and its prices.
 
-``RECIPES["paper"]`` is CDMPP to the letter; ``"paper-small"`` the same on a network for CPUs; ``"efficiency"`` is the
-default: times of leaves that add up, learned as the share of the physical bound that a program reaches, so that
-sizes extrapolate, from the statements and from what a code generator makes of them; ``"efficiency-plain"`` sees the
-statements alone. Not here: files (``checkpoint``), baselines, choosing what to measure (``sampling``).
+``RECIPES["paper"]`` is CDMPP to the letter; ``"paper-small"`` the same on a network for CPUs; ``"efficiency"``: times
+of leaves that add up, learned as the share of the physical bound that a program reaches, so that sizes extrapolate;
+``"code"``, the default, is that with what a code generator makes of each statement. Not here: files (``checkpoint``),
+baselines, choosing what to measure (``sampling``).
 
 Source: CDMPP (EuroSys 2024).
 """
@@ -84,11 +84,8 @@ RECIPES = {
         training=PAPER_TRAINING,
     ),
     "paper-small": Recipe(network=PRESETS["small"], labels="box-cox", target="seconds", loss="hybrid"),
-    "efficiency": Recipe(training=ADDITIVE_TRAINING, has_code=True),
-    "efficiency-attention": Recipe(
-        network=AdditiveConfig(num_blocks=2, num_layers=1), training=ADDITIVE_TRAINING, has_code=True
-    ),
-    "efficiency-plain": Recipe(training=ADDITIVE_TRAINING),
+    "efficiency": Recipe(training=ADDITIVE_TRAINING),
+    "code": Recipe(training=ADDITIVE_TRAINING, has_code=True),
 }
 
 
@@ -147,7 +144,7 @@ def _predict(network: Any, buckets: Buckets) -> np.ndarray:
 def train(
     programs: ProgramSet,
     split: Split,
-    recipe: Recipe = RECIPES["efficiency"],
+    recipe: Recipe = RECIPES["code"],
     *,
     start: Predictor | None = None,
     on_epoch: Callable[[int, History], None] | None = None,

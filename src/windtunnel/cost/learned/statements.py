@@ -69,7 +69,7 @@ class Access:
     @cached_property
     def has_division(self) -> bool:
         """Whether an index divides."""
-        return any(_divides(index) for index in self.indices)
+        return any(_num_divisions(index) for index in self.indices)
 
     def step(self, variable: str) -> int | None:
         """Elements between two steps of a loop; None where they are not the same everywhere."""
@@ -217,6 +217,7 @@ def _statement(store: Store, around: _Around, nest: Nest) -> Statement:
     own = (store.buffer, store.indices)
     places = [own, *(load for load in loads if load != own)]
     accesses = [Access(nest.buffers[name], indices, variables_of(indices)) for name, indices in places]
+    operations["division"] = sum(_num_divisions(index) for _, indices in places for index in indices)
     return Statement(around.loops, accesses, operations, tuple(conditions), own in loads)
 
 
@@ -260,8 +261,10 @@ def variables_of(values: Iterable[Expression]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _divides(value: Expression) -> bool:
-    return isinstance(value, tuple) and (value[0] in _DIVISIONS or any(_divides(part) for part in value[1:]))
+def _num_divisions(value: Expression) -> int:
+    if not isinstance(value, tuple):
+        return 0
+    return int(value[0] in _DIVISIONS) + sum(_num_divisions(part) for part in value[1:])
 
 
 def _of_step(step: int) -> Pattern:
