@@ -9,9 +9,10 @@ pytest.importorskip("safetensors")
 from tests.cost.learned.small_set import small_set  # noqa: E402
 from windtunnel.cost.learned.additive import AdditiveConfig, AdditiveNetwork  # noqa: E402
 from windtunnel.cost.learned.checkpoint import load_predictor, read_header, save_predictor  # noqa: E402
+from windtunnel.cost.learned.code_features import CODE_NAMES  # noqa: E402
 from windtunnel.cost.learned.metrics import mape  # noqa: E402
 from windtunnel.cost.learned.predictor import RECIPES, Recipe, train  # noqa: E402
-from windtunnel.cost.learned.samples import labels_of  # noqa: E402
+from windtunnel.cost.learned.samples import Buckets, Normaliser, labels_of, widths_of  # noqa: E402
 from windtunnel.cost.learned.splits import split_sorted  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
 
@@ -40,10 +41,9 @@ def test_times_of_leaves_add_up():
     torch.testing.assert_close(together, alone)
 
 
-@pytest.mark.parametrize("num_layers", [0, 1])
 @pytest.mark.parametrize("num_context", [0, 3])
-def test_padded_batch_equals_buckets(num_layers, num_context):
-    made = network(num_layers=num_layers, num_context=num_context)
+def test_padded_batch_equals_buckets(num_context):
+    made = network(num_context=num_context)
     leaves, mask = torch.randn(2, 16, 164), torch.zeros(2, 16, dtype=torch.bool)
     mask[0, :2], mask[1, :5] = True, True
     context = torch.randn(2, num_context) if num_context else None
@@ -58,18 +58,20 @@ def test_padded_batch_equals_buckets(num_layers, num_context):
     torch.testing.assert_close(latents, torch.cat([one[1] for one in alone]), atol=1e-5, rtol=1e-5)
 
 
-def test_it_learns_and_its_file_gives_the_same_prices(tmp_path):
+@pytest.mark.parametrize("has_code", [False, True])
+def test_it_learns_and_its_file_gives_the_same_prices(tmp_path, has_code):
     programs = small_set()
     split = split_sorted(programs, "slow")
     training = replace(RECIPES["code"].training, max_epochs=60, batch_size=16)
 
-    predictor, _ = train(programs, split, Recipe(network=SMALL, training=training))
+    predictor, _ = train(programs, split, Recipe(network=SMALL, training=training, has_code=has_code))
     path = save_predictor(predictor, tmp_path / "additive.safetensors")
 
     prices = predictor.predict(programs, split.test)
     assert mape(prices, labels_of(programs, split.test)) < 0.2
     np.testing.assert_array_equal(load_predictor(path).predict(programs, split.test), prices)
     assert read_header(path)["architecture"] == "additive"
+    assert any(name in CODE_NAMES for name in read_header(path)["features"]) == has_code
     assert predictor.latents(programs, split.test).shape == (len(split.test), 16)
 
 
@@ -77,3 +79,24 @@ def test_labels_that_are_no_logarithms():
     programs = small_set(num_tasks=4, per_task=4)
     with pytest.raises(InputError, match="cannot add up in std labels"):
         train(programs, split_sorted(programs, "slow"), Recipe(network=SMALL, labels="std"))
+
+
+def test_code_is_that_of_the_vectors_of_the_device():
+    programs = small_set(num_tasks=4, per_task=4)
+    split = split_sorted(programs, "slow")
+    normaliser = Normaliser.fit(programs, np.concatenate([split.train, split.train + np.array([0, 1])]), has_code=True)
+    samples = np.array([[0, 0], [0, 1]])
+
+    batch = Buckets(programs, samples, normaliser, has_labels=False).batch(np.arange(2))
+
+    rows = slice(programs.leaf_offset[0], programs.leaf_offset[1])
+    for row, width in enumerate((1, 2)):  # of 256 and of 512 bits
+        expected = normaliser.code(programs.code[rows, width])
+        np.testing.assert_allclose(batch.leaves[row, :, 164:].numpy(), expected, rtol=1e-6)
+
+
+def test_a_device_of_unknown_vectors_has_no_code():
+    programs = small_set(num_tasks=4, per_task=4)
+    plain = tuple({key: value for key, value in one.items() if key != "simd_bits"} for one in programs.devices)
+    with pytest.raises(InputError, match="simd_bits"):
+        widths_of(replace(programs, devices=plain))

@@ -104,7 +104,7 @@ def test_foreign_checkpoints_are_refused(trained, tmp_path):
 def test_recipes_train_across_devices(programs, name, domain):
     recipe = replace(
         RECIPES[name],
-        network=replace(tiny(heads="per-leaf"), num_heads=2),
+        network=replace(tiny(heads="per-leaf"), num_heads=1),
         domain=domain,
         num_target=16,
         training=replace(SHORT, max_epochs=2),

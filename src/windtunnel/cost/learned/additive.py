@@ -29,12 +29,10 @@ __all__ = ["AdditiveConfig", "AdditiveNetwork"]
 
 @dataclass(frozen=True)
 class AdditiveConfig:
-    """Sizes: residual blocks by leaf, then layers of attention between leaves (0: none)."""
+    """Sizes: width of a leaf and residual blocks on it."""
 
     width: int = 128
     num_blocks: int = 3
-    num_layers: int = 0
-    num_heads: int = 4
     dropout: float = 0.0
     num_context: int = 0
     has_positions: bool = True
@@ -66,7 +64,6 @@ class AdditiveNetwork(nn.Module):
         num_inputs = config.num_features + config.num_context
         blocks = [_Block(width, config.dropout) for _ in range(config.num_blocks)]
         self.encoder = nn.Sequential(nn.Linear(num_inputs, width), *blocks)
-        self.attention = _attention(config) if config.num_layers else None
         self.norm, self.deep, self.wide = nn.LayerNorm(width), nn.Linear(width, 1), nn.Linear(num_inputs, 1)
         for layer in (self.deep, self.wide):
             nn.init.zeros_(layer.weight)
@@ -91,8 +88,6 @@ class AdditiveNetwork(nn.Module):
         if context_BC is not None:
             inputs = torch.cat([inputs, context_BC[:, None].expand(-1, inputs.shape[1], -1)], dim=2)
         hidden = self.encoder(inputs.to(self.encoder_dtype)).to(inputs.dtype)
-        if self.attention is not None:
-            hidden = self.attention(hidden, src_key_padding_mask=None if mask_BN is None else ~mask_BN)
         hidden = self.norm(hidden)
         logarithm_BN = (self.deep(hidden) + self.wide(inputs)).squeeze(-1) * self.label_scale + self.label_shift
         if mask_BN is not None:
@@ -100,16 +95,3 @@ class AdditiveNetwork(nn.Module):
         share_BN = torch.softmax(logarithm_BN, dim=1)  # what each leaf has of the time
         latent = torch.einsum("bn,bnw->bw", share_BN, torch.nan_to_num(hidden))
         return (torch.logsumexp(logarithm_BN, dim=1) - self.label_shift) / self.label_scale, latent
-
-
-def _attention(config: AdditiveConfig) -> Any:
-    layer = nn.TransformerEncoderLayer(
-        config.width,
-        config.num_heads,
-        2 * config.width,
-        config.dropout,
-        activation="gelu",
-        batch_first=True,
-        norm_first=True,
-    )
-    return nn.TransformerEncoder(layer, config.num_layers, enable_nested_tensor=False)
