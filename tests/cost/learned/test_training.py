@@ -20,7 +20,7 @@ from windtunnel.cost.learned.splits import split_by_device, split_by_task, split
 from windtunnel.cost.learned.training import PAPER_TRAINING, TrainingConfig, fit, learning_rate  # noqa: E402
 from windtunnel.errors import InputError, SchemaVersionError  # noqa: E402
 
-SHORT = TrainingConfig(max_epochs=120, batch_size=16, learning_rate=5e-3, patience=60)
+SHORT = TrainingConfig(max_epochs=150, batch_size=16, learning_rate=2e-3, patience=100)
 
 
 @pytest.fixture(scope="module")
