@@ -250,9 +250,13 @@ def _count_store(body: _Body) -> None:
         cycles["store"] += times * lanes_at_once
         cycles["load"] += times * lanes_at_once / 2 if body.statement.is_update else 0.0
         return
-    cycles["store"] += times * body.length
-    cycles["shuffle" if pattern is Pattern.APART else "index"] += times * body.length
-    cycles["shuffle"] += times * body.length if body.statement.is_update else 0.0
+    elements = times * body.length
+    cycles["store"] += elements
+    if pattern is Pattern.APART:
+        cycles["shuffle"] += elements
+    else:
+        cycles["index"] += INDEX_CYCLES * elements
+    cycles["shuffle"] += elements if body.statement.is_update else 0.0
 
 
 def _count_load(body: _Body, access: Access, pattern: Pattern) -> None:
@@ -267,14 +271,17 @@ def _count_load(body: _Body, access: Access, pattern: Pattern) -> None:
     if pattern <= Pattern.NEXT:
         cycles["load"] += times * (_pieces(body.length, body.lanes) if pattern is Pattern.NEXT else 1) / 2
         return
-    cycles["load" if pattern is Pattern.APART else "index"] += times * body.length / (3 - pattern + 1)
-    cycles["shuffle"] += times * body.length
+    elements = times * body.length
+    cycles["shuffle"] += elements
+    if pattern is Pattern.APART:
+        cycles["load"] += elements / 2
+    else:
+        cycles["index"] += INDEX_CYCLES * elements
 
 
 def _total(body: _Body) -> float:
     """Cycles where the busiest unit decides, and what nothing hides comes on top."""
     cycles = body.cycles
-    cycles["index"] *= INDEX_CYCLES
     issued = 2 * cycles["arithmetic"] + 2 * cycles["load"] + cycles["store"] + cycles["shuffle"]
     busiest = max(
         cycles["arithmetic"],
