@@ -8,7 +8,6 @@ Not here: who uses what.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.errors import FlightError, InputError
 from windtunnel.graph import Discipline, Graph, ResourceKind
+from windtunnel.hardware.cores import allowed_cores
 
 __all__ = ["SHARED", "Interference", "fit_slowdown", "measured_interference", "shared_resource"]
 
@@ -183,7 +183,7 @@ def _measure(what: str, max_users: int, rounds: int) -> list[float]:
 
 def _rate(what: str, users: int) -> float:
     """Mean rate per second of so many users at once."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [-1]
+    cores = allowed_cores()
     begin = time.time() + _START_S
     size = 4 * max([*hardware.machine().cache_bytes.values(), 2**24])
     chosen = [cores[0] if what == "core" else cores[number % len(cores)] for number in range(users)]

@@ -8,7 +8,6 @@ move, and run in every round, in one shuffled order: a message, the whole model 
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 import traceback
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.flights._targets import build_workload
+from windtunnel.hardware.cores import allowed_cores, stay_on
 from windtunnel.sources.allocator import hold_heap
 from windtunnel.training.pipeline import schedule_of, split_model
 
@@ -139,9 +139,8 @@ def main(path: str, rank: int) -> int:
 
 def _stay(rank: int) -> None:
     """Each process has its core, or its share of one: what moves between cores is in nobody's model."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    cores = allowed_cores()
+    stay_on([cores[rank % len(cores)]])
 
 
 def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:

@@ -32,6 +32,7 @@ from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.flights._stats import estimate_median, estimate_speedup
 from windtunnel.flights.receipt import Receipt
 from windtunnel.graph import Graph, Kind
+from windtunnel.hardware.cores import allowed_cores
 from windtunnel.planning.fleet import fleet_of
 from windtunnel.planning.from_graph import Layers, layers_of
 from windtunnel.planning.placement import Plan
@@ -221,7 +222,7 @@ def _on_cores(graph: Graph, ground: Ground, num_stages: int) -> Graph:
 
     A message is work, too: it is copied on the core of who receives it.
     """
-    cores = min(num_cores(), num_stages)
+    cores = min(len(allowed_cores()), num_stages)
     busy = ground.slowdown[cores - 1]
     counts = range(cores, num_stages + cores, cores)
     curve = tuple(ground.slowdown[min(count, num_stages) - 1] / busy for count in counts)
@@ -230,11 +231,6 @@ def _on_cores(graph: Graph, ground: Ground, num_stages: int) -> Graph:
     for core in range(cores):
         graph = shared_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")
     return graph
-
-
-def num_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fly_pipelines(

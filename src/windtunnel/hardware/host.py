@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from windtunnel.hardware.cores import allowed_cores
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
 
@@ -83,7 +84,7 @@ def plain_name(processor: str) -> str:
 
 
 def _usable_threads(root: Path) -> int:
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = len(allowed_cores())
     quota = cpu_quota_cores(root)
     return max(1, affinity if quota is None else min(affinity, int(quota)))
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.errors import FlightError, InputError, WindtunnelError
+from windtunnel.hardware.cores import allowed_cores, stay_on
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -156,7 +156,7 @@ def _serve(pipe: Connection, num_threads: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking side is interrupted, and ends this one
     prepare_process(num_threads)
-    state = _State(frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset())
+    state = _State(frozenset(allowed_cores()))
     with contextlib.suppress(EOFError, OSError):
         while True:
             order, arguments = pipe.recv()
@@ -219,7 +219,7 @@ def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:
     from windtunnel.cost.programs.build import arguments_of, build, use_threads
 
     use_threads(1)
-    _stay_on(state.cores)
+    stay_on(state.cores)  # the compiler binds its second thread to the second core
     values, expected = arguments_of(task)
     module = state.modules.pop(key)
     built = {isa: build(module, isa, values, expected) for isa in isas}
@@ -236,7 +236,7 @@ def _time(state: _State, key: int, isa: str, num_threads: int, limit_s: float = 
 
     canary = _canary(state)
     use_threads(num_threads)
-    _stay_on(sorted(state.cores)[:1])
+    stay_on(sorted(state.cores)[:1])
     canary()
     code = state.code[key, isa]
     return looks_at(code.evaluate, code.once, canary, limit_s)
@@ -247,7 +247,7 @@ def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats
     from windtunnel.cost.programs.build import use_threads
 
     use_threads(num_threads)
-    _stay_on(sorted(state.cores)[:1])
+    stay_on(sorted(state.cores)[:1])
     calls = [(code.executable["main"], code.values) for code in (state.code[key, isa] for key in keys)]
     passes = []
     for _ in range(repeats + 1):
@@ -256,12 +256,6 @@ def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats
             call(*values)
         passes.append((time.perf_counter_ns() - began_ns) / 1e9)
     return tuple(passes[1:])
-
-
-def _stay_on(cores: Iterable[int]) -> None:
-    """Keep this thread where it is told; the compiler binds its second thread to the second core."""
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
 
 
 def _canary(state: _State) -> Callable[[], float]:
@@ -283,7 +277,7 @@ def _watch(state: _State, num_threads: int, num_runs: int) -> tuple[float, ...]:
 
     canary = _canary(state)
     use_threads(num_threads)
-    _stay_on(sorted(state.cores)[:1])
+    stay_on(sorted(state.cores)[:1])
     return tuple(canary() for _ in range(num_runs))
 
 
@@ -291,7 +285,7 @@ def _describe(state: _State, isa: str, num_threads: int) -> dict[str, float]:
     """The measured rates of a device."""
     from windtunnel.cost.programs.devices import rates
 
-    _stay_on(sorted(state.cores)[:1])
+    stay_on(sorted(state.cores)[:1])
     return rates(isa, num_threads)
 
 
