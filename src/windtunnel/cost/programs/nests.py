@@ -24,6 +24,7 @@ from windtunnel.cost.learned.nest import (
     Store,
     stores,
 )
+from windtunnel.cost.learned.statements import variables_of
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 
@@ -162,7 +163,7 @@ class _Reader:
         variable = f"{statement.loop_var.name}_{self._num_loops}"
         self._num_loops += 1
         body = tuple(self.statements(statement.body, {**scope, statement.loop_var: variable}))
-        axis = "spatial" if any(variable in _variables(store.indices) for store in stores(body)) else "reduce"
+        axis = "spatial" if any(variable in variables_of(store.indices) for store in stores(body)) else "reduce"
         return [For(variable, extent, body, _LOOP_KINDS[int(statement.kind)], axis, minimum)]  # type: ignore[arg-type]
 
     def store(self, statement: Any, scope: Mapping[Any, Expression]) -> list[Node]:
@@ -216,17 +217,6 @@ def _folded(operation: str, left: Expression, right: Expression) -> Expression:
     if operation == "mul" and any(isinstance(side, int) and side == 0 for side in (left, right)):
         return 0
     return (operation, left, right)
-
-
-def _variables(values: tuple[Expression, ...]) -> set[str]:
-    """Loop variables in some indices."""
-    found: set[str] = set()
-    for value in values:
-        if isinstance(value, str):
-            found.add(value)
-        elif isinstance(value, tuple):
-            found |= _variables(value[2:] if value[0] in ("load", "call", "cast") else value[1:])
-    return found
 
 
 _STATEMENTS: dict[str, Callable[[_Reader, Any, Mapping[Any, Expression]], list[Node]]] = {
