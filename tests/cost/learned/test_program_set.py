@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from windtunnel.cost.learned.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.cost.learned.program_set import NUM_FEATURES, ProgramSet
 from windtunnel.errors import InputError, SchemaVersionError
 
@@ -19,7 +20,7 @@ def make_set(num_leaves=(1, 3, 2)) -> ProgramSet:
     mean_s = np.array([[1e-3, np.nan], [2e-3, 3e-3], [4e-3, 5e-3]], np.float32)[:P]
     return ProgramSet(
         features=np.repeat(np.arange(L, dtype=np.float16)[:, None], NUM_FEATURES, axis=1),
-        code=np.repeat(np.arange(L, dtype=np.float16), 3 * 35).reshape(L, 3, 35),
+        code=np.broadcast_to(np.arange(L, dtype=np.float16)[:, None, None], (L, len(VECTOR_BITS), len(CODE_NAMES))),
         leaf_offset=offset,
         leaf_pos=np.arange(L, dtype=np.int16),
         tree=np.arange(2 * L, dtype=np.int16),

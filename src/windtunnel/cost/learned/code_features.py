@@ -101,7 +101,7 @@ class _Body:
     @cached_property
     def registers(self) -> int:
         """Registers of one vector."""
-        return max(1, _next_power(self.length) // self.lanes)
+        return _registers(self.length, self.lanes)
 
     @property
     def is_odd(self) -> bool:
@@ -135,7 +135,7 @@ class _Body:
     def is_through_memory(self) -> bool:
         """Whether stores cannot be told apart, so that sums go through memory: their places are divided out."""
         target = self.statement.accesses[0]
-        return target.has_division and self.copies(target) > 1
+        return target.num_divisions > 0 and self.copies(target) > 1
 
 
 def _rows(statement: Statement) -> list[list[float]]:
@@ -143,7 +143,7 @@ def _rows(statement: Statement) -> list[list[float]]:
     length = vector.extent if vector is not None and not statement.is_scalarised else 1
     patterns = _patterns(statement, vector.variable, length) if vector is not None else []
     num_parallel = math.prod(loop.extent for loop in statement.loops if loop.kind == "parallel")
-    shape = [float(len(statement.conditions)), float(statement.operations["division"])]
+    shape = [float(len(statement.conditions)), float(sum(access.num_divisions for access in statement.accesses))]
     shape += [math.log2(num_parallel), 2 * math.ceil(num_parallel / 2) / num_parallel - 1]
     shape += [float(statement.is_scalarised), float(vector is not None), float(_next_power(length) != length)]
     shape += [float(length.bit_count()), math.log2(length), *(float(patterns[1:].count(kind)) for kind in Pattern)]
@@ -299,7 +299,7 @@ def _total(body: _Body) -> float:
 
 def _size(statement: Statement, patterns: list[Pattern], length: int, lanes: int) -> int:
     """Instructions of one copy, as the unroller counts them."""
-    registers = max(1, _next_power(length) // lanes)
+    registers = _registers(length, lanes)
     of_access = {Pattern.SAME: 3 if length > 1 else 1, Pattern.NEXT: registers}
     of_access |= {Pattern.APART: 2 * length, Pattern.MIXED: 4 * length}
     operations = statement.operations
@@ -311,6 +311,11 @@ def _size(statement: Statement, patterns: list[Pattern], length: int, lanes: int
 
 def _patterns(statement: Statement, variable: str, count: int) -> list[Pattern]:
     return [statement.pattern(access, variable, count) for access in statement.accesses]
+
+
+def _registers(length: int, lanes: int) -> int:
+    """Registers that a vector takes, padded to a power of two."""
+    return max(1, _next_power(length) // lanes)
 
 
 def _next_power(value: int) -> int:

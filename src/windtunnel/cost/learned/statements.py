@@ -67,9 +67,9 @@ class Access:
     variables: frozenset[str]
 
     @cached_property
-    def has_division(self) -> bool:
-        """Whether an index divides."""
-        return any(_num_divisions(index) for index in self.indices)
+    def num_divisions(self) -> int:
+        """Divisions and remainders in the indices."""
+        return sum(_num_divisions(index) for index in self.indices)
 
     def step(self, variable: str) -> int | None:
         """Elements between two steps of a loop; None where they are not the same everywhere."""
@@ -217,7 +217,6 @@ def _statement(store: Store, around: _Around, nest: Nest) -> Statement:
     own = (store.buffer, store.indices)
     places = [own, *(load for load in loads if load != own)]
     accesses = [Access(nest.buffers[name], indices, variables_of(indices)) for name, indices in places]
-    operations["division"] = sum(_num_divisions(index) for _, indices in places for index in indices)
     return Statement(around.loops, accesses, operations, tuple(conditions), own in loads)
 
 
@@ -296,9 +295,7 @@ def _evaluate(value: Expression, scope: dict[str, Any]) -> Any:
     if not isinstance(value, tuple):
         return value
     operation, *operands = value
-    if operation == "cast":
-        return _evaluate(operands[1], scope)
-    if operation == "select":
+    if operation in ("cast", "select"):
         return _evaluate(operands[1], scope)
     compute = _COMPUTE.get(operation)
     parts = [_evaluate(operand, scope) for operand in operands] if compute else [None]

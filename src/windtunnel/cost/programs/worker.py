@@ -145,7 +145,7 @@ class Worker:
 class _State:
     """What the process holds: scheduled modules, code by program and instruction set."""
 
-    cores: frozenset[int] = frozenset()
+    cores: tuple[int, ...] = ()
     modules: dict[int, Any] = field(default_factory=dict)
     code: dict[tuple[int, str], Built] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ def _serve(pipe: Connection, num_threads: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking side is interrupted, and ends this one
     prepare_process(num_threads)
-    state = _State(frozenset(allowed_cores()))
+    state = _State(allowed_cores())
     with contextlib.suppress(EOFError, OSError):
         while True:
             order, arguments = pipe.recv()
@@ -236,7 +236,7 @@ def _time(state: _State, key: int, isa: str, num_threads: int, limit_s: float = 
 
     canary = _canary(state)
     use_threads(num_threads)
-    stay_on(sorted(state.cores)[:1])
+    stay_on(state.cores[:1])
     canary()
     code = state.code[key, isa]
     return looks_at(code.evaluate, code.once, canary, limit_s)
@@ -247,7 +247,7 @@ def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats
     from windtunnel.cost.programs.build import use_threads
 
     use_threads(num_threads)
-    stay_on(sorted(state.cores)[:1])
+    stay_on(state.cores[:1])
     calls = [(code.executable["main"], code.values) for code in (state.code[key, isa] for key in keys)]
     passes = []
     for _ in range(repeats + 1):
@@ -277,7 +277,7 @@ def _watch(state: _State, num_threads: int, num_runs: int) -> tuple[float, ...]:
 
     canary = _canary(state)
     use_threads(num_threads)
-    stay_on(sorted(state.cores)[:1])
+    stay_on(state.cores[:1])
     return tuple(canary() for _ in range(num_runs))
 
 
@@ -285,7 +285,7 @@ def _describe(state: _State, isa: str, num_threads: int) -> dict[str, float]:
     """The measured rates of a device."""
     from windtunnel.cost.programs.devices import rates
 
-    stay_on(sorted(state.cores)[:1])
+    stay_on(state.cores[:1])
     return rates(isa, num_threads)
 
 

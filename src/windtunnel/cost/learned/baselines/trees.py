@@ -47,7 +47,7 @@ def train_trees(programs: ProgramSet, split: Split, kind: TreeKind) -> FlatTrees
 
 
 def _statements(programs: ProgramSet, samples: np.ndarray, *, has_code: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Rows float32 [L, 164], with code [L, 194], of all samples in turn, and where each sample begins [M + 1]."""
+    """Rows float32 [L, 164], with code [L, 199], of all samples in turn, and where each sample begins [M + 1]."""
     counts = programs.num_leaves[samples[:, 0]]
     begins = np.concatenate([[0], np.cumsum(counts)])
     rows = np.arange(begins[-1]) - np.repeat(begins[:-1] - programs.leaf_offset[samples[:, 0]], counts)
