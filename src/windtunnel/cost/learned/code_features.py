@@ -50,6 +50,7 @@ ADD_LATENCY, MEMORY_LATENCY = 4, 13  # cycles until a sum can be added to: in a 
 INDEX_CYCLES = 1.5  # per lane whose address must be computed
 ENTRY_CYCLES = 8  # a loop begins and ends, and its end is mispredicted
 PORTS = 5  # instructions per cycle
+WINDOW = 400  # instructions in flight: a sum begins before the one before it ends
 
 
 def code_features(nest: Nest) -> np.ndarray:
@@ -131,12 +132,6 @@ class _Body:
             steps *= self.extents[at]
         return steps
 
-    @cached_property
-    def is_through_memory(self) -> bool:
-        """Whether stores cannot be told apart, so that sums go through memory: their places are divided out."""
-        target = self.statement.accesses[0]
-        return target.num_divisions > 0 and self.copies(target) > 1
-
 
 def _rows(statement: Statement) -> list[list[float]]:
     vector = statement.vector
@@ -156,9 +151,9 @@ def _row(statement: Statement, bits: int) -> list[float]:
     _count_arithmetic(body, bits)
     _count_accesses(body, bits)
     total = _total(body)
-    is_kept = not body.is_through_memory and body.kept(statement.accesses[0].variables) > 1
-    flags = (float(body.is_automatic), float(is_kept), float(body.is_through_memory))
-    return [*body.cycles.values(), total, math.log2(body.num_copies), float(body.live), *flags]
+    target = statement.accesses[0]
+    flags = (body.is_automatic, body.kept(target.variables) > 1, target.num_divisions > 0 and body.copies(target) > 1)
+    return [*body.cycles.values(), total, math.log2(body.num_copies), float(body.live), *map(float, flags)]
 
 
 def _body(statement: Statement, lanes: int) -> _Body:
@@ -167,13 +162,7 @@ def _body(statement: Statement, lanes: int) -> _Body:
     patterns = [Pattern.SAME] * len(statement.accesses)
     if vector is not None and not statement.is_scalarised:
         length, patterns = vector.extent, _patterns(statement, vector.variable, vector.extent)
-    size, first = _size(statement, patterns, length, lanes), len(loops)
-    while first and loops[first - 1].kind != "parallel":
-        loop = loops[first - 1]
-        if not loop.is_unrolled and loop.extent * size > MAX_UNROLLED_SIZE:
-            break
-        size *= loop.extent
-        first -= 1
+    first = _first_copied(statement, patterns, length, lanes)
     body = _Body(statement, lanes, loops, [loop.extent for loop in loops], first, length, patterns)
     if length == 1 and not statement.operations["call"]:
         _vectorise(body)
@@ -210,7 +199,7 @@ def _count_arithmetic(body: _Body, bits: int) -> None:
     adds, products = operations["add"], operations["multiply"]
     fused = max(adds, products) if bits >= FUSED_FROM_BITS else adds + products
     runs = body.num_runs * body.num_copies
-    if not body.is_through_memory and body.kept(body.statement.accesses[0].variables) == 1:
+    if body.kept(body.statement.accesses[0].variables) == 1:
         runs //= body.kept(body.statement.variables)
     cycles["arithmetic"] = (fused + operations["compare"]) * body.registers * runs / 2
     divisions = operations["divide"] + ROOT_OVER_DIVIDE * operations["root"]
@@ -233,14 +222,11 @@ def _count_store(body: _Body) -> None:
     target, pattern, cycles = body.statement.accesses[0], body.patterns[0], body.cycles
     kept, copies = body.kept(target.variables), body.copies(target)
     times = body.num_runs * copies / kept
-    if body.is_through_memory:
-        times = float(body.num_runs * body.num_copies)
     if body.statement.is_update:
-        if body.is_through_memory:
-            cycles["chain"] = float(MEMORY_LATENCY * body.sums(target) * body.num_runs)
-        elif kept > 1:
+        if kept > 1:
             body.live += copies * body.registers
-            cycles["chain"] = float(ADD_LATENCY * body.sums(target) * body.num_runs)
+            issued = 2 * kept * body.num_copies * body.registers
+            cycles["chain"] = ADD_LATENCY * body.sums(target) * body.num_runs / max(1.0, WINDOW / issued)
             if body.is_odd:
                 cycles["odd_sum"] += 2.0 * body.length * copies * body.num_runs
         if kept == 1 and body.first > 1 and body.loops[body.first - 2].variable not in target.variables:
@@ -267,7 +253,7 @@ def _count_load(body: _Body, access: Access, pattern: Pattern) -> None:
         if body.is_odd and pattern is Pattern.NEXT:
             cycles["odd_row"] += body.length * times
         elif body.is_odd and pattern > Pattern.NEXT:
-            cycles["odd_gather"] += 2.0 * body.length * copies * body.num_runs
+            cycles["odd_gather"] += 2.0 * body.length * times
     if pattern <= Pattern.NEXT:
         cycles["load"] += times * (_pieces(body.length, body.lanes) if pattern is Pattern.NEXT else 1) / 2
         return
@@ -292,21 +278,34 @@ def _total(body: _Body) -> float:
         cycles["divide"],
         (issued + 2 * cycles["iterations"]) / PORTS,
     )
-    odd_gather = cycles["odd_gather"] if body.lanes > 4 else 0.0
-    alone = cycles["index"] + cycles["call"] + cycles["odd_sum"] + cycles["odd_row"] + odd_gather
+    odd = cycles["odd_sum"] + cycles["odd_row"] + cycles["odd_gather"]
+    alone = cycles["index"] + cycles["call"] + odd
     return busiest + alone + 0.3 * (cycles["memory_chain"] + cycles["iterations"] + cycles["entries"])
 
 
-def _size(statement: Statement, patterns: list[Pattern], length: int, lanes: int) -> int:
-    """Instructions of one copy, as the unroller counts them."""
+def _first_copied(statement: Statement, patterns: list[Pattern], length: int, lanes: int) -> int:
+    """From which loop on steps are copied out, innermost first.
+
+    What does not change has left the loop by then, so only what varies with it counts as its body.
+    """
     registers = _registers(length, lanes)
-    of_access = {Pattern.SAME: 3 if length > 1 else 1, Pattern.NEXT: registers}
-    of_access |= {Pattern.APART: 2 * length, Pattern.MIXED: 4 * length}
-    operations = statement.operations
+    of_pattern = {Pattern.SAME: 3 if length > 1 else 1, Pattern.NEXT: registers}
+    of_pattern |= {Pattern.APART: 2 * length, Pattern.MIXED: 4 * length}
+    sizes = [of_pattern[pattern] for pattern in patterns]
+    sizes[0] += registers if statement.is_update else 0
+    operations, loops = statement.operations, statement.outer_loops
     simple = sum(operations[name] for name in ("add", "multiply", "divide", "compare", "root"))
-    update = _pieces(length, lanes) if statement.is_update else 1
-    size = sum(of_access[pattern] for pattern in patterns)
-    return size + registers * simple + 4 * length * operations["call"] + update + 1
+    arithmetic, first = registers * simple + 4 * length * operations["call"] + 1, len(loops)
+    while first and loops[first - 1].kind != "parallel":
+        loop = loops[first - 1]
+        varies = [loop.variable in access.variables for access in statement.accesses]
+        size = arithmetic + sum(size for size, is_here in zip(sizes, varies, strict=True) if is_here)
+        if not loop.is_unrolled and loop.extent * size > MAX_UNROLLED_SIZE:
+            break
+        arithmetic *= loop.extent
+        sizes = [size * (loop.extent if is_here else 1) for size, is_here in zip(sizes, varies, strict=True)]
+        first -= 1
+    return first
 
 
 def _patterns(statement: Statement, variable: str, count: int) -> list[Pattern]:
