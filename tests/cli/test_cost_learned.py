@@ -53,3 +53,20 @@ def test_table_says_the_split(data, tmp_path):
 def test_bad_options_are_named(data, tmp_path, option, value, message):
     with pytest.raises(InputError, match=message):
         run("train", "programs", "--data", data, "--out", tmp_path / "m.safetensors", option, value)
+
+
+def test_profiled_tasks_are_carried_to_a_held_out_device(data, tmp_path):
+    model = tmp_path / "model.safetensors"
+    common = ("--data", data, "--device", "fast", "--hold-out", "device")
+    run("train", "programs", *common, "--out", model, "--budget", "1s")
+
+    plain, carried = (
+        json.loads(run("eval", "programs", model, *common, "--json", *more).stdout) for more in ((), ("--profile", "3"))
+    )
+
+    assert carried["num_profiled_tasks"] == 3
+    assert carried["mape"] < plain["mape"]
+    with pytest.raises(InputError, match="held-out device"):
+        run("eval", "programs", model, "--data", data, "--profile", "3")
+    with pytest.raises(InputError, match="tasks are asked for"):
+        run("eval", "programs", model, *common, "--profile", "300")

@@ -77,23 +77,34 @@ def eval_programs(
     data: Data,
     device: Device = "",
     hold_out: By = "tasks",
+    profile: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="TASKS", help="With --hold-out device: tasks of it that may be measured."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel cost eval programs cdmpp.safetensors --data programs.npz
 
     Compare a model's prices of held-out programs with what was measured.
+
+    With --profile, what the model missed on the other devices is carried to the held-out one.
     """
     from windtunnel.cost.learned.checkpoint import load_predictor
     from windtunnel.cost.learned.program_set import ProgramSet
+    from windtunnel.errors import InputError
 
+    if profile is not None and hold_out != "device":
+        raise InputError("tasks are profiled on a held-out device", where="--profile", fix="--hold-out device")
     predictor = load_predictor(model)
     programs = ProgramSet.load(data)
     split = _split(programs, device, hold_out, seed)
     known = predictor.header.get("split", {}).get("digest")
-    errors = _errors(predictor, programs, split)
+    judged = predictor if profile is None else _carried(predictor, programs, split, profile, seed)
+    errors = _errors(judged, programs, split)
     if as_json:
-        print_json({"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()})
+        summary = {"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()}
+        print_json(summary if profile is None else {**summary, "num_profiled_tasks": profile})
         return
     _print_errors(errors, split)
     if known != split.digest():
@@ -109,6 +120,22 @@ def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split
         raise InputError(f"cannot hold out {hold_out!r}", where="--hold-out", fix=", ".join(splits))
     found: Split = splits[hold_out](programs, device or programs.device_names[0], seed=seed)
     return found
+
+
+def _carried(predictor: Any, programs: ProgramSet, split: Split, num_tasks: int, seed: int) -> Any:
+    """The predictor's prices on the held-out device, after so many of its tasks were measured."""
+    import numpy as np
+
+    from windtunnel.cost.learned.carry import fit_carry
+    from windtunnel.cost.learned.sampling import program_vectors, select_tasks
+
+    rows, column = split.target[:, 0], int(split.target[0, 1])
+    task = programs.task[rows]
+    profiled = split.target[:0]
+    if num_tasks:
+        chosen = select_tasks(program_vectors(programs, rows), task, num_tasks, seed=seed)
+        profiled = split.target[np.isin(task, chosen)]
+    return fit_carry(predictor, programs, programs.device_names[column], profiled)
 
 
 def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:
