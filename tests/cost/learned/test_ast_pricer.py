@@ -59,6 +59,32 @@ def test_a_task_takes_as_long_as_the_fastest_of_its_programs():
     assert replay(graph).makespan_ns == sum(computing) + 3000
 
 
+@pytest.mark.parametrize(("spread", "error"), [(0.8, 0.3), (0.3, 0.3), (0.1, 0.3)])
+def test_the_least_of_many_predictions_is_not_too_low(spread, error):
+    generator = np.random.default_rng(0)
+    tasks = [Task("matmul", {"m": 8 + number, "n": 8, "k": 8}) for number in range(60)]
+    programs = small_set(num_tasks=60, per_task=32)
+    programs = replace(programs, tasks=tuple(task.to_dict() for task in tasks))
+    truth = np.exp(generator.normal(0, spread, programs.num_programs))
+    predicted = truth * np.exp(generator.normal(0, error, programs.num_programs))
+
+    class Noisy:
+        header: ClassVar = {"within_task_std": error}
+
+        def predict(self, _, samples):
+            return predicted[samples[:, 0]]
+
+    sheet = AstPricer(Formula(), programs).sheet(CHIP)
+    bias = []
+    for header in (Noisy.header, {}):
+        Noisy.header = header
+        # rows of the selection are those of the library, for tasks stand one after another
+        chosen = AstPricer(Noisy(), programs).choose([task.name for task in tasks], sheet)
+        bias.append(np.mean([np.log(seconds / truth[row]) for row, seconds in chosen.values()]))
+    assert abs(bias[0]) < 0.08
+    assert bias[1] < -0.15
+
+
 def test_a_price_is_an_efficiency_with_an_interval():
     graph = price(chain([TASKS[0]], call_ns=10), CHIP, [AstPricer(Formula(), library())])
     low, mean, high = (graph.tasks[name][1] for name in ("efficiency_low", "efficiency", "efficiency_high"))

@@ -9,6 +9,7 @@ Source: CDMPP (EuroSys 2024), section 5.3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -93,15 +94,20 @@ class AstPricer:
         }
 
     def choose(self, names: Collection[str], sheet: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
-        """By name of task: the program of the library that is predicted to be the fastest, and its seconds."""
+        """By name of task: the program of the library that is predicted to be the fastest, and its seconds.
+
+        The least of many predictions is low by luck too: it is drawn towards the mean of the task's programs by the
+        share of their spread that is the predictor's own error (James-Stein), where the predictor knows its error.
+        """
         assert self.library is not None
         assert self.predictor is not None
         rows = [self._rows[name] for name in names]
         programs = replace(self.library.select(np.concatenate(rows)), devices=(dict(sheet),))
         seconds = self.predictor.predict(programs, _all_of(programs))
         parts = np.split(seconds, np.cumsum([len(one) for one in rows])[:-1])
+        error = float(self.predictor.header.get("within_task_std", 0.0))
         return {
-            name: (int(one[part.argmin()]), float(part.min()))
+            name: (int(one[part.argmin()]), _expected_least(part, error))
             for name, one, part in zip(names, rows, parts, strict=True)
         }
 
@@ -122,6 +128,14 @@ class AstPricer:
                 self._tasks[key] = task_of_call(*key)
             found.append(self._tasks[key])
         return found
+
+
+def _expected_least(seconds: NDArray[np.float64], error: float) -> float:
+    """What the program of the least prediction takes, when logarithms are off by a standard deviation of ``error``."""
+    logs = np.log(seconds)
+    mean, variance = float(logs.mean()), float(logs.var(ddof=1)) if len(logs) > 1 else 0.0
+    kept = max(0.0, 1.0 - error**2 / variance) if variance > 0 else 1.0
+    return math.exp(mean + kept * (float(logs.min()) - mean))
 
 
 def _all_of(programs: ProgramSet) -> NDArray[np.int64]:

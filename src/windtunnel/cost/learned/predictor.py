@@ -194,11 +194,19 @@ def train(
 
 
 def with_intervals(predictor: Predictor, programs: ProgramSet, samples: np.ndarray, *, level: float = 0.9) -> Predictor:
-    """The same predictor with intervals by kind of task, from samples that it has not learned from."""
-    predicted, measured = predictor.predict(programs, samples), labels_of(programs, samples)
-    kinds = [str(programs.tasks[task].get("kind", "")) for task in programs.task[samples[:, 0]]]
-    found = ConformalIntervals.fit(kinds, np.log(measured / predicted), level=level)
-    return replace(predictor, header=predictor.header | {"intervals": found.to_dict()})
+    """The same predictor with what its errors are on samples that it has not learned from.
+
+    Intervals by kind of task, and the standard deviation of the logarithm among programs of one task: what a choice
+    among them must not take for a gain.
+    """
+    missed = np.log(labels_of(programs, samples) / predictor.predict(programs, samples))
+    tasks, place = np.unique(programs.task[samples[:, 0]], return_inverse=True)
+    kinds = np.array([str(programs.tasks[task].get("kind", "")) for task in tasks])[place]
+    found: dict[str, Any] = {"intervals": ConformalIntervals.fit(kinds.tolist(), missed, level=level).to_dict()}
+    if len(missed) > len(tasks):
+        apart = missed - (np.bincount(place, missed) / np.bincount(place))[place]
+        found["within_task_std"] = float(np.sqrt((apart**2).sum() / (len(missed) - len(tasks))))
+    return replace(predictor, header=predictor.header | found)
 
 
 def _normaliser(programs: ProgramSet, split: Split, recipe: Recipe) -> Normaliser:

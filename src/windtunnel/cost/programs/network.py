@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.captured import TENSOR
-from windtunnel.cost.programs.search import Candidate, build_candidates, draw_candidates, in_turn, unmeasured
+from windtunnel.cost.programs.search import Candidate, build_candidates, draw_candidates, unmeasured
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Worker
 from windtunnel.errors import FlightError
@@ -97,7 +97,8 @@ def fly(
     tuple of float
         Seconds of each pass.
     dict
-        Seconds of each program by itself, repeated with warm caches, by the task's name.
+        Seconds of each program, visited among all others in random order, by the task's name: what a call of it takes
+        where its caches are as cold as they are in a network.
 
     Raises
     ------
@@ -112,6 +113,6 @@ def fly(
             raise FlightError("its chosen program could not be built", where=name)
         keys[name] = number
     passes = worker.ask("run", [keys[task.name] for task in tasks], target.isa, target.num_threads, repeats)
-    timings = in_turn(worker, list(keys.values()), target, rounds=3)
+    visits = worker.ask("visit", list(keys.values()), target.isa, target.num_threads, repeats)
     worker.ask("forget", list(keys.values()))
-    return passes, {name: timings[key].mean_s for name, key in keys.items()}
+    return passes, {name: statistics.median(seconds) for name, seconds in zip(keys, visits, strict=True)}

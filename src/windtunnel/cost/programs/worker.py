@@ -258,6 +258,24 @@ def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats
     return tuple(passes[1:])
 
 
+def _visit(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats: int) -> list[tuple[float, ...]]:
+    """Seconds of each program on every visit; between two visits all others run, so that its caches are cold."""
+    from windtunnel.cost.programs.build import use_threads
+
+    use_threads(num_threads)
+    stay_on(state.cores[:1])
+    calls = [(code.executable["main"], code.values) for code in (state.code[key, isa] for key in keys)]
+    order = np.random.default_rng(0)
+    seconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(repeats + 1):
+        for place in order.permutation(len(calls)).tolist():
+            call, values = calls[place]
+            began_ns = time.perf_counter_ns()
+            call(*values)
+            seconds[place].append((time.perf_counter_ns() - began_ns) / 1e9)
+    return [tuple(one[1:]) for one in seconds]
+
+
 def _canary(state: _State) -> Callable[[], float]:
     """The kernel that never changes, built once, as something that runs it and says its seconds."""
     from windtunnel.cost.programs.schedules import Scheduled
@@ -301,6 +319,7 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "build": _build,
     "time": _time,
     "run": _run,
+    "visit": _visit,
     "watch": _watch,
     "describe": _describe,
     "forget": _forget,
