@@ -34,8 +34,8 @@ def entry(nest, name, width=WIDEST, statement=0):
     return float(code_features(nest)[statement, width, CODE_NAMES.index(f"code.{name}")])
 
 
-def cycles(nest, name, width=WIDEST):
-    return 2 ** entry(nest, name, width) - 1
+def cycles(nest, name, width=WIDEST, statement=0):
+    return 2 ** entry(nest, name, width, statement) - 1
 
 
 def test_short_loops_are_copied_out_and_their_sums_stay_in_registers():
@@ -141,6 +141,54 @@ def test_unrolling_by_the_program_counts_all_statements_of_a_loop():
     for max_step, is_unrolled in ((15, False), (16, True)):
         nest = Nest((Attribute("pragma_auto_unroll_max_step", max_step, (two,)),), {"out": Buffer("out", (8,))})
         assert [statement.loops[0].is_unrolled for statement in statements(nest)] == [is_unrolled] * 2
+
+
+def written(value, *, extent=64, outer=8, kind="vectorized"):
+    """``B[i, j] = value`` with j as lanes, beside a sum ``S[i] += A[i, j]``."""
+    inner = For("j", extent, (Store("B", ("i", "j"), value),), kind)
+    body = For("i", outer, (inner,))
+    names = {"A": (outer, extent), "B": (outer, extent), "S": (outer,)}
+    return Nest((body,), {name: Buffer(name, shape) for name, shape in names.items()}, "written")
+
+
+def test_what_does_not_change_is_divided_once_a_row():
+    each = written(("div", load("A", "i", "j"), 3.0), outer=1000)
+    once = written(("mul", load("A", "i", "j"), ("div", 1.0, load("S", "i"))), outer=1000)
+    assert cycles(each, "divide") == pytest.approx(1000 * 4 * 10, rel=1e-3)  # four registers a row
+    assert cycles(once, "divide") == pytest.approx(1000 * 10, rel=1e-3)
+
+
+def test_functions_take_as_long_as_they_do_where_their_operands_lie():
+    small = written(("call", "tirx.erf", load("A", "i", "j")))
+    assert cycles(small, "call") == pytest.approx(13 * 8 * 64, rel=1e-3)
+    value = ("add", load("S", "i"), load("A", "i", "j"))
+    total = For("i", 8, (For("j", 64, (Store("S", ("i",), value),), "serial", "reduce"),))
+    behind = written(("call", "tirx.erf", load("S", "i")))
+    nest = Nest((total, *behind.body), behind.buffers, "behind")
+    assert entry(nest, "reads_sum", statement=1) == 1
+    assert entry(nest, "reads_sum", statement=0) == 0
+    assert cycles(nest, "call", statement=1) == pytest.approx(62 * 8, rel=1e-3)  # the same for a whole row
+
+
+def test_places_that_are_divided_out_cost_unless_they_are_constant():
+    def moved(divisor, outer):
+        place = ("add", ("mul", "i", 16), "j")
+        inside = ("and", ("lt", ("floormod", place, divisor), divisor - 1), ("le", 0, "j"))
+        return written(("select", inside, load("A", "i", "j"), 0.0), extent=16, outer=outer)
+
+    assert cycles(moved(7, 1000), "index") == pytest.approx(3 * 16 * 1000, rel=1e-3)
+    assert cycles(moved(8, 1000), "index") == 0  # a mask
+    assert cycles(moved(7, 2), "index") == 0  # both rows are copied out
+
+
+def test_sums_side_by_side_know_of_each_other():
+    def add(name):
+        return Store(name, ("i",), ("add", load(name, "i"), load("A", "i", "j")))
+
+    buffers = {name: Buffer(name, (8,)) for name in ("S", "T")} | {"A": Buffer("A", (8, 64))}
+    nest = Nest((For("i", 8, (For("j", 64, (add("S"), add("T")), "serial", "reduce"),)),), buffers)
+    assert [entry(nest, "num_beside", statement=at) for at in (0, 1)] == [1, 1]
+    assert entry(product(), "num_beside") == 0
 
 
 def test_features_are_finite_and_one_row_per_store():

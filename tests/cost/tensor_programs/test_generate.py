@@ -122,8 +122,12 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert stamps == [shard.stat().st_mtime_ns for shard in shards]
 
     larger = tmp_path / "larger.npz"
-    added = sample_programs(replace(plan, num_programs=5), larger, begun=programs)
+    slow = {**programs.devices[0], "peak_flops_per_s": 1.0, "bandwidth_bytes_per_s": 1e15}
+    begun = replace(programs, devices=(slow,))
+    added = sample_programs(replace(plan, num_programs=5), larger, begun=begun)
     both = ProgramSet.load(larger)
+    assert both.devices[0]["peak_flops_per_s"] > 1.0  # others only take away, so the greater rate is the device's
+    assert both.devices[0]["bandwidth_bytes_per_s"] == 1e15
     assert (5, larger) == (both.num_programs, added.path)
     assert both.mean_s[:3].tolist() == programs.mean_s.tolist()
     assert both.meta["num_batches"] > programs.meta["num_batches"]

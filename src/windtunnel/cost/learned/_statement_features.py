@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 __all__ = ["ADD", "CONSTANT", "FLOORDIV", "FLOORMOD", "MAXIMUM", "MINIMUM", "MULTIPLY", "SUBTRACT", "UNION", "UNKNOWN"]
-__all__ += ["VARIABLE", "statement_rows"]
+__all__ += ["LINE_BYTES", "STACK", "VARIABLE", "is_absent", "statement_rows", "touch"]
 
 CONSTANT, VARIABLE, ADD, SUBTRACT, MULTIPLY, FLOORDIV, FLOORMOD, MINIMUM, MAXIMUM, UNION, UNKNOWN = range(11)
 STACK = 64
@@ -121,7 +121,7 @@ def _mentions(code: Any, loop: int) -> bool:
 
 
 @numba.njit(cache=True)
-def _touch(access: Any, dims: int, rows: Any, code: Any, low: Any, high: Any, minimum: Any, shape: Any,
+def touch(access: Any, dims: int, rows: Any, code: Any, low: Any, high: Any, minimum: Any, shape: Any,
            is_compat: bool, stack: Any, extents: Any) -> float:  # fmt: skip
     """Elements in the box hull of all index sets of one access; ``extents`` [dims] is filled."""
     num_elements = 1.0
@@ -152,7 +152,7 @@ def _stride(access: Any, dims: int, rows: Any, code: Any, shape: Any, loop: int,
 
 
 @numba.njit(cache=True)
-def _is_absent(access: Any, rows: Any, code: Any, loop: int) -> bool:
+def is_absent(access: Any, rows: Any, code: Any, loop: int) -> bool:
     for row in range(access[2], access[3]):  # noqa: SIM110
         if _mentions(code[rows[row, 0] : rows[row, 1]], loop):
             return False
@@ -177,7 +177,7 @@ def _reuse(access: Any, rows: Any, code: Any, around: Any, extent: Any, count: A
     buffer = access[0]
     for i in range(n - 1, -1, -1):
         loop = around[i]
-        if _is_absent(access, rows, code, loop):
+        if is_absent(access, rows, code, loop):
             out[0], out[1], out[3] = 1.0, inside, extent[loop]
             if i == n - 1:  # the released extractor counts entries here, not elements
                 for other in range(count.shape[1]):
@@ -336,7 +336,7 @@ def statement_rows(loops: Any, store_table: Any, ops: Any, outer: Any, loop_ids:
             for a in range(num):
                 b = mine[a, 0]
                 dims, shape = buffers[b, 1], buffers[b, 3:]
-                numel[a] = _touch(mine[a], dims, rows, code, low, high, minimum, shape, is_compat, stack, extents)
+                numel[a] = touch(mine[a], dims, rows, code, low, high, minimum, shape, is_compat, stack, extents)
                 memory[i] += numel[a] * buffers[b, 0]
                 count[loop, b] += 1
                 total[loop, b] += numel[a]

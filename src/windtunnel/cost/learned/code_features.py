@@ -4,11 +4,12 @@ The 164 entries describe a nest before it is compiled; what the compiler then do
 Loops of known length are unrolled until the code is long; a sum stays in registers while a loop runs over it; loads
 that do not change leave the loop; lanes whose addresses are no row are gathered one by one; a vector of an odd length
 falls apart where it outlives a block; registers spill. Here the same decisions are taken on the nest, for vectors of
-128, 256 and 512 bits, and the cycles of each unit are counted. They are inputs of a model, not prices. Not here:
-learning, the statements themselves (``statements``).
+128, 256 and 512 bits, and the cycles of each unit are counted, with those of the bytes that pass a cache (``traffic``).
+They are inputs of a model, not prices. Not here: learning, the statements themselves (``statements``).
 
 Source: ours; the rules are those of TVM's UnrollLoop and VectorizeLoop and of LLVM's LoopUnroll, LICM and x86 type
-legalisation, the costs rounded from Fog's instruction tables.
+legalisation; costs of instructions are rounded from Fog's tables, those of functions, of divided places and of bytes
+past a cache were read off programs of the shipped set.
 """
 
 # S statements, W widths of vectors, E entries
@@ -21,8 +22,10 @@ from functools import cached_property
 
 import numpy as np
 
+from windtunnel.cost.learned.features import PackedNest
 from windtunnel.cost.learned.nest import Nest
 from windtunnel.cost.learned.statements import Access, Loop, Pattern, Statement, statements, variables_of
+from windtunnel.cost.learned.traffic import traffic_bytes
 
 __all__ = ["CODE_NAMES", "VECTOR_BITS", "code_features"]
 
@@ -32,35 +35,50 @@ FORM = (
     *("is_scalarised", "is_vector", "is_odd_length", "num_pieces", "log_length"),
 )
 LOADS = tuple(f"loads_{pattern.name.lower()}" for pattern in Pattern)
+CACHES = ("past_first_cache", "past_second_cache")
 UNITS = (
     *("arithmetic", "load", "store", "shuffle", "index", "call", "divide", "odd_sum", "odd_row", "odd_gather"),
     *("spill", "chain", "memory_chain", "iterations", "entries"),
 )
 SHAPE = ("log_copies", "log_live", "is_auto_vectorised", "stays_in_registers", "index_divides")
-CODE_NAMES = (*(f"code.{name}" for name in (*FORM, *LOADS, "store_pattern", *UNITS, "total", *SHAPE)),)
-_LOGARITHMIC = [at for at, name in enumerate(CODE_NAMES) if name[5:] in (*UNITS, "total", "log_live")]
+AROUND = ("num_beside", "reads_sum")
+_NAMES = (*FORM, *LOADS, "store_pattern", *UNITS, *CACHES, "total", *SHAPE, *AROUND)
+CODE_NAMES = tuple(f"code.{name}" for name in _NAMES)
+_LOGARITHMIC = [at for at, name in enumerate(_NAMES) if name in (*UNITS, *CACHES, "total", "log_live")]
 
 MAX_UNROLLED_SIZE = 300  # instructions; LLVM at -O3
 REGISTERS = {512: 32}  # 16 at other widths
 FUSED_FROM_BITS = 256  # multiplies and adds are one
 DIVIDE_CYCLES = {128: 4, 256: 5, 512: 10}
 ROOT_OVER_DIVIDE = 1.3
-CALL_CYCLES = 12  # of a function of the mathematical library, per element
+CALL_CYCLES = {"exp": 7, "erf": 13, "tanh": 17}  # of the mathematical library, per element
+CALL_CYCLES_OF_SUM = {"exp": 7, "erf": 62, "tanh": 26}  # sums are large, and away from zero the library takes longer
+OTHER_CALL_CYCLES = 12
 ADD_LATENCY, MEMORY_LATENCY = 4, 13  # cycles until a sum can be added to: in a register, through memory
 INDEX_CYCLES = 1.5  # per lane whose address must be computed
+INDEX_DIVISION_CYCLES = 1  # by a constant: a product, shifts and a difference, beside other work
+BRANCHED_DIVISION_CYCLES = 3  # where a branch waits for it
 ENTRY_CYCLES = 8  # a loop begins and ends, and its end is mispredicted
+CACHE_BYTES_PER_CYCLE = np.array([48.0, 12.0])  # that pass the first and the second level
 PORTS = 5  # instructions per cycle
 WINDOW = 400  # instructions in flight: a sum begins before the one before it ends
 
 
-def code_features(nest: Nest) -> np.ndarray:
+def code_features(nest: Nest, packed: PackedNest | None = None) -> np.ndarray:
     """Rows of a nest, one per store in program order, for each width of ``VECTOR_BITS``.
+
+    Parameters
+    ----------
+    packed
+        The same nest with all its stores, where it is at hand.
 
     Returns
     -------
     float32 [S, W, E] in the order of ``CODE_NAMES``; cycles and counts are ``log2(1 + x)``.
     """
-    rows = [_rows(statement) for statement in statements(nest)]
+    packed = PackedNest(nest, skip_constants=False) if packed is None else packed
+    moved = (traffic_bytes(packed) / CACHE_BYTES_PER_CYCLE).tolist()
+    rows = [_rows(statement, cycles) for statement, cycles in zip(statements(nest), moved, strict=True)]
     table = np.asarray(rows, dtype=np.float32).reshape(-1, len(VECTOR_BITS), len(CODE_NAMES))
     table[:, :, _LOGARITHMIC] = np.log2(1 + table[:, :, _LOGARITHMIC])
     return table
@@ -80,7 +98,7 @@ class _Body:
     first: int
     length: int
     patterns: list[Pattern]
-    is_automatic: bool = False
+    automatic: int = -1
     cycles: dict[str, float] = field(default_factory=lambda: dict.fromkeys(UNITS, 0.0))
     live: int = 0
 
@@ -105,22 +123,35 @@ class _Body:
         return _registers(self.length, self.lanes)
 
     @property
+    def is_automatic(self) -> bool:
+        """Whether the compiler made a vector of a loop (``automatic``) by itself."""
+        return self.automatic >= 0
+
+    @property
+    def lane(self) -> str:
+        """The loop variable whose steps are lanes; empty where there is no vector."""
+        if self.is_automatic:
+            return self.loops[self.automatic].variable
+        vector = self.statement.vector
+        return vector.variable if vector is not None and self.length > 1 else ""
+
+    @property
     def is_odd(self) -> bool:
         """Whether the vector has no registers of its own where it outlives a block: it becomes so many scalars."""
         padded = _next_power(self.length)
         return padded != self.length and padded > self.lanes
 
-    def copies(self, access: Access) -> int:
-        """Different addresses of an access within the copied code."""
+    def copies(self, variables: frozenset[str]) -> int:
+        """How often what depends on some variables differs within the copied code."""
         steps = 1
         for at in range(self.first, len(self.loops)):
-            if self.loops[at].variable in access.variables:
+            if self.loops[at].variable in variables:
                 steps *= self.extents[at]
         return steps
 
-    def sums(self, access: Access) -> int:
-        """How often the copied code comes to the same address."""
-        return self.num_copies // self.copies(access)
+    def times(self, variables: frozenset[str]) -> float:
+        """How often it is done in all, when what does not change has left its loops."""
+        return self.num_runs * self.copies(variables) / self.kept(variables)
 
     def kept(self, variables: frozenset[str]) -> int:
         """Over how many runs of the copied code what depends on some variables does not change: loops it leaves."""
@@ -133,7 +164,7 @@ class _Body:
         return steps
 
 
-def _rows(statement: Statement) -> list[list[float]]:
+def _rows(statement: Statement, moved: list[float]) -> list[list[float]]:
     vector = statement.vector
     length = vector.extent if vector is not None and not statement.is_scalarised else 1
     patterns = _patterns(statement, vector.variable, length) if vector is not None else []
@@ -143,17 +174,20 @@ def _rows(statement: Statement) -> list[list[float]]:
     shape += [float(statement.is_scalarised), float(vector is not None), float(_next_power(length) != length)]
     shape += [float(length.bit_count()), math.log2(length), *(float(patterns[1:].count(kind)) for kind in Pattern)]
     shape.append(float(patterns[0]) if patterns else 0.0)
-    return [shape + _row(statement, bits) for bits in VECTOR_BITS]
+    return [shape + _row(statement, bits, moved) for bits in VECTOR_BITS]
 
 
-def _row(statement: Statement, bits: int) -> list[float]:
+def _row(statement: Statement, bits: int, moved: list[float]) -> list[float]:
     body = _body(statement, max(1, bits // (8 * statement.accesses[0].buffer.element_bytes)))
     _count_arithmetic(body, bits)
+    _count_costly(body, bits)
+    _count_places(body)
     _count_accesses(body, bits)
-    total = _total(body)
+    total = _total(body) + sum(moved)
     target = statement.accesses[0]
-    flags = (body.is_automatic, body.kept(target.variables) > 1, target.num_divisions > 0 and body.copies(target) > 1)
-    return [*body.cycles.values(), total, math.log2(body.num_copies), float(body.live), *map(float, flags)]
+    divides = target.num_divisions > 0 and body.copies(target.variables) > 1
+    flags = (body.is_automatic, body.kept(target.variables) > 1, divides, statement.num_beside, statement.reads_sum)
+    return [*body.cycles.values(), *moved, total, math.log2(body.num_copies), float(body.live), *map(float, flags)]
 
 
 def _body(statement: Statement, lanes: int) -> _Body:
@@ -190,7 +224,7 @@ def _try_vector(body: _Body, at: int, length: int, count: int) -> None:
     """Steps of a loop become lanes where stores lie side by side and loads do so or are the same."""
     patterns = _patterns(body.statement, body.loops[at].variable, count)
     if patterns[0] is Pattern.NEXT and all(pattern <= Pattern.NEXT for pattern in patterns):
-        body.is_automatic, body.length, body.patterns = True, length, patterns
+        body.automatic, body.length, body.patterns = at, length, patterns
         body.extents[at] = math.ceil(body.extents[at] / length)
 
 
@@ -202,11 +236,33 @@ def _count_arithmetic(body: _Body, bits: int) -> None:
     if body.kept(body.statement.accesses[0].variables) == 1:
         runs //= body.kept(body.statement.variables)
     cycles["arithmetic"] = (fused + operations["compare"]) * body.registers * runs / 2
-    divisions = operations["divide"] + ROOT_OVER_DIVIDE * operations["root"]
-    cycles["divide"] = divisions * DIVIDE_CYCLES[bits] * body.registers * runs
-    cycles["call"] = operations["call"] * CALL_CYCLES * body.length * runs
     cycles["iterations"] = float(body.num_runs)
     cycles["entries"] = ENTRY_CYCLES * body.num_runs / body.trip
+
+
+def _count_costly(body: _Body, bits: int) -> None:
+    """Divisions, roots and functions, each as often as its own operands change."""
+    cycles, lane = body.cycles, body.lane
+    of_call = CALL_CYCLES_OF_SUM if body.statement.reads_sum else CALL_CYCLES
+    for one in body.statement.costly:
+        is_vector, times = lane in one.variables, body.times(one.variables)
+        if one.name in ("divide", "root"):
+            each = DIVIDE_CYCLES[bits] * (ROOT_OVER_DIVIDE if one.name == "root" else 1)
+            cycles["divide"] += each * times * (body.registers if is_vector else 1)
+        else:
+            cycles["call"] += of_call.get(one.name, OTHER_CALL_CYCLES) * times * (body.length if is_vector else 1)
+
+
+def _count_places(body: _Body) -> None:
+    """Divisions in indices and conditions that are left when loops are copied out."""
+    of_division = BRANCHED_DIVISION_CYCLES if body.statement.conditions else INDEX_DIVISION_CYCLES
+    left = {loop.variable for loop in body.loops[: body.first]}
+    for one in body.statement.divisions:
+        if not one.variables & left:  # a constant in each copy
+            continue
+        # the divisions of a row are those of its first element
+        lanes = body.length if body.lane in one.variables and max(body.patterns) > Pattern.NEXT else 1
+        body.cycles["index"] += of_division * lanes * body.times(one.variables)
 
 
 def _count_accesses(body: _Body, bits: int) -> None:
@@ -220,13 +276,13 @@ def _count_accesses(body: _Body, bits: int) -> None:
 def _count_store(body: _Body) -> None:
     """The store and, of a sum, the load before it and the chain through it."""
     target, pattern, cycles = body.statement.accesses[0], body.patterns[0], body.cycles
-    kept, copies = body.kept(target.variables), body.copies(target)
-    times = body.num_runs * copies / kept
+    kept, copies, times = body.kept(target.variables), body.copies(target.variables), body.times(target.variables)
     if body.statement.is_update:
         if kept > 1:
             body.live += copies * body.registers
             issued = 2 * kept * body.num_copies * body.registers
-            cycles["chain"] = ADD_LATENCY * body.sums(target) * body.num_runs / max(1.0, WINDOW / issued)
+            num_sums = body.num_runs * body.num_copies // copies
+            cycles["chain"] = ADD_LATENCY * num_sums / max(1.0, WINDOW / issued)
             if body.is_odd:
                 cycles["odd_sum"] += 2.0 * body.length * copies * body.num_runs
         if kept == 1 and body.first > 1 and body.loops[body.first - 2].variable not in target.variables:
@@ -246,10 +302,9 @@ def _count_store(body: _Body) -> None:
 
 
 def _count_load(body: _Body, access: Access, pattern: Pattern) -> None:
-    cycles, copies, kept = body.cycles, body.copies(access), body.kept(access.variables)
-    times = body.num_runs * copies / kept
-    if kept > 1:
-        body.live += copies * (1 if pattern is Pattern.SAME else body.registers)
+    cycles, times = body.cycles, body.times(access.variables)
+    if body.kept(access.variables) > 1:
+        body.live += body.copies(access.variables) * (1 if pattern is Pattern.SAME else body.registers)
         if body.is_odd and pattern is Pattern.NEXT:
             cycles["odd_row"] += body.length * times
         elif body.is_odd and pattern > Pattern.NEXT:

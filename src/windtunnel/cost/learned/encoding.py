@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.cost.learned.code_features import code_features
-from windtunnel.cost.learned.features import NUM_FEATURES, Mode, statement_features
+from windtunnel.cost.learned.features import NUM_FEATURES, Mode, PackedNest
 from windtunnel.cost.learned.nest import If, Nest, Node, Store
 from windtunnel.errors import InputError
 
@@ -40,7 +40,7 @@ MAX_LEAVES = 16
 class CompactTree:
     """One program as the network sees it.
 
-    ``features`` [N, 164], ``code`` [N, 3, 35] by width of vectors, ``positions`` and ``leaf_ids`` [N], ``serialised``.
+    ``features`` [N, 164], ``code`` [N, 3, 39] by width of vectors, ``positions`` and ``leaf_ids`` [N], ``serialised``.
     """
 
     features: np.ndarray
@@ -102,7 +102,9 @@ def encode(nest: Nest, mode: Mode = "full") -> CompactTree:
         )
     places = {int(token): place for place, token in enumerate(serialised) if token != END}
     positions = np.asarray([places[int(leaf)] for leaf in leaf_ids], dtype=np.int16)
-    return CompactTree(statement_features(nest, mode, "store"), code_features(nest), positions, leaf_ids, serialised)
+    packed = PackedNest(nest, skip_constants=False)
+    features = packed.rows(mode == "compat").astype(np.float32)
+    return CompactTree(features, code_features(nest, packed), positions, leaf_ids, serialised)
 
 
 def positional_encoding(positions: np.ndarray, width: int = NUM_FEATURES) -> np.ndarray:

@@ -27,7 +27,7 @@ from windtunnel.cost.learned.nest import (
 )
 from windtunnel.errors import InputError
 
-__all__ = ["FEATURE_NAMES", "NUM_FEATURES", "Collection", "Mode", "statement_features"]
+__all__ = ["FEATURE_NAMES", "MAX_DIMENSIONS", "NUM_FEATURES", "Collection", "Mode", "PackedNest", "statement_features"]
 
 Mode = Literal["compat", "full"]
 Collection = Literal["store", "buffer"]
@@ -101,7 +101,7 @@ def statement_features(nest: Nest, mode: Mode = "full", collect: Collection = "s
     InputError
         No store is left to describe.
     """
-    packed = _Packer(nest, skip_constants=collect == "buffer")
+    packed = PackedNest(nest, skip_constants=collect == "buffer")
     if not packed.store_table:
         raise InputError("this program stores nothing, so it has no features", where=nest.name or "nest")
     rows: np.ndarray = packed.rows(mode == "compat").astype(np.float32)
@@ -111,8 +111,8 @@ def statement_features(nest: Nest, mode: Mode = "full", collect: Collection = "s
     return rows
 
 
-class _Packer:
-    """One walk over a nest that lays out the arrays of ``statement_rows``."""
+class PackedNest:
+    """One walk over a nest that lays out the arrays of the compiled kernels."""
 
     def __init__(self, nest: Nest, *, skip_constants: bool) -> None:
         self.nest = nest
@@ -132,22 +132,21 @@ class _Packer:
 
     def rows(self, is_compat: bool) -> Any:
         """Run the compiled half."""
-        table = np.asarray
+        loops, stores, around, accesses, rows, code, buffers = self.arrays()
+        ops, outer = np.asarray(self.ops, dtype=np.float64), np.asarray(self.outer, dtype=np.float64)
         return kernel.statement_rows(
-            table(self.loops, dtype=np.int64).reshape(-1, 5),
-            table(self.store_table, dtype=np.int64),
-            table(self.ops, dtype=np.float64),
-            table(self.outer, dtype=np.float64),
-            table(self.loop_ids, dtype=np.int64),
-            table(self.accesses, dtype=np.int64).reshape(-1, 4),
-            table(self.index_rows, dtype=np.int64).reshape(-1, 2),
-            table(self.code, dtype=np.int64).reshape(-1, 2),
-            self._buffer_table(),
-            self.nest.is_gpu,
-            is_compat,
+            loops, stores, ops, outer, around, accesses, rows, code, buffers, self.nest.is_gpu, is_compat
         )
 
-    def _buffer_table(self) -> np.ndarray:
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Loops, stores, loops around each, accesses, index rows, index code and buffers, int64."""
+        widths = (5, 6, 0, 4, 2, 2)
+        columns = (self.loops, self.store_table, self.loop_ids, self.accesses, self.index_rows, self.code)
+        tables: list[Any] = [np.asarray(one, dtype=np.int64) for one in columns]
+        return (*(one.reshape(-1, n) if n else one for one, n in zip(tables, widths, strict=True)), self.buffer_table())
+
+    def buffer_table(self) -> np.ndarray:
+        """Bytes of an element, number of dimensions, rank by name, and extents of each buffer."""
         rank = {name: place for place, name in enumerate(sorted(self.buffers))}
         rows = []
         for name, buffer in self.nest.buffers.items():

@@ -25,7 +25,7 @@ from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["NUM_FEATURES", "SCHEDULE_SHAPE", "SCHEMA", "ProgramSet"]
 
-SCHEMA = 2
+SCHEMA = 3
 NUM_FEATURES = 164
 SCHEDULE_SHAPE = (25, 22)
 """Steps of a schedule, and numbers per step (TLP: 25 by 22 on CPUs)."""
@@ -54,7 +54,7 @@ class ProgramSet:
     features : ndarray
         float16 [L, 164], one row per store statement in serial order.
     code : ndarray
-        float16 [L, 3, 35], what a code generator makes of each statement by width of vectors (``code_features``).
+        float16 [L, 3, 39], what a code generator makes of each statement by width of vectors (``code_features``).
     leaf_offset : ndarray
         int32 [P + 1]: the statements of program p are rows ``leaf_offset[p]`` up to ``leaf_offset[p + 1]``.
     leaf_pos : ndarray

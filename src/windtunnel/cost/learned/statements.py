@@ -29,7 +29,7 @@ from windtunnel.cost.learned.nest import (
     Store,
 )
 
-__all__ = ["Access", "Loop", "Pattern", "Statement", "statements", "variables_of"]
+__all__ = ["Access", "Costly", "Loop", "Pattern", "Statement", "statements", "variables_of"]
 
 MAX_UNROLLED_DEPTH = 8
 NUM_POINTS = 24
@@ -83,15 +83,30 @@ class Access:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class Costly:
+    """A division, a root, or a function by its name, and the loop variables that its operands depend on."""
+
+    name: str
+    variables: frozenset[str]
+
+
 @dataclass
 class Statement:
-    """A store; ``accesses[0]`` is where it stores, a sum's own load is not among the others."""
+    """A store; ``accesses[0]`` is where it stores, a sum's own load is not among the others.
+
+    ``costly`` are those of its ``operations`` that take many cycles; ``num_beside`` counts the other statements of its
+    innermost loop that is no vector; ``reads_sum`` says whether it reads what another statement has summed up.
+    """
 
     loops: list[Loop]
     accesses: list[Access]
     operations: Counter[str]
+    costly: list[Costly]
     conditions: tuple[Expression, ...]
     is_update: bool
+    num_beside: int = 0
+    reads_sum: bool = False
     _seen: dict[tuple[int, str, int], Pattern] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -100,9 +115,24 @@ class Statement:
         return frozenset().union(*(access.variables for access in self.accesses))
 
     @cached_property
+    def divisions(self) -> list[Costly]:
+        """Distinct divisions and remainders in indices and conditions, but by powers of two: those are shifts."""
+        found: dict[Expression, None] = {}
+        for access in self.accesses:
+            _divisions(access.indices, found)
+        _divisions(self.conditions, found)
+        return [Costly("index", variables_of((value,))) for value in found]
+
+    @cached_property
     def vector(self) -> Loop | None:
         """The loop whose steps the program wants as lanes."""
         return self.loops[-1] if self.loops and self.loops[-1].kind == "vectorized" else None
+
+    @property
+    def innermost(self) -> Loop | None:
+        """The innermost loop that is no vector."""
+        rest = self.loops if self.vector is None else self.loops[:-1]
+        return rest[-1] if rest else None
 
     @cached_property
     def is_scalarised(self) -> bool:
@@ -150,6 +180,11 @@ def statements(nest: Nest) -> list[Statement]:
     """Every store of a nest in program order."""
     found: list[Statement] = []
     _walk(nest.body, _Around([], 0, ()), nest, found)
+    sums = {one.accesses[0].buffer.name for one in found if one.is_update}
+    members = Counter(id(one.innermost) for one in found)
+    for one in found:
+        one.num_beside = members[id(one.innermost)] - 1
+        one.reads_sum = any(access.buffer.name in sums for access in one.accesses[1:])
     return found
 
 
@@ -211,18 +246,24 @@ def _loop(node: For, around: _Around, nest: Nest, found: list[Statement]) -> _In
 
 
 def _statement(store: Store, around: _Around, nest: Nest) -> Statement:
-    operations: Counter[str] = Counter()
-    conditions = list(around.guards)
-    loads = list(dict.fromkeys(_visit(store.value, operations, conditions, is_value=True)))
+    seen = _Seen(conditions=list(around.guards))
+    loads = list(dict.fromkeys(_visit(store.value, seen, is_value=True)))
     own = (store.buffer, store.indices)
     places = [own, *(load for load in loads if load != own)]
     accesses = [Access(nest.buffers[name], indices, variables_of(indices)) for name, indices in places]
-    return Statement(around.loops, accesses, operations, tuple(conditions), own in loads)
+    return Statement(around.loops, accesses, seen.operations, seen.costly, tuple(seen.conditions), own in loads)
 
 
-def _visit(
-    value: Expression, operations: Counter[str], conditions: list[Expression], *, is_value: bool
-) -> Iterator[tuple[str, tuple[Expression, ...]]]:
+@dataclass
+class _Seen:
+    """What a value was found to hold."""
+
+    conditions: list[Expression]
+    operations: Counter[str] = field(default_factory=Counter)
+    costly: list[Costly] = field(default_factory=list)
+
+
+def _visit(value: Expression, seen: _Seen, *, is_value: bool) -> Iterator[tuple[str, tuple[Expression, ...]]]:
     """Count the operations of a value; its loads, with those in their indices."""
     if not isinstance(value, tuple):
         return
@@ -230,19 +271,26 @@ def _visit(
     if operation == "load":
         yield value[1], tuple(value[2:])
         for index in operands[1:]:
-            yield from _visit(index, operations, conditions, is_value=False)
+            yield from _visit(index, seen, is_value=False)
         return
     if operation == "select":
-        conditions.append(operands.pop(0))
+        seen.conditions.append(operands.pop(0))
     if is_value:
-        operations[_operation(operation, value)] += 1
+        name = _operation(operation, value)
+        seen.operations[name] += 1
+        if name in ("divide", "root", "call"):
+            seen.costly.append(Costly(_function(value) if name == "call" else name, variables_of((value,))))
     for operand in operands[operation in ("call", "cast") :]:
-        yield from _visit(operand, operations, conditions, is_value=is_value)
+        yield from _visit(operand, seen, is_value=is_value)
+
+
+def _function(value: tuple[Any, ...]) -> str:
+    return str(value[1]).rpartition(".")[2]
 
 
 def _operation(operation: str, value: tuple[Any, ...]) -> str:
     if operation == "call":
-        name = str(value[1]).rpartition(".")[2]
+        name = _function(value)
         return "root" if name in _ROOTS else "compare" if name in _CHEAP else "call"
     if operation in COMPARISONS or operation in ("min", "max", "select", "and", "or", "not"):
         return "compare"
@@ -258,6 +306,18 @@ def variables_of(values: Iterable[Expression]) -> frozenset[str]:
         elif isinstance(value, tuple):
             found |= variables_of(value[2:] if value[0] in ("load", "call", "cast") else value[1:])
     return frozenset(found)
+
+
+def _divisions(values: Iterable[Expression], found: dict[Expression, None]) -> None:
+    for value in values:
+        if isinstance(value, tuple):
+            if value[0] in _DIVISIONS and not _is_power(value[2]):
+                found[value] = None
+            _divisions(value[1:], found)
+
+
+def _is_power(value: Expression) -> bool:
+    return isinstance(value, int) and value > 0 and value & (value - 1) == 0
 
 
 def _num_divisions(value: Expression) -> int:

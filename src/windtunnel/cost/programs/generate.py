@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def sample_programs(
             _measure_batch(plan, bench, parts, batch, sampled)
             parts.drop_outdated(canary)
         if parts.num_programs >= plan.num_programs:
-            sampled.path = _assemble(plan, parts, bench.rates()).save(output, overwrite=overwrite)
+            sampled.path = _assemble(plan, parts, parts.best_of(bench.rates())).save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.dropped()
     sampled.elapsed_s = time.monotonic() - began
@@ -296,6 +296,14 @@ class _Parts:
         seen = [part.meta["canary_least_s"] for part in self.all_sets]
         names = {name for one in seen for name in one}
         return {name: min(one[name] for one in seen if name in one) for name in names}
+
+    def best_of(self, rates: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+        """Rates measured now, or those of the set that was begun where they are greater: others only take away."""
+        before: Sequence[Mapping[str, Any]] = self.begun.devices if self.begun else [{}] * len(rates)
+        return [
+            {name: max(rate, known.get(name, rate)) for name, rate in one.items()}
+            for one, known in zip(rates, before, strict=True)
+        ]
 
     def drop_outdated(self, canary: Canary) -> None:
         """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
