@@ -3,7 +3,8 @@
 One device, one split by network; every model learns from the same samples, stops by the same validation tasks and is
 judged once on programs of networks that none has seen. TenSet-MLP, TLP, and the trees of Ansor and MetaSchedule only
 rank: they are given each held-out task's fastest time. Which of the recipes of CDMPP counts is chosen by
-validation error. ``--device NAME``, ``--budget SECONDS`` per recipe, ``--verbose`` for the table.
+validation error. Beside them, and not in the verdict: the default recipe with the times of all devices to learn from.
+``--device NAME``, ``--budget SECONDS`` per recipe, ``--verbose`` for the table.
 """
 
 import argparse
@@ -38,10 +39,11 @@ def contestants(programs, split, budget_s: float) -> dict[str, Callable[[], tupl
     from windtunnel.cost.learned.metrics import mape
     from windtunnel.cost.learned.predictor import RECIPES, train
     from windtunnel.cost.learned.samples import labels_of
+    from windtunnel.cost.learned.splits import ALL_DEVICES, split_by_network
 
-    def neural(name: str):
-        recipe = RECIPES[name]
-        model, history = train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=budget_s)))
+    def neural(name: str, learned_from=split):
+        recipe = replace(RECIPES[name], training=replace(RECIPES[name].training, budget_s=budget_s))
+        model, history = train(programs, learned_from, recipe)
         return model, history.samples_per_s, history.best_error
 
     def trees(kind: str):
@@ -56,6 +58,7 @@ def contestants(programs, split, budget_s: float) -> dict[str, Callable[[], tupl
         return model, history.samples_per_s, history.best_error
 
     found = {f"cdmpp {name}": lambda name=name: neural(name) for name in RECIPE_NAMES}
+    found[f"cdmpp code, {ALL_DEVICES} devices"] = lambda: neural("code", split_by_network(programs, ALL_DEVICES))
     found |= {f"trees {kind}": lambda kind=kind: trees(kind) for kind in TREES}
     for kind, config in RANKER_TRAINING.items():
         found[kind] = lambda kind=kind, config=config: other(lambda c: train_ranker(programs, split, kind, c), config)
