@@ -54,7 +54,8 @@ def test_a_task_takes_as_long_as_the_fastest_of_its_programs():
 
     computing = graph.duration_ns[graph.duration_ns != 1000].tolist()
     row, seconds = pricer.choose([TASKS[0].name], pricer.sheet(CHIP))[TASKS[0].name]
-    assert computing[0] == computing[2] == round(1e9 * seconds)
+    cold_s = TASKS[0].size_bytes / 1e10  # its tensors must come into the cache first
+    assert computing[0] == computing[2] == round(1e9 * (seconds + cold_s))
     assert library().task[row] == 0
     assert replay(graph).makespan_ns == sum(computing) + 3000
 

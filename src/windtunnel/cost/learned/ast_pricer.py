@@ -1,8 +1,10 @@
 """Compact trees of tensor programs as a pricer of graphs (room cost, cost model "ast").
 
 In: work of a graph and a CPU, priced as a tensor compiler would run it: each operator is the task that it is, and each
-task takes as long as the fastest of its programs in a library is predicted to. Out: prices with intervals. The
-libraries of torch run other kernels: how long those take, ``measured`` knows. Not here: training, schedules.
+task takes as long as the fastest of its programs in a library is predicted to, after its tensors came into the caches:
+programs are measured one after another, where they stay there, and in a graph others run between. Out: prices with
+intervals. The libraries of torch run other kernels: how long those take, ``measured`` knows. Not here: training,
+schedules.
 
 Source: CDMPP (EuroSys 2024), section 5.3.
 """
@@ -23,6 +25,7 @@ from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.learned.context import bound_of
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.learned.shipped import predictor_of, shipped_programs
+from windtunnel.cost.learned.traffic import CACHE_BYTES
 from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.programs.captured import task_of_call
 from windtunnel.cost.programs.tasks import Task
@@ -70,7 +73,8 @@ class AstPricer:
         best = self.choose(dict.fromkeys(task.name for task in tasks), sheet)
         chosen = replace(self.library.select([best[task.name][0] for task in tasks]), devices=(dict(sheet),))
         limits = bound_of(chosen, _all_of(chosen))
-        prices = exact_prices(limits, limits.efficiency([1e9 * best[task.name][1] for task in tasks]))
+        seconds = [best[task.name][1] + _cold_s(task, sheet) for task in tasks]
+        prices = exact_prices(limits, limits.efficiency([1e9 * one for one in seconds]))
         known = self.predictor.header.get("intervals")
         if known is None:
             return prices
@@ -128,6 +132,11 @@ class AstPricer:
                 self._tasks[key] = task_of_call(*key)
             found.append(self._tasks[key])
         return found
+
+
+def _cold_s(task: Task, sheet: Mapping[str, Any]) -> float:
+    """Seconds until a core's own cache holds a task's tensors, or as much of them as it can."""
+    return float(min(task.size_bytes, CACHE_BYTES[-1]) / sheet["bandwidth_bytes_per_s"])
 
 
 def _expected_least(seconds: NDArray[np.float64], error: float) -> float:
