@@ -97,8 +97,8 @@ def fly(
     tuple of float
         Seconds of each pass.
     dict
-        Seconds of each program, visited among all others in random order, by the task's name: what a call of it takes
-        where its caches are as cold as they are in a network.
+        Seconds of each program, visited among all others in random order and in turn with the passes, by the task's
+        name: what a call of it takes where its caches are as cold as they are in a network.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def fly(
         if not build_candidates(worker, task, [one], target.isa, 1):
             raise FlightError("its chosen program could not be built", where=name)
         keys[name] = number
-    passes = worker.ask("run", [keys[task.name] for task in tasks], target.isa, target.num_threads, repeats)
-    visits = worker.ask("visit", list(keys.values()), target.isa, target.num_threads, repeats)
+    order = [keys[task.name] for task in tasks]
+    passes, visits = worker.ask("fly", order, target.isa, target.num_threads, repeats)
     worker.ask("forget", list(keys.values()))
-    return passes, {name: statistics.median(seconds) for name, seconds in zip(keys, visits, strict=True)}
+    return passes, {name: statistics.median(visits[key]) for name, key in keys.items()}

@@ -11,7 +11,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -249,31 +249,36 @@ def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats
     use_threads(num_threads)
     stay_on(state.cores[:1])
     calls = [(code.executable["main"], code.values) for code in (state.code[key, isa] for key in keys)]
-    passes = []
-    for _ in range(repeats + 1):
-        began_ns = time.perf_counter_ns()
-        for call, values in calls:
-            call(*values)
-        passes.append((time.perf_counter_ns() - began_ns) / 1e9)
-    return tuple(passes[1:])
+    return tuple(_seconds_of(calls) for _ in range(repeats + 1))[1:]
 
 
-def _visit(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats: int) -> list[tuple[float, ...]]:
-    """Seconds of each program on every visit; between two visits all others run, so that its caches are cold."""
+def _fly(
+    state: _State, order: Sequence[int], isa: str, num_threads: int, repeats: int
+) -> tuple[tuple[float, ...], dict[int, tuple[float, ...]]]:
+    """Seconds of whole passes in an order, and in turn with them those of each program, visited in random order.
+
+    Both see the same machine, and a visited program finds its caches as cold as in a pass, for all others ran between.
+    """
     from windtunnel.cost.programs.build import use_threads
 
     use_threads(num_threads)
     stay_on(state.cores[:1])
-    calls = [(code.executable["main"], code.values) for code in (state.code[key, isa] for key in keys)]
-    order = np.random.default_rng(0)
-    seconds: list[list[float]] = [[] for _ in calls]
+    calls = {key: (code.executable["main"], code.values) for key in order for code in [state.code[key, isa]]}
+    generator = np.random.default_rng(0)
+    passes: list[float] = []
+    visits: dict[int, list[float]] = {key: [] for key in calls}
     for _ in range(repeats + 1):
-        for place in order.permutation(len(calls)).tolist():
-            call, values = calls[place]
-            began_ns = time.perf_counter_ns()
-            call(*values)
-            seconds[place].append((time.perf_counter_ns() - began_ns) / 1e9)
-    return [tuple(one[1:]) for one in seconds]
+        passes.append(_seconds_of(calls[key] for key in order))
+        for key in generator.permutation(list(calls)).tolist():
+            visits[key].append(_seconds_of([calls[key]]))
+    return tuple(passes[1:]), {key: tuple(seconds[1:]) for key, seconds in visits.items()}
+
+
+def _seconds_of(calls: Iterable[tuple[Any, Any]]) -> float:
+    began_ns = time.perf_counter_ns()
+    for call, values in calls:
+        call(*values)
+    return (time.perf_counter_ns() - began_ns) / 1e9
 
 
 def _canary(state: _State) -> Callable[[], float]:
@@ -319,7 +324,7 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "build": _build,
     "time": _time,
     "run": _run,
-    "visit": _visit,
+    "fly": _fly,
     "watch": _watch,
     "describe": _describe,
     "forget": _forget,
