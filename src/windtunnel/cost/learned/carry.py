@@ -93,8 +93,8 @@ def fit_carry(predictor: Predictor, programs: ProgramSet, device: str, profiled:
 
     Notes
     -----
-    Ridge regression towards the mean over the sources, robust by iterated Huber weights: a few times in a hundred, two
-    threads are measured while a core was taken away.
+    Ridge regression towards the mean over the sources, robust by iterated Huber weights: of a thousand times on two
+    threads, a few were measured while a core was taken away.
     """
     column = programs.column(device)
     sources = tuple(other for other in range(len(programs.devices)) if other != column)
