@@ -58,12 +58,12 @@ class Study:
 
         return mape(predictor.predict(self.programs, self.split.test), labels_of(self.programs, self.split.test))
 
-    def adapted(self, domain: str):
-        """The network trained on, on the sources' times, with the device's programs drawn near by a term or not."""
+    def trained_on(self, split, domain: str):
+        """The network trained on, with the device's programs drawn near by a term or not."""
         from windtunnel.cost.learned.predictor import train
 
         recipe = replace(self.recipe, training=self.tuning, domain=domain)
-        return train(self.programs, self.split, recipe, start=self.start)[0]
+        return train(self.programs, split, recipe, start=self.start)[0]
 
     def carried(self, predictor, num_tasks: int, method: str, *, seed: int = 0) -> tuple[float, float]:
         """Error after profiling so many tasks, and the CMD between them and all tasks."""
@@ -76,8 +76,6 @@ class Study:
 
     def tuned(self, num_tasks: int) -> float:
         """Error of CDMPP's own way: the network fine-tuned on the profiled tasks, with CMD."""
-        from windtunnel.cost.learned.predictor import train
-
         chosen, profiled = self._profiled(num_tasks, "kmeans", 0)
         # part of the sources stays in the training data
         generator = np.random.default_rng(0)
@@ -91,8 +89,7 @@ class Study:
             validation=profiled[is_watched],
             kind=f"{self.split.kind}+{num_tasks}",
         )
-        recipe = replace(self.recipe, training=self.tuning, domain="cmd")
-        return self.error(train(self.programs, split, recipe, start=self.start)[0])
+        return self.error(self.trained_on(split, "cmd"))
 
     def _profiled(self, num_tasks: int, method: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
         from windtunnel.cost.learned.sampling import select_tasks
@@ -108,7 +105,7 @@ def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]
     row: dict[str, object] = {"device": device, "zero_shot": one.error(one.start)}
     row["mean_carried"] = one.error(fit_carry(one.start, programs, device))
     row["fine_tuned"] = one.tuned(NUM_TASKS)
-    without, with_cmd = one.adapted("none"), one.adapted("cmd")
+    without, with_cmd = (one.trained_on(one.split, domain) for domain in ("none", "cmd"))
     row["zero_shot_trained_on"], row["zero_shot_cmd"] = one.error(without), one.error(with_cmd)
     row["kmeans"], row["kmeans_cmd"] = one.carried(with_cmd, NUM_TASKS, "kmeans")
     row["without_cmd"], _ = one.carried(without, NUM_TASKS, "kmeans")

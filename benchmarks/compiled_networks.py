@@ -1,8 +1,8 @@
 """Networks of compiled programs: priced by the learned model alone, replayed, and really run (R5, first half of A9).
 
 The model has seen no task of these networks. For each task it chooses the fastest of its candidates; the chain of the
-chosen programs is priced, replayed and run, passes in turn with nothing else. ``measured`` prices the same chain by
-what each program takes when it is visited among all others in random order, and shows what the chain itself costs.
+chosen programs is priced, replayed and run. ``measured`` prices the same chain by what each program takes when it is
+visited among all others in random order, in turn with the passes, and shows what the chain itself costs.
 """
 
 import argparse

@@ -257,12 +257,12 @@ def _count_places(body: _Body) -> None:
     """Divisions in indices and conditions that are left when loops are copied out."""
     of_division = BRANCHED_DIVISION_CYCLES if body.statement.conditions else INDEX_DIVISION_CYCLES
     left = {loop.variable for loop in body.loops[: body.first]}
-    for one in body.statement.divisions:
-        if not one.variables & left:  # a constant in each copy
+    for variables in body.statement.divisions:
+        if not variables & left:  # a constant in each copy
             continue
         # the divisions of a row are those of its first element
-        lanes = body.length if body.lane in one.variables and max(body.patterns) > Pattern.NEXT else 1
-        body.cycles["index"] += of_division * lanes * body.times(one.variables)
+        lanes = body.length if body.lane in variables and max(body.patterns) > Pattern.NEXT else 1
+        body.cycles["index"] += of_division * lanes * body.times(variables)
 
 
 def _count_accesses(body: _Body, bits: int) -> None:

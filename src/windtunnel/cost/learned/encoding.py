@@ -103,8 +103,7 @@ def encode(nest: Nest, mode: Mode = "full") -> CompactTree:
     places = {int(token): place for place, token in enumerate(serialised) if token != END}
     positions = np.asarray([places[int(leaf)] for leaf in leaf_ids], dtype=np.int16)
     packed = PackedNest(nest, skip_constants=False)
-    features = packed.rows(mode == "compat").astype(np.float32)
-    return CompactTree(features, code_features(nest, packed), positions, leaf_ids, serialised)
+    return CompactTree(packed.rows(mode), code_features(nest, packed), positions, leaf_ids, serialised)
 
 
 def positional_encoding(positions: np.ndarray, width: int = NUM_FEATURES) -> np.ndarray:

@@ -104,7 +104,7 @@ def statement_features(nest: Nest, mode: Mode = "full", collect: Collection = "s
     packed = PackedNest(nest, skip_constants=collect == "buffer")
     if not packed.store_table:
         raise InputError("this program stores nothing, so it has no features", where=nest.name or "nest")
-    rows: np.ndarray = packed.rows(mode == "compat").astype(np.float32)
+    rows = packed.rows(mode)
     if collect == "buffer":
         last = {store[5]: index for index, store in enumerate(packed.store_table)}  # keeps the order of first stores
         rows = rows[list(last.values())]
@@ -130,22 +130,26 @@ class PackedNest:
         self.allocated: dict[str, float] = {}
         self._walk(nest.body, {}, 1.0, 0)
 
-    def rows(self, is_compat: bool) -> Any:
-        """Run the compiled half."""
+    def rows(self, mode: Mode) -> np.ndarray:
+        """Run the compiled half: float32 [S, 164]."""
         loops, stores, around, accesses, rows, code, buffers = self.arrays()
         ops, outer = np.asarray(self.ops, dtype=np.float64), np.asarray(self.outer, dtype=np.float64)
-        return kernel.statement_rows(
-            loops, stores, ops, outer, around, accesses, rows, code, buffers, self.nest.is_gpu, is_compat
+        found: np.ndarray = kernel.statement_rows(
+            loops, stores, ops, outer, around, accesses, rows, code, buffers, self.nest.is_gpu, mode == "compat"
         )
+        return found.astype(np.float32)
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Loops, stores, loops around each, accesses, index rows, index code and buffers, int64."""
         widths = (5, 6, 0, 4, 2, 2)
         columns = (self.loops, self.store_table, self.loop_ids, self.accesses, self.index_rows, self.code)
         tables: list[Any] = [np.asarray(one, dtype=np.int64) for one in columns]
-        return (*(one.reshape(-1, n) if n else one for one, n in zip(tables, widths, strict=True)), self.buffer_table())
+        return (
+            *(one.reshape(-1, n) if n else one for one, n in zip(tables, widths, strict=True)),
+            self._buffer_table(),
+        )
 
-    def buffer_table(self) -> np.ndarray:
+    def _buffer_table(self) -> np.ndarray:
         """Bytes of an element, number of dimensions, rank by name, and extents of each buffer."""
         rank = {name: place for place, name in enumerate(sorted(self.buffers))}
         rows = []

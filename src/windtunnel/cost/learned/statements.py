@@ -115,13 +115,16 @@ class Statement:
         return frozenset().union(*(access.variables for access in self.accesses))
 
     @cached_property
-    def divisions(self) -> list[Costly]:
-        """Distinct divisions and remainders in indices and conditions, but by powers of two: those are shifts."""
+    def divisions(self) -> list[frozenset[str]]:
+        """Loop variables of each distinct division or remainder in indices and conditions.
+
+        Those by powers of two are left out: they are shifts.
+        """
         found: dict[Expression, None] = {}
         for access in self.accesses:
             _divisions(access.indices, found)
         _divisions(self.conditions, found)
-        return [Costly("index", variables_of((value,))) for value in found]
+        return [variables_of((value,)) for value in found]
 
     @cached_property
     def vector(self) -> Loop | None:

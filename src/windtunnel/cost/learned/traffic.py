@@ -2,8 +2,8 @@
 
 From the innermost loop outwards, what a statement touches grows until a cache cannot hold it. The loop at which that
 happens still finds in each step what the step before it has left; what it touches in all comes anew with every step of
-the loops around it, but for those next to it that do not change it. A nest that fits into
-a cache as a whole moves nothing past it: what a run leaves there, the next one finds. Not here: what a byte costs.
+the loops around it, but for those next to it that do not change it. A nest that fits into a cache as a whole moves
+nothing past it: what a run leaves there, the next one finds. Not here: what a byte costs.
 
 Source: ours; elements and lines are counted as the 164 entries count them.
 """
