@@ -151,3 +151,30 @@ def test_flights_that_cannot_be(capsys):
     code, _, err = run(capsys, "nothing", "--fly", "--devices", "2")
     assert 2 == code
     assert "nothing" in err
+
+
+def test_stages_may_have_replicas(capsys, path):
+    code, out, _ = run(capsys, path, "--devices", "5", "--replicas", "3")
+    _, as_json, _ = run(capsys, path, "--devices", "5", "--replicas", "3", "--sync", "ring", "--json")
+
+    assert 0 == code
+    assert " x 2" in out
+    assert "agrees" in out
+    document = json.loads(as_json)
+    assert document["is_optimal"]
+    assert 5 >= sum(one["replicas"] for one in document["devices"] if one["kind"] == "accelerator")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--replicas", "2", "--solver", "ilp"), "know no replicas"),
+        (("--replicas", "2", "--sync", "tree"), "synchronised by 'tree'"),
+        (("--links", "a:b=1GB/s"), "states the cost of each transfer itself"),
+    ],
+)
+def test_what_fits_no_solver_is_refused(capsys, path, options, message):
+    code, _, err = run(capsys, path, *options)
+
+    assert 0 != code
+    assert message in err

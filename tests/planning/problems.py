@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from windtunnel.planning.minmax import DeviceType
 from windtunnel.planning.problem import Problem
+from windtunnel.planning.work import DeviceType
 
 
 def problem(

@@ -12,13 +12,13 @@ from tests.planning.problems import chain, problem
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.planning.explain import device_rows, moves
-from windtunnel.planning.fleet import fleet_of
+from windtunnel.planning.fleet import fleet_of, links_of
 from windtunnel.planning.from_graph import layers_of, placed
-from windtunnel.planning.minmax import DeviceType
 from windtunnel.planning.placing import place
 from windtunnel.planning.rendezvous import rendezvous_pipeline
 from windtunnel.planning.robust import robust_plan
 from windtunnel.planning.stages import pipelined
+from windtunnel.planning.work import DeviceType
 from windtunnel.simulate import replay
 
 
@@ -250,3 +250,15 @@ def test_graphs_and_types_must_fit_together():
 def test_fleets_that_cannot_be_read(text, message):
     with pytest.raises(InputError, match=message):
         fleet_of(text)
+
+
+def test_links_and_weights_of_a_graph():
+    """Four times the bandwidth between devices of one type: a quarter of each transfer, placed and replayed."""
+    graph = step()
+    types, _ = fleet_of("2xhere")
+    layers = layers_of([graph], types, 1e9, link_scale=links_of("here:here=4GB/s", types, 1e9))
+
+    assert [1000.0, 3000.0, 0.0, 0.0] == layers.problem.weight_bytes.tolist()
+    plan = place(layers.problem)
+    assert math.isclose(15.5e6, plan.value_ns)
+    assert 29_000_000 - 3_000_000 == replay(placed(layers, plan, [graph])).makespan_ns

@@ -36,6 +36,11 @@ def place(
     cpus: Annotated[int, typer.Option(min=-1, metavar="N", help="Of a problem: CPUs; -1: as it says.")] = -1,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Of each accelerator; by default its own.")] = "",
     bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of a graph: accelerator to host.")] = "16 GB/s",
+    links: Annotated[
+        str, typer.Option(metavar="LIST", help="Of a graph, between types: h100:h100=900GB/s,h100:a100=32GB/s.")
+    ] = "",
+    replicas: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a type that may share a stage.")] = 1,
+    sync: Annotated[str, typer.Option(help="How replicas agree, over --bandwidth: pipedream, ring.")] = "pipedream",
     solver: Annotated[str, typer.Option(help="auto, dp, dpl, ilp, ilp-any, cp-sat, greedy.")] = "auto",
     combine: Annotated[str, typer.Option(help="Compute and transfers: sum, overlap, duplex, overlap-duplex.")] = "sum",
     pieces: Annotated[int, typer.Option(min=1, help="Of latency: contiguous pieces per accelerator.")] = 1,
@@ -64,8 +69,9 @@ def place(
 
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
+    from windtunnel.planning.fleet import with_replicas
     from windtunnel.planning.placing import place as best_plan
-    from windtunnel.units import parse_duration
+    from windtunnel.units import parse_duration, parse_rate
 
     if fly:
         from windtunnel.cli._place_flight import fly_placement
@@ -78,7 +84,9 @@ def place(
     for path in filter(None, (split, picture)):
         require_free(path, force=force)
     with Progress("placing") as progress:
-        problem = _problem(source, devices, cpus, memory, bandwidth)
+        problem = _problem(source, devices, cpus, memory, bandwidth, links)
+        if replicas > 1:
+            problem = with_replicas(problem, replicas, parse_rate(bandwidth), sync)  # type: ignore[arg-type]
         plan = best_plan(
             problem,
             objective=objective,  # type: ignore[arg-type]
@@ -133,7 +141,7 @@ def _plan_stages(source: Path, levels: str, memory: str, *, as_json: bool) -> No
     print_table(["stage", "machines", "layers", "first of them"], rows, numbers=(1, 2), gives_way=3)
 
 
-def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str) -> Problem:
+def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str, links: str) -> Problem:
     from windtunnel.cli._files import open_graph
     from windtunnel.errors import InputError
     from windtunnel.planning.formats import is_problem, read_problem
@@ -143,6 +151,8 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str)
     if is_problem(source):
         if devices and not devices.isdigit():
             raise InputError(f"--devices {devices!r} is no number", where=str(source), fix="--devices 6 --cpus 1")
+        if links:
+            raise InputError("a problem states the cost of each transfer itself", where="--links")
         return read_problem(
             source,
             num_accelerators=int(devices) if devices else None,
@@ -151,7 +161,7 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str)
         )
     from windtunnel.planning.fleet import problem_on
 
-    return problem_on(open_graph(source), devices, parse_rate(bandwidth), memory_bytes)
+    return problem_on(open_graph(source), devices, parse_rate(bandwidth), memory_bytes, links)
 
 
 def _others(problem: Problem, objective: str) -> list[Plan]:
@@ -248,18 +258,17 @@ def _print_plan(document: dict[str, Any], plan: Plan) -> None:
     if plan.note:
         say_wrapped(f"  {plan.note}")
     say()
-    rows = [
-        [
-            f"{at} {one['kind']}" + (f" x {one['replicas']}" if one["replicas"] > 1 else ""),
-            str(one["num_nodes"]),
-            *(format_duration(round(one[name])) for name in ("load_ns", "compute_ns", "sent_ns", "received_ns")),
-            format_size(round(one["memory_bytes"])),
-            one["bound_by"],
-        ]
-        for at, one in enumerate(document["devices"])
-    ]
-    head = ["device", "nodes", "load", "compute", "sends", "receives", "memory", "bound"]
-    print_table(head, rows, numbers=(1, 2, 3, 4, 5, 6), gives_way=0)
+    columns = {"load": ["load_ns"], "compute": ["compute_ns"], "sends": ["sent_ns"], "receives": ["received_ns"]}
+    if (plan.replicas > 1).any():  # all of them side by side are too wide
+        moved = columns.pop("sends") + columns.pop("receives")
+        columns |= {"transfers": moved, "agrees": ["sync_ns"]}
+    rows = []
+    for at, one in enumerate(document["devices"]):
+        name = f"{at} {one['kind']}" + (f" x {one['replicas']}" if one["replicas"] > 1 else "")
+        times = [format_duration(round(sum(one[name] for name in names))) for names in columns.values()]
+        rows.append([name, str(one["num_nodes"]), *times, format_size(round(one["memory_bytes"])), one["bound_by"]])
+    head = ["device", "nodes", *columns, "memory", "bound"]
+    print_table(head, rows, numbers=range(1, len(head) - 1), gives_way=0)
 
 
 def _print_more(document: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ devices, graphs or files.
 
 # N nodes, W words of 64 bits, I downsets, J a downset inside of I, S = I \ J a contiguous set
 # G groups (what one node sends to one set of others), C channels of communication, E entries by downset
-# T device types, O options (a type and how many replicas), V vectors of device counts, X transitions between them
+# T device types, O options (a type and how many replicas), V states (device counts), X transitions between them
 
 from __future__ import annotations
 
@@ -234,24 +234,23 @@ def row(i: int, words_IW: Any, parent_I: Any, added_I: Any, groups: Any, entries
 
 
 @numba.njit(cache=True)
-def _load(compute: float, comm_C: Any, scale: float, combine: int) -> Any:
-    """Of one device: ``scale`` is what a unit of communication takes there, 0 where data is already at hand."""
-    if scale == 0.0:
-        return compute
+def _load(compute: float, comm_C: Any, scale_C: Any, combine: int) -> Any:
+    """Of one device: ``scale_C`` is what a unit of each channel takes there, 0 where data is already at hand."""
     if combine == SUM:
         total = 0.0
         for channel in range(comm_C.size):
-            total += comm_C[channel]
-        return compute + scale * total
-    sent, received = comm_C[OUT_FORWARD] + comm_C[OUT_BACKWARD], comm_C[IN_FORWARD] + comm_C[IN_BACKWARD]
-    comm = scale * (sent + received if combine == OVERLAP else max(sent, received))
+            total += scale_C[channel] * comm_C[channel]
+        return compute + total
+    sent = scale_C[OUT_FORWARD] * comm_C[OUT_FORWARD] + scale_C[OUT_BACKWARD] * comm_C[OUT_BACKWARD]
+    received = scale_C[IN_FORWARD] * comm_C[IN_FORWARD] + scale_C[IN_BACKWARD] * comm_C[IN_BACKWARD]
+    comm = sent + received if combine == OVERLAP else max(sent, received)
     return compute + comm if combine == DUPLEX else max(compute, comm)
 
 
 @numba.njit(cache=True)
 def level_part(thread: int, num_threads: int, first: int, last: int, best_IV: Any, words_IW: Any, parent_I: Any,
                added_I: Any, groups: Any, entries: Any, compute_IT: Any, memory_I: Any, weights_I: Any,
-               barred_IT: Any, limit_T: Any, scale_T: Any, option_type: Any, option_replicas: Any, option_sync: Any,
+               barred_IT: Any, limit_T: Any, option_type: Any, option_replicas: Any, option_sync: Any, scale_OC: Any,
                move_ptr: Any, move_to: Any, move_from: Any, combine: int, upper: float) -> None:  # fmt: skip
     """The least max-load of every ``num_threads``-th downset from ``first + thread`` to ``last``, all of one size.
 
@@ -260,7 +259,7 @@ def level_part(thread: int, num_threads: int, first: int, last: int, best_IV: An
     """
     num_groups, num_options = groups[0].size, option_type.size
     inside_I = np.zeros(last, np.bool_)
-    comm_IC = np.zeros((last, 1 if combine == SUM else 4))
+    comm_IC = np.zeros((last, scale_OC.shape[1]))
     reached_G, has_own_G = np.zeros(num_groups, np.int32), np.zeros(num_groups, np.bool_)
     for i in range(first + thread, last, num_threads):
         row(i, words_IW, parent_I, added_I, groups, entries, inside_I, comm_IC, reached_G, has_own_G)
@@ -277,7 +276,7 @@ def level_part(thread: int, num_threads: int, first: int, last: int, best_IV: An
                     continue
                 if barred_IT[i, kind] != barred_IT[j, kind]:
                     continue
-                load = _load(load, comm_IC[j], scale_T[kind], combine) / replicas
+                load = _load(load, comm_IC[j], scale_OC[option], combine) / replicas
                 load += option_sync[option] * (weights_I[i] - weights_I[j])
                 if load > upper:
                     continue
@@ -290,10 +289,10 @@ def level_part(thread: int, num_threads: int, first: int, last: int, best_IV: An
 @numba.njit(cache=True, parallel=True)
 def level(num_threads: int, first: int, last: int, best_IV: Any, words_IW: Any, parent_I: Any, added_I: Any,
           groups: Any, entries: Any, compute_IT: Any, memory_I: Any, weights_I: Any, barred_IT: Any, limit_T: Any,
-          scale_T: Any, option_type: Any, option_replicas: Any, option_sync: Any, move_ptr: Any, move_to: Any,
+          option_type: Any, option_replicas: Any, option_sync: Any, scale_OC: Any, move_ptr: Any, move_to: Any,
           move_from: Any, combine: int, upper: float) -> None:  # fmt: skip
     """``level_part`` on several threads."""
     for thread in numba.prange(num_threads):
         level_part(thread, num_threads, first, last, best_IV, words_IW, parent_I, added_I, groups, entries, compute_IT,
-                   memory_I, weights_I, barred_IT, limit_T, scale_T, option_type, option_replicas, option_sync,
+                   memory_I, weights_I, barred_IT, limit_T, option_type, option_replicas, option_sync, scale_OC,
                    move_ptr, move_to, move_from, combine, upper)  # fmt: skip

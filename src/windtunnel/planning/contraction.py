@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.extras import require
-from windtunnel.planning.minmax import Groups, Work
 from windtunnel.planning.problem import Problem
+from windtunnel.planning.work import Groups, Work
 
 __all__ = ["Contraction", "by_color", "contract", "merged"]
 
@@ -208,7 +208,8 @@ def _work(problem: Problem, super_N: Ints, num: int) -> Work:
         sizes,
         summed(problem.is_barred.astype(np.float64)).astype(np.int64),
         _groups(problem, super_N),
-        sizes,
+        sizes if problem.weight_bytes is None else summed(problem.weight_bytes),
+        problem.link_scale,
     )
 
 

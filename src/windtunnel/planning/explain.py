@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.extras import require
 from windtunnel.planning.contraction import Contraction, contract
-from windtunnel.planning.placement import Plan
+from windtunnel.planning.placement import Plan, sync_ns
 
 __all__ = ["DeviceRow", "Move", "device_rows", "moves"]
 
@@ -26,7 +26,8 @@ class DeviceRow:
     ----------
     kind : str
     replicas, num_nodes : int
-    load_ns, compute_ns, sent_ns, received_ns : float
+    load_ns, compute_ns, sent_ns, received_ns, sync_ns : float
+        Per sample; what replicas take to agree on their weights comes last.
     memory_bytes, memory_limit_bytes : float
     bound_by : str
         The largest part of its load, or ``memory`` where less than a twentieth of it is free.
@@ -39,6 +40,7 @@ class DeviceRow:
     compute_ns: float
     sent_ns: float
     received_ns: float
+    sync_ns: float
     memory_bytes: float
     memory_limit_bytes: float
     bound_by: str
@@ -73,9 +75,11 @@ def device_rows(plan: Plan) -> list[DeviceRow]:
     """What every device does, in the order of the stages."""
     loads, problem = plan.loads, plan.problem
     parts = [one.sum(axis=0) / plan.replicas for one in (loads.compute_ns, loads.sent_ns, loads.received_ns)]
+    parts.append(sync_ns(problem, plan.device, plan.kind, plan.replicas))
+    causes = ("compute", "sending", "receiving", "replicas")
     rows = []
     for at, kind in enumerate(plan.kind.tolist()):
-        shares = dict(zip(("compute", "sending", "receiving"), (float(part[at]) for part in parts), strict=True))
+        shares = dict(zip(causes, (float(part[at]) for part in parts), strict=True))
         limit = problem.types[kind].memory_bytes
         is_full = loads.memory_bytes[at] > 0.95 * limit
         rows.append(
@@ -87,6 +91,7 @@ def device_rows(plan: Plan) -> list[DeviceRow]:
                 shares["compute"],
                 shares["sending"],
                 shares["receiving"],
+                shares["replicas"],
                 float(loads.memory_bytes[at]),
                 float(limit),
                 "memory" if is_full else max(shares, key=shares.__getitem__),

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.planning.minmax import DeviceType
 from windtunnel.planning.problem import Problem, cost_of_nodes
+from windtunnel.planning.work import DeviceType
 
 __all__ = ["ACCELERATOR", "CPU", "assignment_of", "is_problem", "read_problem", "split_document"]
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.extras import require
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
-from windtunnel.planning.minmax import DeviceType
 from windtunnel.planning.placement import Plan
 from windtunnel.planning.problem import Problem
+from windtunnel.planning.work import DeviceType
 
 __all__ = ["Layers", "layers_of", "placed"]
 
@@ -65,6 +65,7 @@ def layers_of(
     iteration: int | None = None,
     copies_per_parameter: float | None = None,
     num_microbatches: int = 1,
+    link_scale: NDArray[np.float64] | None = None,
 ) -> Layers:
     """Layers as nodes: time, memory and what they send.
 
@@ -84,6 +85,8 @@ def layers_of(
         What a parameter takes in all, in sizes of itself: with its gradient and the optimiser's states.
     num_microbatches : int
         How many samples such as the graph's come before an update: each carries its part of the optimiser's time.
+    link_scale : float64 [K, K], optional
+        Factor on a transfer from one type to another; see ``Problem``.
 
     Raises
     ------
@@ -125,6 +128,8 @@ def layers_of(
         src,
         dst,
         sent / bandwidth_bytes_per_s * 1e9,
+        weight_bytes=_weights(graph, node_T, num),
+        link_scale=link_scale,
     )
     node_of = {name: int(place[at]) for at, (name, back) in enumerate(known) if not back}
     return Layers(graph, node_T, problem, bandwidth_bytes_per_s, node_of, updates)
@@ -241,11 +246,16 @@ def _updates(
     return updates
 
 
+def _weights(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
+    """Bytes of parameters, as large as their gradients."""
+    if "param_bytes" not in graph.tasks:
+        return np.zeros(num)
+    return _summed(np.asarray(graph.tasks["param_bytes"]), node_T, num)
+
+
 def _sizes(graph: Graph, node_T: Ints, num: int, copies: float) -> NDArray[np.float64]:
     """Parameters with what belongs to them, and what the forward pass keeps for the backward one."""
-    sizes = np.zeros(num)
-    if "param_bytes" in graph.tasks:
-        sizes += copies * _summed(np.asarray(graph.tasks["param_bytes"]), node_T, num)
+    sizes = copies * _weights(graph, node_T, num)
     phases = np.asarray(graph.tasks["phase"])
     src, dst = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
     is_kept = (phases[src] == int(Phase.FORWARD)) & (phases[dst] == int(Phase.BACKWARD)) & (node_T[src] >= 0)
@@ -297,6 +307,12 @@ def placed(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:
     return _with_transfers(layers, graph, device_T, plan, rows_of)
 
 
+def _link(problem: Problem, plan: Plan, sender: int, reader: int) -> float:
+    if problem.link_scale is None:
+        return 1.0
+    return float(problem.link_scale[plan.kind[sender], plan.kind[reader]])
+
+
 def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, rows_of: Sequence[int]) -> Graph:
     """One task per tensor and device that reads it, on the reading device, and one per tensor on the sending one."""
     src, dst = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
@@ -317,7 +333,14 @@ def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, ro
     after: list[int] = list(senders) + [place[task] for task, _ in readers]
     before: list[list[int] | None] = [None] * len(senders) + list(readers.values())
     own = [int(device_T[task]) for task in senders] + [device for _, device in readers]
-    scale = [layers.problem.types[int(plan.kind[device])].comm_scale for device in own]
+    links = [_link(layers.problem, plan, int(device_T[task]), device) for task, device in readers]
+    slowest = dict.fromkeys(senders, 0.0)
+    for (task, _), link in zip(readers, links, strict=True):
+        slowest[task] = max(slowest[task], link)
+    scale = [
+        layers.problem.types[int(plan.kind[device])].comm_scale * link
+        for device, link in zip(own, [*slowest.values(), *links], strict=True)
+    ]
     bytes_ = [size_of[task] for task in senders] + [size_of[task] for task, _ in readers]
     columns = {
         "name": ["send"] * len(senders) + ["receive"] * len(readers),

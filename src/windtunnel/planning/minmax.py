@@ -12,7 +12,7 @@ Source: Tarnawski et al., NeurIPS 2020, sections 4 and 5; replicas after PipeDre
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.planning import _downset_kernels as kernels
+from windtunnel.planning.device_options import Options, options_of
 from windtunnel.planning.downsets import Lattice
+from windtunnel.planning.work import Groups, Work
 
-__all__ = ["Combine", "DeviceType", "Groups", "Stage", "Table", "Work", "solve"]
+__all__ = ["Combine", "Stage", "Table", "solve"]
 
 Floats = NDArray[np.float64]
 Combine = Literal["sum", "overlap", "duplex", "overlap-duplex"]
@@ -33,87 +35,6 @@ _COMBINES = {"sum": 0, "overlap": 1, "duplex": 2, "overlap-duplex": 3}
 _SLACK = 1e-9  # relative: what sums of floats differ by
 _WORTH_THREADS = 20_000  # pairs of a level
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class DeviceType:
-    """Devices that are alike.
-
-    Parameters
-    ----------
-    name : str
-    count : int
-    memory_bytes : float
-        Of each; infinite where nothing is limited.
-    comm_scale : float
-        Factor on what communication costs; 0 for a CPU, where data lies in host memory already.
-    max_replicas : int
-        A stage may run on up to so many of them.
-    sync_ns_per_byte : float
-        Of a stage with r replicas: its weights take (r - 1) / r**2 times this.
-    """
-
-    name: str
-    count: int
-    memory_bytes: float = math.inf
-    comm_scale: float = 1.0
-    max_replicas: int = 1
-    sync_ns_per_byte: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """What nodes send: each group is one node's output and the set of other nodes that read it.
-
-    Several nodes of the original graph may lie in one node here; each sends by itself, once per device it enters.
-
-    Parameters
-    ----------
-    own_G : int32 [G]
-        Node that sends.
-    target_ptr, targets : int64 [G + 1], int32
-        Nodes that read, each once, the sender not among them.
-    cost_G : float64 [G]
-        Of one transfer.
-    is_backward_G : bool [G]
-    """
-
-    own_G: NDArray[np.int32]
-    target_ptr: NDArray[np.int64]
-    targets: NDArray[np.int32]
-    cost_G: Floats
-    is_backward_G: NDArray[np.bool_]
-
-    @property
-    def num_targets(self) -> NDArray[np.int32]:
-        """How many nodes read each."""
-        return np.diff(self.target_ptr).astype(np.int32)
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What nodes need.
-
-    Parameters
-    ----------
-    types : tuple of DeviceType
-    compute_NT : float64 [N, T]
-        Time on a device of each type.
-    memory_N : float64 [N]
-        Bytes.
-    barred_NT : int64 [N, T]
-        Above 0 where a node cannot run on a type.
-    groups : Groups
-    weights_N : float64 [N]
-        Bytes that replicas synchronise.
-    """
-
-    types: tuple[DeviceType, ...]
-    compute_NT: Floats
-    memory_N: Floats
-    barred_NT: NDArray[np.int64]
-    groups: Groups
-    weights_N: Floats
 
 
 @dataclass(frozen=True)
@@ -140,7 +61,8 @@ class Table:
     Parameters
     ----------
     best_IV : float64 [I, V]
-        Least max-load of a downset on at most so many devices of each type; infinite where none fits.
+        Least max-load of a downset on at most so many devices of each type, and where links differ for its last
+        stage's type and the next one's, too; infinite where none fits.
     """
 
     lattice: Lattice
@@ -152,12 +74,12 @@ class Table:
     @property
     def value(self) -> float:
         """Least max-load of the whole graph on all devices."""
-        return float(self.best_IV[-1, -1])
+        return float(self.best_IV[-1, self.options.last_V].min())
 
     @cached_property
-    def options(self) -> _Options:
+    def options(self) -> Options:
         """Types with numbers of replicas."""
-        return _Options.of(self.work.types)
+        return options_of(self.work.types, self.work.link_scale, is_summed=self.combine == "sum")
 
     def stages(self) -> list[Stage]:
         """Stages that reach the value, first to last.
@@ -166,7 +88,8 @@ class Table:
         """
         if not math.isfinite(self.value):
             return []
-        at, vector = self.lattice.num_downsets - 1, self.best_IV.shape[1] - 1
+        at = self.lattice.num_downsets - 1
+        vector = int(self.options.last_V[self.best_IV[-1, self.options.last_V].argmin()])
         found: list[Stage] = []
         while at:
             before, option, vector = self._step(at, vector)
@@ -195,8 +118,8 @@ class Table:
     def loads(self, at: int) -> tuple[NDArray[np.bool_], Floats]:
         """Which smaller downsets lie within one, bool [J], and what the difference loads each option with [J, O]."""
         lattice, work, options = self.lattice, self.work, self.options
-        groups, num_channels = _packed(work.groups, self.combine)
-        inside_J, comm_JC = np.zeros(at + 1, np.bool_), np.zeros((at + 1, num_channels))
+        groups = _packed(work.groups, is_merged=options.num_channels == 1)
+        inside_J, comm_JC = np.zeros(at + 1, np.bool_), np.zeros((at + 1, options.num_channels))
         num_groups = len(work.groups.own_G)
         kernels.row(
             at,
@@ -215,9 +138,8 @@ class Table:
         for option, (kind, replicas, sync) in enumerate(
             zip(options.kind_O, options.replicas_O, options.sync_O, strict=True)
         ):
-            scale = work.types[kind].comm_scale
             compute_J = sums["compute_IT"][at, kind] - sums["compute_IT"][:at, kind]
-            loads = _combined(compute_J, comm_JC[:at], scale, self.combine) / replicas
+            loads = _combined(compute_J, comm_JC[:at] * options.scale_OC[option], self.combine) / replicas
             loads += sync * (sums["weights_I"][at] - sums["weights_I"][:at])
             is_out = sums["memory_I"][at] - sums["memory_I"][:at] > work.types[kind].memory_bytes * (1 + _SLACK)
             is_out |= sums["barred_IT"][at, kind] != sums["barred_IT"][:at, kind]
@@ -225,47 +147,13 @@ class Table:
         return inside_J[:at], loads_JO
 
 
-def _combined(compute: Floats, comm_JC: Floats, scale: float, combine: Combine) -> Any:
-    if combine == "sum" or scale == 0:
-        return compute + scale * comm_JC.sum(axis=1)
+def _combined(compute: Floats, comm_JC: Floats, combine: Combine) -> Any:
+    if combine == "sum":
+        return compute + comm_JC.sum(axis=1)
     sent = comm_JC[:, kernels.OUT_FORWARD] + comm_JC[:, kernels.OUT_BACKWARD]
     received = comm_JC[:, kernels.IN_FORWARD] + comm_JC[:, kernels.IN_BACKWARD]
-    comm = scale * (np.maximum(sent, received) if "duplex" in combine else sent + received)
+    comm = np.maximum(sent, received) if "duplex" in combine else sent + received
     return compute + comm if combine == "duplex" else np.maximum(compute, comm)
-
-
-@dataclass(frozen=True, eq=False)
-class _Options:
-    """A type and a number of replicas each, and which vector of counts leads to which by using them."""
-
-    kind_O: NDArray[np.int64]
-    replicas_O: NDArray[np.int64]
-    sync_O: Floats
-    move_ptr: NDArray[np.int64]
-    move_to: NDArray[np.int64]
-    move_from: NDArray[np.int64]
-    num_vectors: int
-
-    @classmethod
-    def of(cls, types: Sequence[DeviceType]) -> _Options:
-        sizes = [one.count + 1 for one in types]
-        digits_VT = np.array(list(np.ndindex(*sizes))).reshape(-1, len(types))
-        strides = [math.prod(sizes[place + 1 :]) for place in range(len(types))]
-        rows, moves = [], []
-        for kind, one in enumerate(types):
-            for replicas in range(1, min(one.max_replicas, one.count) + 1):
-                rows.append((kind, replicas, one.sync_ns_per_byte * (replicas - 1) / replicas**2))
-                to = np.flatnonzero(digits_VT[:, kind] >= replicas)
-                moves.append((to, to - replicas * strides[kind]))
-        return cls(
-            np.array([row[0] for row in rows], np.int64),
-            np.array([row[1] for row in rows], np.int64),
-            np.array([row[2] for row in rows], np.float64),
-            np.concatenate([[0], np.cumsum([len(to) for to, _ in moves])]).astype(np.int64),
-            np.concatenate([to for to, _ in moves] or [np.zeros(0, np.int64)]),
-            np.concatenate([source for _, source in moves] or [np.zeros(0, np.int64)]),
-            len(digits_VT),
-        )
 
 
 def solve(
@@ -277,6 +165,9 @@ def solve(
     progress: Progress | None = None,
 ) -> Table:
     """The least max-load over all contiguous cuts.
+
+    Where links differ, each transfer is taken to come from the stage before or to go to the one behind; for other
+    transfers the value is an estimate, to be evaluated anew.
 
     Parameters
     ----------
@@ -299,14 +190,13 @@ def solve(
         raise InputError(f"loads cannot be combined by {combine!r}", where="combine", fix=", ".join(_COMBINES))
     if not sum(one.count for one in work.types):
         raise InputError("there are no devices", where="devices", fix="one accelerator or CPU at least")
-    options = _Options.of(work.types)
+    options = options_of(work.types, work.link_scale, is_summed=combine == "sum")
     entries = _entries(lattice, work.groups)
-    groups, _ = _packed(work.groups, combine)
+    groups = _packed(work.groups, is_merged=options.num_channels == 1)
     best_IV = np.full((lattice.num_downsets, options.num_vectors), math.inf)
     best_IV[0] = 0.0
     sums = _sums(lattice, work)
     limits = np.array([one.memory_bytes * (1 + _SLACK) for one in work.types])
-    scales = np.array([one.comm_scale for one in work.types])
     common = (
         best_IV,
         lattice.words_IW,
@@ -319,10 +209,10 @@ def solve(
         sums["weights_I"],
         sums["barred_IT"],
         limits,
-        scales,
         options.kind_O,
         options.replicas_O,
         options.sync_O,
+        options.scale_OC,
         options.move_ptr,
         options.move_to,
         options.move_from,
@@ -350,14 +240,14 @@ def _sums(lattice: Lattice, work: Work) -> dict[str, NDArray[Any]]:
     }
 
 
-def _packed(groups: Groups, combine: Combine) -> tuple[tuple[NDArray[Any], ...], int]:
-    """Groups as the kernels take them, and the number of channels; all costs share one where they are only added."""
+def _packed(groups: Groups, *, is_merged: bool) -> tuple[NDArray[Any], ...]:
+    """Groups as the kernels take them, each with its channels; all share one where costs are only added."""
     backward = groups.is_backward_G.astype(np.int64)
     out = kernels.OUT_FORWARD + 2 * backward
     into = kernels.IN_FORWARD + 2 * backward
-    if combine == "sum":
+    if is_merged:
         out, into = np.zeros_like(out), np.zeros_like(into)
-    arrays = (
+    return (
         groups.own_G,
         groups.num_targets,
         groups.target_ptr,
@@ -366,7 +256,6 @@ def _packed(groups: Groups, combine: Combine) -> tuple[tuple[NDArray[Any], ...],
         out,
         into,
     )
-    return arrays, 1 if combine == "sum" else 4
 
 
 def _entries(lattice: Lattice, groups: Groups) -> tuple[NDArray[Any], ...]:

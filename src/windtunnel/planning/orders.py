@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.planning.minmax import Groups
+from windtunnel.planning.work import Groups
 
 __all__ = ["ORDERS", "depth_first", "shuffled"]
 

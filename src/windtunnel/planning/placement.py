@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InfeasibleError
 from windtunnel.planning.contraction import Contraction, contract
-from windtunnel.planning.downsets import CAP, TooManyDownsets, chain, downsets
+from windtunnel.planning.downsets import CAP, Lattice, TooManyDownsets, chain, downsets
 from windtunnel.planning.minmax import Combine, Stage, Table, solve
 from windtunnel.planning.orders import ORDERS
 from windtunnel.planning.problem import Loads, Problem
+from windtunnel.planning.work import Work
 
-__all__ = ["Plan", "exact", "linearised", "lower_bound_ns", "plan_of_stages"]
+__all__ = ["Plan", "exact", "linearised", "lower_bound_ns", "plan_of_stages", "sync_ns", "value_ns"]
 
 Progress = Callable[[str, int, int], None]
 _SLACK = 1e-9
@@ -114,14 +115,39 @@ def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progres
     table, order = _best_chain(contraction, combine)
     try:
         lattice = downsets(contraction.num_nodes, contraction.src, contraction.dst, cap=cap, progress=progress)
-        best = solve(lattice, contraction.work, combine=combine, upper=table.value, progress=progress)
+        found = [solve(lattice, contraction.work, combine=combine, upper=table.value, progress=progress)]
+        if not _is_exact(lattice, contraction.work):
+            found.append(solve(lattice, _over_best_links(contraction.work), combine=combine, progress=progress))
     except TooManyDownsets as error:
         note = error.message
     except KeyboardInterrupt:
         note = "interrupted: the best found until then"
     else:
-        return _of_table(contraction, best, "dp", began_s, best.value)
+        plans = [_of_table(contraction, one, "dp", began_s, found[-1].value) for one in found]
+        return min(plans, key=lambda plan: plan.value_ns)
     return _of_table(contraction, table, f"dpl ({order})", began_s, lower_bound_ns(contraction), note=note)
+
+
+def _is_exact(lattice: Lattice, work: Work) -> bool:
+    """Whether the programme's loads are the true ones: links are alike, or all is sent to a neighbouring stage."""
+    if work.link_scale is None or sum(one.count > 0 for one in work.types) == 1:
+        return True
+    place_N = np.empty(lattice.num_nodes, np.int64)
+    place_N[lattice.added_I[1:]] = np.arange(lattice.num_downsets - 1) % max(1, lattice.num_nodes)
+    own = np.repeat(work.groups.own_G, work.groups.num_targets)
+    is_near = (np.abs(place_N[own] - place_N[work.groups.targets]) == 1).all()
+    return lattice.num_downsets == lattice.num_nodes + 1 and bool(is_near)
+
+
+def _over_best_links(work: Work) -> Work:
+    """Every transfer over the best link that its device has: no plan is below what this gives."""
+    assert work.link_scale is not None
+    types = []
+    for kind, one in enumerate(work.types):
+        others = [at for at, other in enumerate(work.types) if other.count > (at == kind)]
+        links = [*work.link_scale[kind, others].tolist(), *work.link_scale[others, kind].tolist()]
+        types.append(replace(one, comm_scale=one.comm_scale * min(links, default=0.0)))
+    return replace(work, types=tuple(types), link_scale=None)
 
 
 def linearised(problem: Problem, *, combine: Combine = "sum", orders: Sequence[str] = tuple(ORDERS)) -> Plan:
@@ -172,18 +198,31 @@ def plan_of_stages(
         device_N[contraction.members(stage.nodes)] = device
     kind_D = np.array([stage.kind for stage in stages], np.int64)
     replicas_D = np.array([stage.replicas for stage in stages], np.int64)
-    value_ns = _value_ns(problem, device_N, kind_D, replicas_D, combine)
-    return Plan(problem, device_N, kind_D, replicas_D, value_ns, min(bound_ns, value_ns), solver, seconds, note)
+    value = value_ns(problem, device_N, kind_D, replicas_D, combine)
+    return Plan(problem, device_N, kind_D, replicas_D, value, min(bound_ns, value), solver, seconds, note)
 
 
-def _value_ns(
-    problem: Problem, device_N: NDArray[Any], kind_D: NDArray[Any], replicas_D: NDArray[Any], combine: Combine
+def sync_ns(
+    problem: Problem, device_N: NDArray[Any], kind_D: NDArray[Any], replicas_D: NDArray[Any]
+) -> NDArray[np.float64]:
+    """What the replicas of each stage take to agree on their weights, per sample [D]."""
+    weights = problem.size_bytes if problem.weight_bytes is None else problem.weight_bytes
+    of_stage: Any = np.bincount(device_N, weights, len(kind_D))
+    per_byte = np.array([problem.types[kind].sync_ns_per_byte for kind in kind_D.tolist()])
+    found: NDArray[np.float64] = per_byte * (replicas_D - 1) / replicas_D**2 * of_stage
+    return found
+
+
+def value_ns(
+    problem: Problem,
+    device_N: NDArray[Any],
+    kind_D: NDArray[Any],
+    replicas_D: NDArray[Any],
+    combine: Combine = "sum",
 ) -> float:
-    loads = problem.loads(device_N, kind_D)
-    total_D = loads.total_ns(combine) / replicas_D
-    sync_D = np.array([problem.types[kind].sync_ns_per_byte for kind in kind_D.tolist()])
-    total_D += sync_D * (replicas_D - 1) / replicas_D**2 * loads.memory_bytes
-    return float(total_D.max(initial=0.0))
+    """Time per sample of a full pipeline: the busiest stage, shared by its replicas."""
+    total_D = problem.loads(device_N, kind_D).total_ns(combine) / replicas_D
+    return float((total_D + sync_ns(problem, device_N, kind_D, replicas_D)).max(initial=0.0))
 
 
 def lower_bound_ns(contraction: Contraction) -> float:

@@ -217,6 +217,8 @@ class _Programme:
     def _transfers(self, at: int, scale: float, is_counted_G: NDArray[np.bool_]) -> dict[int, float]:
         """Columns of what enters and leaves a device, with what each costs."""
         groups, found = self.work.groups, {}
+        if self.work.link_scale is not None:
+            return self._transfers_by_link(at, scale, is_counted_G, self.work.link_scale)
         for group in np.flatnonzero(is_counted_G).tolist():
             cost = scale * float(groups.cost_G[group]) / self.unit_ns
             enters, leaves = self.model.column(), self.model.column()
@@ -226,6 +228,36 @@ class _Programme:
                 self.model.row({enters: 1.0, there: -1.0, own: 1.0}, low=0.0)
                 self.model.row({leaves: 1.0, own: -1.0, there: 1.0}, low=0.0)
             found[enters] = found[leaves] = cost
+        return found
+
+    def _transfers_by_link(
+        self, at: int, scale: float, is_counted_G: NDArray[np.bool_], link_scale: NDArray[np.float64]
+    ) -> dict[int, float]:
+        """The same where it matters on which type the other end is: a column is the factor of the link, 0 for none."""
+        groups, found, kind = self.work.groups, {}, int(self.kind_D[at])
+        others = {
+            one: [place for place in np.flatnonzero(self.kind_D == one).tolist() if place != at]
+            for one in range(len(self.work.types))
+        }
+        others = {one: places for one, places in others.items() if places}
+        for group in np.flatnonzero(is_counted_G).tolist():
+            cost = scale * float(groups.cost_G[group]) / self.unit_ns
+            own = int(groups.own_G[group])
+            targets = groups.targets[groups.target_ptr[group] : groups.target_ptr[group + 1]].tolist()
+            for is_entering in (True, False):
+                column = self.model.column()
+                found[column] = cost
+                for target in targets:
+                    here, away = (target, own) if is_entering else (own, target)
+                    links = {
+                        one: float(link_scale[one, kind] if is_entering else link_scale[kind, one]) for one in others
+                    }
+                    for one, places in others.items():
+                        terms = dict.fromkeys(self.x[away, places].tolist(), -links[one])
+                        self.model.row({column: 1.0, int(self.x[here, at]): -links[one], **terms}, low=-links[one])
+                    least = min(links.values(), default=0.0)
+                    here_at, away_at = int(self.x[here, at]), int(self.x[away, at])
+                    self.model.row({column: 1.0, here_at: -least, away_at: least}, low=0.0)
         return found
 
     def encoded(self, plan: Plan) -> dict[int, float]:

@@ -77,6 +77,7 @@ def place(
         raise InputError(f"{objective} is not solved by {solver!r}", where="solver", fix=f"one of {known}")
     if combine != "sum" and solver not in ("auto", "dp", "dpl"):
         raise InputError(f"{solver} adds compute and transfers up", where="combine", fix="--solver dp")
+    _require_known(problem, objective, solver)
     if objective == "latency":
         return _for_latency(problem, solver, num_pieces, gap, time_limit_s)
     if objective == "flush" or solver in ("ilp", "ilp-any"):
@@ -87,9 +88,26 @@ def place(
     if solver == "dpl":
         return linearised(problem, combine=combine)
     plan = exact(problem, combine=combine, progress=progress)
-    if solver == "dp" or plan.is_optimal or combine != "sum" or plan.note.startswith("interrupted"):
+    is_final = combine != "sum" or _has_replicas(problem) or plan.note.startswith("interrupted")
+    if solver == "dp" or plan.is_optimal or is_final:
         return plan
     return replace(integer_plan(problem, plan, gap=gap, time_limit_s=time_limit_s), note=plan.note)
+
+
+def _has_replicas(problem: Problem) -> bool:
+    return any(one.max_replicas > 1 for one in problem.types)
+
+
+def _require_known(problem: Problem, objective: Objective, solver: Solver) -> None:
+    """Refuse what a solver would not see."""
+    is_integer = objective == "flush" or solver in ("ilp", "ilp-any")
+    if _has_replicas(problem) and (is_integer or objective == "latency"):
+        raise InputError(
+            "integer programmes know no replicas of a stage", where=f"{objective}, {solver}",
+            fix="--objective throughput --solver dp, or no --replicas",
+        )  # fmt: skip
+    if problem.link_scale is not None and objective == "latency":
+        raise InputError("for latency, all devices have one link", where="links", fix="give --bandwidth alone")
 
 
 def _known(problem: Problem) -> Plan | None:

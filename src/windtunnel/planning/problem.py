@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import GraphError, InfeasibleError, InputError
 from windtunnel.extras import require
-from windtunnel.planning.minmax import Combine, DeviceType
+from windtunnel.planning.minmax import Combine
+from windtunnel.planning.work import DeviceType
 
 __all__ = ["EVERY_DEVICE", "Loads", "Problem"]
 
@@ -53,6 +54,11 @@ class Problem:
     src, dst : int64 [E]
     cost_ns : float64 [N]
         To move a node's output between an accelerator and host memory; 0 where it has no reader.
+    weight_bytes : float64 [N], optional
+        What replicas of a stage synchronise; all of ``size_bytes`` unless given.
+    link_scale : float64 [T, T], optional
+        Factor on ``cost_ns`` of a transfer from a device of one type to one of another; 1 unless given. An output
+        that leaves for several types is paid once, over the slowest link.
 
     Raises
     ------
@@ -71,6 +77,8 @@ class Problem:
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
     cost_ns: Floats
+    weight_bytes: Floats | None = None
+    link_scale: Floats | None = None
 
     def __post_init__(self) -> None:
         if not self.num_nodes:
@@ -82,6 +90,10 @@ class Problem:
 
     def _check_numbers(self) -> None:
         columns = {"time": self.time_ns, "size": self.size_bytes, "cost": self.cost_ns}
+        if self.weight_bytes is not None:
+            columns["weight"] = self.weight_bytes
+        if self.link_scale is not None:
+            _check_links(self.link_scale, len(self.types))
         for name, values in columns.items():
             wrong = np.argwhere(~(np.isfinite(values) & (values >= 0)))
             if len(wrong):
@@ -221,9 +233,15 @@ def _loads(problem: Problem, device_N: NDArray[np.int64], kind_D: NDArray[np.int
         np.stack([problem.src, device_N[problem.dst]])[:, device_N[problem.src] != device_N[problem.dst]], axis=1
     )
     nodes, readers = leaving
-    np.add.at(received, (phase_N[nodes], readers), scale_D[readers] * problem.cost_ns[nodes])
+    link = np.ones(len(nodes))
+    if problem.link_scale is not None:
+        link = problem.link_scale[kind_N[nodes], kind_D[readers]]
+    np.add.at(received, (phase_N[nodes], readers), scale_D[readers] * link * problem.cost_ns[nodes])
+    slowest_N = np.zeros(problem.num_nodes)
+    np.maximum.at(slowest_N, nodes, link)
     senders = np.unique(nodes)
-    np.add.at(sent, (phase_N[senders], device_N[senders]), scale_D[device_N[senders]] * problem.cost_ns[senders])
+    spent = scale_D[device_N[senders]] * slowest_N[senders] * problem.cost_ns[senders]
+    np.add.at(sent, (phase_N[senders], device_N[senders]), spent)
     memory: Any = np.bincount(device_N, problem.size_bytes, num_devices)
     limits = np.array([problem.types[kind].memory_bytes for kind in kind_D.tolist()])
     is_split = any(
@@ -232,6 +250,14 @@ def _loads(problem: Problem, device_N: NDArray[np.int64], kind_D: NDArray[np.int
     is_barred = problem.is_barred[np.arange(problem.num_nodes), kind_N].any()
     is_allowed = not is_split and not is_barred and bool((memory <= limits * (1 + _SLACK)).all())
     return Loads(kind_D, compute, sent, received, memory, is_allowed)
+
+
+def _check_links(link_scale: Floats, num_types: int) -> None:
+    if link_scale.shape != (num_types, num_types):
+        raise InputError(f"links of shape {link_scale.shape} for {num_types} types of devices", where="links")
+    wrong = np.argwhere(~(np.isfinite(link_scale) & (link_scale >= 0)))
+    if len(wrong):
+        raise InputError(f"a link of {link_scale[tuple(wrong[0])]}", where=f"links, types {wrong[0].tolist()}")
 
 
 def cost_of_nodes(names: Sequence[str], src: NDArray[np.int64], cost_E: Floats, unit: str) -> Floats:

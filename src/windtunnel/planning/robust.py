@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.planning.placement import Plan, exact
+from windtunnel.planning.placement import Plan, exact, value_ns
 from windtunnel.planning.problem import Problem
 
 __all__ = ["Robust", "robust_plan", "slower_links"]
@@ -71,6 +71,10 @@ class Robust:
         return float(self.factor_B[low]), float(self.factor_B[high])
 
 
+def _key(plan: Plan) -> tuple[bytes, ...]:
+    return tuple(values.tobytes() for values in (plan.device, plan.kind, plan.replicas))
+
+
 def slower_links(problem: Problem, factor: float) -> Problem:
     """The same problem where every link has ``factor`` times the bandwidth."""
     return replace(problem, cost_ns=problem.cost_ns / factor)
@@ -105,16 +109,19 @@ def robust_plan(
         best.append(plan.value_ns)
         if progress is not None:
             progress("bandwidths", at + 1, len(factors))
-    distinct = {(plan.device.tobytes(), plan.kind.tobytes()): plan for plan in found}
+    distinct = {_key(plan): plan for plan in found}
     values = np.array(
         [
-            [slower_links(problem, factor).loads(plan.device, plan.kind).max_load_ns() for factor in factors.tolist()]
+            [
+                value_ns(slower_links(problem, factor), plan.device, plan.kind, plan.replicas)
+                for factor in factors.tolist()
+            ]
             for plan in distinct.values()
         ]
     )
     best_B = np.minimum(np.array(best), values.min(axis=0))
     middle = int(np.abs(factors - 1).argmin())
-    stated = list(distinct).index((found[middle].device.tobytes(), found[middle].kind.tobytes()))
+    stated = list(distinct).index(_key(found[middle]))
     plans = tuple(
         replace(plan, problem=problem, value_ns=float(values[row, middle]), bound_ns=float(best_B[middle]))
         for row, plan in enumerate(distinct.values())

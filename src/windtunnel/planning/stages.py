@@ -9,7 +9,7 @@ that is what the plan's value says, and the replay shows what filling and draini
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
-from windtunnel.planning.placement import Plan
+from windtunnel.planning.placement import Plan, sync_ns
 
 __all__ = ["Schedule", "pipelined", "stage_order"]
 
@@ -37,11 +37,13 @@ def pipelined(
 
     A device starts a sample where all devices that it reads from have done theirs. With ``1f1b`` (PipeDream, section
     3.2) it keeps as many samples under way as there are stages from it on; with ``gpipe`` all go forward first.
+    Replicas of a stage take the samples in turn, each as many under way as there are devices from its stage on, shared
+    by its replicas; when each has done one backward, they agree on their weights.
 
     Parameters
     ----------
     plan : Plan
-        Contiguous, without replicas.
+        Contiguous.
     num_samples : int
     schedule : str
         ``1f1b`` or ``gpipe``.
@@ -55,40 +57,55 @@ def pipelined(
     InputError
         There are no samples, or no schedule has that name.
     NotApplicableError
-        Devices wait for each other, or a stage has replicas.
+        Devices wait for each other.
     """
     if num_samples < 1:
         raise InputError(f"{num_samples} samples", where="num_samples", fix="one or more")
     if schedule not in _SCHEDULES:
         raise InputError(f"no schedule is called {schedule!r}", where="schedule", fix=" or ".join(_SCHEDULES))
-    if (plan.replicas > 1).any():
-        raise NotApplicableError("a stage with replicas is no single resource", where=plan.solver)
     order, before = stage_order(plan)
     loads = plan.loads
     spent = (loads.compute_ns + loads.sent_ns + loads.received_ns).round().astype(np.int64)
     is_training = bool(plan.problem.is_backward.any())
+    agreeing_ns = (
+        (sync_ns(plan.problem, plan.device, plan.kind, plan.replicas) * plan.replicas).round().astype(np.int64)
+    )
     builder = GraphBuilder()
-    rows = [
-        builder.resource(f"{plan.problem.types[kind].name} {at}", ResourceKind.DEVICE)
-        for at, kind in enumerate(plan.kind.tolist())
-    ]
     tasks: dict[tuple[bool, int, int], int] = {}
     for place, device in enumerate(order):
-        turns = _turns(num_samples, len(order) - place if schedule == "1f1b" else num_samples, is_training=is_training)
-        for back, sample in turns:
-            tasks[back, sample, device] = builder.task(
-                f"sample {sample}, stage {place}{' backward' if back else ''}", kind=Kind.COMPUTE,
-                phase=Phase.BACKWARD if back else Phase.FORWARD, resource=rows[device],
-                duration_ns=int(spent[int(back), device]), iteration=sample,
-            )  # fmt: skip
-        chain = [tasks[back, sample, device] for back, sample in turns]
-        if update_ns is not None:
-            chain.append(
-                builder.task(f"update of stage {place}", kind=Kind.COMPUTE, phase=Phase.UPDATE, resource=rows[device],
-                             duration_ns=round(float(update_ns[device])), iteration=num_samples - 1)
-            )  # fmt: skip
-        for one, other in pairwise(chain):
-            builder.edge(one, other, kind=EdgeKind.CONTROL)  # a program, whatever it runs on
+        num_replicas = int(plan.replicas[device])
+        ahead = -(-int(plan.replicas[order[place:]].sum()) // num_replicas) if schedule == "1f1b" else num_samples
+        rounds: dict[int, list[tuple[int, int]]] = {}
+        for replica in range(num_replicas):
+            name = f"{plan.problem.types[int(plan.kind[device])].name} {device}"
+            row = builder.resource(name if num_replicas == 1 else f"{name}.{replica}", ResourceKind.DEVICE)
+            chain = []
+            for back, turn in _turns(len(range(replica, num_samples, num_replicas)), ahead, is_training=is_training):
+                sample = replica + turn * num_replicas
+                tasks[back, sample, device] = builder.task(
+                    f"sample {sample}, stage {place}{' backward' if back else ''}", kind=Kind.COMPUTE,
+                    phase=Phase.BACKWARD if back else Phase.FORWARD, resource=row,
+                    duration_ns=int(spent[int(back), device]), iteration=sample,
+                )  # fmt: skip
+                chain.append(tasks[back, sample, device])
+                if back and agreeing_ns[device]:
+                    agreed = builder.task(
+                        f"weights of stage {place}", kind=Kind.COMM, phase=Phase.UPDATE, resource=row,
+                        duration_ns=int(agreeing_ns[device]), iteration=sample,
+                    )  # fmt: skip
+                    rounds.setdefault(turn, []).append((chain[-1], agreed))
+                    chain.append(agreed)
+            if update_ns is not None:
+                chain.append(
+                    builder.task(f"update of stage {place}", kind=Kind.COMPUTE, phase=Phase.UPDATE, resource=row,
+                                 duration_ns=round(float(update_ns[device])), iteration=num_samples - 1)
+                )  # fmt: skip
+            for one, other in pairwise(chain):
+                builder.edge(one, other, kind=EdgeKind.CONTROL)  # a program, whatever it runs on
+        for some in rounds.values():
+            for (done, own), (_, other) in product(some, repeat=2):
+                if own != other:
+                    builder.edge(done, other, kind=EdgeKind.SYNC)
     for back, sample, device in tasks:
         for other in before[device]:
             ends = (tasks[back, sample, other], tasks[back, sample, device])
