@@ -158,7 +158,7 @@ def test_stages_may_have_replicas(capsys, path):
     _, as_json, _ = run(capsys, path, "--devices", "5", "--replicas", "3", "--sync", "ring", "--json")
 
     assert 0 == code
-    assert " x 2" in out
+    assert "x 2" in out
     assert "agrees" in out
     document = json.loads(as_json)
     assert document["is_optimal"]
