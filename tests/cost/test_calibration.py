@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.bounds import bounds_on
+from windtunnel.cost.classes import class_of, grain_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.interpolation import Process, coordinates
-from windtunnel.cost.measured import Calibration, class_of
+from windtunnel.cost.measured import Calibration
 
 RNG = np.random.default_rng(0)
 
@@ -20,7 +21,7 @@ def smooth(points, slope=0.2):
 
 def drawn(count, seed):
     rng = np.random.default_rng(seed)
-    points = np.stack([rng.uniform(8, 28, count), rng.uniform(0, 8, count), np.zeros(count)], axis=1)
+    points = np.stack([rng.uniform(8, 28, count), rng.uniform(0, 8, count), *np.zeros((2, count))], axis=1)
     return points, np.full(count, "aten::mm", dtype=object)
 
 
@@ -37,7 +38,7 @@ def test_between_samples_the_efficiency_is_theirs():
 def test_far_from_all_samples_a_price_is_less_sure():
     points, names = drawn(40, 3)
     process = Process.fit(points, names, smooth(points) + 0.1 * RNG.standard_normal(40))
-    near, far = (process.predict(np.array([at]), names[:1])[1][0] for at in (points[0], [60.0, 30.0, 0.0]))
+    near, far = (process.predict(np.array([at]), names[:1])[1][0] for at in (points[0], [60.0, 30.0, 0.0, 0.0]))
 
     assert near < far
 
@@ -72,8 +73,40 @@ def test_two_operators_of_a_class_may_differ():
 def test_coordinates_are_octaves():
     size = np.array([1024.0])
 
-    assert [[10.0, 1.0, 0.0]] == coordinates(size, size).tolist()
-    assert [[10.0, 1.0, 2.0]] == coordinates(size, size, True).tolist()
+    assert [[10.0, 1.0, 0.0, 5.0]] == coordinates(size, size, 5.0).tolist()
+    assert [[10.0, 1.0, 2.0, 5.0]] == coordinates(size, size, [5.0], True).tolist()
+
+
+def test_what_short_rows_cost_is_learned():
+    """Efficiency falls with the grain alone; of two shapes of one size the finer one is known to take longer."""
+    rng = np.random.default_rng(7)
+    points, names = drawn(80, 7)
+    points[:, 3] = rng.uniform(0, 8, 80)
+    process = Process.fit(points, names, -3 + 0.3 * points[:, 3])
+    fine, coarse = (process.predict(np.array([[18.0, 4.0, 0.0, grain]]), names[:1])[0][0] for grain in (1.0, 7.0))
+
+    assert coarse - fine == pytest.approx(1.8, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "extent"),
+    [
+        ("aten::mm", "[[256,32],[32,64]]", 32),
+        ("aten::mm.default", "(float32[256, 32]/[1, 256], float32[32, 64])", 32),
+        ("aten::addmm", "[[8],[256,32],[32,64]] ignored [[1],[2,2]]", 32),
+        ("aten::mkldnn_convolution", "[[32,64,8,8],[128,16,3,3],[],[[],[]]]", 16),
+        ("aten::convolution_backward", "[[32,64,8,8],[32,64,8,8],[64,1,3,3],[[]]]", 1),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "[[64,4,65,24],[64,4,65,24],[64,4,65,24],[]]", 24),
+        ("aten::native_batch_norm", "[[32,16,8,8],[16],[16]]", 64),
+        ("aten::native_layer_norm", "[[64,65,96],[[]],[96],[96],[]]", 96),
+        ("aten::sum", "[[320,16],[[]],[],[]]", 16),
+        ("aten::gelu", "[[64,65]]", 1),
+        ("aten::sum", "[[]]", 1),
+        ("aten::sum", "", 1),
+    ],
+)
+def test_the_grain_of_an_operator(operator, shapes, extent):
+    assert grain_of(operator, shapes) == pytest.approx(np.log2(extent))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +122,16 @@ def test_coordinates_are_octaves():
         ("aten::linalg_vector_norm", "reduction"),
         ("aten::addcmul_", "elementwise"),
         ("aten::threshold_backward", "elementwise"),
+        ("aten::clamp_min", "elementwise"),
+        ("aten::nll_loss_forward", "reduction"),
+        ("aten::nll_loss_backward", "elementwise"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention backward"),
+        ("aten::mkldnn_rnn_layer", "product"),
+        ("aten::normal_", "drawing"),
+        ("aten::native_dropout", "drawing"),
+        ("aten::embedding_dense_backward", "indexing"),
+        ("aten::sort", "sorting"),
     ],
 )
 def test_operators_have_classes(operator, name):

@@ -44,76 +44,211 @@ def _size(rng: np.random.Generator, low: int, high: int) -> int:
     return round(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
-def _sample(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int], *others: Any) -> Sample:
+class _Tensor(NamedTuple):
+    """A tensor among what an operator is called with; integers are row numbers."""
+
+    shape: tuple[int, ...]
+    is_integer: bool = False
+
+
+def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], flops: int | None = None) -> Sample:
+    """An operator with its arguments, tensors and others, and the shapes of what it makes."""
     import torch
 
-    tensors = [TensorShape(tuple(shape), usual_stride(shape), torch.float32) for shape in inputs]
-    shapes: list[Any] = [*map(list, inputs), *([] for _ in others)]
-    values = [*(None for _ in inputs), *(list(one) if isinstance(one, tuple) else one for one in others)]
-    name = operator.rpartition(".")[0]
-    flops = operator_flops(name, shapes, values, [list(output)])
-    moved = _BYTES * sum(math.prod(shape) for shape in (*inputs, output))
-    return Sample(Kernel(operator, (*tensors, *others)), flops, moved)
+    filled: list[Any] = []
+    for one in arguments:
+        if isinstance(one, _Tensor):
+            dtype = torch.int64 if one.is_integer else torch.float32
+            filled.append(TensorShape(one.shape, usual_stride(one.shape), dtype))
+        else:
+            filled.append(one)
+    shapes: list[Any] = [list(one.shape) if isinstance(one, _Tensor) else [] for one in arguments]
+    values = [None if isinstance(one, _Tensor) else list(one) if isinstance(one, tuple) else one for one in arguments]
+    read = sum((1 + one.is_integer) * math.prod(one.shape) for one in arguments if isinstance(one, _Tensor))
+    if flops is None:
+        flops = operator_flops(operator.rpartition(".")[0], shapes, values, [list(one) for one in outputs])
+    moved = _BYTES * (read + sum(map(math.prod, outputs)))
+    return Sample(Kernel(operator, tuple(filled)), flops, moved)
 
 
 def _product(rng: np.random.Generator) -> Sample:
     rows, inner, columns = (_size(rng, 4, 2048) for _ in range(3))
     if rng.random() < 0.7:
-        return _sample("aten::mm.default", [(rows, inner), (inner, columns)], (rows, columns))
+        return _sample("aten::mm.default", [_Tensor((rows, inner)), _Tensor((inner, columns))], (rows, columns))
     batch = _size(rng, 2, 64)
-    return _sample("aten::bmm.default", [(batch, rows, inner), (batch, inner, columns)], (batch, rows, columns))
+    ends = [_Tensor((batch, rows, inner)), _Tensor((batch, inner, columns))]
+    return _sample("aten::bmm.default", ends, (batch, rows, columns))
+
+
+class _Conv(NamedTuple):
+    """Input, weight and output of a convolution, and what else it is called with."""
+
+    inputs: _Tensor
+    weight: _Tensor
+    outputs: _Tensor
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    groups: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.outputs.shape) * math.prod(self.weight.shape[1:])
+
+
+def _conv(rng: np.random.Generator) -> _Conv:
+    batch, side, kernel = _size(rng, 1, 64), _size(rng, 4, 112), int(rng.choice([1, 3, 3, 4, 5, 7]))
+    stride = int(rng.choice([1, 1, 2, kernel]))
+    channels, filters, groups = _size(rng, 3, 256), _size(rng, 8, 256), 1
+    if rng.random() < 0.2:
+        filters = groups = channels
+    padding = kernel // 2 if stride < kernel else 0
+    after = max(1, (side + 2 * padding - kernel) // stride + 1)
+    side = max(side, kernel)
+    return _Conv(
+        _Tensor((batch, channels, side, side)), _Tensor((filters, channels // groups, kernel, kernel)),
+        _Tensor((batch, filters, after, after)), (stride, stride), (padding, padding), groups,
+    )  # fmt: skip
 
 
 def _convolution(rng: np.random.Generator) -> Sample:
-    batch, side, kernel = _size(rng, 1, 32), _size(rng, 4, 112), int(rng.choice([1, 3, 5]))
-    inputs, outputs = _size(rng, 3, 256), _size(rng, 8, 256)
-    shapes = [(batch, inputs, side, side), (outputs, inputs, kernel, kernel)]
-    padding = (kernel // 2,) * 2
-    flops = 2 * batch * outputs * side * side * inputs * kernel * kernel
-    plain = _sample("aten::conv2d.default", shapes, (batch, outputs, side, side), None, (1, 1), padding)
-    return plain._replace(flops=flops)
+    one = _conv(rng)
+    others = (None, one.stride, one.padding, (1, 1), one.groups)
+    return _sample("aten::conv2d.default", [one.inputs, one.weight, *others], one.outputs.shape, flops=one.flops)
+
+
+def _convolution_backward(rng: np.random.Generator) -> Sample:
+    one = _conv(rng)
+    others = (None, one.stride, one.padding, (1, 1), False, (0, 0), one.groups, (True, True, False))
+    ends = [one.outputs, one.inputs, one.weight]
+    return _sample("aten::convolution_backward.default", [*ends, *others], one.inputs.shape, one.weight.shape,
+                   flops=2 * one.flops)  # fmt: skip
+
+
+def _attention_shape(rng: np.random.Generator) -> tuple[int, int, int, int]:
+    return _size(rng, 1, 64), _size(rng, 1, 16), _size(rng, 8, 512), 8 * _size(rng, 1, 16)
+
+
+def _attention(rng: np.random.Generator) -> Sample:
+    one = _Tensor(_attention_shape(rng))
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
+    return _sample(name, [one, one, one, 0.0, bool(rng.integers(2))], one.shape, one.shape[:3])
+
+
+def _attention_backward(rng: np.random.Generator) -> Sample:
+    one = _Tensor(_attention_shape(rng))
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default"
+    arguments = [*[one] * 5, _Tensor(one.shape[:3]), 0.0, bool(rng.integers(2))]
+    return _sample(name, arguments, one.shape, one.shape, one.shape)
+
+
+_ELEMENTWISE = {
+    "add.Tensor": 2, "mul.Tensor": 2, "relu.default": 1, "gelu.default": 1, "exp.default": 1, "tanh.default": 1,
+    "sigmoid.default": 1, "sqrt.default": 1, "gelu_backward.default": 2, "tanh_backward.default": 2,
+    "addcmul.default": 3, "addcdiv.default": 3,
+}  # fmt: skip
 
 
 def _elementwise(rng: np.random.Generator) -> Sample:
-    shape = (_size(rng, 1, 4096), _size(rng, 8, 8192))
-    operator = str(
-        rng.choice(["add.Tensor", "mul.Tensor", "relu.default", "gelu.default", "exp.default", "tanh.default"])
-    )
-    inputs = [shape] * (2 if operator.endswith("Tensor") else 1)
-    return _sample(f"aten::{operator}", inputs, shape)
+    one = _Tensor((_size(rng, 1, 4096), _size(rng, 8, 8192)))
+    operator = str(rng.choice(list(_ELEMENTWISE)))
+    return _sample(f"aten::{operator}", [one] * _ELEMENTWISE[operator], one.shape)
 
 
 def _normalisation(rng: np.random.Generator) -> Sample:
+    return _NORMS[int(rng.integers(len(_NORMS)))](rng)
+
+
+def _rows(rng: np.random.Generator) -> tuple[_Tensor, _Tensor, _Tensor]:
+    """A matrix, one of its rows, and a number for each."""
     rows, columns = _size(rng, 4, 8192), _size(rng, 16, 4096)
-    if rng.random() < 0.5:
-        return _sample("aten::softmax.int", [(rows, columns)], (rows, columns), -1)
-    return _sample("aten::layer_norm.default", [(rows, columns)], (rows, columns), (columns,))
+    return _Tensor((rows, columns)), _Tensor((columns,)), _Tensor((rows, 1))
+
+
+def _softmax(rng: np.random.Generator) -> Sample:
+    one, _, _ = _rows(rng)
+    return _sample("aten::_softmax.default", [one, -1, False], one.shape)
+
+
+def _layer_norm(rng: np.random.Generator) -> Sample:
+    one, row, each = _rows(rng)
+    return _sample("aten::native_layer_norm.default", [one, row.shape, row, row, 1e-5], one.shape, each.shape)
+
+
+def _layer_norm_backward(rng: np.random.Generator) -> Sample:
+    one, row, each = _rows(rng)
+    arguments = [one, one, row.shape, each, each, row, row, (True, True, True)]
+    return _sample("aten::native_layer_norm_backward.default", arguments, one.shape, row.shape, row.shape)
+
+
+def _images(rng: np.random.Generator) -> tuple[_Tensor, _Tensor]:
+    """Images, and a number for each of their channels."""
+    channels, side = _size(rng, 3, 256), _size(rng, 4, 112)
+    return _Tensor((_size(rng, 1, 64), channels, side, side)), _Tensor((channels,))
+
+
+def _batch_norm(rng: np.random.Generator) -> Sample:
+    one, each = _images(rng)
+    return _sample("aten::native_batch_norm.default", [one, *[each] * 4, True, 0.1, 1e-5], one.shape)
+
+
+def _batch_norm_backward(rng: np.random.Generator) -> Sample:
+    one, each = _images(rng)
+    arguments = [one, one, *[each] * 5, True, 1e-5, (True, True, True)]
+    return _sample("aten::native_batch_norm_backward.default", arguments, one.shape, each.shape, each.shape)
+
+
+_NORMS: tuple[Maker, ...] = (_softmax, _layer_norm, _layer_norm_backward, _batch_norm, _batch_norm_backward)
 
 
 def _reduction(rng: np.random.Generator) -> Sample:
-    rows, columns = _size(rng, 4, 8192), _size(rng, 16, 4096)
+    one, row, each = _rows(rng)
     dim = int(rng.integers(2))
-    return _sample("aten::sum.dim_IntList", [(rows, columns)], (columns,) if dim == 0 else (rows,), (dim,))
+    return _sample("aten::sum.dim_IntList", [one, (dim,)], (row if dim == 0 else each).shape)
 
 
 def _moving(rng: np.random.Generator) -> Sample:
-    shape = (_size(rng, 4, 4096), _size(rng, 16, 4096))
-    return _sample("aten::clone.default", [shape], shape)
+    one = _Tensor((_size(rng, 4, 4096), _size(rng, 16, 4096)))
+    return _sample("aten::clone.default", [one], one.shape)
+
+
+def _indexing(rng: np.random.Generator) -> Sample:
+    table, columns = _Tensor((_size(rng, 64, 100_000), _size(rng, 4, 512))), _Tensor((_size(rng, 16, 16_384),), True)
+    outputs = (*columns.shape, table.shape[1])
+    if rng.random() < 0.5:
+        return _sample("aten::index_select.default", [table, 0, columns], outputs)
+    return _sample("aten::embedding.default", [table, columns], outputs)
+
+
+def _drawing(rng: np.random.Generator) -> Sample:
+    one = _Tensor((_size(rng, 4, 2048), _size(rng, 16, 2048)))
+    name, *others = (("normal_", 0.0, 1.0), ("uniform_", 0.0, 1.0), ("bernoulli_.float", 0.5))[int(rng.integers(3))]
+    return _sample(f"aten::{name if '.' in name else name + '.default'}", [one, *others], one.shape)
+
+
+def _sorting(rng: np.random.Generator) -> Sample:
+    one = _Tensor((_size(rng, 1, 256), _size(rng, 16, 8192)))
+    return _sample("aten::sort.default", [one, -1, False], one.shape, one.shape)
 
 
 def _pooling(rng: np.random.Generator) -> Sample:
-    batch, channels, side = _size(rng, 1, 32), _size(rng, 8, 256), 2 * _size(rng, 2, 56)
-    shape = (batch, channels, side, side)
-    return _sample("aten::max_pool2d.default", [shape], (batch, channels, side // 2, side // 2), (2, 2))
+    one, _ = _images(rng)
+    batch, channels, side, _ = one.shape
+    return _sample("aten::max_pool2d.default", [one, (2, 2)], (batch, channels, side // 2, side // 2))
 
 
 CLASSES: dict[str, Maker] = {
     "product": _product,
     "convolution": _convolution,
+    "convolution backward": _convolution_backward,
+    "attention": _attention,
+    "attention backward": _attention_backward,
     "elementwise": _elementwise,
     "normalisation": _normalisation,
     "reduction": _reduction,
     "moving": _moving,
+    "indexing": _indexing,
+    "drawing": _drawing,
+    "sorting": _sorting,
     "pooling": _pooling,
 }
 """What is sampled, by the classes of ``measured.class_of``."""

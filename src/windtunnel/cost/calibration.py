@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from windtunnel.cost._samples import CLASSES, Sample, draw
 from windtunnel.cost.bounds import bounds_on
+from windtunnel.cost.classes import class_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import host_device
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Stand, Table
-from windtunnel.cost.measured import Calibration, calibration_of, class_of
+from windtunnel.cost.measured import Calibration, calibration_of
 from windtunnel.cost.threads import threads
 from windtunnel.errors import InputError
 from windtunnel.extras import require

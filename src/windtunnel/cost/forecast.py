@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.classes import class_of
 from windtunnel.cost.intervals import draw_priced
-from windtunnel.cost.measured import class_of
 from windtunnel.cost.placing import LAUNCH_NS, place_on
 from windtunnel.cost.pricer import Pricer
 from windtunnel.cost.pricing import AUTO, device_of, price

@@ -11,9 +11,9 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Process", "coordinates"]
+__all__ = ["IN_STEP", "Process", "coordinates"]
 
 # N samples, P rows to predict
 Floats = NDArray[np.float64]
@@ -21,6 +21,9 @@ Names = NDArray[np.object_]
 _LENGTHS = (1.0, 2.0, 4.0, 8.0)
 _NOISES = (0.05, 0.2, 0.5)
 _SHARED = (0.3, 0.7, 1.0)
+_GRAINS = (0.0, 0.5, 1.0)
+IN_STEP = 2
+"""Column of the coordinates: above 0 for what ran within a step."""
 _LEAST_SPREAD = 0.02
 _APART = 2.0
 _MOST_TO_CHOOSE = 200  # samples by which length, noise and sharing are chosen: time goes with their cube
@@ -28,14 +31,20 @@ _MOST_TO_CHOOSE = 200  # samples by which length, noise and sharing are chosen: 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Length in octaves, noise as a share of the spread, what two operators of a class have in common."""
+    """How efficiencies go together.
+
+    Length in octaves, noise as a share of the spread, what two operators of a class have in common, and how much an
+    octave of the grain counts beside one of size.
+    """
 
     length: float
     noise: float
     shared: float
+    grain: float
 
     def similar(self, first: Floats, first_names: Names, second: Floats, second_names: Names) -> Floats:
-        squared = ((first[:, None] - second[None]) ** 2).sum(axis=2)
+        weights = np.array([1.0, 1.0, 1.0, self.grain])
+        squared = ((weights * (first[:, None] - second[None])) ** 2).sum(axis=2)
         alike = np.where(first_names[:, None] == second_names[None], 1.0, self.shared)
         similar: Floats = alike * np.exp(-0.5 * squared / self.length**2)
         return similar
@@ -47,7 +56,7 @@ class Process:
 
     Parameters
     ----------
-    points : float [N, 3]
+    points : float [N, 4]
     names : object [N]
         Operators.
     mean, spread : float
@@ -72,7 +81,7 @@ class Process:
         spread = max(float(np.std(log_efficiency)), _LEAST_SPREAD)
         values = log_efficiency - mean
         few = np.linspace(0, len(points) - 1, min(len(points), _MOST_TO_CHOOSE)).astype(np.int64)
-        forms = [_Form(*one) for one in itertools.product(_LENGTHS, _NOISES, _SHARED)]
+        forms = [_Form(*one) for one in itertools.product(_LENGTHS, _NOISES, _SHARED, _GRAINS)]
         form = min(forms, key=lambda one: _solve(points[few], names[few], values[few], one).surprise(spread))
         solved = _solve(points, names, values, form)
         # a sample that is more efficient than predicted took less time
@@ -86,14 +95,17 @@ class Process:
         return self.mean + near @ self._solved.weights, self.spread * np.sqrt(np.maximum(1 + noise - explained, noise))
 
 
-def coordinates(flops: Floats, bytes_moved: Floats, is_in_graph: bool | NDArray[np.bool_] = False) -> Floats:
-    """Octaves of size, of intensity, and between what ran alone and what ran within a step, float [P, 3].
+def coordinates(
+    flops: Floats, bytes_moved: Floats, grain: ArrayLike, is_in_graph: bool | NDArray[np.bool_] = False
+) -> Floats:
+    """Octaves of size, of intensity, between what ran alone and what ran within a step, and of the grain, float [P, 4].
 
     Within a step other work has filled the caches: that counts as two octaves apart.
     """
     size = np.maximum(bytes_moved, 1.0)
     apart = np.broadcast_to(np.asarray(is_in_graph, dtype=np.float64) * _APART, size.shape)
-    return np.stack([np.log2(size), np.log2(1.0 + flops / size), apart], axis=1)
+    cut = np.broadcast_to(np.asarray(grain, dtype=np.float64), size.shape)
+    return np.stack([np.log2(size), np.log2(1.0 + flops / size), apart, cut], axis=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,8 +169,9 @@ def _ready(kernel: Kernel, clock: Clock) -> Callable[[], float] | None:
         packet, _, overload = kernel.operator.partition("::")[2].partition(".")
         function = getattr(getattr(getattr(torch.ops, kernel.operator.partition("::")[0]), packet), overload)
         with torch.inference_mode():
-            arguments = [_filled(one) for one in kernel.arguments]
-            keywords = {name: _filled(one) for name, one in kernel.keywords}
+            bound = _num_rows(kernel)
+            arguments = [_filled(one, bound) for one in kernel.arguments]
+            keywords = {name: _filled(one, bound) for name, one in kernel.keywords}
     except (PriceError, AttributeError, RuntimeError):
         return None
     first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
@@ -191,14 +192,21 @@ def _overlaps(tensor: Any) -> bool:
     return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _filled(value: Any) -> Any:
+def _num_rows(kernel: Kernel) -> int:
+    """What integers among the arguments stay below: rows of the table that they point into."""
+    is_table = "embedding" in kernel.operator or "index_select" in kernel.operator
+    return kernel.tensors[0].shape[0] if is_table and kernel.tensors else 2
+
+
+def _filled(value: Any, bound: int) -> Any:
     from windtunnel.cost._arguments import DTYPES, fill
 
     if isinstance(value, TensorShape):
         names = {dtype: name for name, dtype in DTYPES.items()}
-        return fill(TensorSpec(0, value.shape, value.stride, names.get(value.dtype, "")), value.shape)
+        spec = TensorSpec(0, value.shape, value.stride, names.get(value.dtype, ""))
+        return fill(spec, value.shape, bound=bound)
     if isinstance(value, tuple):
-        return [_filled(item) for item in value]
+        return [_filled(item, bound) for item in value]
     return value
 
 

@@ -7,7 +7,6 @@ measuring (``calibration``, captures).
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,21 +17,21 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
+from windtunnel.cost.classes import class_of, grain_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import is_host
-from windtunnel.cost.interpolation import Process, coordinates
+from windtunnel.cost.interpolation import IN_STEP, Process, coordinates
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.pricer import Prices
 from windtunnel.cost.work import Work, work_of
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
-from windtunnel.graph.flops import CONTRACTIONS
 from windtunnel.hardware import Device
 from windtunnel.hardware import machine as machine_of_host
 from windtunnel.hardware.host import plain_name
 
-__all__ = ["CalibratedPricer", "Calibration", "MeasuredPricer", "class_of", "remember"]
+__all__ = ["CalibratedPricer", "Calibration", "MeasuredPricer", "remember"]
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -40,32 +39,6 @@ Mask = NDArray[np.bool_]
 IN_GRAPH = "in a graph"
 _FEWEST = 6
 _WIDEST = 1.0  # of log(time): what varies more than this was not measured at all
-_MOVES = re.compile(
-    r"embedding|index|gather|scatter|select|take|masked_fill|_copy|copy_|cat|stack|clone|fill_|zero_|pad"
-)
-_REDUCES = re.compile(r"(sum|mean|amax|amin|max|min|prod|argmax|argmin|var|std|norm|loss)\b|vector_norm")
-
-
-def class_of(operator: str) -> str:
-    """The class of an operator: those of one class reach alike shares of their bound.
-
-    Examples
-    --------
-    >>> [class_of(name) for name in ("aten::addmm", "aten::conv2d.default", "aten::native_layer_norm", "aten::gelu")]
-    ['product', 'convolution', 'normalisation', 'elementwise']
-    """
-    name = operator.partition("::")[2].partition(".")[0].strip("_") or operator
-    if "conv" in name:
-        return "convolution backward" if "backward" in name else "convolution"
-    if name in CONTRACTIONS:
-        return "product"
-    if "softmax" in name or name.startswith(("native_", "layer_norm", "batch_norm", "group_norm")):
-        return "normalisation"
-    if "pool" in name or "upsample" in name:
-        return "pooling"
-    if _MOVES.search(operator):
-        return "moving"
-    return "reduction" if _REDUCES.search(name) else "elementwise"
 
 
 def remember(graph: Graph, database: ProfileDatabase) -> int:
@@ -166,7 +139,8 @@ class Calibration:
         """Fit every class that has enough samples; ``limits`` are their bounds, one row each."""
         efficiency = limits.efficiency([one.new_ns for one in samples])
         flops, moved = (np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved"))
-        points = coordinates(flops, moved, np.array([one.change == IN_GRAPH for one in samples], dtype=bool))
+        grain = [grain_of(one.operator, one.signature) for one in samples]
+        points = coordinates(flops, moved, grain, np.array([one.change == IN_GRAPH for one in samples], dtype=bool))
         names = _plain([one.operator for one in samples])
         rows: dict[str, list[int]] = defaultdict(list)
         for row, one in enumerate(samples):
@@ -215,11 +189,13 @@ class CalibratedPricer:
         found = self.calibration(device)
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
+        grain = np.array([grain_of(*pair) for pair in zip(work.operator, work.shapes, strict=True)])
         value, scale = np.zeros(len(work)), np.zeros(len(work))
         for name in dict.fromkeys(names):
             rows, process = np.array([one == name for one in names]), found.processes[name]
             # a step is what is priced, unless only operators that ran alone are known
-            points = coordinates(work.flops[rows], work.bytes_moved[rows], bool(process.points[:, 2].any()))
+            is_step = bool(process.points[:, IN_STEP].any())
+            points = coordinates(work.flops[rows], work.bytes_moved[rows], grain[rows], is_step)
             value[rows], scale[rows] = process.predict(points, _plain(work.operator[rows]))
         unknown = np.full(len(work), np.nan)
         return found.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
