@@ -21,9 +21,9 @@ from windtunnel.cost.classes import class_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import host_device
-from windtunnel.cost.kernels import Kernel
+from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import Stand, Table
-from windtunnel.cost.measured import Calibration, calibration_of
+from windtunnel.cost.measured import ALONE, Calibration, calibration_of
 from windtunnel.cost.threads import threads
 from windtunnel.errors import InputError
 from windtunnel.extras import require
@@ -35,7 +35,7 @@ MIN_GAIN = 0.005
 _PER_CLASS, _FIRST_PER_CLASS = 4, 8
 _FEWEST_ROUNDS = 6
 _FEWEST_TURNS, _MOST_TURNS, _ROUND_S = 5, 25, 0.02
-_CHANGE = "alone, in turn (calibration, method 1)"
+_LEAST_SHARE = 0.1  # of what was measured: a call is not known to the nanosecond
 
 Progress = Callable[[str, int, int], None]
 Floats = NDArray[np.float64]
@@ -178,7 +178,7 @@ def _measured(wanted: Sequence[Sample], num_threads: int) -> list[Measurement]:
             one.kernel.operator,
             one.kernel.signature,
             "forward",
-            _CHANGE,
+            ALONE,
             num_threads,
             machine(),
             libraries(),
@@ -193,16 +193,29 @@ def _measured(wanted: Sequence[Sample], num_threads: int) -> list[Measurement]:
 
 
 def _times(kernels: Sequence[Kernel], num_threads: int) -> Table:
-    """Lower quartile of each; with one thread its own time counts, so that others on the core do not."""
+    """Lower quartile of each, without the call itself: a capture counts that with Python.
+
+    With one thread its own time counts, so that others on the core do not.
+    """
+    call = _call()
     with threads(num_threads):
-        stand = Stand(kernels, time.thread_time_ns if num_threads == 1 else time.perf_counter_ns)
+        clock = time.thread_time_ns if num_threads == 1 else time.perf_counter_ns
+        stand = Stand([call, *kernels], clock, is_warm=True)
         stand.rehearse()
         begin = time.perf_counter()
         for turn in range(_MOST_TURNS):
             stand.round()
             if turn + 1 >= _FEWEST_TURNS and time.perf_counter() - begin > _ROUND_S * len(kernels):
                 break
-    return stand.table()
+    table = stand.table()
+    return {kernel: max(table[kernel] - table[call], _LEAST_SHARE * table[kernel]) for kernel in kernels}
+
+
+def _call() -> Kernel:
+    """An operator that does nothing."""
+    import torch
+
+    return Kernel("aten::detach.default", (TensorShape((1,), (1,), torch.float32),))
 
 
 def _bound_error(samples: Sequence[Measurement], device: Device) -> float:

@@ -22,11 +22,12 @@ _LENGTHS = (1.0, 2.0, 4.0, 8.0)
 _NOISES = (0.05, 0.2, 0.5)
 _SHARED = (0.3, 0.7, 1.0)
 _GRAINS = (0.0, 0.5, 1.0)
+_APARTS = (1.0, 3.0)
 IN_STEP = 2
 """Column of the coordinates: above 0 for what ran within a step."""
 _LEAST_SPREAD = 0.02
 _APART = 2.0
-_MOST_TO_CHOOSE = 200  # samples by which length, noise and sharing are chosen: time goes with their cube
+_MOST_TO_CHOOSE = 120  # samples by which length, noise and sharing are chosen: time goes with their cube
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,10 @@ class _Form:
     noise: float
     shared: float
     grain: float
+    apart: float
 
     def similar(self, first: Floats, first_names: Names, second: Floats, second_names: Names) -> Floats:
-        weights = np.array([1.0, 1.0, 1.0, self.grain])
+        weights = np.array([1.0, 1.0, self.apart, self.grain])
         squared = ((weights * (first[:, None] - second[None])) ** 2).sum(axis=2)
         alike = np.where(first_names[:, None] == second_names[None], 1.0, self.shared)
         similar: Floats = alike * np.exp(-0.5 * squared / self.length**2)
@@ -81,7 +83,7 @@ class Process:
         spread = max(float(np.std(log_efficiency)), _LEAST_SPREAD)
         values = log_efficiency - mean
         few = np.linspace(0, len(points) - 1, min(len(points), _MOST_TO_CHOOSE)).astype(np.int64)
-        forms = [_Form(*one) for one in itertools.product(_LENGTHS, _NOISES, _SHARED, _GRAINS)]
+        forms = [_Form(*one) for one in itertools.product(_LENGTHS, _NOISES, _SHARED, _GRAINS, _APARTS)]
         form = min(forms, key=lambda one: _solve(points[few], names[few], values[few], one).surprise(spread))
         solved = _solve(points, names, values, form)
         # a sample that is more efficient than predicted took less time

@@ -37,6 +37,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 IN_GRAPH = "in a graph"
+ALONE = "alone, warm, without the call (calibration, method 2)"
 _FEWEST = 6
 _WIDEST = 1.0  # of log(time): what varies more than this was not measured at all
 
@@ -215,8 +216,8 @@ def _plain(operators: Iterable[object]) -> NDArray[np.object_]:
 
 
 def calibration_of(samples: Iterable[Measurement], device: Device) -> Calibration:
-    """Fit samples, which are of fp32, against the bounds of a device."""
-    rows = [one for one in samples if one.new_ns > 0]
+    """Fit samples, which are of fp32, against the bounds of a device; those of older methods do not count."""
+    rows = [one for one in samples if one.new_ns > 0 and one.change in (IN_GRAPH, ALONE)]
     flops, moved = (np.array([getattr(one, name) for one in rows]) for name in ("flops", "bytes_moved"))
     return Calibration.fit(rows, bounds_on(device, flops, moved))
 
