@@ -9,7 +9,7 @@ from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.classes import class_of, grain_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.interpolation import Process, coordinates
-from windtunnel.cost.measured import Calibration
+from windtunnel.cost.measured import ALONE, Calibration
 
 RNG = np.random.default_rng(0)
 
@@ -73,13 +73,14 @@ def test_two_operators_of_a_class_may_differ():
 def test_coordinates_are_octaves():
     size = np.array([1024.0])
 
-    assert [[10.0, 1.0, 0.0, 5.0]] == coordinates(size, size, 5.0).tolist()
-    assert [[10.0, 1.0, 2.0, 5.0]] == coordinates(size, size, [5.0], True).tolist()
+    assert [[10.0, 1.0, 18.0, 5.0]] == coordinates(size, size, 5.0).tolist()  # all of it fits into a cache
+    assert [[10.0, 1.0, 20.0, 5.0]] == coordinates(size, size, [5.0], 2.0**20).tolist()
+    assert [[30.0, 1.0, 28.0, 5.0]] == coordinates(size * 2**20, size * 2**20, [5.0]).tolist()
 
 
 def test_what_short_rows_cost_is_learned():
     """Efficiency falls with the grain alone; of two shapes of one size the finer one is known to take longer."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(70)
     points, names = drawn(80, 7)
     points[:, 3] = rng.uniform(0, 8, 80)
     process = Process.fit(points, names, -3 + 0.3 * points[:, 3])
@@ -190,7 +191,7 @@ class TestOnThisHost:
         flops, moved = np.exp(rng.uniform(8, 22, count)), np.exp(rng.uniform(8, 18, count))
         took = bounds_on(host, flops, moved).bound_ns / (true * np.exp(0.05 * rng.standard_normal(count)))
         return [
-            Measurement("aten::mm", f"s{row}", "forward", "c", 1, machine(), libraries(), 1.0, float(took[row]),
+            Measurement("aten::mm", f"s{row}", "forward", ALONE, 1, machine(), libraries(), 1.0, float(took[row]),
                         flops=float(flops[row]), bytes_moved=float(moved[row]))
             for row in range(count)
         ]  # fmt: skip
@@ -233,7 +234,7 @@ class TestOnThisHost:
         assert "measured" == priced.tasks.strings("cost_source").decode(1)
 
     def test_what_ran_within_steps_prices_steps(self, host):
-        """Alone twice as efficient as within a step: the price is the step's."""
+        """Alone twice as efficient as within a step that fills the caches: the price depends on the step."""
         from dataclasses import replace
 
         from windtunnel.cost.measured import IN_GRAPH, CalibratedPricer
@@ -241,10 +242,21 @@ class TestOnThisHost:
 
         database = ProfileDatabase(":memory:")
         database.add(self.samples(host, true=0.6))
-        database.add(replace(one, change=IN_GRAPH) for one in self.samples(host, true=0.3))
+        database.add(replace(one, change=IN_GRAPH, step_bytes=1e9) for one in self.samples(host, true=0.3))
         work = Work.of_counts(np.array(["aten::mm"]), np.array([1e6]), np.array([1e5]))
+        often = replace(work, num_tasks=np.array([10_000]))
+        alone, within = (CalibratedPricer(database).price(one, host).efficiency[0] for one in (work, often))
 
-        assert 0.3 == pytest.approx(CalibratedPricer(database).price(work, host).efficiency[0], rel=0.15)
+        assert 0.6 == pytest.approx(alone, rel=0.15)
+        assert 0.3 == pytest.approx(within, rel=0.15)
+
+    def test_samples_of_an_older_method_do_not_count(self, host):
+        from dataclasses import replace
+
+        from windtunnel.cost.measured import calibration_of
+
+        old = [replace(one, change="alone, in turn (calibration, method 1)") for one in self.samples(host)]
+        assert {} == calibration_of(old, host).processes
 
     def test_captures_of_another_machine_are_not_learned(self):
         from tests.cost.test_forecast import step

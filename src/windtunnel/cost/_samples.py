@@ -18,7 +18,7 @@ from windtunnel.graph.flops import operator_flops
 __all__ = ["CLASSES", "Sample", "draw"]
 
 _BYTES = 4
-_MOST_FLOPS, _MOST_BYTES = 4e9, 256e6
+_MOST_FLOPS, _MOST_BYTES = 4e9, 64e6
 
 
 class Sample(NamedTuple):
@@ -42,6 +42,13 @@ def draw(name: str, rng: np.random.Generator) -> Sample:
 
 def _size(rng: np.random.Generator, low: int, high: int) -> int:
     return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def _width(rng: np.random.Generator, low: int, high: int) -> int:
+    """A size as nets have them: a multiple of 8 or 16, but for one in five."""
+    size = _size(rng, low, high)
+    unit = 1 if size < 8 or rng.random() < 0.2 else 8 if size < 64 else 16
+    return max(unit, round(size / unit) * unit)
 
 
 class _Tensor(NamedTuple):
@@ -72,10 +79,11 @@ def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], 
 
 
 def _product(rng: np.random.Generator) -> Sample:
-    rows, inner, columns = (_size(rng, 4, 2048) for _ in range(3))
     if rng.random() < 0.7:
+        rows, inner, columns = (_width(rng, 8, 2048) for _ in range(3))
         return _sample("aten::mm.default", [_Tensor((rows, inner)), _Tensor((inner, columns))], (rows, columns))
     batch = _size(rng, 2, 64)
+    rows, inner, columns = (_width(rng, 8, 512) for _ in range(3))
     ends = [_Tensor((batch, rows, inner)), _Tensor((batch, inner, columns))]
     return _sample("aten::bmm.default", ends, (batch, rows, columns))
 
@@ -95,13 +103,17 @@ class _Conv(NamedTuple):
         return 2 * math.prod(self.outputs.shape) * math.prod(self.weight.shape[1:])
 
 
+_WINDOWS = ((1, 1), (1, 1), (1, 2), (3, 1), (3, 1), (3, 1), (3, 2), (4, 4), (4, 2), (5, 1), (7, 1), (7, 2))
+
+
 def _conv(rng: np.random.Generator) -> _Conv:
-    batch, side, kernel = _size(rng, 1, 64), _size(rng, 4, 112), int(rng.choice([1, 3, 3, 4, 5, 7]))
-    stride = int(rng.choice([1, 1, 2, kernel]))
-    channels, filters, groups = _size(rng, 3, 256), _size(rng, 8, 256), 1
-    if rng.random() < 0.2:
+    batch, side = _size(rng, 1, 64), _size(rng, 4, 112)
+    kernel, stride = _WINDOWS[int(rng.integers(len(_WINDOWS)))]
+    channels = 3 if rng.random() < 0.1 else _width(rng, 8, 256)
+    filters, groups = _width(rng, 8, 256), 1
+    if kernel in (3, 5, 7) and rng.random() < 0.25:
         filters = groups = channels
-    padding = kernel // 2 if stride < kernel else 0
+    padding = (kernel - 1) // 2 if stride < kernel else 0
     after = max(1, (side + 2 * padding - kernel) // stride + 1)
     side = max(side, kernel)
     return _Conv(
@@ -141,17 +153,20 @@ def _attention_backward(rng: np.random.Generator) -> Sample:
     return _sample(name, arguments, one.shape, one.shape, one.shape)
 
 
-_ELEMENTWISE = {
-    "add.Tensor": 2, "mul.Tensor": 2, "relu.default": 1, "gelu.default": 1, "exp.default": 1, "tanh.default": 1,
-    "sigmoid.default": 1, "sqrt.default": 1, "gelu_backward.default": 2, "tanh_backward.default": 2,
-    "addcmul.default": 3, "addcdiv.default": 3,
+_ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
+    "add.Tensor": (2, ()), "mul.Tensor": (2, ()), "relu.default": (1, ()), "gelu.default": (1, ()),
+    "exp.default": (1, ()), "tanh.default": (1, ()), "sqrt.default": (1, ()), "gelu_backward.default": (2, ()),
+    "tanh_backward.default": (2, ()), "threshold_backward.default": (2, (0.0,)), "div.Scalar": (1, (2.0,)),
+    "add_.Tensor": (2, ()), "add_.Scalar": (1, (1e-8,)), "mul_.Scalar": (1, (0.9,)), "lerp_.Scalar": (2, (0.1,)),
+    "addcmul_.default": (3, ()), "addcdiv_.default": (3, ()),
 }  # fmt: skip
 
 
 def _elementwise(rng: np.random.Generator) -> Sample:
-    one = _Tensor((_size(rng, 1, 4096), _size(rng, 8, 8192)))
+    one = _Tensor((_size(rng, 1, 4096), _width(rng, 8, 8192)))
     operator = str(rng.choice(list(_ELEMENTWISE)))
-    return _sample(f"aten::{operator}", [one] * _ELEMENTWISE[operator], one.shape)
+    num_tensors, others = _ELEMENTWISE[operator]
+    return _sample(f"aten::{operator}", [*[one] * num_tensors, *others], one.shape)
 
 
 def _normalisation(rng: np.random.Generator) -> Sample:
@@ -160,7 +175,7 @@ def _normalisation(rng: np.random.Generator) -> Sample:
 
 def _rows(rng: np.random.Generator) -> tuple[_Tensor, _Tensor, _Tensor]:
     """A matrix, one of its rows, and a number for each."""
-    rows, columns = _size(rng, 4, 8192), _size(rng, 16, 4096)
+    rows, columns = _width(rng, 4, 8192), _width(rng, 16, 4096)
     return _Tensor((rows, columns)), _Tensor((columns,)), _Tensor((rows, 1))
 
 
@@ -182,7 +197,7 @@ def _layer_norm_backward(rng: np.random.Generator) -> Sample:
 
 def _images(rng: np.random.Generator) -> tuple[_Tensor, _Tensor]:
     """Images, and a number for each of their channels."""
-    channels, side = _size(rng, 3, 256), _size(rng, 4, 112)
+    channels, side = _width(rng, 3, 256), _size(rng, 4, 112)
     return _Tensor((_size(rng, 1, 64), channels, side, side)), _Tensor((channels,))
 
 

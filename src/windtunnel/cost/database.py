@@ -17,7 +17,8 @@ from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["Measurement", "ProfileDatabase", "default_database_path"]
 
-_VERSION = 2
+_VERSION = 3
+_LATER = {"flops": 2, "bytes_moved": 2, "step_bytes": 3}  # columns by the version that brought them
 _MAX_SPREAD = 0.25
 _FRESH_S = 600
 _KEY = ("operator", "signature", "phase", "change", "threads", "machine", "libraries")
@@ -53,6 +54,8 @@ class Measurement:
         Seconds since 1970; 0 lets the database fill it in.
     flops, bytes_moved : float
         What it computed and moved, for prices of other sizes; 0 where that was not noted.
+    step_bytes : float
+        What the whole step moved that it ran in; 0 alone, or where that was not noted.
     """
 
     operator: str
@@ -70,6 +73,7 @@ class Measurement:
     measured_at: int = 0
     flops: float = 0.0
     bytes_moved: float = 0.0
+    step_bytes: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -220,10 +224,9 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
     texts = ", ".join(f"{name} {_sql_type(name)} NOT NULL" for name in _COLUMNS)
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        # another process may have been faster; what was computed and moved came with version 2
-        if int(connection.execute("PRAGMA user_version").fetchone()[0]) == 1:
-            for name in ("flops", "bytes_moved"):
-                connection.execute(f"ALTER TABLE measurements ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])  # another process may have been faster
+        for name in [one for one, since in _LATER.items() if 0 < version < since]:
+            connection.execute(f"ALTER TABLE measurements ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS measurements ({texts}, PRIMARY KEY ({', '.join(_KEY)})) WITHOUT ROWID"
         )

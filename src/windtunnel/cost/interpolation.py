@@ -13,20 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["IN_STEP", "Process", "coordinates"]
+__all__ = ["Process", "coordinates"]
 
 # N samples, P rows to predict
 Floats = NDArray[np.float64]
 Names = NDArray[np.object_]
 _LENGTHS = (1.0, 2.0, 4.0, 8.0)
-_NOISES = (0.05, 0.2, 0.5)
+_NOISES = (0.05, 0.15, 0.4)
 _SHARED = (0.3, 0.7, 1.0)
 _GRAINS = (0.0, 0.5, 1.0)
-_APARTS = (1.0, 3.0)
-IN_STEP = 2
-"""Column of the coordinates: above 0 for what ran within a step."""
+_STEPS = (0.3, 1.0)
 _LEAST_SPREAD = 0.02
-_APART = 2.0
+_STEP_BYTES = (2.0**18, 2.0**28)  # a step below fits into the caches, one above into none
 _MOST_TO_CHOOSE = 120  # samples by which length, noise and sharing are chosen: time goes with their cube
 
 
@@ -42,10 +40,10 @@ class _Form:
     noise: float
     shared: float
     grain: float
-    apart: float
+    step: float
 
     def similar(self, first: Floats, first_names: Names, second: Floats, second_names: Names) -> Floats:
-        weights = np.array([1.0, 1.0, self.apart, self.grain])
+        weights = np.array([1.0, 1.0, self.step, self.grain])
         squared = ((weights * (first[:, None] - second[None])) ** 2).sum(axis=2)
         alike = np.where(first_names[:, None] == second_names[None], 1.0, self.shared)
         similar: Floats = alike * np.exp(-0.5 * squared / self.length**2)
@@ -83,7 +81,7 @@ class Process:
         spread = max(float(np.std(log_efficiency)), _LEAST_SPREAD)
         values = log_efficiency - mean
         few = np.linspace(0, len(points) - 1, min(len(points), _MOST_TO_CHOOSE)).astype(np.int64)
-        forms = [_Form(*one) for one in itertools.product(_LENGTHS, _NOISES, _SHARED, _GRAINS, _APARTS)]
+        forms = [_Form(*one) for one in itertools.product(_LENGTHS, _NOISES, _SHARED, _GRAINS, _STEPS)]
         form = min(forms, key=lambda one: _solve(points[few], names[few], values[few], one).surprise(spread))
         solved = _solve(points, names, values, form)
         # a sample that is more efficient than predicted took less time
@@ -97,17 +95,16 @@ class Process:
         return self.mean + near @ self._solved.weights, self.spread * np.sqrt(np.maximum(1 + noise - explained, noise))
 
 
-def coordinates(
-    flops: Floats, bytes_moved: Floats, grain: ArrayLike, is_in_graph: bool | NDArray[np.bool_] = False
-) -> Floats:
-    """Octaves of size, of intensity, between what ran alone and what ran within a step, and of the grain, float [P, 4].
+def coordinates(flops: Floats, bytes_moved: Floats, grain: ArrayLike, step_bytes: ArrayLike = 0.0) -> Floats:
+    """Octaves of size, of intensity, of what the step around it moves, and of the grain, float [P, 4].
 
-    Within a step other work has filled the caches: that counts as two octaves apart.
+    The rest of a step fills the caches: the more it moves, the colder is what an operator finds. What ran alone ran
+    twice in a row (0 ``step_bytes``).
     """
     size = np.maximum(bytes_moved, 1.0)
-    apart = np.broadcast_to(np.asarray(is_in_graph, dtype=np.float64) * _APART, size.shape)
+    step = np.clip(np.maximum(step_bytes, 2.0 * size), *_STEP_BYTES)
     cut = np.broadcast_to(np.asarray(grain, dtype=np.float64), size.shape)
-    return np.stack([np.log2(size), np.log2(1.0 + flops / size), apart, cut], axis=1)
+    return np.stack([np.log2(size), np.log2(1.0 + flops / size), np.log2(step), cut], axis=1)
 
 
 @dataclass(frozen=True, eq=False)

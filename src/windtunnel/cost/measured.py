@@ -21,7 +21,7 @@ from windtunnel.cost.classes import class_of, grain_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import is_host
-from windtunnel.cost.interpolation import IN_STEP, Process, coordinates
+from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.pricer import Prices
 from windtunnel.cost.work import Work, work_of
@@ -57,6 +57,7 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
     tasks = np.flatnonzero(row_T >= 0)
     order = tasks[np.argsort(row_T[tasks], kind="stable")]
     groups = np.split(graph.duration_ns[order].astype(np.float64), np.cumsum(work.num_tasks)[:-1]) if len(work) else []
+    step_bytes = float((work.bytes_moved * work.num_tasks).sum())
     found = []
     for row, times in enumerate(groups):
         low, high = np.percentile(times, [25, 75])
@@ -66,6 +67,7 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
             # samples for prices of other sizes are of one type
             is_sample = float(work.dtype[row] == "fp32")
             amounts = {"flops": is_sample * work.flops[row], "bytes_moved": is_sample * work.bytes_moved[row]}
+            amounts["step_bytes"] = step_bytes
             key = _key(work, row, num_threads)
             found.append(Measurement(*key, mean, mean, spread, len(times), **amounts))
     database.add(found)
@@ -141,7 +143,7 @@ class Calibration:
         efficiency = limits.efficiency([one.new_ns for one in samples])
         flops, moved = (np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved"))
         grain = [grain_of(one.operator, one.signature) for one in samples]
-        points = coordinates(flops, moved, grain, np.array([one.change == IN_GRAPH for one in samples], dtype=bool))
+        points = coordinates(flops, moved, grain, np.array([one.step_bytes for one in samples]))
         names = _plain([one.operator for one in samples])
         rows: dict[str, list[int]] = defaultdict(list)
         for row, one in enumerate(samples):
@@ -191,12 +193,11 @@ class CalibratedPricer:
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
         grain = np.array([grain_of(*pair) for pair in zip(work.operator, work.shapes, strict=True)])
+        step_bytes = float((work.bytes_moved * work.num_tasks).sum())
         value, scale = np.zeros(len(work)), np.zeros(len(work))
         for name in dict.fromkeys(names):
             rows, process = np.array([one == name for one in names]), found.processes[name]
-            # a step is what is priced, unless only operators that ran alone are known
-            is_step = bool(process.points[:, IN_STEP].any())
-            points = coordinates(work.flops[rows], work.bytes_moved[rows], grain[rows], is_step)
+            points = coordinates(work.flops[rows], work.bytes_moved[rows], grain[rows], step_bytes)
             value[rows], scale[rows] = process.predict(points, _plain(work.operator[rows]))
         unknown = np.full(len(work), np.nan)
         return found.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
@@ -211,8 +212,8 @@ class CalibratedPricer:
 
 
 def _plain(operators: Iterable[object]) -> NDArray[np.object_]:
-    """Names without overload and without the mark of an operator that works in place."""
-    return np.array([str(name).partition(".")[0].rstrip("_") for name in operators], dtype=object)
+    """Names without overload; what works in place is another operator, for its output lies in the caches."""
+    return np.array([str(name).partition(".")[0] for name in operators], dtype=object)
 
 
 def calibration_of(samples: Iterable[Measurement], device: Device) -> Calibration:
