@@ -48,7 +48,8 @@ def grain_of(operator: str, shapes: str) -> float:
     """Octaves of the extent that inner loops run over: short ones reach less of a bound. 0 where there is none.
 
     Of a product its smallest side, of a convolution the fewer of its channels (1 where it is depthwise), of attention
-    the fewer of rows and columns, of a normalisation, reduction, sorting or look-up the length of a row.
+    the fewer of rows and columns, of a normalisation, reduction or sorting the length of a row, of a look-up the rows
+    asked for over those of the table: its bytes are those of the whole table.
 
     Parameters
     ----------
@@ -68,6 +69,9 @@ def grain_of(operator: str, shapes: str) -> float:
         return 0.0
     captured = shapes.split(" ")[0] if shapes.startswith("[") else shapes
     found = [[int(size) for size in one.split(",")] for one in _SHAPE.findall(captured)]
+    if kind == "indexing":
+        asked = [math.prod(one) for one in found[1:]]
+        return math.log2(asked[0] / found[0][0]) if asked and asked[0] and found[0][0] else 0.0
     tensors = [one for one in found if len(one) > 1 and min(one) > 0]
     if not tensors:
         return 0.0

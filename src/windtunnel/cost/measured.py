@@ -188,7 +188,7 @@ class CalibratedPricer:
         return states & knows
 
     def price(self, work: Work, device: Device) -> Prices:
-        """Efficiencies between those of the samples."""
+        """Efficiencies between those of the samples; all that is asked for at once is taken to be the step."""
         found = self.calibration(device)
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
