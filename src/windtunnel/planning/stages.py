@@ -9,7 +9,9 @@ that is what the plan's value says, and the replay shows what filling and draini
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, permutations
 from typing import Literal
 
 import numpy as np
@@ -66,51 +68,74 @@ def pipelined(
     order, before = stage_order(plan)
     loads = plan.loads
     spent = (loads.compute_ns + loads.sent_ns + loads.received_ns).round().astype(np.int64)
+    agreeing = sync_ns(plan.problem, plan.device, plan.kind, plan.replicas) * plan.replicas
     is_training = bool(plan.problem.is_backward.any())
-    agreeing_ns = (
-        (sync_ns(plan.problem, plan.device, plan.kind, plan.replicas) * plan.replicas).round().astype(np.int64)
-    )
     builder = GraphBuilder()
-    tasks: dict[tuple[bool, int, int], int] = {}
+    stages: dict[int, _Stage] = {}
     for place, device in enumerate(order):
         num_replicas = int(plan.replicas[device])
         ahead = -(-int(plan.replicas[order[place:]].sum()) // num_replicas) if schedule == "1f1b" else num_samples
-        rounds: dict[int, list[tuple[int, int]]] = {}
+        stages[device] = _Stage(
+            builder, place, f"{plan.problem.types[int(plan.kind[device])].name} {device}", spent[:, device].tolist(),
+            round(float(agreeing[device])), None if update_ns is None else round(float(update_ns[device])),
+        )  # fmt: skip
         for replica in range(num_replicas):
-            name = f"{plan.problem.types[int(plan.kind[device])].name} {device}"
-            row = builder.resource(name if num_replicas == 1 else f"{name}.{replica}", ResourceKind.DEVICE)
-            chain = []
-            for back, turn in _turns(len(range(replica, num_samples, num_replicas)), ahead, is_training=is_training):
-                sample = replica + turn * num_replicas
-                tasks[back, sample, device] = builder.task(
-                    f"sample {sample}, stage {place}{' backward' if back else ''}", kind=Kind.COMPUTE,
-                    phase=Phase.BACKWARD if back else Phase.FORWARD, resource=row,
-                    duration_ns=int(spent[int(back), device]), iteration=sample,
-                )  # fmt: skip
-                chain.append(tasks[back, sample, device])
-                if back and agreeing_ns[device]:
-                    agreed = builder.task(
-                        f"weights of stage {place}", kind=Kind.COMM, phase=Phase.UPDATE, resource=row,
-                        duration_ns=int(agreeing_ns[device]), iteration=sample,
-                    )  # fmt: skip
-                    rounds.setdefault(turn, []).append((chain[-1], agreed))
-                    chain.append(agreed)
-            if update_ns is not None:
-                chain.append(
-                    builder.task(f"update of stage {place}", kind=Kind.COMPUTE, phase=Phase.UPDATE, resource=row,
-                                 duration_ns=round(float(update_ns[device])), iteration=num_samples - 1)
-                )  # fmt: skip
-            for one, other in pairwise(chain):
-                builder.edge(one, other, kind=EdgeKind.CONTROL)  # a program, whatever it runs on
-        for some in rounds.values():
-            for (done, own), (_, other) in product(some, repeat=2):
-                if own != other:
-                    builder.edge(done, other, kind=EdgeKind.SYNC)
-    for back, sample, device in tasks:
-        for other in before[device]:
-            ends = (tasks[back, sample, other], tasks[back, sample, device])
-            builder.edge(*(ends[::-1] if back else ends), kind=EdgeKind.MESSAGE, lag_ns=latency_ns)
+            mine = range(replica, num_samples, num_replicas)
+            turns = [(back, mine[turn]) for back, turn in _turns(len(mine), ahead, is_training=is_training)]
+            stages[device].add(turns, f".{replica}" if num_replicas > 1 else "")
+        stages[device].wait_for_each_other(num_replicas)
+    for device, stage in stages.items():
+        for (back, sample), task in stage.tasks.items():
+            for other in before[device]:
+                ends = (stages[other].tasks[back, sample], task)
+                builder.edge(*(ends[::-1] if back else ends), kind=EdgeKind.MESSAGE, lag_ns=latency_ns)
     return builder.build()
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage's tasks, as they are added replica by replica."""
+
+    builder: GraphBuilder
+    place: int
+    name: str
+    spent_ns: list[int]  # forward, backward
+    agree_ns: int
+    update_ns: int | None
+    tasks: dict[tuple[bool, int], int] = field(default_factory=dict)
+    agreed: dict[int, int] = field(default_factory=dict)
+
+    def add(self, turns: Sequence[tuple[bool, int]], suffix: str) -> None:
+        """A replica with what it does in order: (is it backward, which sample)."""
+        row = self.builder.resource(f"{self.name}{suffix}", ResourceKind.DEVICE)
+        chain = []
+        for back, sample in turns:
+            self.tasks[back, sample] = self.builder.task(
+                f"sample {sample}, stage {self.place}{' backward' if back else ''}", kind=Kind.COMPUTE,
+                phase=Phase.BACKWARD if back else Phase.FORWARD, resource=row, duration_ns=self.spent_ns[int(back)],
+                iteration=sample,
+            )  # fmt: skip
+            chain.append(self.tasks[back, sample])
+            if back and self.agree_ns:
+                self.agreed[sample] = self.builder.task(
+                    f"weights of stage {self.place}", kind=Kind.COMM, phase=Phase.UPDATE, resource=row,
+                    duration_ns=self.agree_ns, iteration=sample,
+                )  # fmt: skip
+                chain.append(self.agreed[sample])
+        if self.update_ns is not None:
+            chain.append(
+                self.builder.task(f"update of stage {self.place}", kind=Kind.COMPUTE, phase=Phase.UPDATE, resource=row,
+                                  duration_ns=self.update_ns, iteration=turns[-1][1] if turns else 0)
+            )  # fmt: skip
+        for one, other in pairwise(chain):
+            self.builder.edge(one, other, kind=EdgeKind.CONTROL)  # a program, whatever it runs on
+
+    def wait_for_each_other(self, num_replicas: int) -> None:
+        """Replicas agree on their weights once each has done one sample backward."""
+        for first in range(0, max(self.agreed, default=-1) + 1, num_replicas):
+            together = [sample for sample in range(first, first + num_replicas) if sample in self.agreed]
+            for one, other in permutations(together, 2):
+                self.builder.edge(self.tasks[True, one], self.agreed[other], kind=EdgeKind.SYNC)
 
 
 def _turns(num_samples: int, num_ahead: int, *, is_training: bool) -> list[tuple[bool, int]]:
