@@ -1,5 +1,7 @@
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -55,7 +57,12 @@ def test_bad_options_are_named(data, tmp_path, option, value, message):
         run("train", "programs", "--data", data, "--out", tmp_path / "m.safetensors", option, value)
 
 
-def test_profiled_tasks_are_carried_to_a_held_out_device(data, tmp_path):
+def test_profiled_tasks_are_carried_to_a_held_out_device(tmp_path):
+    """The held-out device takes three times what its rates let expect: that shows however long was trained."""
+    measured = small_set(num_tasks=6, per_task=4)
+    is_fast = np.array([device["name"] == "fast" for device in measured.devices])
+    times = {name: getattr(measured, name) * np.where(is_fast, 3.0, 1.0) for name in ("mean_s", "std_s")}
+    data = replace(measured, **times).save(tmp_path / "programs.npz")
     model = tmp_path / "model.safetensors"
     common = ("--data", data, "--device", "fast", "--hold-out", "device")
     run("train", "programs", *common, "--out", model, "--budget", "1s")
@@ -65,7 +72,7 @@ def test_profiled_tasks_are_carried_to_a_held_out_device(data, tmp_path):
     )
 
     assert carried["num_profiled_tasks"] == 3
-    assert carried["mape"] < plain["mape"]
+    assert carried["mape"] < 0.7 * plain["mape"]
     with pytest.raises(InputError, match="held-out device"):
         run("eval", "programs", model, "--data", data, "--profile", "3")
     with pytest.raises(InputError, match="tasks are asked for"):

@@ -201,3 +201,5 @@ def test_what_a_solver_would_not_see_is_refused():
         with_replicas(one, 2, 1e9, "tree")
     with pytest.raises(InputError, match="0 replicas"):
         with_replicas(one, 0, 1e9)
+    with pytest.raises(InputError, match="a bandwidth of 0"):
+        with_replicas(one, 2, 0.0)

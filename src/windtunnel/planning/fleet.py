@@ -132,12 +132,14 @@ def with_replicas(
     Raises
     ------
     InputError
-        The rule is unknown, or ``max_replicas`` is below one.
+        The rule is unknown, ``max_replicas`` is below one, or there is no bandwidth.
     """
     if rule not in SYNC_RULES:
         raise InputError(f"weights are not synchronised by {rule!r}", where="rule", fix=" or ".join(SYNC_RULES))
     if max_replicas < 1:
         raise InputError(f"{max_replicas} replicas", where="replicas", fix="one or more")
+    if bandwidth_bytes_per_s <= 0:
+        raise InputError(f"a bandwidth of {bandwidth_bytes_per_s:g}", where="bandwidth", fix="above 0")
     own = np.ones(len(problem.types)) if problem.link_scale is None else np.diag(problem.link_scale)
     per_byte = SYNC_RULES[rule] * 1e9 / bandwidth_bytes_per_s if problem.is_backward.any() else 0.0
     types = tuple(
