@@ -69,9 +69,8 @@ def place(
 
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
-    from windtunnel.planning.fleet import with_replicas
     from windtunnel.planning.placing import place as best_plan
-    from windtunnel.units import parse_duration, parse_rate
+    from windtunnel.units import parse_duration
 
     if fly:
         from windtunnel.cli._place_flight import fly_placement
@@ -86,7 +85,7 @@ def place(
     with Progress("placing") as progress:
         problem = _problem(source, devices, cpus, memory, bandwidth, links)
         if replicas > 1:
-            problem = with_replicas(problem, replicas, parse_rate(bandwidth), sync)  # type: ignore[arg-type]
+            problem = _replicated(problem, replicas, bandwidth, sync)
         plan = best_plan(
             problem,
             objective=objective,  # type: ignore[arg-type]
@@ -162,6 +161,13 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str,
     from windtunnel.planning.fleet import problem_on
 
     return problem_on(open_graph(source), devices, parse_rate(bandwidth), memory_bytes, links)
+
+
+def _replicated(problem: Problem, replicas: int, bandwidth: str, sync: str) -> Problem:
+    from windtunnel.planning.fleet import with_replicas
+    from windtunnel.units import parse_rate
+
+    return with_replicas(problem, replicas, parse_rate(bandwidth), sync)  # type: ignore[arg-type]
 
 
 def _others(problem: Problem, objective: str) -> list[Plan]:

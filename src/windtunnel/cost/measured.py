@@ -57,8 +57,7 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
     tasks = np.flatnonzero(row_T >= 0)
     order = tasks[np.argsort(row_T[tasks], kind="stable")]
     groups = np.split(graph.duration_ns[order].astype(np.float64), np.cumsum(work.num_tasks)[:-1]) if len(work) else []
-    step_bytes = float((work.bytes_moved * work.num_tasks).sum())
-    found = []
+    found, step_bytes = [], work.step_bytes
     for row, times in enumerate(groups):
         low, high = np.percentile(times, [25, 75])
         mean = float(times.mean())  # prices are added up
@@ -193,8 +192,7 @@ class CalibratedPricer:
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
         grain = np.array([grain_of(*pair) for pair in zip(work.operator, work.shapes, strict=True)])
-        step_bytes = float((work.bytes_moved * work.num_tasks).sum())
-        value, scale = np.zeros(len(work)), np.zeros(len(work))
+        value, scale, step_bytes = np.zeros(len(work)), np.zeros(len(work)), work.step_bytes
         for name in dict.fromkeys(names):
             rows, process = np.array([one == name for one in names]), found.processes[name]
             points = coordinates(work.flops[rows], work.bytes_moved[rows], grain[rows], step_bytes)

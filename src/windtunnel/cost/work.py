@@ -65,6 +65,11 @@ class Work:
     def __len__(self) -> int:
         return len(self.flops)
 
+    @property
+    def step_bytes(self) -> float:
+        """What all tasks together move."""
+        return float((self.bytes_moved * self.num_tasks).sum())
+
     def take(self, rows: NDArray[np.int64] | Mask) -> Work:
         """The given rows."""
         return Work(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})

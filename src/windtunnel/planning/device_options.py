@@ -87,7 +87,7 @@ def options_of(types: Sequence[DeviceType], link_scale: Floats | None, *, is_sum
             to = np.flatnonzero(digits_VT[:, kind] >= replicas)
             for last, following in itertools.product(range(len(beside)), repeat=2):
                 scale_C = _scales(types[kind], kind, beside[last], beside[following], link_scale, is_summed=is_summed)
-                rows.append((kind, replicas, types[kind].sync_ns_per_byte * (replicas - 1) / replicas**2, scale_C))
+                rows.append((kind, replicas, types[kind].agree_ns_per_byte(replicas), scale_C))
                 own = beside.index(kind) if link_scale is not None else 0
                 ends = to * num_beside + own * len(beside) + following
                 begins = (to - replicas * strides[kind]) * num_beside + last * len(beside) + own

@@ -140,10 +140,10 @@ def with_replicas(
         raise InputError(f"{max_replicas} replicas", where="replicas", fix="one or more")
     if bandwidth_bytes_per_s <= 0:
         raise InputError(f"a bandwidth of {bandwidth_bytes_per_s:g}", where="bandwidth", fix="above 0")
-    own = np.ones(len(problem.types)) if problem.link_scale is None else np.diag(problem.link_scale)
+    kinds = np.arange(len(problem.types))
     per_byte = SYNC_RULES[rule] * 1e9 / bandwidth_bytes_per_s if problem.is_backward.any() else 0.0
     types = tuple(
         replace(one, max_replicas=max_replicas, sync_ns_per_byte=per_byte * one.comm_scale * float(link))
-        for one, link in zip(problem.types, own, strict=True)
+        for one, link in zip(problem.types, problem.link(kinds, kinds), strict=True)
     )
     return replace(problem, types=types)

@@ -117,18 +117,19 @@ def layers_of(
     times = np.stack([_summed(one.duration_ns, node_T, num) for one in steps], axis=1)
     updates = _updates(graph, steps, node_T, color, is_backward)
     copies = _COPIES if copies_per_parameter is None else copies_per_parameter
+    weights = _weights(graph, node_T, num)
     problem = Problem(
         tuple(f"{known[node][0] or 'model'}{' (backward)' if known[node][1] else ''}" for node in kept.tolist()),
         tuple(types),
         times + updates / num_microbatches,
-        _sizes(graph, node_T, num, copies if is_backward.any() else 1.0),
+        (copies if is_backward.any() else 1.0) * weights + _kept(graph, node_T, num),
         np.zeros((num, len(types)), bool),
         is_backward,
         color,
         src,
         dst,
         sent / bandwidth_bytes_per_s * 1e9,
-        weight_bytes=_weights(graph, node_T, num),
+        weight_bytes=weights,
         link_scale=link_scale,
     )
     node_of = {name: int(place[at]) for at, (name, back) in enumerate(known) if not back}
@@ -253,17 +254,15 @@ def _weights(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
     return _summed(np.asarray(graph.tasks["param_bytes"]), node_T, num)
 
 
-def _sizes(graph: Graph, node_T: Ints, num: int, copies: float) -> NDArray[np.float64]:
-    """Parameters with what belongs to them, and what the forward pass keeps for the backward one."""
-    sizes = copies * _weights(graph, node_T, num)
+def _kept(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
+    """Bytes that the forward pass keeps for the backward one."""
     phases = np.asarray(graph.tasks["phase"])
     src, dst = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
     is_kept = (phases[src] == int(Phase.FORWARD)) & (phases[dst] == int(Phase.BACKWARD)) & (node_T[src] >= 0)
     is_kept &= np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)
     largest = np.zeros(graph.num_tasks)
     np.maximum.at(largest, src[is_kept], np.asarray(graph.edges["size_bytes"])[is_kept])
-    sizes += _summed(largest.astype(np.int64), node_T, num)
-    return sizes
+    return _summed(largest.astype(np.int64), node_T, num)
 
 
 def _sent(graph: Graph, node_T: Ints, num: int) -> tuple[Ints, Ints, NDArray[np.float64]]:
@@ -307,12 +306,6 @@ def placed(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:
     return _with_transfers(layers, graph, device_T, plan, rows_of)
 
 
-def _link(problem: Problem, plan: Plan, sender: int, reader: int) -> float:
-    if problem.link_scale is None:
-        return 1.0
-    return float(problem.link_scale[plan.kind[sender], plan.kind[reader]])
-
-
 def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, rows_of: Sequence[int]) -> Graph:
     """One task per tensor and device that reads it, on the reading device, and one per tensor on the sending one."""
     src, dst = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
@@ -333,7 +326,8 @@ def _with_transfers(layers: Layers, graph: Graph, device_T: Ints, plan: Plan, ro
     after: list[int] = list(senders) + [place[task] for task, _ in readers]
     before: list[list[int] | None] = [None] * len(senders) + list(readers.values())
     own = [int(device_T[task]) for task in senders] + [device for _, device in readers]
-    links = [_link(layers.problem, plan, int(device_T[task]), device) for task, device in readers]
+    tasks, devices = (np.array(ends) for ends in zip(*readers, strict=True))
+    links = layers.problem.link(plan.kind[device_T[tasks]], plan.kind[devices]).tolist()
     slowest = dict.fromkeys(senders, 0.0)
     for (task, _), link in zip(readers, links, strict=True):
         slowest[task] = max(slowest[task], link)

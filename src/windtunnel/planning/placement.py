@@ -132,11 +132,11 @@ def _is_exact(lattice: Lattice, work: Work) -> bool:
     """Whether the programme's loads are the true ones: links are alike, or all is sent to a neighbouring stage."""
     if work.link_scale is None or sum(one.count > 0 for one in work.types) == 1:
         return True
-    place_N = np.empty(lattice.num_nodes, np.int64)
-    place_N[lattice.added_I[1:]] = np.arange(lattice.num_downsets - 1) % max(1, lattice.num_nodes)
+    if lattice.num_downsets > lattice.num_nodes + 1:
+        return False
+    place_N = np.argsort(lattice.added_I[1:])  # of a chain
     own = np.repeat(work.groups.own_G, work.groups.num_targets)
-    is_near = (np.abs(place_N[own] - place_N[work.groups.targets]) == 1).all()
-    return lattice.num_downsets == lattice.num_nodes + 1 and bool(is_near)
+    return bool((np.abs(place_N[own] - place_N[work.groups.targets]) == 1).all())
 
 
 def _over_best_links(work: Work) -> Work:
@@ -208,8 +208,10 @@ def sync_ns(
     """What the replicas of each stage take to agree on their weights, per sample [D]."""
     weights = problem.size_bytes if problem.weight_bytes is None else problem.weight_bytes
     of_stage: Any = np.bincount(device_N, weights, len(kind_D))
-    per_byte = np.array([problem.types[kind].sync_ns_per_byte for kind in kind_D.tolist()])
-    found: NDArray[np.float64] = per_byte * (replicas_D - 1) / replicas_D**2 * of_stage
+    stages = zip(kind_D.tolist(), replicas_D.tolist(), strict=True)
+    found: NDArray[np.float64] = (
+        np.array([problem.types[kind].agree_ns_per_byte(num) for kind, num in stages]) * of_stage
+    )
     return found
 
 

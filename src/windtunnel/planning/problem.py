@@ -163,6 +163,13 @@ class Problem:
         found.add_edges_from_no_data(list(zip(self.src.tolist(), self.dst.tolist(), strict=True)))
         return found
 
+    def link(self, sender_kind: NDArray[np.int64], reader_kind: NDArray[np.int64]) -> Floats:
+        """Factors on transfers between devices of some types, one per pair."""
+        if self.link_scale is None:
+            return np.ones(len(sender_kind))
+        found: Floats = self.link_scale[sender_kind, reader_kind]
+        return found
+
     def loads(self, device: Sequence[int] | NDArray[Any], kind: Sequence[int] | NDArray[Any]) -> Loads:
         """What an assignment puts on every device.
 
@@ -233,9 +240,7 @@ def _loads(problem: Problem, device_N: NDArray[np.int64], kind_D: NDArray[np.int
         np.stack([problem.src, device_N[problem.dst]])[:, device_N[problem.src] != device_N[problem.dst]], axis=1
     )
     nodes, readers = leaving
-    link = np.ones(len(nodes))
-    if problem.link_scale is not None:
-        link = problem.link_scale[kind_N[nodes], kind_D[readers]]
+    link = problem.link(kind_N[nodes], kind_D[readers])
     np.add.at(received, (phase_N[nodes], readers), scale_D[readers] * link * problem.cost_ns[nodes])
     slowest_N = np.zeros(problem.num_nodes)
     np.maximum.at(slowest_N, nodes, link)

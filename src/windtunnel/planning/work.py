@@ -44,6 +44,10 @@ class DeviceType:
     max_replicas: int = 1
     sync_ns_per_byte: float = 0.0
 
+    def agree_ns_per_byte(self, num_replicas: int) -> float:
+        """What so many replicas take per sample and byte of weights to agree on them."""
+        return self.sync_ns_per_byte * (num_replicas - 1) / num_replicas**2
+
 
 @dataclass(frozen=True, eq=False)
 class Groups:
