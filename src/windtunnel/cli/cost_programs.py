@@ -30,7 +30,8 @@ def sample(
     tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
     max_spread: Annotated[float, typer.Option(min=0.0, help="Keep a time up to this deviation over mean.")] = 0.05,
     canary_tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Keep a look whose canary took no longer than its least time by this share.")
+        float,
+        typer.Option(min=0.0, help="Keep a look whose canary was no further from its usual time than this share."),
     ] = 0.05,
     force: Force = False,
     as_json: Json = False,

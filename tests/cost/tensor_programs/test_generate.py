@@ -49,7 +49,7 @@ def test_every_kind_of_task_is_computed_rightly_under_random_schedules():
             drawn = worker.ask("draw", key, task, 11)
             assert 1 <= len(drawn.leaf_pos) <= 16
             assert worker.ask("build", key, task, isas) > 0
-            assert min(look.program_s for look in worker.ask("time", key, isas[-1], 1, 1e-3)) > 0
+            assert min(look.program_s for look in worker.ask("time", key, isas[-1], 1, (0.0, 1e-3))) > 0
 
 
 @pytest.mark.slow
@@ -131,5 +131,8 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert (5, larger) == (both.num_programs, added.path)
     assert both.mean_s[:3].tolist() == programs.mean_s.tolist()
     assert both.meta["num_batches"] > programs.meta["num_batches"]
+    elsewhere = replace(programs, meta=programs.meta | {"fingerprint": "of another host"})
+    with pytest.raises(InputError, match="other processor, caches or memory"):
+        sample_programs(plan, tmp_path / "third.npz", begun=elsewhere)
     with pytest.raises(InputError, match="other seed"):
         sample_programs(replace(plan, seed=2), tmp_path / "third.npz", begun=programs)

@@ -34,7 +34,7 @@ from windtunnel.errors import WindtunnelError
 __all__ = ["Bench", "Measured", "Member"]
 
 LEAST_KNOWN = 0.3  # of all times; where fewer are known, the machine was not quiet
-NUM_WATCHED = 2000
+NUM_WATCHED = 20_000
 
 Pair = tuple[int, Target]
 Looks = dict[Pair, list[Look]]
@@ -134,7 +134,7 @@ class Bench:
         if known and sum(known) < LEAST_KNOWN * len(known):
             self._forget(members, found.programs)
             return None
-        found.canary = dict(self._canary.least_s)
+        found.canary = dict(self._canary.usual_s)
         self._forget(members, ())
         self._judge(found, looks)
         return found
@@ -215,19 +215,19 @@ class Bench:
         return looks
 
     def _watch(self) -> None:
-        """Learn the canary's least time before the first batch."""
-        missing = {target.num_threads for target in self._targets} - set(map(int, self._canary.least_s))
+        """Learn the canary's usual time before the first batch."""
+        missing = {target.num_threads for target in self._targets} - set(map(int, self._canary.usual_s))
         for count in missing:
             self._canary.learn({str(count): self._workers[0].ask("watch", count, NUM_WATCHED)})
 
     def _learn(self, looks: Looks) -> None:
         seen: dict[str, list[float]] = {}
         for (_, target), values in looks.items():
-            seen.setdefault(str(target.num_threads), []).extend(look.canary_s for look in values)
+            seen.setdefault(str(target.num_threads), []).extend(time_s for look in values for time_s in look.canary_s)
         self._canary.learn({name: values for name, values in seen.items() if values})
 
     def _timing(self, pair: Pair, looks: Sequence[Look]) -> Timing:
-        return Timing(tuple(undisturbed_s(looks, self._canary.limit_s(str(pair[1].num_threads)))))
+        return Timing(tuple(undisturbed_s(looks, self._canary.band_s(str(pair[1].num_threads)))))
 
     def _is_known(self, pair: Pair, looks: Sequence[Look]) -> bool:
         return self._timing(pair, looks).is_steady(self._max_spread)
@@ -237,8 +237,8 @@ class Bench:
         if all(key != member.key for member, _ in found.programs):
             return ()
         try:
-            limit_s = self._canary.limit_s(str(target.num_threads))
-            looks: Sequence[Look] = worker.ask("time", key, target.isa, target.num_threads, limit_s)
+            band_s = self._canary.band_s(str(target.num_threads))
+            looks: Sequence[Look] = worker.ask("time", key, target.isa, target.num_threads, band_s)
         except WorkerDiedError:
             found.dropped["program died"] += 1
             others = [program for program in found.programs if program[0].key != key]

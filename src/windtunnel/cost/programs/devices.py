@@ -7,9 +7,11 @@ arrays larger than the caches. Not here: what these rates are for.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
+from windtunnel import hardware
 from windtunnel.cost.programs.build import arguments_of, build, use_threads
 from windtunnel.cost.programs.schedules import PATTERNS, Step, replay, to_rows
 from windtunnel.cost.programs.tasks import Task
@@ -19,7 +21,7 @@ __all__ = ["rates"]
 TILES = ((4, 16), (6, 16), (12, 16), (4, 32), (6, 32), (8, 32), (12, 32))
 """Rows and columns of the tile in registers."""
 BLOCKS, DEPTH = 64, 256
-TRIAD_ELEMENTS = 2**25
+LEAST_TRIAD_ELEMENTS = 2**25
 RUNS, REPEATS = 20, 10
 TRIAD_REPEATS = 5
 
@@ -58,7 +60,7 @@ def _product_rate(isa: str, num_threads: int, rows: int, columns: int) -> float:
 
 
 def _triad_rate(isa: str, num_threads: int) -> float:
-    task = Task("elementwise", {"b": 1, "c": 1, "s": TRIAD_ELEMENTS}, ("mul_const", "add"))
+    task = Task("elementwise", {"b": 1, "c": 1, "s": _triad_elements()}, ("mul_const", "add"))
     steps = (
         Step("inline", "op0"),
         Step("fuse", "op1", (0, 3)),
@@ -67,6 +69,12 @@ def _triad_rate(isa: str, num_threads: int) -> float:
         Step("vectorize", "op1", (2,)),
     )
     return task.size_bytes / _least_s(task, steps, isa, num_threads, 1, TRIAD_REPEATS)
+
+
+def _triad_elements() -> int:
+    """Of one array, a power of two: the three together are twice the largest cache or more."""
+    largest = max(hardware.machine().cache_bytes.values(), default=0)
+    return max(LEAST_TRIAD_ELEMENTS, 1 << math.ceil(math.log2(max(2 * largest / 12, 1))))
 
 
 def _least_s(task: Task, steps: tuple[Step, ...], isa: str, num_threads: int, runs: int, repeats: int) -> float:

@@ -51,7 +51,7 @@ class Plan:
     seed : int
         Of everything that is drawn.
     canary_tolerance : float
-        By how much the canary beside a look may take longer than its least time, as a share.
+        By how much the canary beside a look may differ from its usual time, as a share.
     max_spread : float
         Standard deviation over mean above which a time is not kept.
     batch_size : int
@@ -158,7 +158,7 @@ def sample_programs(
     parts = _Parts.read(folder, begun)
     began = time.monotonic()
     sampled = Sampled()
-    canary = Canary(plan.canary_tolerance, parts.least_s())
+    canary = Canary(plan.canary_tolerance, parts.usual_s())
     with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
         bench.known |= parts.known()
         for batch in _batches(plan, parts, sampled):
@@ -194,7 +194,7 @@ def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled:
         sampled.num_noisy_in_turn += 1
         return
     sampled.num_noisy_in_turn = 0
-    meta = {"batch": batch, "dropped": dict(found.dropped), "canary_least_s": found.canary, "date": _now()}
+    meta = {"batch": batch, "dropped": dict(found.dropped), "canary_usual_s": found.canary, "date": _now()}
     if found.programs:
         parts.keep(batch, found.to_set(plan.tasks, plan.targets, meta))
 
@@ -232,7 +232,7 @@ def _require_same(plan: Plan, begun: ProgramSet) -> None:
     wanted = {
         "tasks": [task.name for task in plan.tasks],
         "targets": [target.name for target in plan.targets],
-        "processor": here["cpu_name"],
+        "processor, caches or memory": here["fingerprint"],
         "seed": plan.seed,
         "canary tolerance": plan.canary_tolerance,
         "greatest spread": plan.max_spread,
@@ -240,13 +240,13 @@ def _require_same(plan: Plan, begun: ProgramSet) -> None:
     found = {
         "tasks": [Task.from_dict(task).name for task in begun.tasks],
         "targets": [device["name"] for device in begun.devices],
-        "processor": begun.meta.get("cpu_name"),
+        "processor, caches or memory": begun.meta.get("fingerprint"),
         "seed": begun.meta.get("seed"),
         "canary tolerance": begun.meta.get("canary_tolerance"),
         "greatest spread": begun.meta.get("max_std_over_mean"),
     }
     differing = [name for name, value in wanted.items() if found[name] != value]
-    if differing or "num_batches" not in begun.meta:
+    if differing or not {"num_batches", "canary_usual_s"} <= begun.meta.keys():
         raise InputError(
             f"the set was measured with other {', '.join(differing) or 'versions of this package'}",
             where="begun", fix="begin a new set",
@@ -291,9 +291,9 @@ class _Parts:
             for task, sched in zip(part.task, part.sched, strict=True)
         }
 
-    def least_s(self) -> dict[str, float]:
-        """The canary's least time in any batch, by number of threads."""
-        seen = [part.meta["canary_least_s"] for part in self.all_sets]
+    def usual_s(self) -> dict[str, float]:
+        """By which times of the canary the batches were judged, by number of threads."""
+        seen = [part.meta["canary_usual_s"] for part in self.all_sets]
         names = {name for one in seen for name in one}
         return {name: min(one[name] for one in seen if name in one) for name in names}
 
@@ -307,7 +307,7 @@ class _Parts:
 
     def drop_outdated(self, canary: Canary) -> None:
         """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
-        for batch in [one for one, part in self.sets.items() if canary.is_outdated(part.meta["canary_least_s"])]:
+        for batch in [one for one, part in self.sets.items() if canary.is_outdated(part.meta["canary_usual_s"])]:
             (self.folder / _file(batch)).unlink()
             del self.sets[batch]
 
@@ -327,7 +327,7 @@ def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> P
         "dates": [min(dates), max(dates)],
         "dropped": dict(parts.dropped()),
         "num_batches": max(parts.sets, default=parts.num_batches_before - 1) + 1,
-        "canary_least_s": parts.least_s(),
+        "canary_usual_s": parts.usual_s(),
         "canary_tolerance": plan.canary_tolerance,
         "max_std_over_mean": plan.max_spread,
     }

@@ -2,8 +2,8 @@
 
 In: something that can be run ``number`` times and timed, and the canary: a kernel that never changes. Out: ``Look``s,
 and from many of them ``Timing``: what the program takes where nothing else runs, and how well that is known. Others
-come in bursts of some ten milliseconds, so the canary runs before and after every single look, and a look counts only
-where both times it took its least time; while it takes longer, nothing but the canary runs. Caches are not emptied.
+come in bursts of some ten milliseconds, and clocks move, so the canary runs before and after every single look, and a
+look counts only where both times it took its usual time; while it does not, nothing else runs. Caches are not emptied.
 Not here: compilers, processes, files.
 """
 
@@ -17,7 +17,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["MAX_MOVE", "MAX_SPREAD", "PROTOCOL", "Canary", "Look", "Timing", "looks_at", "undisturbed_s"]
+__all__ = [
+    "MAX_MOVE",
+    "MAX_SPREAD",
+    "PROTOCOL",
+    "Band",
+    "Canary",
+    "Look",
+    "Timing",
+    "densest",
+    "looks_at",
+    "undisturbed_s",
+]
 
 WARM_UP_RUNS = 2
 SHORT_S = 1e-3
@@ -30,7 +41,7 @@ MIN_QUIET, ENOUGH = 3, 9
 MAX_SPENT_S = 0.3
 MAX_SPREAD = 0.05
 MAX_MOVE = 0.05
-LEAST = 0.02
+LEVEL = 0.02
 PROTOCOL = {
     "warm_up_runs": WARM_UP_RUNS,
     "budget_s_per_pass": BUDGET_S,
@@ -42,25 +53,31 @@ PROTOCOL = {
     "enough_quiet_looks_per_pass": ENOUGH,
     "max_s_per_program": MAX_SPENT_S,
     "is_cache_flushed": False,
-    "label": "median of the looks between two undisturbed runs of the canary",
+    "label": "median of the looks between two runs of the canary near its usual time",
 }
 
+Band = tuple[float, float]
+"""Seconds of the canary between which a look counts."""
 Evaluate = Callable[[int, int], Sequence[float]]
 """``evaluate(number, repeat)``: mean seconds of ``number`` runs, ``repeat`` times, after one that is not counted."""
 
 
 class Look(NamedTuple):
-    """Mean seconds of a run, and of the canary the longer of its two runs before and after."""
+    """Mean seconds of a run, and of the canary the shorter and the longer of its two runs before and after."""
 
     program_s: float
-    canary_s: float
+    canary_s: Band
+
+    def is_within(self, band_s: Band) -> bool:
+        """Whether nothing disturbed it."""
+        return band_s[0] <= self.canary_s[0] and self.canary_s[1] <= band_s[1]
 
 
 def looks_at(
     evaluate: Evaluate,
     once: Callable[[], float],
     canary: Callable[[], float],
-    limit_s: float = math.inf,
+    band_s: Band | None = None,
     budget_s: float = BUDGET_S,
 ) -> tuple[Look, ...]:
     """One pass over a program.
@@ -73,16 +90,16 @@ def looks_at(
         Runs the program once and says its seconds: exact enough for what takes a millisecond.
     canary : callable
         Runs the canary once and says its seconds.
-    limit_s : float
-        While the canary takes longer, the program waits, for 50 ms in all; with a limit the pass ends at nine looks
-        that are within it before and after.
+    band_s : (float, float), optional
+        While the canary is outside, the program waits, for 50 ms in all, and the pass ends at nine looks that are
+        within it before and after.
     budget_s : float
         Looks until this is full.
 
     Examples
     --------
     >>> looks_at(lambda number, repeat: [0.004] * repeat, lambda: 0.004, lambda: 0.001)
-    (Look(program_s=0.004, canary_s=0.001), Look(program_s=0.004, canary_s=0.001))
+    (Look(program_s=0.004, canary_s=(0.001, 0.001)), Look(program_s=0.004, canary_s=(0.001, 0.001)))
     """
     typical_s = max(min(once() for _ in range(WARM_UP_RUNS)), 1e-9)
     is_short = typical_s < SHORT_S
@@ -90,25 +107,25 @@ def looks_at(
     before_s, waited_s = canary(), 0.0
     one_s = (number + 1 if is_short else 1) * typical_s + before_s  # a short look has one run that is not counted
     most = min(MAX_LOOKS, max(MIN_LOOKS, math.floor(budget_s / one_s)))
-    enough = ENOUGH if math.isfinite(limit_s) else most
+    enough, (least_s, longest_s) = (most, (0.0, math.inf)) if band_s is None else (ENOUGH, band_s)
     looks: list[Look] = []
     num_quiet = 0
     while len(looks) < most and num_quiet < enough and waited_s <= PATIENCE_S:
-        if before_s > limit_s:
+        if not least_s <= before_s <= longest_s:
             waited_s += before_s
             before_s = canary()
             continue
         program_s = evaluate(number, 1)[0] if is_short else once()
         after_s = canary()
-        looks.append(Look(program_s, max(before_s, after_s)))
-        num_quiet += looks[-1].canary_s <= limit_s
+        looks.append(Look(program_s, (min(before_s, after_s), max(before_s, after_s))))
+        num_quiet += looks[-1].is_within((least_s, longest_s))
         before_s = after_s
     return tuple(looks)
 
 
-def undisturbed_s(looks: Iterable[Look], limit_s: float) -> list[float]:
-    """Program times of the looks whose canary stayed below a limit."""
-    return [look.program_s for look in looks if look.canary_s <= limit_s]
+def undisturbed_s(looks: Iterable[Look], band_s: Band) -> list[float]:
+    """Program times of the looks whose canary stayed within a band."""
+    return [look.program_s for look in looks if look.is_within(band_s)]
 
 
 @dataclass(frozen=True)
@@ -136,36 +153,54 @@ class Timing:
 
 @dataclass
 class Canary:
-    """A kernel that never changes: when it takes longer than its least time, something else ran, or the clock changed.
+    """A kernel that never changes: where it does not take its usual time, something else ran, or the clock changed.
+
+    Its usual time is the one around which most of its runs lie (the densest 2 %): what disturbs scatters, and a clock
+    that is raised for moments gives a least time that is not typical of anything.
 
     Parameters
     ----------
     tolerance : float
-        By how much it may take longer, as a share.
-    least_s : dict of str to float
-        The least time that was ever seen, by number of threads: the 2nd percentile of a batch's looks.
+        By how much it may take longer or shorter, as a share.
+    usual_s : dict of str to float
+        What it takes, by number of threads.
 
     Examples
     --------
     >>> canary = Canary(0.05)
-    >>> canary.learn({"1": [1.0] * 90 + [1.4] * 10})
-    >>> canary.limit_s("1")
-    1.05
+    >>> canary.learn({"1": [0.9] * 2 + [1.0] * 90 + [1.4] * 10})
+    >>> canary.band_s("1")
+    (0.95, 1.05)
     """
 
     tolerance: float = MAX_MOVE
-    least_s: dict[str, float] = field(default_factory=dict)
+    usual_s: dict[str, float] = field(default_factory=dict)
 
     def learn(self, seen_s: Mapping[str, Sequence[float]]) -> None:
-        """Remember the least times: others on the machine only ever add."""
+        """Learn what is not known yet, and what was learned while something else ran: others only ever add."""
         for name, values in seen_s.items():
-            least_s = float(np.quantile(values, LEAST))
-            self.least_s[name] = min(least_s, self.least_s.get(name, least_s))
+            found_s = densest(values)
+            if name not in self.usual_s or found_s < self.band_s(name)[0]:
+                self.usual_s[name] = found_s
 
-    def limit_s(self, name: str) -> float:
-        """What it may take for a look to count."""
-        return (1.0 + self.tolerance) * self.least_s[name]
+    def band_s(self, name: str) -> Band:
+        """Between which times a look counts."""
+        return (1.0 - self.tolerance) * self.usual_s[name], (1.0 + self.tolerance) * self.usual_s[name]
 
-    def is_outdated(self, least_s: Mapping[str, float]) -> bool:
-        """Whether what was judged by these least times was disturbed, as is known by now."""
-        return any(value > self.limit_s(name) for name, value in least_s.items() if name in self.least_s)
+    def is_outdated(self, usual_s: Mapping[str, float]) -> bool:
+        """Whether what was judged by these usual times was disturbed, as is known by now."""
+        return any(value > self.band_s(name)[1] for name, value in usual_s.items() if name in self.usual_s)
+
+
+def densest(values: Sequence[float], width: float = LEVEL) -> float:
+    """The middle of the range, ``width`` wide as a share, that holds most of the values; of equal ones the lowest.
+
+    Examples
+    --------
+    >>> densest([5.0, 1.0, 1.01, 1.02, 3.0, 4.0])
+    1.01
+    """
+    ordered = np.sort(np.asarray(values, np.float64))
+    ends = np.searchsorted(ordered, ordered * (1.0 + width), side="right")
+    first = int(np.argmax(ends - np.arange(len(ordered))))
+    return float(np.median(ordered[first : ends[first]]))

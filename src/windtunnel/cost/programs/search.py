@@ -18,7 +18,7 @@ from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Measured, Member
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.description import describe_device
-from windtunnel.cost.programs.measure import MIN_QUIET, Canary, Look, Timing, undisturbed_s
+from windtunnel.cost.programs.measure import MIN_QUIET, Band, Canary, Look, Timing, undisturbed_s
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.programs.worker import Drawn, Worker, WorkerDiedError
 from windtunnel.errors import FlightError, WindtunnelError
@@ -189,13 +189,13 @@ def in_turn(worker: Worker, keys: Sequence[int], target: Target, rounds: int = R
         for key, values in looks.items():
             values += worker.ask("time", key, target.isa, target.num_threads)
     canary = Canary()
-    canary.learn({"all": [look.canary_s for values in looks.values() for look in values]})
-    return {key: _timing(values, canary.limit_s("all")) for key, values in looks.items()}
+    canary.learn({"all": [time_s for values in looks.values() for look in values for time_s in look.canary_s]})
+    return {key: _timing(values, canary.band_s("all")) for key, values in looks.items()}
 
 
-def _timing(looks: Sequence[Look], limit_s: float) -> Timing:
+def _timing(looks: Sequence[Look], band_s: Band) -> Timing:
     """Of undisturbed looks; where there are too few, of those with the fastest canaries."""
-    quiet = undisturbed_s(looks, limit_s)
+    quiet = undisturbed_s(looks, band_s)
     if len(quiet) < MIN_QUIET:
-        quiet = [look.program_s for look in sorted(looks, key=lambda look: look.canary_s)[:MIN_QUIET]]
+        quiet = [look.program_s for look in sorted(looks, key=lambda look: look.canary_s[1])[:MIN_QUIET]]
     return Timing(tuple(quiet))

@@ -7,7 +7,6 @@ needs no compiler, and waits without using a core while something is timed. Not 
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import signal
 import time
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from windtunnel.cost.programs.build import Built
-    from windtunnel.cost.programs.measure import Look
+    from windtunnel.cost.programs.measure import Band, Look
 
 __all__ = ["Drawn", "Worker", "WorkerDiedError"]
 
@@ -230,7 +229,7 @@ def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:
     return longest_s
 
 
-def _time(state: _State, key: int, isa: str, num_threads: int, limit_s: float = math.inf) -> tuple[Look, ...]:
+def _time(state: _State, key: int, isa: str, num_threads: int, band_s: Band | None = None) -> tuple[Look, ...]:
     from windtunnel.cost.programs.build import use_threads
     from windtunnel.cost.programs.measure import looks_at
 
@@ -239,7 +238,7 @@ def _time(state: _State, key: int, isa: str, num_threads: int, limit_s: float = 
     stay_on(state.cores[:1])
     canary()
     code = state.code[key, isa]
-    return looks_at(code.evaluate, code.once, canary, limit_s)
+    return looks_at(code.evaluate, code.once, canary, band_s)
 
 
 def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats: int) -> tuple[float, ...]:
