@@ -14,7 +14,14 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.flights import pipelines
 from windtunnel.flights._pipeline_rank import Item, Span
-from windtunnel.flights.pipelines import Ground, fly_pipelines, job_of, predicted_ns, stage_of_modules
+from windtunnel.flights.pipelines import (
+    Ground,
+    fly_pipelines,
+    job_of,
+    predicted_ns,
+    settled_on_ground,
+    stage_of_modules,
+)
 from windtunnel.planning.baselines import even, single
 from windtunnel.planning.placing import place
 
@@ -52,6 +59,14 @@ def test_a_prediction_follows_the_plan_and_the_ground(job):
         assert predicted_ns(job, best, replace(quick, latency_ns=1e6), schedule) > found_ns + 2e6
     with pytest.raises(NotApplicableError, match="one device only"):
         predicted_ns(job, single(problem), quick, "1f1b")
+
+
+def test_a_plan_settles_on_the_cores_that_stages_share(job):
+    start = even(job.layers.problem)
+    found = settled_on_ground(job, start)
+
+    assert predicted_ns(job, found, job.ground, "1f1b") <= predicted_ns(job, start, job.ground, "1f1b")
+    assert len(found.kind) == len(start.kind)
 
 
 def test_splits_are_flown_beside_one_process(job):

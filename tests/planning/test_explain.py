@@ -11,12 +11,14 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 from tests.planning.problems import chain, problem
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
+from windtunnel.planning.baselines import random_cut
 from windtunnel.planning.explain import device_rows, moves
 from windtunnel.planning.fleet import fleet_of, links_of
 from windtunnel.planning.from_graph import layers_of, placed
 from windtunnel.planning.placing import place
 from windtunnel.planning.rendezvous import rendezvous_pipeline
 from windtunnel.planning.robust import robust_plan
+from windtunnel.planning.settling import settled
 from windtunnel.planning.stages import pipelined
 from windtunnel.planning.work import DeviceType
 from windtunnel.simulate import replay
@@ -43,6 +45,31 @@ def test_moves_are_priced_by_really_moving_and_none_helps_an_optimum():
     first = found[0]
     device[one.names.index(first.nodes[0])] = first.target
     assert math.isclose(first.value_ns, one.loads(device, plan.kind).max_load_ns())
+
+
+def test_a_plan_settles_where_no_single_move_helps():
+    one = chain(8, accelerators=2)
+    best = place(one)
+    assert settled(best, lambda plan: plan.loads.max_load_ns()) is best
+
+    def price_ns(plan):
+        return float((plan.device == plan.device[-1]).sum())  # of no interest to the objective
+
+    found = settled(random_cut(one, 0), price_ns)
+    assert 1.0 == price_ns(found)
+    assert found.solver.endswith(", settled")
+    assert len(found.kind) == 2  # no stage is emptied
+    assert math.isclose(found.value_ns, found.loads.max_load_ns())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_moves_to_settle_never_make_it_worse_and_keep_every_limit(seed):
+    one = chain(9, accelerators=3, memory=5.0, size=[1.0] * 9)
+    start = random_cut(one, seed)
+    found = settled(start, lambda plan: plan.loads.max_load_ns())
+    assert found.value_ns <= start.value_ns
+    assert found.loads.is_allowed or found is start
+    assert all(move.change_ns >= 0 for move in moves(found) if move.is_allowed)
 
 
 def test_a_slow_link_keeps_work_together_and_the_robust_plan_knows():

@@ -23,7 +23,7 @@ def fly_placement(
     """Place the layers of a workload on processes of this host, train with these stages, and keep the receipts."""
     from windtunnel.cli._stdout import stdout_to_stderr
     from windtunnel.flights import Ledger
-    from windtunnel.flights.pipelines import fly_pipelines, job_of
+    from windtunnel.flights.pipelines import fly_pipelines, job_of, settled_on_ground
     from windtunnel.planning.baselines import even
     from windtunnel.planning.placing import place
     from windtunnel.whatifs import parse_step
@@ -33,9 +33,10 @@ def fly_placement(
     chosen = parse_step(target, kind="workload")
     with Progress("flying") as progress, stdout_to_stderr():
         job = job_of(chosen.name, chosen.parameters, int(devices), microbatches, progress=progress)
-        plans = [place(job.layers.problem)]
+        exact = place(job.layers.problem)
+        plans = [settled_on_ground(job, exact, schedule)]  # type: ignore[arg-type]
         if compare:
-            plans.append(even(job.layers.problem))
+            plans += [exact] * (plans[0] is not exact) + [even(job.layers.problem)]
         receipts = fly_pipelines(job, plans, schedule=schedule, progress=progress)  # type: ignore[arg-type]
     kept = Ledger(ledger)
     for receipt in receipts:

@@ -37,13 +37,14 @@ from windtunnel.planning.fleet import fleet_of
 from windtunnel.planning.from_graph import Layers, layers_of
 from windtunnel.planning.placement import Plan
 from windtunnel.planning.rendezvous import receivers, rendezvous_pipeline
+from windtunnel.planning.settling import settled
 from windtunnel.planning.stages import Schedule, stage_order
 from windtunnel.simulate import replay, replay_many
 
 if TYPE_CHECKING:
     from windtunnel.flights._pipeline_rank import Item, Span
 
-__all__ = ["Ground", "PipelineJob", "fly_pipelines", "job_of", "predicted_ns", "stage_of_modules"]
+__all__ = ["Ground", "PipelineJob", "fly_pipelines", "job_of", "predicted_ns", "settled_on_ground", "stage_of_modules"]
 
 Progress = Callable[[str, int, int], None]
 _MESSAGE_BYTES = (1 << 12, 1 << 20, 1 << 23)
@@ -210,6 +211,17 @@ def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedul
     graph = _on_cores(graph, ground, len(plan.kind))
     drawn_KT = np.random.default_rng(0).choice(ground.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
     return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
+
+
+def settled_on_ground(job: PipelineJob, plan: Plan, schedule: Schedule = "1f1b") -> Plan:
+    """A plan after moves that make the predicted step shorter on what this job stands on: cores that stages share.
+
+    Raises
+    ------
+    NotApplicableError
+        The plan uses one device only.
+    """
+    return settled(plan, lambda one: predicted_ns(job, one, job.ground, schedule))
 
 
 def _require_stages(plan: Plan) -> None:
