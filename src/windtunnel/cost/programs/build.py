@@ -131,5 +131,9 @@ def use_threads(num_threads: int) -> None:
 
 
 def prepare_process(num_threads: int) -> None:
-    """Before the compiler is loaded: how many threads it may ever use."""
+    """Before the compiler is loaded: how many threads it may ever use, and how long they look for work.
+
+    By default they do so for some 100 ms after a run, and take a core from what another process is timing.
+    """
     os.environ["TVM_NUM_THREADS"] = str(num_threads)
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "2000")  # about a millisecond
