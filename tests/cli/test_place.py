@@ -122,7 +122,8 @@ def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path):
     assert "stage 1:" in out
     assert main(["receipts", "--ledger", str(ledger), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert ["pipeline", "pipeline"] == [one["whatif"] for one in found["receipts"]]
+    splits = 2 + ("settled" in out)  # the exact plan has a row of its own where a move from it helped
+    assert ["pipeline"] * splits == [one["whatif"] for one in found["receipts"]]
 
 
 def test_the_report_of_a_capture_has_the_split(capsys, tmp_path):
