@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.classes import class_of, grain_of
+from windtunnel.cost.classes import class_of, extents_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.measured import ALONE, Calibration
@@ -70,47 +70,94 @@ def test_two_operators_of_a_class_may_differ():
     assert 0.7 < (second - first).mean() < 1.1
 
 
+def test_an_operator_that_differs_everywhere_is_known_from_one_sample():
+    """A tenth of the others' efficiency, seen once, at another size."""
+    points, names = drawn(60, 8)
+    values = smooth(points)
+    others = [f"aten::{name}" for name in ("addmm", "bmm", "baddbmm")]
+    for row, name in enumerate(others):
+        names[row * 8 : row * 8 + 8] = name
+        values[row * 8 : row * 8 + 8] += row - 1
+    names[-1] = "aten::addbmm"
+    values[-1] -= 2.0
+    process = Process.fit(points, names, values)
+    far = np.array([[*(36.0 - points[-1, :1]), *points[-1, 1:]]])
+    value, _ = process.predict(far, names[-1:])
+
+    assert value[0] == pytest.approx(smooth(far)[0] - 2.0, abs=0.6)
+
+
+def test_the_slope_of_the_likelihood_is_its_difference():
+    from windtunnel.cost.interpolation import _surprise
+
+    points, names = drawn(10, 9)
+    points[:, 2:] = RNG.uniform(0, 4, (10, 2))
+    names[::3] = "aten::addmm"
+    squared = (points[:, None] - points[None]) ** 2
+    alike, values = (names[:, None] == names[None]).astype(float), RNG.standard_normal(10)
+    at = RNG.uniform(-1, 1, 8)
+    _, slope = _surprise(at, squared, alike, values)
+    for place in range(8):
+        step = 1e-5 * np.eye(8)[place]
+        above, below = (_surprise(one, squared, alike, values)[0] for one in (at + step, at - step))
+        assert (above - below) / 2e-5 == pytest.approx(slope[place], rel=1e-4, abs=1e-6)
+
+
+def test_a_form_is_found_whatever_the_samples():
+    """One sample twice, all at one place, all equal: still numbers."""
+    points, names = drawn(6, 10)
+    for some, values in ((np.repeat(points[:1], 6, axis=0), np.arange(6.0)), (points, np.zeros(6))):
+        process = Process.fit(some, names, values)
+        value, deviation = process.predict(points, names)
+        assert np.isfinite(value).all()
+        assert (deviation > 0).all()
+        assert np.isfinite(process.left_out_std).all()
+
+
 def test_coordinates_are_octaves():
     size = np.array([1024.0])
 
-    assert [[10.0, 1.0, 18.0, 5.0]] == coordinates(size, size, 5.0).tolist()  # all of it fits into a cache
-    assert [[10.0, 1.0, 20.0, 5.0]] == coordinates(size, size, [5.0], 2.0**20).tolist()
-    assert [[30.0, 1.0, 28.0, 5.0]] == coordinates(size * 2**20, size * 2**20, [5.0]).tolist()
+    assert [[10.0, 1.0, 18.0]] == coordinates(size, size).tolist()  # all of it fits into a cache
+    assert [[10.0, 1.0, 20.0, 5.0]] == coordinates(size, size, 2.0**20, [5.0]).tolist()
+    assert [[30.0, 1.0, 28.0, 5.0, 0.0]] == coordinates(size * 2**20, size * 2**20, 0.0, [[5.0, 0.0]]).tolist()
 
 
 def test_what_short_rows_cost_is_learned():
-    """Efficiency falls with the grain alone; of two shapes of one size the finer one is known to take longer."""
+    """Efficiency falls with one extent alone; of two shapes of one size the finer one is known to take longer."""
     rng = np.random.default_rng(70)
     points, names = drawn(80, 7)
     points[:, 3] = rng.uniform(0, 8, 80)
     process = Process.fit(points, names, -3 + 0.3 * points[:, 3])
-    fine, coarse = (process.predict(np.array([[18.0, 4.0, 0.0, grain]]), names[:1])[0][0] for grain in (1.0, 7.0))
+    fine, coarse = (process.predict(np.array([[18.0, 4.0, 0.0, extent]]), names[:1])[0][0] for extent in (1.0, 7.0))
 
     assert coarse - fine == pytest.approx(1.8, abs=0.3)
 
 
 @pytest.mark.parametrize(
-    ("operator", "shapes", "extent"),
+    ("operator", "shapes", "extents"),
     [
-        ("aten::mm", "[[256,32],[32,64]]", 32),
-        ("aten::mm.default", "(float32[256, 32]/[1, 256], float32[32, 64])", 32),
-        ("aten::addmm", "[[8],[256,32],[32,64]] ignored [[1],[2,2]]", 32),
-        ("aten::mkldnn_convolution", "[[32,64,8,8],[128,16,3,3],[],[[],[]]]", 16),
-        ("aten::convolution_backward", "[[32,64,8,8],[32,64,8,8],[64,1,3,3],[[]]]", 1),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "[[64,4,65,24],[64,4,65,24],[64,4,65,24],[]]", 24),
-        ("aten::native_batch_norm", "[[32,16,8,8],[16],[16]]", 64),
-        ("aten::native_layer_norm", "[[64,65,96],[[]],[96],[96],[]]", 96),
-        ("aten::sum", "[[320,16],[[]],[],[]]", 16),
-        ("aten::index_select", "[[1024,32],[],[256]]", 0.25),
-        ("aten::embedding.default", "(float32[64, 8], int64[4, 32])", 2),
-        ("aten::embedding_dense_backward", "[[8,32,64],[8,32],[],[],[]]", 32),
-        ("aten::gelu", "[[64,65]]", 1),
-        ("aten::sum", "[[]]", 1),
-        ("aten::sum", "", 1),
+        ("aten::mm", "[[256,32],[32,64]]", (256, 32, 64, 1)),
+        ("aten::mm.default", "(float32[256, 32]/[1, 256], float32[32, 64])", (256, 32, 64, 1)),
+        ("aten::addmm", "[[8],[256,32],[32,64]] ignored [[1],[2,2]]", (256, 32, 64, 1)),
+        ("aten::addmm", "[[256,64],[256,32],[32,64]]", (256, 32, 64, 1)),
+        ("aten::baddbmm", "[[4,8,2],[4,8,16],[4,16,2]]", (8, 16, 2, 4)),
+        ("aten::mkldnn_rnn_layer", "[[20,16,256],[1024,256],[1024,256],[1024],[1024]]", (16, 256, 1024, 1)),
+        ("aten::mkldnn_convolution", "[[32,64,8,8],[128,16,3,3],[],[[],[]]]", (16, 128, 9, 2048)),
+        ("aten::convolution_backward", "[[2,64,4,4],[2,32,8,8],[64,1,3,3],[[]]]", (1, 64, 9, 128)),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "[[64,4,65,24],[64,4,65,24],[]]", (256, 65, 24, 1)),
+        ("aten::native_batch_norm", "[[32,16,8,8],[16],[16]]", (64, 512, 1, 1)),
+        ("aten::native_layer_norm", "[[64,65,96],[[]],[96],[96],[]]", (96, 4160, 1, 1)),
+        ("aten::sum", "[[320,16],[[]],[],[]]", (16, 320, 1, 1)),
+        ("aten::index_select", "[[1024,32],[],[256]]", (256, 1024, 32, 1)),
+        ("aten::embedding.default", "(float32[64, 8], int64[4, 32])", (128, 64, 8, 1)),
+        ("aten::gelu", "[[64,65]]", (1, 1, 1, 1)),
+        ("aten::convolution", "[[64,65]]", (1, 1, 1, 1)),
+        ("aten::sum", "[[]]", (1, 1, 1, 1)),
+        ("aten::sum", "", (1, 1, 1, 1)),
     ],
 )
-def test_the_grain_of_an_operator(operator, shapes, extent):
-    assert grain_of(operator, shapes) == pytest.approx(np.log2(extent))
+def test_the_extents_of_an_operator(operator, shapes, extents):
+    assert extents_of(operator, shapes) == pytest.approx(np.log2(extents))
 
 
 @pytest.mark.parametrize(

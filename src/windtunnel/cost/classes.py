@@ -1,6 +1,6 @@
-"""What kind of operator it is, and how finely its work is cut (room cost): what efficiencies depend on beside size.
+"""What kind of operator it is, and how far its work extends each way (room cost): what efficiencies depend on.
 
-In: an operator's name, the shapes of its inputs as text. Out: its class, and the extent of its inner work. Not here:
+In: an operator's name, the shapes of its inputs as text. Out: its class, and the extents of its work. Not here:
 efficiencies (``measured``), what it computes (``graph.flops``).
 """
 
@@ -11,7 +11,9 @@ import re
 
 from windtunnel.graph.flops import CONTRACTIONS
 
-__all__ = ["class_of", "grain_of"]
+__all__ = ["NUM_EXTENTS", "class_of", "extents_of"]
+
+NUM_EXTENTS = 4
 
 _CLASSES = (
     ("attention backward", re.compile(r"attention.*backward")),
@@ -44,12 +46,13 @@ def class_of(operator: str) -> str:
     return next((kind for kind, pattern in _CLASSES if pattern.search(name)), other)
 
 
-def grain_of(operator: str, shapes: str) -> float:
-    """Octaves of the extent that inner loops run over: short ones reach less of a bound. 0 where there is none.
+def extents_of(operator: str, shapes: str) -> tuple[float, ...]:
+    """Octaves of the extents of an operator's work, ``NUM_EXTENTS`` of them; 0 where there is none.
 
-    Of a product its smallest side, of a convolution the fewer of its channels (1 where it is depthwise), of attention
-    the fewer of rows and columns, of a normalisation, reduction or sorting the length of a row, of a look-up the rows
-    asked for over those of the table: its bytes are those of the whole table.
+    Of a product its rows, inner side, columns and batch (of a recurrent layer the rows of one time step); of a
+    convolution channels of a group, filters, window and positions; of attention heads of all samples, rows and columns;
+    of a look-up the rows asked for, those of the table, and columns; of a normalisation, reduction, sorting or pooling
+    the length of a row and how many there are.
 
     Parameters
     ----------
@@ -59,30 +62,50 @@ def grain_of(operator: str, shapes: str) -> float:
 
     Examples
     --------
-    >>> grain_of("aten::addmm", "[[64],[256,32],[32,64]] [[1],[32,1],[64,1]]"), grain_of("aten::relu", "[[256,32]]")
-    (5.0, 0.0)
-    >>> grain_of("aten::native_batch_norm", "[[8,16,4,4],[16],[16]]")
-    4.0
+    >>> extents_of("aten::addmm", "[[64],[256,32],[32,64]] [[1],[32,1],[64,1]]")
+    (8.0, 5.0, 6.0, 0.0)
+    >>> extents_of("aten::native_batch_norm", "[[8,16,4,4],[16],[16]]"), extents_of("aten::relu", "[[256,32]]")
+    ((4.0, 7.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0))
     """
     kind = class_of(operator)
-    if kind in ("elementwise", "moving", "drawing"):
-        return 0.0
     captured = shapes.split(" ")[0] if shapes.startswith("[") else shapes
     found = [[int(size) for size in one.split(",")] for one in _SHAPE.findall(captured)]
+    tensors = [one for one in found if len(one) > 1 and min(one) > 0]
+    extents: tuple[int, ...] = ()
     if kind == "indexing":
         asked = [math.prod(one) for one in found[1:]]
-        return math.log2(asked[0] / found[0][0]) if asked and asked[0] and found[0][0] else 0.0
-    tensors = [one for one in found if len(one) > 1 and min(one) > 0]
-    if not tensors:
-        return 0.0
-    if kind == "product":
-        extent = min(size for one in tensors for size in one[-2:])
+        extents = (asked[0], found[0][0], math.prod(found[0][1:])) if asked else ()
+    elif not tensors or kind in ("elementwise", "moving", "drawing"):
+        extents = ()
+    elif kind == "product":
+        extents = _of_product(operator, tensors)
     elif kind.startswith("convolution"):
-        extent = min(max(tensors, key=lambda one: (len(one), tensors.index(one)))[:2])
+        extents = _of_convolution([one for one in tensors if len(one) > 2])
     elif kind.startswith("attention"):
-        extent = min(tensors[0][-2:])
-    elif "batch_norm" in operator:
-        extent = math.prod(tensors[0][2:])
+        extents = (math.prod(tensors[0][:-2]), *tensors[0][-2:])
     else:
-        extent = tensors[0][-1]
-    return math.log2(extent)
+        row = math.prod(tensors[0][2:]) if "batch_norm" in operator else tensors[0][-1]
+        extents = (row, math.prod(tensors[0]) // row)
+    octaves = [math.log2(max(one, 1)) for one in extents]
+    return (*octaves, *[0.0] * (NUM_EXTENTS - len(octaves)))
+
+
+def _of_product(operator: str, tensors: list[list[int]]) -> tuple[int, ...]:
+    if "rnn" in operator or "lstm" in operator or "gru" in operator:
+        weights = next((one for one in tensors if len(one) == 2), tensors[0])
+        return tensors[0][-2], tensors[0][-1], weights[0], 1
+    # what is added to the product may be a matrix, too
+    first, second = tensors[-2:] if len(tensors) > 2 else (tensors[0], tensors[-1])
+    inner = first[-1]
+    columns = second[-1] if second[-2] == inner else second[-2]  # ``linear`` has its weight the other way round
+    if len(first) == len(second) == 3:
+        return first[1], inner, columns, first[0]
+    return math.prod(first[:-1]), inner, columns, 1
+
+
+def _of_convolution(tensors: list[list[int]]) -> tuple[int, ...]:
+    """Of images and weight; backward the gradient of the output comes first."""
+    if len(tensors) < 2:
+        return ()
+    images, weight = tensors[-2:]
+    return weight[1], weight[0], math.prod(weight[2:]), images[0] * math.prod(images[2:])

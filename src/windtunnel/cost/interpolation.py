@@ -1,13 +1,12 @@
 """Efficiencies between measured ones (room cost): one Gaussian process per class of operator.
 
-In: samples of flops, bytes and efficiency. Out: the efficiency of other work with how uncertain it is, and what leaving
-one sample out says about both. Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, 5.4.2
-(leave-one-out in closed form). Not here: measuring, intervals.
+In: samples of flops, bytes, extents and efficiency. Out: the efficiency of other work with how uncertain it is, and
+what leaving one sample out says about both. Source: Rasmussen and Williams, Gaussian Processes for Machine Learning,
+2006, 5.4.1 (likelihood) and 5.4.2 (leave-one-out in closed form). Not here: measuring, intervals.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,39 +14,48 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Process", "coordinates"]
 
-# N samples, P rows to predict
+# N samples, P rows to predict, D coordinates
 Floats = NDArray[np.float64]
 Names = NDArray[np.object_]
-_LENGTHS = (1.0, 2.0, 4.0, 8.0)
-_NOISES = (0.05, 0.15, 0.4)
-_SHARED = (0.3, 0.7, 1.0)
-_GRAINS = (0.0, 0.5, 1.0)
-_STEPS = (0.3, 1.0)
 _LEAST_SPREAD = 0.02
 _STEP_BYTES = (2.0**18, 2.0**28)  # a step below fits into the caches, one above into none
-_MOST_TO_CHOOSE = 120  # samples by which length, noise and sharing are chosen: time goes with their cube
+_MOST_TO_CHOOSE = 120  # samples by which the form is chosen: time goes with their cube
+_CLIMBS, _FIRST_CLIMB, _CLIMB_RANGE = 50, 0.2, (1e-3, 0.7)
+_USUAL_LENGTH, _LENGTH_SPREAD, _SIZE_SPREAD = 4.0, 1.0, 1.5  # octaves; spreads of natural logarithms
+_LENGTH_RANGE, _SIZE_RANGE = (0.5, 64.0), (0.01, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How efficiencies go together.
+    """How efficiencies go together, sizes as deviations of log(efficiency).
 
-    Length in octaves, noise as a share of the spread, what two operators of a class have in common, and how much an
-    octave of the grain counts beside one of size.
+    Parameters
+    ----------
+    common, own : float
+        Of what all operators of a class have in common, and of what one has for itself, both smooth.
+    offset : float
+        By which an operator differs from the others everywhere.
+    noise : float
+    lengths : float [D]
+        Octaves over which efficiencies are alike; infinite where all samples are the same.
     """
 
-    length: float
+    common: float
+    own: float
+    offset: float
     noise: float
-    shared: float
-    grain: float
-    step: float
+    lengths: Floats
 
     def similar(self, first: Floats, first_names: Names, second: Floats, second_names: Names) -> Floats:
-        weights = np.array([1.0, 1.0, self.step, self.grain])
-        squared = ((weights * (first[:, None] - second[None])) ** 2).sum(axis=2)
-        alike = np.where(first_names[:, None] == second_names[None], 1.0, self.shared)
-        similar: Floats = alike * np.exp(-0.5 * squared / self.length**2)
+        squared = (((first[:, None] - second[None]) / self.lengths) ** 2).sum(axis=2)
+        alike = first_names[:, None] == second_names[None]
+        similar: Floats = (self.common**2 + self.own**2 * alike) * np.exp(-0.5 * squared) + self.offset**2 * alike
         return similar
+
+    @property
+    def prior_variance(self) -> float:
+        """Where no sample is near and the operator was never seen, with noise."""
+        return self.common**2 + self.own**2 + self.offset**2 + self.noise**2
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +64,10 @@ class Process:
 
     Parameters
     ----------
-    points : float [N, 4]
+    points : float [N, D]
     names : object [N]
         Operators.
-    mean, spread : float
+    mean : float
         Far from all samples.
     left_out, left_out_std : float [N]
         log(measured / predicted time) of each sample predicted by all others, and how uncertain that was.
@@ -68,7 +76,6 @@ class Process:
     points: Floats
     names: Names
     mean: float
-    spread: float
     left_out: Floats
     left_out_std: Floats
     _form: _Form
@@ -76,35 +83,38 @@ class Process:
 
     @classmethod
     def fit(cls, points: Floats, names: Names, log_efficiency: Floats) -> Process:
-        """Choose the form by the likelihood of samples that were left out."""
+        """Choose the form by the likelihood of the samples, then solve for all of them."""
         mean = float(np.median(log_efficiency))
-        spread = max(float(np.std(log_efficiency)), _LEAST_SPREAD)
         values = log_efficiency - mean
         few = np.linspace(0, len(points) - 1, min(len(points), _MOST_TO_CHOOSE)).astype(np.int64)
-        forms = [_Form(*one) for one in itertools.product(_LENGTHS, _NOISES, _SHARED, _GRAINS, _STEPS)]
-        form = min(forms, key=lambda one: _solve(points[few], names[few], values[few], one).surprise(spread))
+        form = _likely_form(points[few], names[few], values[few])
         solved = _solve(points, names, values, form)
         # a sample that is more efficient than predicted took less time
-        return cls(points, names, mean, spread, -solved.residual, spread * np.sqrt(solved.variance), form, solved)
+        return cls(points, names, mean, -solved.residual, np.sqrt(solved.variance), form, solved)
 
     def predict(self, points: Floats, names: Names) -> tuple[Floats, Floats]:
         """log(efficiency) and its deviation, float [P] each."""
-        near = self._form.similar(points, names, self.points, self.names)
+        form = self._form
+        near = form.similar(points, names, self.points, self.names)
         explained = np.einsum("pn,nm,pm->p", near, self._solved.inverse, near, optimize=True)
-        noise = self._form.noise**2
-        return self.mean + near @ self._solved.weights, self.spread * np.sqrt(np.maximum(1 + noise - explained, noise))
+        variance = np.maximum(form.prior_variance - explained, form.noise**2)
+        return self.mean + near @ self._solved.weights, np.sqrt(variance)
 
 
-def coordinates(flops: Floats, bytes_moved: Floats, grain: ArrayLike, step_bytes: ArrayLike = 0.0) -> Floats:
-    """Octaves of size, of intensity, of what the step around it moves, and of the grain, float [P, 4].
+def coordinates(
+    flops: Floats, bytes_moved: Floats, step_bytes: ArrayLike = 0.0, extents: ArrayLike | None = None
+) -> Floats:
+    """Octaves of size, of intensity, of what the step around it moves, and the extents as given, float [P, 3 + ...].
 
     The rest of a step fills the caches: the more it moves, the colder is what an operator finds. What ran alone ran
-    twice in a row (0 ``step_bytes``).
+    many times in a row (0 ``step_bytes``).
     """
     size = np.maximum(bytes_moved, 1.0)
     step = np.clip(np.maximum(step_bytes, 2.0 * size), *_STEP_BYTES)
-    cut = np.broadcast_to(np.asarray(grain, dtype=np.float64), size.shape)
-    return np.stack([np.log2(size), np.log2(1.0 + flops / size), np.log2(step), cut], axis=1)
+    columns = [np.log2(size), np.log2(1.0 + flops / size), np.log2(step)]
+    if extents is not None and len(size):
+        columns += np.asarray(extents, dtype=np.float64).reshape(len(size), -1).T.tolist()
+    return np.column_stack(columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +124,54 @@ class _Solved:
     residual: Floats
     variance: Floats
 
-    def surprise(self, spread: float) -> float:
-        deviation = spread * np.sqrt(self.variance)
-        return float(np.sum(np.log(deviation) + 0.5 * (self.residual / deviation) ** 2))
-
 
 def _solve(points: Floats, names: Names, values: Floats, form: _Form) -> _Solved:
     matrix = form.similar(points, names, points, names) + form.noise**2 * np.eye(len(points))
     inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
     weights, diagonal = inverse @ values, np.diag(inverse)
     return _Solved(weights, inverse, weights / diagonal, 1.0 / diagonal)
+
+
+def _likely_form(points: Floats, names: Names, values: Floats) -> _Form:
+    """Climb the marginal likelihood, with priors that keep few samples from extremes, by the signs of its gradient.
+
+    Source: Riedmiller and Braun 1993 (Rprop); Blum and Riedmiller 2013 for processes.
+    """
+    varies = np.ptp(points, axis=0) > 0
+    spread = max(float(np.std(values)), _LEAST_SPREAD)
+    usual = np.log([spread, spread / 3, spread / 2, max(spread / 10, _LEAST_SPREAD)])
+    prior = np.concatenate([usual, np.full(varies.sum(), np.log(_USUAL_LENGTH))])
+    spreads = np.concatenate([np.full(4, _SIZE_SPREAD), np.full(varies.sum(), _LENGTH_SPREAD)])
+    limits = np.log(np.array([_SIZE_RANGE] * 4 + [_LENGTH_RANGE] * int(varies.sum())))
+    squared = (points[:, None, varies] - points[None][:, :, varies]) ** 2
+    alike = (names[:, None] == names[None]).astype(np.float64)
+    at, best, least = prior.copy(), prior, np.inf
+    climb, before = np.full(len(at), _FIRST_CLIMB), np.zeros(len(at))
+    for _ in range(_CLIMBS):
+        surprise, slope = _surprise(at, squared, alike, values)
+        surprise += 0.5 * float((((at - prior) / spreads) ** 2).sum())
+        if surprise < least:
+            best, least = at, surprise
+        turn = np.sign(slope + (at - prior) / spreads**2)
+        climb = np.clip(climb * np.where(turn * before < 0, 0.5, 1.2), *_CLIMB_RANGE)
+        at, before = np.clip(at - turn * climb, limits[:, 0], limits[:, 1]), turn
+    lengths = np.full(points.shape[1], np.inf)
+    lengths[varies] = np.exp(best[4:])
+    common, own, offset, noise = np.exp(best[:4]).tolist()
+    return _Form(common, own, offset, noise, lengths)
+
+
+def _surprise(at: Floats, squared: Floats, alike: Floats, values: Floats) -> tuple[float, Floats]:
+    """Minus the logarithm of the likelihood, and its slope by the logarithms of sizes and lengths (section 5.4.1)."""
+    common, own, offset, noise = np.exp(2 * at[:4])
+    weights = np.exp(-2 * at[4:])
+    fades = np.exp(-0.5 * (squared @ weights))
+    smooth = (common + own * alike) * fades
+    matrix = smooth + offset * alike + noise * np.eye(len(values))
+    inverse = np.linalg.inv(matrix)
+    solved = inverse @ values
+    surprise = 0.5 * (float(values @ solved) + np.linalg.slogdet(matrix)[1])
+    pull = 0.5 * (inverse - np.outer(solved, solved))
+    sizes = [common * fades, own * alike * fades, offset * alike]
+    slopes = [2 * float((pull * one).sum()) for one in sizes] + [2 * noise * float(np.trace(pull))]
+    return surprise, np.concatenate([slopes, np.einsum("nm,nmd->d", pull * smooth, squared, optimize=True) * weights])

@@ -32,6 +32,7 @@ Clock = Callable[[], int]
 _Key = tuple[str, str, str, str, int, str, str]
 _METHOD = 1  # raised whenever kernels are timed in another way
 _WARMUP, _MIN_ROUNDS, _MAX_ROUNDS = 2, 5, 25
+_WARM_RUNS = 3  # the allocator may change between blocks; after fewer, results go to one that is cold
 
 
 # --- measuring kernels --------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class Stand:
         Nanoseconds. ``time.perf_counter_ns`` is what a user waits; ``time.thread_time_ns`` leaves out what others run
         on the same core, and is only fair with one thread.
     is_warm : bool
-        Time the second of two runs in a row: its code and data are at hand, as within a step whose layers are alike.
+        Time the last of several runs in a row: its code and data are at hand, as within a step whose layers are alike.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ def _ready(kernel: Kernel, clock: Clock, *, is_warm: bool) -> Callable[[], float
     def run() -> float:
         if written is not None:
             written.mul_(1.0)
-        if is_warm:
+        for _ in range(_WARM_RUNS if is_warm else 0):
             function(*arguments, **keywords)
         begin = clock()
         result = function(*arguments, **keywords)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.classes import class_of, grain_of
+from windtunnel.cost.classes import class_of, extents_of
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import is_host
@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 IN_GRAPH = "in a graph"
-ALONE = "alone, warm, without the call (calibration, method 2)"
+ALONE = "alone, warm, without the call (calibration, method 3)"
 _FEWEST = 6
 _WIDEST = 1.0  # of log(time): what varies more than this was not measured at all
 
@@ -141,8 +141,8 @@ class Calibration:
         """Fit every class that has enough samples; ``limits`` are their bounds, one row each."""
         efficiency = limits.efficiency([one.new_ns for one in samples])
         flops, moved = (np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved"))
-        grain = [grain_of(one.operator, one.signature) for one in samples]
-        points = coordinates(flops, moved, grain, np.array([one.step_bytes for one in samples]))
+        extents = [extents_of(one.operator, one.signature) for one in samples]
+        points = coordinates(flops, moved, np.array([one.step_bytes for one in samples]), extents)
         names = _plain([one.operator for one in samples])
         rows: dict[str, list[int]] = defaultdict(list)
         for row, one in enumerate(samples):
@@ -191,11 +191,11 @@ class CalibratedPricer:
         found = self.calibration(device)
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
-        grain = np.array([grain_of(*pair) for pair in zip(work.operator, work.shapes, strict=True)])
+        extents = np.array([extents_of(*pair) for pair in zip(work.operator, work.shapes, strict=True)])
         value, scale, step_bytes = np.zeros(len(work)), np.zeros(len(work)), work.step_bytes
         for name in dict.fromkeys(names):
             rows, process = np.array([one == name for one in names]), found.processes[name]
-            points = coordinates(work.flops[rows], work.bytes_moved[rows], grain[rows], step_bytes)
+            points = coordinates(work.flops[rows], work.bytes_moved[rows], step_bytes, extents[rows])
             value[rows], scale[rows] = process.predict(points, _plain(work.operator[rows]))
         unknown = np.full(len(work), np.nan)
         return found.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
