@@ -22,6 +22,7 @@ FUSED = {("conv", "bn"), ("conv-bn", "relu")}
 KERNELS = (
     LayerKernel("conv-bn-relu", 12, 8, 16, kernel=3, stride=2),
     LayerKernel("conv", 9, 3, 5, kernel=5),
+    LayerKernel("conv-relu", 9, 3, 5, kernel=3, has_bias=True),
     LayerKernel("dwconv-bn", 12, 8, 8, kernel=3, groups=8),
     LayerKernel("conv-relu", 8, 8, 12, kernel=3, groups=4, batch_size=2),
     LayerKernel("fc-relu", 1, 20, 7, batch_size=3),

@@ -56,7 +56,7 @@ def test_trees_that_lead_back_are_refused(model, tmp_path):
     from safetensors.numpy import load_file
 
     path = save_runtime_model(model, tmp_path / "kernels.safetensors")
-    header = read_model_header(path, kind="kernels", schema=1, command="")
+    header = read_model_header(path, kind="kernels", schema=2, command="")
     tensors = load_file(path)
     inner = int(np.flatnonzero(tensors["conv.feature"] >= 0)[0])
     tensors["conv.left"][inner] = inner
@@ -64,7 +64,7 @@ def test_trees_that_lead_back_are_refused(model, tmp_path):
     with pytest.raises(InputError, match="damaged"):
         load_runtime_model(write_model(tmp_path / "loop.safetensors", header, tensors))
     with pytest.raises(SchemaVersionError):
-        load_runtime_model(write_model(tmp_path / "next.safetensors", {**header, "schema": 2}, tensors))
+        load_runtime_model(write_model(tmp_path / "next.safetensors", {**header, "schema": 3}, tensors))
     del header["fused"]
     with pytest.raises(InputError, match="damaged"):
         load_runtime_model(write_model(tmp_path / "less.safetensors", header, tensors))

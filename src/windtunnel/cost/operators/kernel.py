@@ -198,7 +198,7 @@ def _features(kernels: Sequence[LayerKernel], settings: ForestSettings) -> Float
     """Size, channels, kernel, stride, flops and parameters, as published [K, 7].
 
     For efficiencies also groups, batch, what the published ones say only together (intensity, bytes), and how well
-    channels fill vectors [K, 13].
+    channels fill vectors, and the bias [K, 14].
     """
     published = np.array(
         [(k.size, k.in_channels, k.out_channels, k.kernel, k.stride, k.flops, k.num_parameters) for k in kernels],
@@ -214,6 +214,7 @@ def _features(kernels: Sequence[LayerKernel], settings: ForestSettings) -> Float
             k.bytes_moved,
             _filled(k.in_channels),
             _filled(k.out_channels),
+            k.has_bias,
         )
         for k in kernels
     ]

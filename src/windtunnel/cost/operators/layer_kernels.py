@@ -64,6 +64,8 @@ class LayerKernel:
     groups : int
         Of a convolution; as many as channels in a depth-wise one.
     batch_size : int
+    has_bias : bool
+        Of a convolution. A short one takes a third longer for it, and before a norm there is none.
 
     Examples
     --------
@@ -79,6 +81,7 @@ class LayerKernel:
     stride: int = 1
     groups: int = 1
     batch_size: int = 1
+    has_bias: bool = False
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -151,8 +154,8 @@ def _layer(name: str, kernel: LayerKernel, width: int) -> torch.nn.Module:
     padding = (kernel.kernel - 1) // 2
     sizes = (kernel.in_channels, kernel.out_channels, kernel.kernel, kernel.stride, padding, 1, kernel.groups)
     makers: dict[str, Any] = {
-        "conv": lambda: nn.Conv2d(*sizes, bias="bn" not in kernel.layers),
-        "dwconv": lambda: nn.Conv2d(*sizes, bias="bn" not in kernel.layers),
+        "conv": lambda: nn.Conv2d(*sizes, bias=kernel.has_bias),
+        "dwconv": lambda: nn.Conv2d(*sizes, bias=kernel.has_bias),
         "bn": lambda: nn.BatchNorm2d(width),
         "fc": lambda: nn.Linear(kernel.in_channels, kernel.out_channels),
         "globalpool": lambda: nn.AdaptiveAvgPool2d(1),
@@ -294,7 +297,14 @@ def _kernel_of(group: list[torch.fx.Node], traced: torch.fx.GraphModule) -> Laye
     if kind.startswith("concat"):
         inside = outside
     size = inside[2] if len(inside) == 4 else 1
-    return LayerKernel(kind, size, inside[1], outside[1], *_window(head, traced), batch_size=inside[0])
+    window, has_bias = _window(head, traced), _has_bias(head, traced)
+    return LayerKernel(kind, size, inside[1], outside[1], *window, batch_size=inside[0], has_bias=has_bias)
+
+
+def _has_bias(node: torch.fx.Node, traced: torch.fx.GraphModule) -> bool:
+    if layer_of(node, traced) not in ("conv", "dwconv"):
+        return False
+    return traced.get_submodule(str(node.target)).bias is not None
 
 
 def _shape(node: torch.fx.Node) -> tuple[int, ...]:
@@ -342,7 +352,7 @@ def read_prior(path: str | Path, kind: str) -> list[LayerKernel]:
     found = []
     for line, row in enumerate(rows, start=2):
         try:
-            sides = {} if is_linear else {"kernel": int(row["ks"]), "stride": int(row["stride"])}
+            sides: dict[str, Any] = {} if is_linear else {"kernel": int(row["ks"]), "stride": int(row["stride"])}
             groups = int(row.get("groups") or 1)
             size = 1 if is_linear else int(row["input_h"])
             found.append(LayerKernel(kind, size, int(row["cin"]), int(row["cout"]), **sides, groups=groups))

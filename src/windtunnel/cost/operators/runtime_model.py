@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RuntimeModel", "learn_runtime", "load_runtime_model", "save_runtime_model"]
 
-SCHEMA = 1
+SCHEMA = 2
 KIND = "kernels"
 _COMMAND = "windtunnel cost train kernels"
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "root")
