@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.classes import class_of, extents_of
+from windtunnel.cost.classes import class_of, extents_of, lies_otherwise
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.measured import ALONE, Calibration
@@ -158,6 +160,24 @@ def test_what_short_rows_cost_is_learned():
 )
 def test_the_extents_of_an_operator(operator, shapes, extents):
     assert extents_of(operator, shapes) == pytest.approx(np.log2(extents))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ('[[8,4],[4,2]] ["Tensor(float)","Tensor(float)"] [[4,1],[2,1]]', False),
+        ('[[8,4],[4,2]] ["Tensor(float)","Tensor(long int)"] [[4,1],[1,4]] [null,null]', True),
+        ('[[8,1],[]] ["Tensor(float)","Int"] [[1,7],[]]', False),  # one column: its step is never taken
+        ('[[[8,4],[8,4]],[]] ["GenericList[]","Int"] [[[4,1],[1,8]],[]]', True),
+        ('[[8,4]] ["Tensor(float)"] []', False),
+        ("[[8,4]]", False),
+        ("", False),
+        ("(float32[8, 4], 2.0)", False),
+        ("(float32[8, 4], float32[8, 4]/[1, 8])", True),
+    ],
+)
+def test_inputs_lie_row_by_row_or_otherwise(inputs, expected):
+    assert expected == lies_otherwise(inputs)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +355,9 @@ class TestOnThisHost:
             one = draw(name, rng)
             assert name == class_of(one.kernel.operator)
             assert one.flops >= (name != "moving")
+            for tensor in one.kernel.tensors:
+                assert math.prod(tensor.shape) == 1 + sum((size - 1) * step for size, step in
+                                                          zip(tensor.shape, tensor.stride, strict=True))  # fmt: skip
             assert one.bytes_moved >= 4 * sum(np.prod(tensor.shape) for tensor in one.kernel.tensors)
 
     def test_every_sample_can_be_run(self):

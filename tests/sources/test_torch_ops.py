@@ -56,6 +56,15 @@ def test_an_in_place_operator_changes_its_argument():
     assert "[null,null,1]" == operator.arguments
 
 
+def test_a_tensor_without_storage_has_no_number_among_the_arguments():
+    """It differs from process to process, and equal calls must be equal text."""
+    absent = [242, 0, 0, 0, 0, ""]
+    inputs = [tensor(1, (2,)), (absent, [], []), ([absent, 3], [], [])]
+    operator = describe(node("aten::nll(Tensor a, Tensor b, Any c) -> Tensor", inputs, [tensor(2, (2,))]))
+
+    assert "[null,null,[null,3]]" == operator.arguments
+
+
 def test_a_list_of_tensors_changes_as_a_whole():
     schema = "aten::_foreach_add_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"
     first, second = tensor(1, (4,)), tensor(2, (2,))

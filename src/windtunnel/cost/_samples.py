@@ -52,10 +52,22 @@ def _width(rng: np.random.Generator, low: int, high: int) -> int:
 
 
 class _Tensor(NamedTuple):
-    """A tensor among what an operator is called with; integers are row numbers."""
+    """A tensor among what an operator is called with; integers are row numbers. ``swaps`` sides of a row by row one."""
 
     shape: tuple[int, ...]
     is_integer: bool = False
+    swaps: tuple[int, int] | None = None
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Steps of each side."""
+        if self.swaps is None:
+            return usual_stride(self.shape)
+        order = list(range(len(self.shape)))
+        first, second = self.swaps
+        order[first], order[second] = second, first
+        lying = usual_stride([self.shape[side] for side in order])
+        return tuple(lying[place] for place in order)
 
 
 def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], flops: int | None = None) -> Sample:
@@ -66,7 +78,7 @@ def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], 
     for one in arguments:
         if isinstance(one, _Tensor):
             dtype = torch.int64 if one.is_integer else torch.float32
-            filled.append(TensorShape(one.shape, usual_stride(one.shape), dtype))
+            filled.append(TensorShape(one.shape, one.stride, dtype))
         else:
             filled.append(one)
     shapes: list[Any] = [list(one.shape) if isinstance(one, _Tensor) else [] for one in arguments]
@@ -79,12 +91,15 @@ def _sample(operator: str, arguments: Sequence[Any], *outputs: tuple[int, ...], 
 
 
 def _product(rng: np.random.Generator) -> Sample:
+    # of a layer: forward the weight is transposed, backward nothing or the gradient
+    swaps = [(None, (-1, -2)), (None, None), ((-1, -2), None)][int(rng.integers(3))]
     if rng.random() < 0.7:
         rows, inner, columns = (_width(rng, 8, 2048) for _ in range(3))
-        return _sample("aten::mm.default", [_Tensor((rows, inner)), _Tensor((inner, columns))], (rows, columns))
+        ends = [_Tensor((rows, inner), swaps=swaps[0]), _Tensor((inner, columns), swaps=swaps[1])]
+        return _sample("aten::mm.default", ends, (rows, columns))
     batch = _size(rng, 2, 64)
     rows, inner, columns = (_width(rng, 8, 512) for _ in range(3))
-    ends = [_Tensor((batch, rows, inner)), _Tensor((batch, inner, columns))]
+    ends = [_Tensor((batch, rows, inner), swaps=swaps[0]), _Tensor((batch, inner, columns), swaps=swaps[1])]
     return _sample("aten::bmm.default", ends, (batch, rows, columns))
 
 
@@ -222,6 +237,9 @@ def _reduction(rng: np.random.Generator) -> Sample:
 
 
 def _moving(rng: np.random.Generator) -> Sample:
+    if rng.random() < 0.5:  # heads of attention, one after the other
+        heads = _attention_shape(rng)
+        return _sample("aten::copy_.default", [_Tensor(heads), _Tensor(heads, swaps=(1, 2))])
     one = _Tensor((_size(rng, 4, 4096), _size(rng, 16, 4096)))
     return _sample("aten::clone.default", [one], one.shape)
 

@@ -1,17 +1,19 @@
 """What kind of operator it is, and how far its work extends each way (room cost): what efficiencies depend on.
 
-In: an operator's name, the shapes of its inputs as text. Out: its class, and the extents of its work. Not here:
-efficiencies (``measured``), what it computes (``graph.flops``).
+In: an operator's name, its inputs as text. Out: its class, the extents of its work, whether its inputs lie row by row.
+Not here: efficiencies (``measured``), what it computes (``graph.flops``).
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from typing import Any
 
 from windtunnel.graph.flops import CONTRACTIONS
 
-__all__ = ["NUM_EXTENTS", "class_of", "extents_of"]
+__all__ = ["NUM_EXTENTS", "class_of", "extents_of", "lies_otherwise"]
 
 NUM_EXTENTS = 4
 
@@ -30,6 +32,7 @@ _CLASSES = (
         r"^(sum|mean|amax|amin|max|min|prod|argmax|argmin|var|std|var_mean|norm|linalg_vector_norm)$|loss_forward|loss$"
     )),
 )  # fmt: skip
+_DECODER = json.JSONDecoder()
 _SHAPE = re.compile(r"(?<!/)\[(\d[\d, ]*)\]")
 
 
@@ -109,3 +112,44 @@ def _of_convolution(tensors: list[list[int]]) -> tuple[int, ...]:
         return ()
     images, weight = tensors[-2:]
     return weight[1], weight[0], math.prod(weight[2:]), images[0] * math.prod(images[2:])
+
+
+def lies_otherwise(inputs: str) -> bool:
+    """Whether an input does not lie row by row: copies of such tensors, and products with them, are other work.
+
+    Parameters
+    ----------
+    inputs : str
+        Shapes, types and strides as captured, each a list, with spaces between; or the signature of a kernel, where
+        only what lies otherwise has strides, behind a slash.
+
+    Examples
+    --------
+    >>> lies_otherwise('[[4,2],[]] ["Tensor(float)","Int"] [[2,1],[]]'), lies_otherwise('[[4,2]] ["?"] [[1,4]]')
+    (False, True)
+    >>> lies_otherwise("(float32[256, 32]/[1, 256], float32[32, 64])")
+    True
+    """
+    if not inputs.startswith("["):
+        return "/[" in inputs
+    shapes, end = _DECODER.raw_decode(inputs)
+    try:
+        _, end = _DECODER.raw_decode(inputs, end + 1)
+        strides, _ = _DECODER.raw_decode(inputs, end + 1)
+    except ValueError:  # nothing was captured
+        return False
+    return any(map(_is_otherwise, shapes, strides))
+
+
+def _is_otherwise(shape: Any, stride: Any) -> bool:
+    """Lists of tensors are looked into."""
+    if not isinstance(shape, list) or not isinstance(stride, list) or len(shape) != len(stride):
+        return False
+    if shape and isinstance(shape[0], list):
+        return any(map(_is_otherwise, shape, stride))
+    step = 1
+    for size, found in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and found != step:
+            return True
+        step *= size
+    return False

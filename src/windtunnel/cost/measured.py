@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.classes import class_of, extents_of
+from windtunnel.cost.classes import class_of, extents_of, lies_otherwise
 from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import is_host
@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 IN_GRAPH = "in a graph"
-ALONE = "alone, warm, without the call (calibration, method 3)"
+ALONE = "alone, warm, without the call (calibration, method 4)"
 _FEWEST = 6
 _WIDEST = 1.0  # of log(time): what varies more than this was not measured at all
 
@@ -143,7 +143,7 @@ class Calibration:
         flops, moved = (np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes_moved"))
         extents = [extents_of(one.operator, one.signature) for one in samples]
         points = coordinates(flops, moved, np.array([one.step_bytes for one in samples]), extents)
-        names = _plain([one.operator for one in samples])
+        names = _names([one.operator for one in samples], [one.signature for one in samples])
         rows: dict[str, list[int]] = defaultdict(list)
         for row, one in enumerate(samples):
             rows[class_of(one.operator)].append(row)
@@ -192,11 +192,13 @@ class CalibratedPricer:
         limits = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         names = [class_of(str(name)) for name in work.operator]
         extents = np.array([extents_of(*pair) for pair in zip(work.operator, work.shapes, strict=True)])
+        inputs = [" ".join(one) for one in zip(work.shapes, work.dtypes, work.strides, strict=True)]
+        operators = _names(work.operator.tolist(), inputs)
         value, scale, step_bytes = np.zeros(len(work)), np.zeros(len(work)), work.step_bytes
         for name in dict.fromkeys(names):
             rows, process = np.array([one == name for one in names]), found.processes[name]
             points = coordinates(work.flops[rows], work.bytes_moved[rows], step_bytes, extents[rows])
-            value[rows], scale[rows] = process.predict(points, _plain(work.operator[rows]))
+            value[rows], scale[rows] = process.predict(points, operators[rows])
         unknown = np.full(len(work), np.nan)
         return found.intervals.around(Prices(limits, np.exp(value), unknown, unknown), names, scale)
 
@@ -209,9 +211,10 @@ class CalibratedPricer:
         return self._fitted[key]
 
 
-def _plain(operators: Iterable[object]) -> NDArray[np.object_]:
-    """Names without overload; what works in place is another operator, for its output lies in the caches."""
-    return np.array([str(name).partition(".")[0] for name in operators], dtype=object)
+def _names(operators: Sequence[str], inputs: Sequence[str]) -> NDArray[np.object_]:
+    """Names without overload; what works in place, or on other than rows, is another operator."""
+    rows = zip(operators, inputs, strict=True)
+    return np.array([one.partition(".")[0] + "/" * lies_otherwise(text) for one, text in rows], dtype=object)
 
 
 def calibration_of(samples: Iterable[Measurement], device: Device) -> Calibration:

@@ -101,7 +101,7 @@ def describe(node: dict[str, Any] | None) -> Operator:
         shapes=_text(shapes),
         dtypes=_text(node["inputs"]["types"]),
         strides=_text(strides),
-        arguments=_text([None if spans else value for spans, value in zip(per_input, values, strict=True)]),
+        arguments=_text([None if spans else _constant(value) for spans, value in zip(per_input, values, strict=True)]),
         flops=operator_flops(schema.name, shapes, values, outputs["shapes"])
         if role in (Role.COMPUTE, Role.RECIPE)
         else 0,
@@ -176,6 +176,13 @@ def settle_recipes(operators: list[Operator], parents: list[int]) -> list[Operat
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 6 and isinstance(value[5], str)
+
+
+def _constant(value: Any) -> Any:
+    """What is no tensor; one without storage has a number nevertheless, another in every process."""
+    if _is_tensor(value):
+        return None
+    return [_constant(item) for item in value] if isinstance(value, list) else value
 
 
 def _spans(value: Any, shape: Any, stride: Any) -> list[Span]:
