@@ -147,7 +147,7 @@ def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:
     whole = WholeModel(orders.workload, orders.parameters, orders.num_microbatches)
     actions: dict[Item, Callable[[], None]] = {}
     for size in orders.message_bytes:
-        actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else lambda: whole.step(1)
+        actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else _nothing
     actions[Item("step")] = whole.step if rank == 0 else _nothing
     for number in range(1, orders.num_ranks + 1):
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
@@ -208,7 +208,7 @@ def _like(whole: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) ->
 
 
 def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:
-    """Between the first two ranks and back, while all others compute."""
+    """Between the first two ranks and back, while all others wait: sharing cores with them is the replay's."""
     buffer = torch.zeros(size_bytes // 4)
 
     def exchange() -> None:

@@ -2,8 +2,8 @@
 
 In: a workload, a number of stages, plans for its layers. Out: a ``Receipt`` per plan: the step that the replay of its
 schedule says, beside the step that ``torch.distributed.pipelining`` takes with the very same stages. What the replay
-knows beside the plan is measured in the same processes, in turns with the splits: what a message takes while others
-compute, how n processes on fewer cores slow each other, how much they vary. Not here: which layer goes where
+knows beside the plan is measured in the same processes, in turns with the splits: what a message takes by itself, how
+n processes on fewer cores slow each other, how much they vary. Not here: which layer goes where
 (``planning``), stages (``training``).
 """
 
@@ -62,7 +62,7 @@ class Ground:
     Parameters
     ----------
     bandwidth_bytes_per_s : float
-        Of a message, while it travels.
+        Of a message, while it travels and nothing else runs.
     latency_ns : float
         Of a message without bytes.
     slowdown : tuple of float
