@@ -187,12 +187,9 @@ def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank:
     def step() -> None:
         if optimizer is not None:
             optimizer.zero_grad()
-        if rank == 0:
-            runs.step(*whole.inputs)
-        elif rank == orders.num_ranks - 1:
-            runs.step(target=whole.target)
-        else:
-            runs.step()
+        given = whole.inputs if rank == 0 else ()
+        target = whole.target if rank == orders.num_ranks - 1 else None
+        runs.step(*given, target=target, return_outputs=False)  # joined outputs are a copy that no training needs
         if optimizer is not None:
             optimizer.step()
 
