@@ -12,11 +12,7 @@ n processes on fewer cores slow each other, how much they vary. Not here: which 
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +24,8 @@ import numpy as np
 from windtunnel.cost.fingerprint import machine
 from windtunnel.cost.interference import Interference, fit_slowdown, shared_resource
 from windtunnel.cost.threads import threads
-from windtunnel.errors import FlightError, InputError, NotApplicableError
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.flights._pipeline_processes import run_ranks
 from windtunnel.flights._stats import estimate_median, estimate_speedup
 from windtunnel.flights.receipt import Receipt
 from windtunnel.graph import Graph, Kind
@@ -50,9 +47,6 @@ Progress = Callable[[str, int, int], None]
 _MESSAGE_BYTES = (1 << 12, 1 << 20, 1 << 23)
 _CAPTURED = 12
 _NUM_DRAWS = 65
-_PATIENCE_S = 300.0
-_POLL_S = 0.2
-_LOG_TAIL_BYTES = 4000
 
 
 @dataclass(frozen=True)
@@ -330,56 +324,9 @@ def _flown(
     with tempfile.TemporaryDirectory(prefix="windtunnel-pipeline-") as folder:
         path = Path(folder) / "orders.json"
         path.write_bytes(msgspec.json.encode(orders))
-        _run(path, num_ranks, progress)
+        run_ranks(path, num_ranks, progress)
         spans = [msgspec.json.decode(Path(f"{path}.{rank}").read_bytes(), type=list[Span]) for rank in range(num_ranks)]
     return _sorted(spans)
-
-
-def _run(path: Path, num_ranks: int, progress: Progress | None) -> None:
-    """All ranks from start to end; where one fails, all end."""
-    logs = [Path(f"{path}.log{rank}") for rank in range(num_ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    processes = []
-    try:
-        for rank, log in enumerate(logs):
-            with log.open("wb") as out:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "windtunnel.flights._pipeline_rank", str(path), str(rank)],
-                        stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
-                    )
-                )  # fmt: skip
-        said, heard_s = "", time.monotonic()
-        while any(process.poll() is None for process in processes):
-            failed = [rank for rank, process in enumerate(processes) if process.poll()]
-            line = _read(Path(f"{path}.progress"))
-            if line != said:
-                said, heard_s = line, time.monotonic()
-                what, done, total = line.split()
-                if progress is not None:
-                    progress(f"{what}s", int(done), int(total))
-            if failed or time.monotonic() - heard_s > _PATIENCE_S:
-                break
-            time.sleep(_POLL_S)
-        if any(process.poll() != 0 for process in processes):
-            raise _failure(logs)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _failure(logs: Sequence[Path]) -> FlightError:
-    tails = [log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") for log in logs]
-    lines = [line for tail in tails for line in tail.splitlines() if "Error" in line]
-    return FlightError(
-        f"a stage's process ended or did not answer: {lines[0].strip() if lines else 'without a word'}",
-        where="pipeline", log_tail="\n".join(f"[rank {rank}]\n{tail}" for rank, tail in enumerate(tails)),
-    )  # fmt: skip
 
 
 def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
