@@ -72,6 +72,23 @@ def test_moves_to_settle_never_make_it_worse_and_keep_every_limit(seed):
     assert all(move.change_ns >= 0 for move in moves(found) if move.is_allowed)
 
 
+def test_plans_also_settle_from_other_starts():
+    """A price with two valleys: the plan's own, and a deeper one that single moves do not reach."""
+    one = chain(9, accelerators=2)
+    price_of = dict(enumerate((9.0, 1.0, 2.0, 5.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0)))
+
+    def price_ns(plan):
+        return price_of[int((plan.device == plan.device[0]).sum())]
+
+    cuts = {int((cut.device == cut.device[0]).sum()): cut for cut in (random_cut(one, seed) for seed in range(60))}
+    found = settled(cuts[5], price_ns)
+    deeper = settled(cuts[5], price_ns, [cuts[7], cuts[3], cuts[2]])
+
+    assert 3.0 == price_ns(found)
+    assert 1.0 == price_ns(deeper)
+    assert f"{cuts[5].solver}, settled" == deeper.solver
+
+
 def test_a_slow_link_keeps_work_together_and_the_robust_plan_knows():
     one = chain(4, accelerators=2)
     found = robust_plan(one, 0.02, 10.0)

@@ -30,6 +30,7 @@ from windtunnel.flights._stats import estimate_median, estimate_speedup
 from windtunnel.flights.receipt import Receipt
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
+from windtunnel.planning.baselines import random_cut
 from windtunnel.planning.fleet import fleet_of
 from windtunnel.planning.from_graph import Layers, layers_of
 from windtunnel.planning.placement import Plan
@@ -47,6 +48,7 @@ Progress = Callable[[str, int, int], None]
 _MESSAGE_BYTES = (1 << 12, 1 << 20, 1 << 23)
 _CAPTURED = 12
 _NUM_DRAWS = 65
+_STARTS = range(1000, 1060)
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,9 @@ def settled_on_ground(job: PipelineJob, plan: Plan, schedule: Schedule = "1f1b")
     NotApplicableError
         The plan uses one device only.
     """
-    return settled(plan, lambda one: predicted_ns(job, one, job.ground, schedule))
+    cuts = [random_cut(plan.problem, seed) for seed in _STARTS]
+    starts = [one for one in cuts if len(one.kind) == len(plan.kind) and one.loads.is_allowed]
+    return settled(plan, lambda one: predicted_ns(job, one, job.ground, schedule), starts)
 
 
 def _require_stages(plan: Plan) -> None:

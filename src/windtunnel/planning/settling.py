@@ -7,7 +7,7 @@ shared cores come on top. Not here: the price.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +18,10 @@ from windtunnel.planning.placement import Plan
 
 __all__ = ["settled"]
 
-_MOST_MOVES = 100
+_MOST_MOVES, _MOST_STARTS = 100, 3
 
 
-def settled(plan: Plan, price_ns: Callable[[Plan], float]) -> Plan:
+def settled(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequence[Plan] = ()) -> Plan:
     """Move what cannot be parted to a neighbouring stage, the best move first, until none is worth it.
 
     Parameters
@@ -30,7 +30,17 @@ def settled(plan: Plan, price_ns: Callable[[Plan], float]) -> Plan:
         Contiguous, without replicas. All its devices stay in use.
     price_ns : callable
         Of a plan; the same for the same plan.
+    starts : sequence of Plan
+        Of the same problem, with as many devices: moves also begin from the cheapest few of them, for those from the
+        plan end where no single move helps.
     """
+    cheapest = sorted(((price_ns(one), at) for at, one in enumerate(starts)))[:_MOST_STARTS]
+    ends = [_descended(one, price_ns) for one in (plan, *(starts[at] for _, at in cheapest))]
+    _, best = min(ends, key=lambda end: end[0])
+    return best if best is plan else replace(best, solver=f"{plan.solver}, settled", bound_ns=plan.bound_ns)
+
+
+def _descended(plan: Plan, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
     best, least_ns = plan, price_ns(plan)
     for _ in range(_MOST_MOVES):
         tried = [(price_ns(one), one) for one in _neighbours(best)]
@@ -40,7 +50,7 @@ def settled(plan: Plan, price_ns: Callable[[Plan], float]) -> Plan:
         if found_ns >= least_ns:
             break
         best, least_ns = found, found_ns
-    return best if best is plan else replace(best, solver=f"{plan.solver}, settled", bound_ns=plan.bound_ns)
+    return least_ns, best
 
 
 def _neighbours(plan: Plan) -> Iterator[Plan]:
