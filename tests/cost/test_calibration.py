@@ -152,6 +152,7 @@ def test_what_short_rows_cost_is_learned():
         ("aten::sum", "[[320,16],[[]],[],[]]", (16, 320, 1, 1)),
         ("aten::index_select", "[[1024,32],[],[256]]", (256, 1024, 32, 1)),
         ("aten::embedding.default", "(float32[64, 8], int64[4, 32])", (128, 64, 8, 1)),
+        ("aten::embedding_dense_backward", "[[8,32,64],[8,32],[],[],[]]", (256, 8, 2048, 1)),
         ("aten::gelu", "[[64,65]]", (1, 1, 1, 1)),
         ("aten::convolution", "[[64,65]]", (1, 1, 1, 1)),
         ("aten::sum", "[[]]", (1, 1, 1, 1)),

@@ -11,6 +11,7 @@ import math
 import re
 from typing import Any
 
+from windtunnel.cost.kernels import usual_stride
 from windtunnel.graph.flops import CONTRACTIONS
 
 __all__ = ["NUM_EXTENTS", "class_of", "extents_of", "lies_otherwise"]
@@ -132,8 +133,8 @@ def lies_otherwise(inputs: str) -> bool:
     """
     if not inputs.startswith("["):
         return "/[" in inputs
-    shapes, end = _DECODER.raw_decode(inputs)
     try:
+        shapes, end = _DECODER.raw_decode(inputs)
         _, end = _DECODER.raw_decode(inputs, end + 1)
         strides, _ = _DECODER.raw_decode(inputs, end + 1)
     except ValueError:  # nothing was captured
@@ -147,9 +148,6 @@ def _is_otherwise(shape: Any, stride: Any) -> bool:
         return False
     if shape and isinstance(shape[0], list):
         return any(map(_is_otherwise, shape, stride))
-    step = 1
-    for size, found in zip(reversed(shape), reversed(stride), strict=True):
-        if size != 1 and found != step:
-            return True
-        step *= size
-    return False
+    # the step of a side of one is never taken
+    sides = zip(shape, stride, usual_stride(shape), strict=True)
+    return any(size != 1 and found != usual for size, found, usual in sides)

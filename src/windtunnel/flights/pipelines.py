@@ -48,7 +48,7 @@ Progress = Callable[[str, int, int], None]
 _MESSAGE_BYTES = (1 << 12, 1 << 20, 1 << 23)
 _CAPTURED = 12
 _NUM_DRAWS = 65
-_STARTS = range(1000, 1060)
+_STARTS = range(1000, 1060)  # seeds of random cuts
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,8 @@ def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedul
 
 def settled_on_ground(job: PipelineJob, plan: Plan, schedule: Schedule = "1f1b") -> Plan:
     """A plan after moves that make the predicted step shorter on what this job stands on: cores that stages share.
+
+    Moves begin from the plan and from the cheapest of some random cuts.
 
     Raises
     ------

@@ -34,7 +34,7 @@ def settled(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequence[Plan
         Of the same problem, with as many devices: moves also begin from the cheapest few of them, for those from the
         plan end where no single move helps.
     """
-    cheapest = sorted(((price_ns(one), at) for at, one in enumerate(starts)))[:_MOST_STARTS]
+    cheapest = sorted((price_ns(one), at) for at, one in enumerate(starts))[:_MOST_STARTS]
     ends = [_descended(one, price_ns) for one in (plan, *(starts[at] for _, at in cheapest))]
     _, best = min(ends, key=lambda end: end[0])
     return best if best is plan else replace(best, solver=f"{plan.solver}, settled", bound_ns=plan.bound_ns)
