@@ -161,7 +161,7 @@ def test_a_graph_becomes_layers_and_is_placed_and_replayed():
 
     assert ("a", "b", "b (backward)", "a (backward)") == one.names
     assert [3e6, 4e6, 8e6 + 3e6, 6e6 + 1e6] == one.time_ns[:, 0].tolist()  # the update by parameters
-    assert [1e6, 1e6, 1e6, 0.0] == one.cost_ns.tolist()
+    assert [1e6, 0.0, 1e6, 0.0] == one.cost_ns.tolist()  # b's goes to its own backward only
     assert [1e6 + 4000, 1e6 + 12_000, 0.0, 0.0] == one.size_bytes.tolist()
     plan = place(one)
     # a: 3 + 7 and out 1 and in 1; b: 4 + 11 and in 1 and out 1
@@ -172,6 +172,25 @@ def test_a_graph_becomes_layers_and_is_placed_and_replayed():
     assert 4 == int(sent.sum())
     # one sample: 3, out 1, in 1, 4, 8, out 1, in 1, 6; the update waits
     assert 25_000_000 + 4_000_000 == replay(after).makespan_ns
+
+
+def test_what_a_layer_keeps_for_its_own_backward_is_no_message():
+    """b writes 7 MB that its backward reads, and 1 MB for c; a's 2 MB are read by b's backward as well, once sent."""
+    builder = GraphBuilder()
+    cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)
+    rows = [("a", Phase.FORWARD), ("b", Phase.FORWARD), ("b", Phase.FORWARD), ("c", Phase.FORWARD),
+            ("c", Phase.BACKWARD), ("b", Phase.BACKWARD), ("a", Phase.BACKWARD)]  # fmt: skip
+    tasks = [
+        builder.task(name, kind=Kind.COMPUTE, layer=name, phase=phase, resource=cpu, iteration=0, duration_ns=10)
+        for name, phase in rows
+    ]
+    arrows = ((0, 1, 2), (0, 5, 2), (1, 2, 7), (1, 5, 7), (2, 3, 1), (3, 4, 5), (4, 5, 1), (5, 6, 2))
+    for src, dst, megabytes in arrows:
+        builder.edge(tasks[src], tasks[dst], kind=EdgeKind.DATA, size_bytes=megabytes * 10**6)
+    problem = layers_of([builder.build()], fleet_of("3xhere")[0], 1e9).problem
+
+    sent = dict(zip(problem.names, (problem.cost_ns / 1e6).tolist(), strict=True))
+    assert {"a": 2, "b": 1, "c": 0, "c (backward)": 1, "b (backward)": 2, "a (backward)": 0} == sent
 
 
 def test_layers_that_wait_for_each_other_stay_with_all_their_backward_nodes():

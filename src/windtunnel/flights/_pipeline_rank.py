@@ -148,7 +148,8 @@ def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:
     actions: dict[Item, Callable[[], None]] = {}
     for size in orders.message_bytes:
         actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else _nothing
-    actions[Item("step")] = whole.step if rank == 0 else _nothing
+    if orders.splits:  # they are compared with it
+        actions[Item("step")] = whole.step if rank == 0 else _nothing
     for number in range(1, orders.num_ranks + 1):
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
     for number, stage_of in enumerate(orders.splits):

@@ -47,6 +47,7 @@ __all__ = ["Ground", "PipelineJob", "fly_pipelines", "job_of", "predicted_ns", "
 Progress = Callable[[str, int, int], None]
 _MESSAGE_BYTES = (1 << 12, 1 << 20, 1 << 23)
 _CAPTURED = 12
+_GROUND_ROUNDS = 24  # from six of them, one outlier among twelve times decided between plans
 _NUM_DRAWS = 65
 _STARTS = range(1000, 1060)  # seeds of random cuts
 
@@ -156,7 +157,7 @@ def job_of(
         )  # fmt: skip
     with threads(1):
         whole = WholeModel(workload, dict(parameters), num_microbatches)
-        ground = _flown(workload, parameters, (), num_stages, num_microbatches, "1f1b", 6, 60.0, None).ground()
+        ground = _flown(workload, parameters, (), num_stages, num_microbatches, "1f1b", _GROUND_ROUNDS, 60.0, None).ground()
         graph = capture(
             lambda: whole.step(1),
             iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,

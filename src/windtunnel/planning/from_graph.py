@@ -112,8 +112,9 @@ def layers_of(
     node_T = np.where(node_T >= 0, place[node_T], -1)
     is_backward = np.array([known[node][1] for node in kept.tolist()], bool)
     num = len(kept)
-    src, dst, sent = _sent(graph, node_T, num)
+    src, dst = _links(graph, node_T)
     color = _colors(known, place, is_backward, src, dst)
+    sent = _sent(graph, node_T, color)
     times = np.stack([_summed(one.duration_ns, node_T, num) for one in steps], axis=1)
     updates = _updates(graph, steps, node_T, color, is_backward)
     copies = _COPIES if copies_per_parameter is None else copies_per_parameter
@@ -265,15 +266,23 @@ def _kept(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
     return _summed(largest.astype(np.int64), node_T, num)
 
 
-def _sent(graph: Graph, node_T: Ints, num: int) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Edges between nodes, and the bytes of each node that others read, every tensor once."""
-    src_T, dst_T = np.asarray(graph.edges["src"]), np.asarray(graph.edges["dst"])
-    src, dst = node_T[src_T], node_T[dst_T]
+def _links(graph: Graph, node_T: Ints) -> tuple[Ints, Ints]:
+    """Edges between nodes: the second reads what the first writes."""
+    src, dst = node_T[graph.edges["src"]], node_T[graph.edges["dst"]]
     rows = (np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)) & (src >= 0) & (dst >= 0) & (src != dst)
     ends = np.unique(np.stack([src[rows], dst[rows]]), axis=1)
+    return ends[0], ends[1]
+
+
+def _sent(graph: Graph, node_T: Ints, color: Ints) -> NDArray[np.float64]:
+    """Bytes of each node that can be read elsewhere, every tensor once [N]: what its own backward keeps stays."""
+    src_T = np.asarray(graph.edges["src"])
+    src, dst = node_T[src_T], node_T[graph.edges["dst"]]
+    rows = (np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)) & (src >= 0) & (dst >= 0)
+    rows &= color[src] != color[dst]
     largest = np.zeros(graph.num_tasks)
     np.maximum.at(largest, src_T[rows], np.asarray(graph.edges["size_bytes"])[rows])
-    return ends[0], ends[1], _summed(largest.astype(np.int64), node_T, num)
+    return _summed(largest.astype(np.int64), node_T, len(color))
 
 
 def placed(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:
