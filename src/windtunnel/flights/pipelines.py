@@ -157,7 +157,9 @@ def job_of(
         )  # fmt: skip
     with threads(1):
         whole = WholeModel(workload, dict(parameters), num_microbatches)
-        ground = _flown(workload, parameters, (), num_stages, num_microbatches, "1f1b", _GROUND_ROUNDS, 60.0, None).ground()
+        ground = _flown(
+            workload, parameters, (), num_stages, num_microbatches, "1f1b", _GROUND_ROUNDS, 60.0, None
+        ).ground()
         graph = capture(
             lambda: whole.step(1),
             iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,
