@@ -44,6 +44,8 @@ def test_a_workload_becomes_layers_that_can_be_cut(job):
     assert stage_of["CrossEntropyLoss"] == stage_of["6"]  # the loss is where the model's output is
     assert job.ground.slowdown[0] == 1.0
     assert len(job.ground.slowdown) == 2
+    assert 0 < job.ground.overhead_ns < 20e6
+    assert job.message_bytes[0] < job.message_bytes[1]
 
 
 def test_a_prediction_follows_the_plan_and_the_ground(job):
@@ -57,6 +59,7 @@ def test_a_prediction_follows_the_plan_and_the_ground(job):
         slow = replace(quick, slowdown=(1.0, 2.0))
         assert math.isclose(2 * found_ns, predicted_ns(job, best, slow, schedule), rel_tol=0.05)
         assert predicted_ns(job, best, replace(quick, latency_ns=1e6), schedule) > found_ns + 2e6
+        assert predicted_ns(job, best, replace(quick, overhead_ns=1e6), schedule) >= found_ns + 4e6
     with pytest.raises(NotApplicableError, match="one device only"):
         predicted_ns(job, single(problem), quick, "1f1b")
 
@@ -105,12 +108,13 @@ def test_a_process_that_fails_says_so(job):
 def test_times_of_a_round_are_from_the_first_begin_to_the_last_end():
     def spans(rank):
         at = 1000 + 10 * rank
-        items = [(Item("step"), 50), (Item("split", 0), 100), (Item("message", 8), 80), (Item("beside", 2), 40)]
-        return [Span(turn, item, at, at + length) for turn in (0, 1) for item, length in items]
+        items = [(Item("step"), 50), (Item("split", 0), 100), (Item("message", 8), 80), (Item("beside", 2), 40),
+                 (Item("idle", 8), 70)]  # fmt: skip
+        return [Span(turn, item, at, at + length, length // 2 + rank) for turn in (0, 1) for item, length in items]
 
     flown = pipelines._sorted([spans(0), spans(1)])
-    assert ([50], {0: [110]}, {8: [90 / 2 / 4]}, {2: [[40.0, 40.0]]}) == (
-        flown.step_ns, flown.split_ns, flown.message_ns, flown.beside_ns,
+    assert ([50], {0: [110]}, {8: [90 / 2 / 4]}, {2: [[40.0, 40.0]]}, [[35.0, 36.0]]) == (
+        flown.step_ns, flown.split_ns, flown.message_ns, flown.beside_ns, flown.idle_ns,
     )  # fmt: skip
 
 
@@ -118,8 +122,10 @@ def test_the_ground_is_a_line_a_curve_and_a_spread():
     flown = pipelines._Flown(
         message_ns={0: [100.0, 100.0], 1000: [600.0, 600.0]},
         beside_ns={1: [[10.0], [20.0]], 2: [[15.0, 25.0], [40.0, 40.0]]},
+        idle_ns=[[2000.0, 3200.0], [2200.0, 3000.0]],
     )
-    ground = flown.ground()
+    ground = flown.ground(4)
 
     assert (2e9, 100.0, (1.0, 2.0)) == (ground.bandwidth_bytes_per_s, ground.latency_ns, ground.slowdown)
     assert np.allclose(ground.spread, np.array([15, 25, 40, 40]) / 32.5)
+    assert math.isclose((5200 / 4 - 2 * 100) / 2, ground.overhead_ns)  # two messages per microbatch are not its own

@@ -282,6 +282,9 @@ def test_messages_that_are_waited_for_cost_both_sides(schedule):
     assert {"gpipe": 100 + 3 * (35 + 100) + 200 + 3 * (35 + 200), "1f1b": 100 + 35 + 3 * 300 + 2 * 35 + 35 + 200}[
         schedule
     ] == timeline.makespan_ns
+    busy = rendezvous_pipeline(place(one), 3, schedule=schedule, latency_ns=5, overhead_ns=40)
+    num_passes = {"gpipe": 2 * (1 + 3), "1f1b": 1 + 2 * 3 + 1}[schedule]  # one after the other, of 20 ns more each
+    assert timeline.makespan_ns + num_passes * 20 == replay(busy).makespan_ns
     with pytest.raises(InputError, match="1 samples for 2 stages"):
         rendezvous_pipeline(place(one), 1, schedule=schedule)
 

@@ -2,7 +2,8 @@
 
 In: the path of an ``Orders`` file and a rank. Out: a file of that rank beside it with a ``Span`` for everything that
 it did, on the clock that all processes of a host share. All ranks hold the stages of all splits, whose weights do not
-move, and run in every round, in one shuffled order: a message, the whole model alone and beside others, each split.
+move, and run in every round, in one shuffled order: messages, stages that only pass their input on, the whole model
+alone and beside others, each split.
 """
 
 from __future__ import annotations
@@ -47,19 +48,24 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True, order=True):
-    """One thing of a round: ``message`` of so many bytes, ``step`` of one process, ``beside``: so many, ``split``."""
+    """One thing of a round.
+
+    ``message`` of so many bytes, ``step`` of one process, ``beside``: so many of them, ``split``, and ``idle``: stages
+    that only pass their input on, which is of so many bytes.
+    """
 
     what: str
     number: int = 0
 
 
 class Span(msgspec.Struct, frozen=True):
-    """What a rank did from when until when, in ns; round 0 warms up."""
+    """What a rank did from when until when, and what all its threads computed in it, in ns; round 0 warms up."""
 
     round: int
     item: Item
     begin_ns: int
     end_ns: int
+    compute_ns: int = 0
 
 
 class WholeModel:
@@ -150,6 +156,7 @@ def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:
         actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else _nothing
     if orders.splits:  # they are compared with it
         actions[Item("step")] = whole.step if rank == 0 else _nothing
+    actions[Item("idle", min(orders.message_bytes))] = _idle(orders, rank)
     for number in range(1, orders.num_ranks + 1):
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
     for number, stage_of in enumerate(orders.splits):
@@ -171,9 +178,10 @@ def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], rank: int, p
             break
         for place in random.permutation(len(items)).tolist():
             dist.barrier()
-            begin_ns = time.perf_counter_ns()
+            begin_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns()
             actions[items[place]]()
-            spans.append(Span(number, items[place], begin_ns, time.perf_counter_ns()))
+            end_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns() - computed_ns
+            spans.append(Span(number, items[place], begin_ns, end_ns, computed_ns))
         gc.collect()
         _told(path, rank, f"round {number} {orders.rounds}")
     return spans
@@ -193,6 +201,32 @@ def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank:
         runs.step(*given, target=target, return_outputs=False)  # joined outputs are a copy that no training needs
         if optimizer is not None:
             optimizer.step()
+
+    return step
+
+
+class _Pass(torch.nn.Module):
+    """Its input, and a gradient for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def _idle(orders: Orders, rank: int) -> Callable[[], None]:
+    """The real schedule on stages that do nothing: what remains is its own work."""
+    count, size = orders.num_microbatches, min(orders.message_bytes) // 4
+    batch = torch.zeros(count, size)
+    model = torch.nn.Sequential(*(_Pass() for _ in range(orders.num_ranks)))
+    pipe = split_model(model, (batch[:1],), {str(stage): stage for stage in range(orders.num_ranks)})
+    runs = schedule_of(pipe, rank, count, lambda output, _: output.sum(), orders.schedule)
+
+    def step() -> None:
+        target = batch if rank == orders.num_ranks - 1 else None
+        runs.step(*((batch,) if rank == 0 else ()), target=target, return_outputs=False)
 
     return step
 

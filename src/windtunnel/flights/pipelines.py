@@ -2,9 +2,9 @@
 
 In: a workload, a number of stages, plans for its layers. Out: a ``Receipt`` per plan: the step that the replay of its
 schedule says, beside the step that ``torch.distributed.pipelining`` takes with the very same stages. What the replay
-knows beside the plan is measured in the same processes, in turns with the splits: what a message takes by itself, how
-n processes on fewer cores slow each other, how much they vary. Not here: which layer goes where
-(``planning``), stages (``training``).
+knows beside the plan is measured in the same processes, in turns with the splits: what a message takes by itself, what
+the schedule does itself, how n processes on fewer cores slow each other, how much they vary. Not here: which
+layer goes where (``planning``), stages (``training``).
 """
 
 # D devices (stages), N nodes, M microbatches
@@ -34,6 +34,7 @@ from windtunnel.planning.baselines import random_cut
 from windtunnel.planning.fleet import fleet_of
 from windtunnel.planning.from_graph import Layers, layers_of
 from windtunnel.planning.placement import Plan
+from windtunnel.planning.problem import Problem
 from windtunnel.planning.rendezvous import receivers, rendezvous_pipeline
 from windtunnel.planning.settling import settled
 from windtunnel.planning.stages import Schedule, stage_order
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Ground", "PipelineJob", "fly_pipelines", "job_of", "predicted_ns", "settled_on_ground", "stage_of_modules"]
 
 Progress = Callable[[str, int, int], None]
-_MESSAGE_BYTES = (1 << 12, 1 << 20, 1 << 23)
+_LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
 _CAPTURED = 12
 _GROUND_ROUNDS = 24  # from six of them, one outlier among twelve times decided between plans
 _NUM_DRAWS = 65
@@ -66,12 +67,15 @@ class Ground:
         How many times longer each of 1, 2 ... busy processes takes than one alone.
     spread : tuple of float
         Of the same work in all processes at once, over and over: each time over the median.
+    overhead_ns : float
+        What each process computes per microbatch for the schedule itself.
     """
 
     bandwidth_bytes_per_s: float
     latency_ns: float
     slowdown: tuple[float, ...]
     spread: tuple[float, ...] = (1.0,)
+    overhead_ns: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +93,8 @@ class PipelineJob:
         Of that, for as many devices as there are stages; compute holds a microbatch's share of the update.
     ground : Ground
         As it was found before any plan.
+    message_bytes : (int, int)
+        Sizes of the messages that are tried: a small one, and what the layers of this job usually send.
     """
 
     workload: str
@@ -97,6 +103,7 @@ class PipelineJob:
     graph: Graph
     layers: Layers
     ground: Ground
+    message_bytes: tuple[int, int]
 
 
 @dataclass
@@ -107,9 +114,10 @@ class _Flown:
     split_ns: dict[int, list[float]] = field(default_factory=dict)
     message_ns: dict[int, list[float]] = field(default_factory=dict)
     beside_ns: dict[int, list[list[float]]] = field(default_factory=dict)
+    idle_ns: list[list[float]] = field(default_factory=list)
 
-    def ground(self) -> Ground:
-        """A line through the messages, a curve through the processes."""
+    def ground(self, num_microbatches: int) -> Ground:
+        """A line through the messages, a curve through the processes, and what idle stages compute."""
         sizes = sorted(self.message_ns)
         times = [float(np.median(self.message_ns[size])) for size in sizes]
         latency_ns, slope = times[0], (times[-1] - times[0]) / (sizes[-1] - sizes[0])
@@ -117,7 +125,11 @@ class _Flown:
         ratios = [float(np.median(np.mean(self.beside_ns[count], axis=1) / alone)) for count in sorted(self.beside_ns)]
         all_at_once = np.ravel(self.beside_ns[max(self.beside_ns)])
         spread = all_at_once / np.median(all_at_once)
-        return Ground(1e9 / max(slope, 1e-3), latency_ns, tuple(fit_slowdown(ratios)), tuple(spread.tolist()))
+        idle_ns = np.median(np.array(self.idle_ns), axis=0)
+        sent_ns = 2 * (len(idle_ns) - 1) * latency_ns  # messages of one microbatch
+        overhead_ns = max(0.0, (idle_ns.sum() / num_microbatches - sent_ns) / len(idle_ns))
+        curve = tuple(fit_slowdown(ratios))
+        return Ground(1e9 / max(slope, 1e-3), latency_ns, curve, tuple(spread.tolist()), overhead_ns)
 
 
 def job_of(
@@ -157,17 +169,33 @@ def job_of(
         )  # fmt: skip
     with threads(1):
         whole = WholeModel(workload, dict(parameters), num_microbatches)
-        ground = _flown(
-            workload, parameters, (), num_stages, num_microbatches, "1f1b", _GROUND_ROUNDS, 60.0, None
-        ).ground()
         graph = capture(
             lambda: whole.step(1),
             iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,
         )  # fmt: skip
     types, _ = fleet_of(f"{num_stages}xhere")
-    layers = layers_of([graph], types, ground.bandwidth_bytes_per_s, num_microbatches=num_microbatches)
     paths = {path for path, _ in whole.model.named_modules()}
-    return PipelineJob(workload, dict(parameters), num_microbatches, graph, _with_loss(layers, paths), ground)
+
+    def layers(bandwidth_bytes_per_s: float) -> Layers:
+        return _with_loss(layers_of([graph], types, bandwidth_bytes_per_s, num_microbatches=num_microbatches), paths)
+
+    message_bytes = _usual_messages(layers(1e9).problem)
+    ground = _flown(
+        workload, parameters, (), num_stages, num_microbatches, message_bytes, "1f1b", _GROUND_ROUNDS, 60.0, None
+    ).ground(num_microbatches)
+    return PipelineJob(
+        workload, dict(parameters), num_microbatches, graph, layers(ground.bandwidth_bytes_per_s), ground, message_bytes
+    )
+
+
+def _usual_messages(problem: Problem) -> tuple[int, int]:
+    """Bytes of messages to try, of a problem at one byte per ns.
+
+    Not larger ones: a message of 8 MB has twice the bandwidth of one of 1 MB.
+    """
+    sent = problem.cost_ns[~problem.is_backward & (problem.cost_ns > _LEAST_BYTES)]
+    usual = int(np.median(sent)) // 4 * 4 if len(sent) else 0
+    return _LEAST_BYTES, max(usual, _USUAL_BYTES)
 
 
 def _with_loss(layers: Layers, paths: set[str]) -> Layers:
@@ -205,7 +233,7 @@ def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedul
     updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
     graph = rendezvous_pipeline(
         dataclasses.replace(plan, problem=bare), count,
-        schedule=schedule, update_ns=updates_D, latency_ns=round(ground.latency_ns),
+        schedule=schedule, update_ns=updates_D, latency_ns=round(ground.latency_ns), overhead_ns=ground.overhead_ns,
     )  # fmt: skip
     graph = _on_cores(graph, ground, len(plan.kind))
     drawn_KT = np.random.default_rng(0).choice(ground.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
@@ -288,9 +316,10 @@ def fly_pipelines(
     splits = [stage_of_modules(job, plan) for plan in plans]
     num = len(plans[0].kind)
     flown = _flown(
-        job.workload, job.parameters, splits, num, job.num_microbatches, schedule, rounds, time_limit_s, progress
-    )
-    ground = flown.ground()
+        job.workload, job.parameters, splits, num, job.num_microbatches, job.message_bytes, schedule, rounds,
+        time_limit_s, progress,
+    )  # fmt: skip
+    ground = flown.ground(job.num_microbatches)
     whole_ns = _whole_ns(job)
     receipts = []
     for number, plan in enumerate(plans):
@@ -319,6 +348,7 @@ def _flown(
     splits: Sequence[dict[str, int]],
     num_ranks: int,
     num_microbatches: int,
+    message_bytes: tuple[int, int],
     schedule: str,
     rounds: int,
     time_limit_s: float,
@@ -327,7 +357,7 @@ def _flown(
     from windtunnel.flights._pipeline_rank import Orders, Span
 
     orders = Orders(
-        workload, dict(parameters), tuple(splits), num_ranks, num_microbatches, schedule, _MESSAGE_BYTES, rounds,
+        workload, dict(parameters), tuple(splits), num_ranks, num_microbatches, schedule, message_bytes, rounds,
         time_limit_s,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="windtunnel-pipeline-") as folder:
@@ -352,6 +382,8 @@ def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
             flown.step_ns.append(same[0].end_ns - same[0].begin_ns)
         elif item.what == "split":
             flown.split_ns.setdefault(item.number, []).append(taken_ns)
+        elif item.what == "idle":
+            flown.idle_ns.append([float(one.compute_ns) for one in same])
         elif item.what == "message":
             both_ns = max(one.end_ns for one in same[:2]) - min(one.begin_ns for one in same[:2])
             flown.message_ns.setdefault(item.number, []).append(both_ns / 2 / NUM_EXCHANGES)

@@ -92,6 +92,7 @@ def rendezvous_pipeline(
     schedule: Schedule = "1f1b",
     update_ns: NDArray[np.float64] | None = None,
     latency_ns: int = 0,
+    overhead_ns: float = 0.0,
 ) -> Graph:
     """Samples through the stages of a plan, then an update.
 
@@ -106,7 +107,9 @@ def rendezvous_pipeline(
     update_ns : float64 [D], optional
         What each device does after its last sample.
     latency_ns : int
-        Of every message.
+        Of every value that is sent.
+    overhead_ns : float
+        What each stage takes per sample beside its layers, half of it forward.
 
     Raises
     ------
@@ -126,8 +129,8 @@ def rendezvous_pipeline(
         (back, at): builder.resource(f"link {at}{' back' if back else ''}", ResourceKind.LINK)
         for back in (False, True) for at in boundaries
     }  # fmt: skip
-    message_ns = (latency_ns + _crossing_ns(plan, order)).round().astype(np.int64)
-    compute_ns = plan.loads.compute_ns[:, order].round().astype(np.int64)
+    message_ns = _crossing_ns(plan, order, latency_ns).round().astype(np.int64)
+    compute_ns = (plan.loads.compute_ns[:, order] + overhead_ns / 2).round().astype(np.int64)
     line = _Line(builder, compute_ns, message_ns, devices, links)
     run = _one_forward_one_backward if schedule == "1f1b" else _all_forward_all_backward
     for place, device in enumerate(order):
@@ -147,14 +150,15 @@ def receivers(graph: Graph) -> NDArray[np.int64]:
     return found
 
 
-def _crossing_ns(plan: Plan, order: list[int]) -> NDArray[np.float64]:
-    """What the values that cross each boundary take, every value once [P - 1]."""
+def _crossing_ns(plan: Plan, order: list[int], latency_ns: int) -> NDArray[np.float64]:
+    """What the values that cross each boundary take, every value once, each a message of its own [P - 1]."""
     problem = plan.problem
     place = np.argsort(order)[plan.device]
     last = place.copy()
     rows = ~problem.is_backward[problem.src] & ~problem.is_backward[problem.dst]
     np.maximum.at(last, problem.src[rows], place[problem.dst[rows]])
-    return np.array([problem.cost_ns[(place <= at) & (last > at)].sum() for at in range(len(order) - 1)])
+    sent_ns = problem.cost_ns + latency_ns
+    return np.array([sent_ns[(place <= at) & (last > at)].sum() for at in range(len(order) - 1)])
 
 
 def _ends(place: int, sample: int) -> tuple[list[_Message], ...]:
