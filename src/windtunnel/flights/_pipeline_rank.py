@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -26,6 +26,9 @@ from windtunnel.flights._targets import build_workload
 from windtunnel.hardware.cores import allowed_cores, stay_on
 from windtunnel.sources.allocator import hold_heap
 from windtunnel.training.pipeline import schedule_of, split_model
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import Pipe
 
 __all__ = ["NUM_EXCHANGES", "Item", "Orders", "Span", "WholeModel"]
 
@@ -65,7 +68,7 @@ class Span(msgspec.Struct, frozen=True):
     item: Item
     begin_ns: int
     end_ns: int
-    compute_ns: int = 0
+    compute_ns: int
 
 
 class WholeModel:
@@ -189,16 +192,14 @@ def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], rank: int, p
 
 def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank: int) -> Callable[[], None]:
     pipe = split_model(whole.model, whole.microbatch, stage_of)
-    runs = schedule_of(pipe, rank, orders.num_microbatches, whole.loss, orders.schedule)
+    passes = _passes(orders, rank, pipe, whole.loss, whole.inputs, whole.target)
     parameters = list(pipe.get_stage_module(rank).parameters())
     optimizer = _like(whole.optimizer, parameters) if parameters else None
 
     def step() -> None:
         if optimizer is not None:
             optimizer.zero_grad()
-        given = whole.inputs if rank == 0 else ()
-        target = whole.target if rank == orders.num_ranks - 1 else None
-        runs.step(*given, target=target, return_outputs=False)  # joined outputs are a copy that no training needs
+        passes()
         if optimizer is not None:
             optimizer.step()
 
@@ -218,17 +219,24 @@ class _Pass(torch.nn.Module):
 
 def _idle(orders: Orders, rank: int) -> Callable[[], None]:
     """The real schedule on stages that do nothing: what remains is its own work."""
-    count, size = orders.num_microbatches, min(orders.message_bytes) // 4
-    batch = torch.zeros(count, size)
+    batch = torch.zeros(orders.num_microbatches, min(orders.message_bytes) // 4)
     model = torch.nn.Sequential(*(_Pass() for _ in range(orders.num_ranks)))
     pipe = split_model(model, (batch[:1],), {str(stage): stage for stage in range(orders.num_ranks)})
-    runs = schedule_of(pipe, rank, count, lambda output, _: output.sum(), orders.schedule)
+    return _passes(orders, rank, pipe, lambda output, _: output.sum(), (batch,), batch)
 
-    def step() -> None:
-        target = batch if rank == orders.num_ranks - 1 else None
-        runs.step(*((batch,) if rank == 0 else ()), target=target, return_outputs=False)
 
-    return step
+def _passes(
+    orders: Orders, rank: int, pipe: Pipe, loss: Callable[..., Any], inputs: tuple[Any, ...], target: Any
+) -> Callable[[], None]:
+    """All microbatches forward and backward through this rank's stage; the first is given inputs, the last targets."""
+    runs = schedule_of(pipe, rank, orders.num_microbatches, loss, orders.schedule)
+    given = inputs if rank == 0 else ()
+    wanted = target if rank == orders.num_ranks - 1 else None
+
+    def passes() -> None:
+        runs.step(*given, target=wanted, return_outputs=False)  # joined outputs are a copy that no training needs
+
+    return passes
 
 
 def _like(whole: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -175,10 +175,7 @@ def _merged(graph: Graph, node_T: Ints, is_backward: NDArray[np.bool_]) -> Ints:
     """
     rustworkx = require("rustworkx", extra="plan")
     num = len(is_backward)
-    src, dst = node_T[graph.edges["src"]], node_T[graph.edges["dst"]]
-    is_data = np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)
-    rows = is_data & (src >= 0) & (dst >= 0) & (src != dst)
-    ends = np.unique(np.stack([src[rows], dst[rows]]), axis=1)
+    ends = np.stack(_links(graph, node_T))
     waits = rustworkx.PyDiGraph(multigraph=False)
     waits.add_nodes_from(range(num))
     waits.add_edges_from_no_data(list(map(tuple, ends.T.tolist())))

@@ -35,13 +35,16 @@ def settled(plan: Plan, price_ns: Callable[[Plan], float], starts: Sequence[Plan
         plan end where no single move helps.
     """
     cheapest = sorted((price_ns(one), at) for at, one in enumerate(starts))[:_MOST_STARTS]
-    ends = [_descended(one, price_ns) for one in (plan, *(starts[at] for _, at in cheapest))]
+    ends = [
+        _descended(one, found_ns, price_ns)
+        for one, found_ns in ((plan, price_ns(plan)), *((starts[at], found_ns) for found_ns, at in cheapest))
+    ]
     _, best = min(ends, key=lambda end: end[0])
     return best if best is plan else replace(best, solver=f"{plan.solver}, settled", bound_ns=plan.bound_ns)
 
 
-def _descended(plan: Plan, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
-    best, least_ns = plan, price_ns(plan)
+def _descended(plan: Plan, least_ns: float, price_ns: Callable[[Plan], float]) -> tuple[float, Plan]:
+    best = plan
     for _ in range(_MOST_MOVES):
         tried = [(price_ns(one), one) for one in _neighbours(best)]
         if not tried:
