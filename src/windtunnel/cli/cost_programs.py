@@ -101,8 +101,9 @@ def _print(sampled: Sampled, num_wanted: int, path: Path, *, as_json: bool) -> N
 
 def harvest(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="CSV", help="The table of tasks.")],
-    count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 288,
+    count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 960,
     networks: Annotated[str, typer.Option(metavar="A,B", help="Such as resnet50,bert:tiny; a fixed list.")] = "",
+    onto: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks chosen before: they come first.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -112,12 +113,12 @@ def harvest(
     """
     from windtunnel.cost.programs.harvest import NETWORKS, choose
     from windtunnel.cost.programs.harvest import harvest as collect
-    from windtunnel.cost.programs.tasks import format_tasks
+    from windtunnel.cost.programs.tasks import format_tasks, read_tasks
 
     path = require_free(output, force=force)
     with Progress("running networks") as progress:
         found = collect(networks.split(",") if networks else NETWORKS, progress)
-    chosen = choose(found.tasks, count)
+    chosen = choose(found.tasks, count, read_tasks(onto) if onto is not None else ())
     path.write_text(format_tasks(chosen), encoding="utf-8")
     if as_json:
         print_json(

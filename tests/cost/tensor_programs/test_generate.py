@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.cost.tensor_programs.examples import SMALL
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Bench, Member
+from windtunnel.cost.programs.bridge import _judged
 from windtunnel.cost.programs.build import parse_target
 from windtunnel.cost.programs.generate import Plan, require_targets, sample_programs
 from windtunnel.cost.programs.measure import Canary
@@ -36,6 +37,40 @@ def test_targets_have_names_and_must_be_of_this_host():
         parse_target("neon-1")
     with pytest.raises(FlightError, match=r"cannot run avx512-2"):
         require_targets([parse_target("avx512-2")], [BASE])
+
+
+def test_new_tasks_of_a_larger_plan_catch_up_before_all_go_on(small_begun):
+    plan = Plan(SMALL, (BASE,), 100, batch_size=4).onto(small_begun)  # 3 tasks, 2 batches: 3 turns
+    num_new = len(SMALL) - 3
+
+    members = [member for batch in range(2, 40) for member in plan.members(batch)]
+
+    assert [2 * 4, 2 * 4 + 1] == [member.key for member in members[:2]]
+    for turn in range(3):
+        assert set(range(3, len(SMALL))) == {one.task for one in members[turn * num_new : (turn + 1) * num_new]}
+    after = members[3 * num_new :]
+    assert set(range(len(SMALL))) == {one.task for one in after[: len(SMALL)]}
+    assert len({member.seed for member in members}) == len(members)
+
+
+@pytest.fixture
+def small_begun():
+    @dataclass
+    class Begun:
+        tasks = SMALL[:3]
+        meta = {"num_batches": 2}  # noqa: RUF012
+
+    return Begun()
+
+
+def test_a_bridge_is_the_median_factor_and_refuses_another_machine():
+    near = [1.1 + 0.001 * at for at in range(-20, 21)]
+
+    assert _judged([near], ["avx2-1"], 24).factor == pytest.approx((1.1,))
+    with pytest.raises(InputError, match=r"spread by 69%(?s:.*)avx2-1"):
+        _judged([[0.5, 2.0] * 20], ["avx2-1"], 24)
+    with pytest.raises(InputError, match="only 3 of"):
+        _judged([[1.0] * 3], ["avx2-1"], 24)
 
 
 @pytest.mark.slow
@@ -129,6 +164,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert both.devices[0]["peak_flops_per_s"] > 1.0  # others only take away, so the greater rate is the device's
     assert both.devices[0]["bandwidth_bytes_per_s"] == 1e15
     assert (5, larger) == (both.num_programs, added.path)
+    assert both.meta["clocks"][0]["num_times"][0] >= 1
     assert both.mean_s[:3].tolist() == programs.mean_s.tolist()
     assert both.meta["num_batches"] > programs.meta["num_batches"]
     elsewhere = replace(programs, meta=programs.meta | {"fingerprint": "of another host"})

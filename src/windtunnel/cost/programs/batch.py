@@ -42,11 +42,12 @@ Looks = dict[Pair, list[Look]]
 
 @dataclass(frozen=True)
 class Member:
-    """A program of a batch: which one it is, of which task, drawn from which seed."""
+    """A program of a batch: which one it is, of which task, drawn from which seed or done again from its rows."""
 
     key: int
     task: int
     seed: int
+    rows: Any = None
 
 
 @dataclass
@@ -154,12 +155,15 @@ class Bench:
             if self._owner(member.task) is not worker:
                 continue
             try:
-                drawn = worker.ask("draw", member.key, self._tasks[member.task], member.seed)
-                twin = (member.task, drawn.sched.tobytes())
-                if twin in self.known:
-                    dropped["drawn before"] += 1
-                    continue
-                self.known.add(twin)
+                if member.rows is not None:
+                    drawn = worker.ask("replay", member.key, self._tasks[member.task], member.rows)
+                else:
+                    drawn = worker.ask("draw", member.key, self._tasks[member.task], member.seed)
+                    twin = (member.task, drawn.sched.tobytes())
+                    if twin in self.known:
+                        dropped["drawn before"] += 1
+                        continue
+                    self.known.add(twin)
                 worker.ask("build", member.key, self._tasks[member.task], self._isas)
                 kept.append((member, drawn))
             except WorkerDiedError:

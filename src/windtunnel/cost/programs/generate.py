@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Bench, Member
+from windtunnel.cost.programs.bridge import Bridge, bridge
 from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.description import describe_device, describe_run
 from windtunnel.cost.programs.measure import MAX_MOVE, MAX_SPREAD, Canary
@@ -56,6 +57,8 @@ class Plan:
         Standard deviation over mean above which a time is not kept.
     batch_size : int
         Programs between two looks at the canary.
+    num_begun_tasks, num_begun_batches : int
+        Of the set that is gone on with (``onto``): tasks that it does not have, the last ones, catch up first.
     """
 
     tasks: tuple[Task, ...]
@@ -65,6 +68,12 @@ class Plan:
     canary_tolerance: float = MAX_MOVE
     max_spread: float = MAX_SPREAD
     batch_size: int = BATCH_SIZE
+    num_begun_tasks: int = 0
+    num_begun_batches: int = 0
+
+    def onto(self, begun: ProgramSet) -> Plan:
+        """The plan that goes on with a set."""
+        return replace(self, num_begun_tasks=len(begun.tasks), num_begun_batches=int(begun.meta["num_batches"]))
 
     def members(self, batch: int) -> list[Member]:
         """The programs of a batch: a task and a seed each; always the same ones."""
@@ -72,10 +81,17 @@ class Plan:
         return [self._member(index) for index in range(first, first + self.batch_size)]
 
     def _member(self, index: int) -> Member:
-        turn, place = divmod(index, len(self.tasks))
-        order = np.random.default_rng([self.seed, turn]).permutation(len(self.tasks))
+        begun = self.num_begun_batches * self.batch_size
+        num_turns = math.ceil(begun / max(1, self.num_begun_tasks))
+        first, num_new = self.num_begun_tasks, len(self.tasks) - self.num_begun_tasks
+        turn, place = divmod(index - begun, max(1, num_new))
+        if num_new == 0 or turn >= num_turns:  # all have as many
+            first, num_new = 0, len(self.tasks)
+            turn, place = divmod(index - begun - num_turns * (len(self.tasks) - self.num_begun_tasks), num_new)
+            turn += num_turns
+        order = np.random.default_rng([self.seed, turn]).permutation(num_new)
         seed = int(np.random.default_rng([self.seed, turn, place]).integers(2**62))
-        return Member(index, int(order[place]), seed)
+        return Member(index, first + int(order[place]), seed)
 
     def to_dict(self) -> dict[str, Any]:
         """What must be equal for a run to go on with another one's batches."""
@@ -86,6 +102,8 @@ class Plan:
             "canary_tolerance": self.canary_tolerance,
             "max_spread": self.max_spread,
             "batch_size": self.batch_size,
+            "num_begun_tasks": self.num_begun_tasks,
+            "num_begun_batches": self.num_begun_batches,
         }
 
 
@@ -136,7 +154,8 @@ def sample_programs(
     output : Path
         The set's file; batches lie in ``OUTPUT.parts`` beside it.
     begun : ProgramSet, optional
-        A smaller set of the same plan, measured on this host: its programs come first, and are not drawn again.
+        A smaller set of the same plan or of its first tasks, measured on a host of this kind: its programs come
+        first, and are not drawn again. Some are measured again, and what is added is brought to their clock.
     resume : bool
         Go on with batches that are there.
     budget_s : float or None
@@ -154,6 +173,7 @@ def sample_programs(
     """
     if begun is not None:
         _require_same(plan, begun)
+        plan = plan.onto(begun)
     folder = _open_parts(plan, output, resume=resume)
     parts = _Parts.read(folder, begun)
     began = time.monotonic()
@@ -161,15 +181,18 @@ def sample_programs(
     canary = Canary(plan.canary_tolerance, parts.usual_s())
     with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
         bench.known |= parts.known()
+        bridged = Bridge((1.0,) * len(plan.targets)) if begun is None else bridge(bench, begun, plan.seed)
         for batch in _batches(plan, parts, sampled):
             if budget_s is not None and time.monotonic() - began > budget_s:
                 break
             if progress is not None:
                 progress("programs", parts.num_programs, plan.num_programs)
-            _measure_batch(plan, bench, parts, batch, sampled)
+            _measure_batch(plan, bench, parts, batch, sampled, bridged)
             parts.drop_outdated(canary)
         if parts.num_programs >= plan.num_programs:
-            sampled.path = _assemble(plan, parts, parts.best_of(bench.rates())).save(output, overwrite=overwrite)
+            sampled.path = _assemble(plan, parts, parts.best_of(bench.rates(), bridged)).save(
+                output, overwrite=overwrite
+            )
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.dropped()
     sampled.elapsed_s = time.monotonic() - began
@@ -186,7 +209,7 @@ def _batches(plan: Plan, parts: _Parts, sampled: Sampled) -> Iterator[int]:
             yield batch
 
 
-def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled: Sampled) -> None:
+def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled: Sampled, bridged: Bridge) -> None:
     """Measure a batch and keep it, if the machine was quiet enough for that."""
     found = bench.measure(plan.members(batch), seed=plan.seed + batch)
     if found is None:
@@ -196,7 +219,9 @@ def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled:
     sampled.num_noisy_in_turn = 0
     meta = {"batch": batch, "dropped": dict(found.dropped), "canary_usual_s": found.canary, "date": _now()}
     if found.programs:
-        parts.keep(batch, found.to_set(plan.tasks, plan.targets, meta))
+        measured = found.to_set(plan.tasks, plan.targets, meta | {"clock": bridged.to_dict()})
+        factor = np.array(bridged.factor, np.float32)
+        parts.keep(batch, replace(measured, mean_s=measured.mean_s * factor, std_s=measured.std_s * factor))
 
 
 def _now() -> str:
@@ -230,7 +255,7 @@ def _require_same(plan: Plan, begun: ProgramSet) -> None:
     """Whether a set can be gone on with."""
     here = describe_run(plan.seed)
     wanted = {
-        "tasks": [task.name for task in plan.tasks],
+        "tasks": [task.name for task in plan.tasks[: len(begun.tasks)]],
         "targets": [target.name for target in plan.targets],
         "processor, caches or memory": here["fingerprint"],
         "seed": plan.seed,
@@ -292,17 +317,20 @@ class _Parts:
         }
 
     def usual_s(self) -> dict[str, float]:
-        """By which times of the canary the batches were judged, by number of threads."""
-        seen = [part.meta["canary_usual_s"] for part in self.all_sets]
+        """By which times of the canary the batches were judged, by number of threads; not those of the begun set."""
+        seen = [part.meta["canary_usual_s"] for part in self.sets.values()]
         names = {name for one in seen for name in one}
         return {name: min(one[name] for one in seen if name in one) for name in names}
 
-    def best_of(self, rates: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-        """Rates measured now, or those of the set that was begun where they are greater: others only take away."""
+    def best_of(self, rates: Sequence[dict[str, float]], bridged: Bridge) -> list[dict[str, float]]:
+        """Rates measured now, on the clock of the set that was begun, or its own where they are greater.
+
+        Others only take away.
+        """
         before: Sequence[Mapping[str, Any]] = self.begun.devices if self.begun else [{}] * len(rates)
         return [
-            {name: max(rate, known.get(name, rate)) for name, rate in one.items()}
-            for one, known in zip(rates, before, strict=True)
+            {name: max(rate / factor, known.get(name, 0.0)) for name, rate in one.items()}
+            for one, known, factor in zip(rates, before, bridged.factor, strict=True)
         ]
 
     def drop_outdated(self, canary: Canary) -> None:
@@ -310,6 +338,17 @@ class _Parts:
         for batch in [one for one, part in self.sets.items() if canary.is_outdated(part.meta["canary_usual_s"])]:
             (self.folder / _file(batch)).unlink()
             del self.sets[batch]
+
+    def clocks(self) -> list[dict[str, Any]]:
+        """Every bridge between days, with the batches that crossed it."""
+        found = [] if self.begun is None else list(self.begun.meta.get("clocks", []))
+        for batch in sorted(self.sets):
+            clock = self.sets[batch].meta["clock"]
+            if clock["num_times"] and (not found or found[-1] | {"batches": 0} != clock | {"batches": 0}):
+                found.append(clock | {"batches": [batch, batch]})
+            elif clock["num_times"]:
+                found[-1]["batches"][1] = batch
+        return found
 
     def dropped(self) -> Counter[str]:
         total: Counter[str] = Counter()
@@ -327,12 +366,14 @@ def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> P
         "dates": [min(dates), max(dates)],
         "dropped": dict(parts.dropped()),
         "num_batches": max(parts.sets, default=parts.num_batches_before - 1) + 1,
-        "canary_usual_s": parts.usual_s(),
+        "canary_usual_s": parts.usual_s() if parts.begun is None else parts.begun.meta["canary_usual_s"],
         "canary_tolerance": plan.canary_tolerance,
         "max_std_over_mean": plan.max_spread,
+        "clocks": parts.clocks(),
     }
-    return ProgramSet(
-        **{name: getattr(whole, name) for name in ProgramSet.__dataclass_fields__ if name not in ("devices", "meta")},
+    return replace(
+        whole,
+        tasks=tuple(task.to_dict() for task in plan.tasks),
         devices=tuple(describe_device(*pair) for pair in zip(plan.targets, rates, strict=True)),
         meta=meta,
     )

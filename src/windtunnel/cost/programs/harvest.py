@@ -22,7 +22,7 @@ from windtunnel.workloads.vision import vision_model
 
 __all__ = ["NETWORKS", "Harvest", "choose", "harvest", "record"]
 
-PIXELS = 64
+PIXELS = (64, 96)
 MIN_BYTES = 48 * 2**10
 MAX_BYTES = 6 * 10**6
 MAX_FLOPS = 2.4e7
@@ -62,7 +62,7 @@ NETWORKS: tuple[str, ...] = (
     "mlp",
     "recommender",
 )
-"""Images: inference of one picture. ``workload:size``: one whole training step without its optimiser."""
+"""Images: inference of one picture of each size. ``workload:size``: one whole training step without its optimiser."""
 _SAME_VALUES = ("view", "_unsafe_view", "reshape", "detach", "alias", "unsqueeze", "squeeze", "flatten")
 _CLOSED = ("softmax", "layer_norm", "transpose", "max_pool2d", "avg_pool2d", "global_avg_pool", "reduce_sum")
 
@@ -109,11 +109,12 @@ def harvest(networks: Iterable[str] = NETWORKS, progress: Callable[[str, int, in
     for done, name in enumerate(names):
         if progress is not None:
             progress(name, done, len(names))
-        recorded, unknown = record(name)
-        uncovered += unknown
-        for task in recorded:
-            tasks[task.name] = task
-            found[task.name][name] += 1
+        for pixels in PIXELS if _is_of_images(name) else PIXELS[:1]:
+            recorded, unknown = record(name, pixels)
+            uncovered += unknown
+            tasks |= {task.name: task for task in recorded}
+            for task, count in Counter(task.name for task in recorded).items():
+                found[task][name] = max(found[task][name], count)
     whole = [Task(task.kind, task.shape, task.ops, dict(found[name])) for name, task in tasks.items()]
     too_large = [task for task in whole if task.flops > MAX_FLOPS or task.size_bytes > MAX_BYTES]
     too_small = [task for task in whole if task.size_bytes < MIN_BYTES]
@@ -122,8 +123,13 @@ def harvest(networks: Iterable[str] = NETWORKS, progress: Callable[[str, int, in
     return Harvest(tuple(kept), len(too_large), len(too_small), uncovered)
 
 
-def choose(tasks: Sequence[Task], count: int) -> tuple[Task, ...]:
+def choose(tasks: Sequence[Task], count: int, first: Sequence[Task] = ()) -> tuple[Task, ...]:
     """So many tasks, of all kinds and networks: in turn the next of each kind, from the network that has fewest.
+
+    Parameters
+    ----------
+    first
+        These are chosen already, and come first.
 
     Examples
     --------
@@ -131,10 +137,11 @@ def choose(tasks: Sequence[Task], count: int) -> tuple[Task, ...]:
     ()
     """
     left: dict[str, list[Task]] = defaultdict(list)
-    for task in tasks:
+    known = {task.name: task for task in tasks}
+    chosen = [known.pop(task.name, task) for task in first]  # with the networks that are known now
+    for task in known.values():
         left[task.kind].append(task)
-    chosen: list[Task] = []
-    seen: Counter[str] = Counter()
+    seen = Counter(network for task in chosen for network in task.networks)
     while len(chosen) < count and any(left.values()):
         for kind in [kind for kind in KINDS if left[kind]]:
             # convolutions and products have many more shapes than the rest, and most of the time
@@ -146,7 +153,7 @@ def choose(tasks: Sequence[Task], count: int) -> tuple[Task, ...]:
     return tuple(chosen[:count])
 
 
-def record(name: str) -> tuple[list[Task], Counter[str]]:
+def record(name: str, pixels: int = PIXELS[0]) -> tuple[list[Task], Counter[str]]:
     """Tasks of one network in the order of their calls, and the operators that no kind of task covers."""
     torch = require("torch", extra="torch")
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -154,7 +161,7 @@ def record(name: str) -> tuple[list[Task], Counter[str]]:
     recorder = _recorder(torch)
     workload, _, size = name.partition(":")
     with sdpa_kernel(SDPBackend.MATH):
-        if size or workload in _ONE_SIZE:
+        if not _is_of_images(name):
             built = registry.get("workload", workload).function(**({"size": size} if size else {}))
             try:
                 with recorder, _without_updates(recorder):
@@ -162,13 +169,17 @@ def record(name: str) -> tuple[list[Task], Counter[str]]:
             finally:
                 built.close()
         else:
-            model = vision_model(name, size=PIXELS)
+            model = vision_model(name, size=pixels)
             with torch.no_grad(), recorder:
-                model(torch.randn(1, 3, PIXELS, PIXELS))
+                model(torch.randn(1, 3, pixels, pixels))
     return [found.task() for found in recorder.found], recorder.uncovered
 
 
 _ONE_SIZE = ("gan", "transformer", "lstm", "mlp", "recommender")
+
+
+def _is_of_images(name: str) -> bool:
+    return ":" not in name and name not in _ONE_SIZE
 
 
 def _without_updates(recorder: Any) -> ExitStack:

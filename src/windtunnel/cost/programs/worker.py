@@ -182,10 +182,15 @@ def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:
     raise FlightError(f"no schedule out of {MAX_DRAWS} keeps the limits: {reason}", where=task.name)
 
 
-def _replay(state: _State, key: int, task: Task, rows: Any) -> None:
+def _replay(state: _State, key: int, task: Task, rows: Any) -> Drawn:
     from windtunnel.cost.programs.schedules import replay
 
-    state.modules[key] = replay(task, rows).module
+    scheduled = replay(task, rows)
+    reason, drawn = _within_limits(scheduled)
+    if drawn is None:
+        raise FlightError(f"the schedule breaks the limits: {reason}", where=task.name)
+    state.modules[key] = scheduled.module
+    return drawn
 
 
 def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
