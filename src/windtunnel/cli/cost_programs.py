@@ -26,7 +26,7 @@ def sample(
         Path | None, typer.Option(metavar="NPZ", help="A smaller set that was measured here: add to it.")
     ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Begin nothing new after this, such as 100min.")] = "",
-    targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2; all that this host has.")] = "",
+    targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2, or cuda; all of the CPU.")] = "",
     tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
     max_spread: Annotated[float, typer.Option(min=0.0, help="Keep a time up to this deviation over mean.")] = 0.05,
     canary_tolerance: Annotated[
@@ -38,22 +38,24 @@ def sample(
 ) -> None:
     """Example: windtunnel cost sample --programs 8000 --out programs.npz --budget 100min
 
-    Draw, build and measure tensor programs on this host's processor.
+    Draw, build and measure tensor programs on this host's processor, or with --targets cuda on its GPU.
 
     Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
     that the same command with --resume goes on after an interruption.
     """
     from windtunnel.cost.learned.program_set import ProgramSet
-    from windtunnel.cost.programs.build import parse_target, targets_here
-    from windtunnel.cost.programs.generate import Plan, require_targets, sample_programs
+    from windtunnel.cost.programs.build import parse_target, require_targets, targets_here
+    from windtunnel.cost.programs.generate import Plan, sample_programs
     from windtunnel.cost.programs.tasks import read_tasks
     from windtunnel.extras import require
     from windtunnel.units import parse_duration
 
     path = require_free(output, force=force)
     require("tvm", extra="tvm")
-    chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else targets_here()
-    require_targets(chosen, targets_here())
+    here = targets_here()
+    cpus = tuple(target for target in here if not target.is_gpu)
+    chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else cpus
+    require_targets(chosen, here)
     plan = Plan(
         read_tasks(tasks),
         chosen,

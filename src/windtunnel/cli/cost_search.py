@@ -36,8 +36,7 @@ def search(
     Needs the extras tvm and learn. A task is written as in the table of windtunnel cost harvest, with its extents by
     name and what follows it on each element.
     """
-    from windtunnel.cost.programs.build import parse_target, targets_here
-    from windtunnel.cost.programs.generate import require_targets
+    from windtunnel.cost.programs.build import parse_target, require_targets, targets_here
     from windtunnel.cost.programs.search import search as find
     from windtunnel.cost.programs.search import sheet_of
     from windtunnel.cost.programs.tasks import parse_task

@@ -13,8 +13,8 @@ from tests.cost.tensor_programs.examples import SMALL
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Bench, Member
 from windtunnel.cost.programs.bridge import _judged
-from windtunnel.cost.programs.build import parse_target
-from windtunnel.cost.programs.generate import Plan, require_targets, sample_programs
+from windtunnel.cost.programs.build import CUDA, parse_target, require_targets
+from windtunnel.cost.programs.generate import Plan, sample_programs
 from windtunnel.cost.programs.measure import Canary
 from windtunnel.cost.programs.worker import Worker, WorkerDiedError
 from windtunnel.errors import FlightError, InputError
@@ -37,6 +37,8 @@ def test_targets_have_names_and_must_be_of_this_host():
         parse_target("neon-1")
     with pytest.raises(FlightError, match=r"cannot run avx512-2"):
         require_targets([parse_target("avx512-2")], [BASE])
+    with pytest.raises(InputError, match="set of its own for cuda"):
+        require_targets([parse_target("cuda"), BASE], [BASE, CUDA])
 
 
 def test_new_tasks_of_a_larger_plan_catch_up_before_all_go_on(small_begun):

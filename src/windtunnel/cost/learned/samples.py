@@ -141,7 +141,11 @@ def widths_of(programs: ProgramSet) -> np.ndarray:
     """
     unknown = [str(device.get("name", "device")) for device in programs.devices if not device.get("simd_bits")]
     if unknown:
-        raise InputError("the device lacks simd_bits", where=", ".join(unknown), fix="say how wide its vectors are")
+        raise InputError(
+            "the device lacks simd_bits",
+            where=", ".join(unknown),
+            fix="say how wide its vectors are, or for a GPU learn by --recipe efficiency",
+        )
     bits = np.array([int(device["simd_bits"]) for device in programs.devices])
     return np.maximum(np.searchsorted(VECTOR_BITS, bits, side="right") - 1, 0)
 

@@ -20,10 +20,12 @@ _SIMD_BITS = {"sse4.2": 128, "avx2": 256, "avx512": 512}
 _VERSIONS = ("windtunnel", "apache-tvm", "numpy")
 
 
-def describe_device(target: Target, rates: Mapping[str, float]) -> dict[str, Any]:
-    """A target on this host, with the rates that were measured on it."""
+def describe_device(target: Target, rates: Mapping[str, float], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A target on this host, with the rates that were measured on it, and what it says of itself."""
     from windtunnel import hardware
 
+    if target.is_gpu:
+        return {"name": target.name, **facts, **rates}
     host = hardware.machine()
     return {
         "name": target.name,

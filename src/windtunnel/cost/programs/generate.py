@@ -25,7 +25,7 @@ from windtunnel.cost.programs.build import Target
 from windtunnel.cost.programs.description import describe_device, describe_run
 from windtunnel.cost.programs.measure import MAX_MOVE, MAX_SPREAD, Canary
 from windtunnel.cost.programs.tasks import Task
-from windtunnel.errors import FlightError, InputError
+from windtunnel.errors import InputError
 
 __all__ = ["Plan", "Sampled", "sample_programs"]
 
@@ -190,9 +190,8 @@ def sample_programs(
             _measure_batch(plan, bench, parts, batch, sampled, bridged)
             parts.drop_outdated(canary)
         if parts.num_programs >= plan.num_programs:
-            sampled.path = _assemble(plan, parts, parts.best_of(bench.rates(), bridged)).save(
-                output, overwrite=overwrite
-            )
+            rates = parts.best_of(bench.rates(), bridged)
+            sampled.path = _assemble(plan, parts, rates, bench.facts()).save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.dropped()
     sampled.elapsed_s = time.monotonic() - began
@@ -357,7 +356,9 @@ class _Parts:
         return total
 
 
-def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> ProgramSet:
+def _assemble(
+    plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]], facts: Sequence[dict[str, Any]]
+) -> ProgramSet:
     """All batches in their order as one set of exactly the size that was asked for."""
     ordered = parts.all_sets
     whole = ProgramSet.concatenate(ordered).select(np.arange(plan.num_programs))
@@ -374,25 +375,10 @@ def _assemble(plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]]) -> P
     return replace(
         whole,
         tasks=tuple(task.to_dict() for task in plan.tasks),
-        devices=tuple(describe_device(*pair) for pair in zip(plan.targets, rates, strict=True)),
+        devices=tuple(describe_device(*row) for row in zip(plan.targets, rates, facts, strict=True)),
         meta=meta,
     )
 
 
 def _file(batch: int) -> str:
     return f"batch-{batch:05d}.npz"
-
-
-def require_targets(targets: Sequence[Target], here: Sequence[Target]) -> None:
-    """Refuse targets that this host cannot run.
-
-    Raises
-    ------
-    FlightError
-        Names them.
-    """
-    missing = [target.name for target in targets if target not in here]
-    if missing:
-        raise FlightError(
-            f"this host cannot run {', '.join(missing)}", fix=f"choose of {', '.join(t.name for t in here)}"
-        )

@@ -23,7 +23,18 @@ from windtunnel.cost.programs.tasks import Task
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 
-__all__ = ["PATTERNS", "PRIMITIVES", "Scheduled", "Step", "from_rows", "replay", "to_rows", "token"]
+__all__ = [
+    "PATTERNS",
+    "PRIMITIVES",
+    "SCOPES",
+    "THREADS",
+    "Scheduled",
+    "Step",
+    "from_rows",
+    "replay",
+    "to_rows",
+    "token",
+]
 
 PRIMITIVES = (
     "split",
@@ -32,7 +43,7 @@ PRIMITIVES = (
     "parallel",
     "vectorize",
     "unroll",
-    "cache_write",
+    "cache",
     "compute_at",
     "inline",
     "init",
@@ -40,9 +51,15 @@ PRIMITIVES = (
 )
 MAX_STEPS = SCHEDULE_SHAPE[0]
 NUM_ARGUMENTS = SCHEDULE_SHAPE[1] - len(PRIMITIVES) - 1
-PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "SRS", "")
+_CPU_PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "SRS", "")
+PATTERNS = (*_CPU_PATTERNS, "SSSRRSRS")
 """Orders of loops: S the next level of the spatial axes, R of the reduced ones; none: one loop goes to the end."""
-_SUFFIXES = ("", "_global", "_init", "_rf")
+THREADS = ("", "blockIdx.x", "vthread.x", "threadIdx.x")
+"""What a loop runs side by side on: the cores of a CPU, or indices of a GPU."""
+SCOPES = ("global", "shared", "local")
+"""Where a temporary lies: in memory, in that of a GPU's block of threads, in registers."""
+_BLOCKS = tuple(base + suffix for base in BLOCKS for suffix in ("", "_global", "_init", "_rf"))
+_BLOCKS += ("main_local", "in0_shared", "in1_shared")
 _EXPLICIT = "pragma_unroll_explicit"
 _MAX_STEP = "pragma_auto_unroll_max_step"
 
@@ -79,6 +96,16 @@ class Scheduled:
         """The scheduled program (``tvm.IRModule``)."""
         return self.schedule.mod
 
+    @property
+    def num_left(self) -> int:
+        """Steps that there is still room for."""
+        return MAX_STEPS - len(self.steps)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether a loop runs on an index of a GPU."""
+        return any(step.primitive == "parallel" and len(step.arguments) > 1 for step in self.steps)
+
     def loops(self, block: str) -> list[Any]:
         """Handles of the loops around a block, outermost first."""
         return list(self.schedule.get_loops(_block(self.schedule, block)))
@@ -90,7 +117,7 @@ class Scheduled:
 
     def try_step(self, primitive: str, block: str, *arguments: int) -> bool:
         """Do a step if it is legal here; says whether it was done."""
-        if len(self.steps) >= MAX_STEPS:
+        if self.num_left == 0:
             return False
         errors = _refusals()
         try:
@@ -151,19 +178,17 @@ def from_rows(rows: ArrayLike) -> list[Step]:
     steps = []
     for row in table[table.any(axis=1)]:
         kinds, token, arguments = np.flatnonzero(row[:11]), int(row[11]), [int(value) for value in row[12:]]
-        if len(kinds) != 1 or not 1 <= token <= len(BLOCKS) * len(_SUFFIXES):
+        if len(kinds) != 1 or not 1 <= token <= len(_BLOCKS):
             raise InputError(f"{row.tolist()} is no step of a schedule")
         while arguments and arguments[-1] == 0:
             arguments.pop()
-        block = BLOCKS[(token - 1) // len(_SUFFIXES)] + _SUFFIXES[(token - 1) % len(_SUFFIXES)]
-        steps.append(Step(PRIMITIVES[kinds[0]], block, tuple(argument - 1 for argument in arguments)))
+        steps.append(Step(PRIMITIVES[kinds[0]], _BLOCKS[token - 1], tuple(argument - 1 for argument in arguments)))
     return steps
 
 
 def token(block: str) -> int:
     """A block's number: its name in ``BLOCKS`` and what it was made by."""
-    base = block if block in BLOCKS else block.rpartition("_")[0]
-    return 1 + BLOCKS.index(base) * len(_SUFFIXES) + _SUFFIXES.index(block.removeprefix(base))
+    return 1 + _BLOCKS.index(block)
 
 
 def _block(schedule: Any, name: str) -> Any:
@@ -218,8 +243,13 @@ def _fuse(schedule: Any, block: str, first: int, count: int) -> None:
     schedule.fuse(*schedule.get_loops(_block(schedule, block))[first : first + count])
 
 
-def _parallel(schedule: Any, block: str, loop: int) -> None:
-    schedule.parallel(schedule.get_loops(_block(schedule, block))[loop])
+def _parallel(schedule: Any, block: str, loop: int, thread: int = 0) -> None:
+    """Steps side by side: on cores, or on the index of a GPU that ``THREADS`` says."""
+    target = schedule.get_loops(_block(schedule, block))[loop]
+    if thread:
+        schedule.bind(target, THREADS[thread])
+    else:
+        schedule.parallel(target)
 
 
 def _vectorize(schedule: Any, block: str, loop: int) -> None:
@@ -236,15 +266,22 @@ def _unroll(schedule: Any, block: str, loop: int, max_step: int) -> None:
     schedule.annotate(target, _EXPLICIT, 1)
 
 
-def _cache_write(schedule: Any, block: str) -> None:
-    schedule.cache_write(_block(schedule, block), 0, "global")
+def _cache(schedule: Any, block: str, scope: int = 0, operand: int = -1) -> None:
+    """A temporary for what a block writes, or for what it reads as its operand of a number."""
+    if operand < 0:
+        schedule.cache_write(_block(schedule, block), 0, SCOPES[scope])
+    else:
+        schedule.cache_read(_block(schedule, block), operand, SCOPES[scope])
 
 
-def _compute_at(schedule: Any, block: str, target: int, loop: int, is_reverse: int) -> None:
-    name = BLOCKS[(target - 1) // len(_SUFFIXES)] + _SUFFIXES[(target - 1) % len(_SUFFIXES)]
-    place = schedule.get_loops(_block(schedule, name))[loop]
+def _compute_at(schedule: Any, block: str, target: int, loop: int, is_reverse: int, scope: int = 0) -> None:
+    """Move a block into a loop of another one; ``scope`` is where the producer's result lies then."""
+    other = _BLOCKS[target - 1]
+    place = schedule.get_loops(_block(schedule, other))[loop]
     move = schedule.reverse_compute_at if is_reverse else schedule.compute_at
     move(_block(schedule, block), place, False)
+    if scope:
+        schedule.set_scope(_block(schedule, other if is_reverse else block), 0, SCOPES[scope])
 
 
 def _inline(schedule: Any, block: str) -> None:
@@ -267,7 +304,7 @@ _DO: dict[str, Callable[..., None]] = {
     "parallel": _parallel,
     "vectorize": _vectorize,
     "unroll": _unroll,
-    "cache_write": _cache_write,
+    "cache": _cache,
     "compute_at": _compute_at,
     "inline": _inline,
     "init": _init,

@@ -47,6 +47,7 @@ CANARY_STEPS = (
 )
 """Whatever else changes, this kernel does not: times of batches are only alike if their canaries are."""
 _CANARY = (-1, "sse4.2")  # its key, and the instruction set that every host has
+GPU_CANARY_SEED = 3
 
 
 class WorkerDiedError(FlightError):
@@ -168,13 +169,14 @@ def _serve(pipe: Connection, num_threads: int) -> None:
             pipe.send(answer)
 
 
-def _draw(state: _State, key: int, task: Task, seed: int) -> Drawn:
+def _draw(state: _State, key: int, task: Task, seed: int, is_gpu: bool = False) -> Drawn:
     """Draw until a program keeps all limits."""
+    from windtunnel.cost.programs.gpu_sampling import sample_gpu
     from windtunnel.cost.programs.sampling import sample
 
     reason = ""
     for attempt in range(MAX_DRAWS):
-        scheduled = sample(task, seed + attempt)
+        scheduled = (sample_gpu if is_gpu else sample)(task, seed + attempt)
         reason, drawn = _within_limits(scheduled)
         if drawn is not None:
             state.modules[key] = scheduled.module
@@ -196,13 +198,15 @@ def _replay(state: _State, key: int, task: Task, rows: Any) -> Drawn:
 def _within_limits(scheduled: Any) -> tuple[str, Drawn | None]:
     from windtunnel.cost.learned.encoding import encode
     from windtunnel.cost.programs.code_size import code_operations
-    from windtunnel.cost.programs.nests import is_sound, nest_of, temporary_bytes
+    from windtunnel.cost.programs.nests import fits_gpu, is_sound, nest_of, temporary_bytes
     from windtunnel.cost.programs.schedules import to_rows
 
     try:
-        nest = nest_of(scheduled.module, scheduled.task.name)
+        nest = nest_of(scheduled.module, scheduled.task.name, is_gpu=scheduled.is_gpu)
     except InputError as error:
         return error.message, None
+    if scheduled.is_gpu and not fits_gpu(scheduled.module):
+        return "more threads, shared memory or registers than a GPU has", None
     if not is_sound(nest):
         return "a loop within a vector", None
     if temporary_bytes(nest) > MAX_TEMPORARY_BYTES:
@@ -224,7 +228,7 @@ def _build(state: _State, key: int, task: Task, isas: Sequence[str]) -> float:
 
     use_threads(1)
     stay_on(state.cores)  # the compiler binds its second thread to the second core
-    values, expected = arguments_of(task)
+    values, expected = arguments_of(task, isas[0])
     module = state.modules.pop(key)
     built = {isa: build(module, isa, values, expected) for isa in isas}
     longest_s = max(code.first_run_ns for code in built.values()) / 1e9
@@ -238,7 +242,7 @@ def _time(state: _State, key: int, isa: str, num_threads: int, band_s: Band | No
     from windtunnel.cost.programs.build import use_threads
     from windtunnel.cost.programs.measure import looks_at
 
-    canary = _canary(state)
+    canary = _canary(state, is_gpu=not num_threads)
     use_threads(num_threads)
     stay_on(state.cores[:1])
     canary()
@@ -285,24 +289,26 @@ def _seconds_of(calls: Iterable[tuple[Any, Any]]) -> float:
     return (time.perf_counter_ns() - began_ns) / 1e9
 
 
-def _canary(state: _State) -> Callable[[], float]:
+def _canary(state: _State, *, is_gpu: bool) -> Callable[[], float]:
     """The kernel that never changes, built once, as something that runs it and says its seconds."""
+    from windtunnel.cost.programs.gpu_sampling import sample_gpu
     from windtunnel.cost.programs.schedules import Scheduled
 
-    if _CANARY not in state.code:
-        scheduled = Scheduled.of(CANARY)
-        for primitive, block, *arguments in CANARY_STEPS:
+    key, isa = (_CANARY[0], "cuda") if is_gpu else _CANARY
+    if (key, isa) not in state.code:
+        scheduled = sample_gpu(CANARY, GPU_CANARY_SEED) if is_gpu else Scheduled.of(CANARY)
+        for primitive, block, *arguments in () if is_gpu else CANARY_STEPS:
             scheduled.try_step(primitive, block, *arguments)
-        state.modules[_CANARY[0]] = scheduled.module
-        _build(state, _CANARY[0], CANARY, [_CANARY[1]])
-    return state.code[_CANARY].once
+        state.modules[key] = scheduled.module
+        _build(state, key, CANARY, [isa])
+    return state.code[key, isa].once
 
 
 def _watch(state: _State, num_threads: int, num_runs: int) -> tuple[float, ...]:
     """Seconds of the canary, run after run."""
     from windtunnel.cost.programs.build import use_threads
 
-    canary = _canary(state)
+    canary = _canary(state, is_gpu=not num_threads)
     use_threads(num_threads)
     stay_on(state.cores[:1])
     return tuple(canary() for _ in range(num_runs))
@@ -314,6 +320,14 @@ def _describe(state: _State, isa: str, num_threads: int) -> dict[str, float]:
 
     stay_on(state.cores[:1])
     return rates(isa, num_threads)
+
+
+def _facts(state: _State, isa: str) -> dict[str, Any]:
+    """What a GPU says of itself."""
+    from windtunnel.cost.programs.devices import facts
+
+    del state
+    return facts(isa)
 
 
 def _forget(state: _State, keys: Sequence[int]) -> None:
@@ -331,5 +345,6 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "fly": _fly,
     "watch": _watch,
     "describe": _describe,
+    "facts": _facts,
     "forget": _forget,
 }
