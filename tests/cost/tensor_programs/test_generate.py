@@ -169,6 +169,8 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert both.meta["clocks"][0]["num_times"][0] >= 1
     assert both.mean_s[:3].tolist() == programs.mean_s.tolist()
     assert both.meta["num_batches"] > programs.meta["num_batches"]
+    sample_programs(replace(plan, num_programs=5), larger, begun=begun, resume=True, overwrite=True)
+    assert ProgramSet.load(larger).devices[0]["peak_flops_per_s"] == 1.0  # nothing measured, nothing learned
     elsewhere = replace(programs, meta=programs.meta | {"fingerprint": "of another host"})
     with pytest.raises(InputError, match="other processor, caches or memory"):
         sample_programs(plan, tmp_path / "third.npz", begun=elsewhere)

@@ -181,7 +181,10 @@ def sample_programs(
     canary = Canary(plan.canary_tolerance, parts.usual_s())
     with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
         bench.known |= parts.known()
-        bridged = Bridge((1.0,) * len(plan.targets)) if begun is None else bridge(bench, begun, plan.seed)
+        if begun is None or parts.num_programs >= plan.num_programs:
+            bridged = Bridge((1.0,) * len(plan.targets))
+        else:
+            bridged = bridge(bench, begun, plan.seed)
         for batch in _batches(plan, parts, sampled):
             if budget_s is not None and time.monotonic() - began > budget_s:
                 break
@@ -190,7 +193,8 @@ def sample_programs(
             _measure_batch(plan, bench, parts, batch, sampled, bridged)
             parts.drop_outdated(canary)
         if parts.num_programs >= plan.num_programs:
-            rates = parts.best_of(bench.rates(), bridged)
+            has_clock = begun is None or bridged.num_times
+            rates = parts.best_of(bench.rates(), bridged) if has_clock else parts.begun_rates()
             sampled.path = _assemble(plan, parts, rates, bench.facts()).save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.dropped()
@@ -320,6 +324,12 @@ class _Parts:
         seen = [part.meta["canary_usual_s"] for part in self.sets.values()]
         names = {name for one in seen for name in one}
         return {name: min(one[name] for one in seen if name in one) for name in names}
+
+    def begun_rates(self) -> list[dict[str, float]]:
+        """Rates of the set that was begun."""
+        names = ("peak_flops_per_s", "bandwidth_bytes_per_s", "clock_hz")
+        devices = () if self.begun is None else self.begun.devices
+        return [{name: device[name] for name in names if name in device} for device in devices]
 
     def best_of(self, rates: Sequence[dict[str, float]], bridged: Bridge) -> list[dict[str, float]]:
         """Rates measured now, on the clock of the set that was begun, or its own where they are greater.
