@@ -44,8 +44,16 @@ __all__ = ["RECIPES", "Predictor", "Recipe", "build", "train", "with_intervals"]
 
 PREDICTION_BATCH = 512
 ADDITIVE_TRAINING = TrainingConfig(
-    learning_rate=2e-3, batch_size=128, max_epochs=150, patience=150, average_decay=0.98, clip_norm=1.0
+    learning_rate=2e-3,
+    weight_decay=0.05,
+    batch_size=128,
+    max_epochs=80,
+    optimizer="adamw",
+    patience=80,
+    average_decay=0.995,
+    clip_norm=1.0,
 )
+ADDITIVE = AdditiveConfig(dropout=0.1)
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,8 @@ RECIPES = {
         training=PAPER_TRAINING,
     ),
     "paper-small": Recipe(network=PRESETS["small"], labels="box-cox", target="seconds", loss="hybrid"),
-    "efficiency": Recipe(training=ADDITIVE_TRAINING),
-    "code": Recipe(training=ADDITIVE_TRAINING, has_code=True),
+    "efficiency": Recipe(network=ADDITIVE, loss="ratio", training=ADDITIVE_TRAINING),
+    "code": Recipe(network=ADDITIVE, loss="ratio", training=ADDITIVE_TRAINING, has_code=True),
 }
 
 
@@ -242,10 +250,13 @@ def build(config: NetworkConfig | AdditiveConfig, normaliser: Normaliser) -> Any
 
 def _loss(recipe: Recipe, programs: ProgramSet, split: Split, normaliser: Normaliser) -> Callable[[Any, Any], Tensor]:
     targets = _target_batches(recipe, programs, split, normaliser)
+    scale = normaliser.labels.scale if normaliser.labels.kind == "log" else None
 
     def loss_of(model: Any, batch: Any) -> Tensor:
         predicted, latent = model(batch.leaves, batch.context)
-        loss: Tensor = label_loss(recipe.loss, predicted, batch.label, is_weighted=recipe.is_weighted)
+        loss: Tensor = label_loss(
+            recipe.loss, predicted, batch.label, is_weighted=recipe.is_weighted, log_scale=scale
+        )
         if recipe.domain != "none":
             others = [model(one.leaves, one.context)[1] for one in next(targets)]
             loss = loss + recipe.domain_weight * domain_term(recipe.domain, latent, torch.cat(others))

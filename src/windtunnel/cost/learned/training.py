@@ -1,6 +1,6 @@
 """One training loop for every learned model of the room (room cost): batches and a loss in, the best weights out.
 
-Adam or SGD with a triangular, one-cycle, exponential or constant rate; the weights of the best validation error are
+Adam, AdamW or SGD with a triangular, one-cycle, exponential or constant rate; the weights of the best validation error are
 kept; it stops when the training loss has converged, when validation no longer gains, or when the time is spent. Not
 here: what a batch is, which network.
 
@@ -42,7 +42,7 @@ class TrainingConfig:
     batch_size: int = 256
     max_epochs: int = 200
     schedule: Schedule = "one-cycle"
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     patience: int = 60
     budget_s: float = 600.0
     average_decay: float = 0.0
@@ -162,15 +162,19 @@ def fit(
 
 
 def _optimizer(model: Any, config: TrainingConfig) -> Any:
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.SGD
-    return kind(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return kinds[config.optimizer](model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
 
 
 def _average(model: Any, config: TrainingConfig) -> Any:
     if not config.average_decay:
         return None
-    swa = torch.optim.swa_utils
-    return swa.AveragedModel(model, multi_avg_fn=swa.get_ema_multi_avg_fn(config.average_decay), use_buffers=True)
+
+    def drawn(average: Any, current: Any, count: Any) -> Any:
+        decay = min(config.average_decay, (1 + float(count)) / (10 + float(count)))  # first weights are soon forgotten
+        return torch.lerp(average, current, 1 - decay)
+
+    return torch.optim.swa_utils.AveragedModel(model, avg_fn=drawn, use_buffers=True)
 
 
 def _step(model: Any, loss: Any, optimizer: Any, rate: float, clip_norm: float) -> float:
