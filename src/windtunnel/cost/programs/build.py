@@ -162,6 +162,15 @@ def arguments_of(task: Task, isa: str = "") -> tuple[list[Any], Any]:
     return [*(runtime.tensor(array, device) for array in arrays), room], expected
 
 
+def copies_of(values: list[Any]) -> list[Any]:
+    """The same arguments, elsewhere in memory."""
+    runtime = require("tvm.runtime", extra="tvm")
+    copies = [runtime.empty(value.shape, value.dtype, value.device) for value in values]
+    for value, copy in zip(values, copies, strict=True):
+        value.copyto(copy)
+    return copies
+
+
 def build(module: Any, isa: str, values: list[Any], expected: Any) -> Built:
     """Compile a program, run it once and check what it computes.
 

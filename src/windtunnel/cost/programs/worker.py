@@ -265,21 +265,23 @@ def _fly(
 ) -> tuple[tuple[float, ...], dict[int, tuple[float, ...]]]:
     """Seconds of whole passes in an order, and in turn with them those of each program, visited in random order.
 
-    Both see the same machine, and a visited program finds its caches as cold as in a pass, for all others ran between.
+    Each call has arguments of its own, as each layer of a network has its own weights. Both see the same machine, and
+    a visited program finds its caches as cold as in a pass, for all others ran between.
     """
-    from windtunnel.cost.programs.build import use_threads
+    from windtunnel.cost.programs.build import copies_of, use_threads
 
     use_threads(num_threads)
     stay_on(state.cores[:1])
-    calls = {key: (code.executable["main"], code.values) for key in order for code in [state.code[key, isa]]}
+    codes = [state.code[key, isa] for key in order]
+    calls = [(code.executable["main"], copies_of(code.values)) for code in codes]
     generator = np.random.default_rng(0)
-    passes: list[float] = []
-    visits: dict[int, list[float]] = {key: [] for key in calls}
-    for _ in range(repeats + 1):
-        passes.append(_seconds_of(calls[key] for key in order))
-        for key in generator.permutation(list(calls)).tolist():
-            visits[key].append(_seconds_of([calls[key]]))
-    return tuple(passes[1:]), {key: tuple(seconds[1:]) for key, seconds in visits.items()}
+    visits: dict[int, list[float]] = {key: [] for key in order}
+    passes = [_seconds_of(calls)]
+    for _ in range(repeats):
+        passes.append(_seconds_of(calls))
+        for place in generator.permutation(len(order)).tolist():
+            visits[order[place]].append(_seconds_of([calls[place]]))
+    return tuple(passes[1:]), {key: tuple(seconds) for key, seconds in visits.items()}
 
 
 def _seconds_of(calls: Iterable[tuple[Any, Any]]) -> float:
