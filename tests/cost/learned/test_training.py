@@ -213,3 +213,25 @@ def test_losses_by_hand():
     assert float(label_loss("mae", predicted, label, is_weighted=True)) == pytest.approx((weights * [1, 2]).mean())
     with pytest.raises(InputError, match="unknown loss"):
         label_loss("l7", predicted, label)
+
+
+def test_the_loss_of_ratios_by_hand_and_of_logarithms_alone():
+    label, scale = torch.tensor([0.0, 0.0, 0.0, 0.0]), 0.5
+    predicted = torch.tensor([0.2, -0.2, 3.0, 100.0])
+    huber = [0.02, 0.02, 2.5, 99.5]
+    shares = [math.expm1(0.1), -math.expm1(-0.1), math.expm1(1.5), math.expm1(2.0)]
+
+    found = float(label_loss("ratio", predicted, label, log_scale=scale))
+
+    assert found == pytest.approx((sum(huber) + sum(shares)) / 4)
+    with pytest.raises(InputError, match="is of logarithms"):
+        label_loss("ratio", predicted, label)
+
+
+def test_averaged_weights_soon_forget_where_they_began():
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    history = fit(model, lambda _: [torch.ones(4, 1)] * 20, lambda net, x: ((net(x) - 1) ** 2).mean(),
+                  lambda net: float((net(torch.ones(1, 1)) - 1).abs()),
+                  TrainingConfig(learning_rate=0.1, schedule="none", max_epochs=5, average_decay=0.9999))  # fmt: skip
+    assert history.best_error < 0.1

@@ -254,9 +254,7 @@ def _loss(recipe: Recipe, programs: ProgramSet, split: Split, normaliser: Normal
 
     def loss_of(model: Any, batch: Any) -> Tensor:
         predicted, latent = model(batch.leaves, batch.context)
-        loss: Tensor = label_loss(
-            recipe.loss, predicted, batch.label, is_weighted=recipe.is_weighted, log_scale=scale
-        )
+        loss: Tensor = label_loss(recipe.loss, predicted, batch.label, is_weighted=recipe.is_weighted, log_scale=scale)
         if recipe.domain != "none":
             others = [model(one.leaves, one.context)[1] for one in next(targets)]
             loss = loss + recipe.domain_weight * domain_term(recipe.domain, latent, torch.cat(others))

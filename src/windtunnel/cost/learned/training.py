@@ -1,8 +1,8 @@
 """One training loop for every learned model of the room (room cost): batches and a loss in, the best weights out.
 
-Adam, AdamW or SGD with a triangular, one-cycle, exponential or constant rate; the weights of the best validation error are
-kept; it stops when the training loss has converged, when validation no longer gains, or when the time is spent. Not
-here: what a batch is, which network.
+Adam, AdamW or SGD with a triangular, one-cycle, exponential or constant rate; the weights of the best validation error
+are kept; it stops when the training loss has converged, when validation no longer gains, or when the time is spent.
+Not here: what a batch is, which network.
 
 Source: CDMPP (EuroSys 2024), section 4.2 and the released configuration (``PAPER_TRAINING``).
 """

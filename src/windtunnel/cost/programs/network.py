@@ -1,8 +1,8 @@
 """A network as the chain of its tasks (room cost, programs): priced by a model, replayed, and really run.
 
 In: a network's name. Out: its tasks in the order in which they are called; a graph of them; the seconds that compiled
-programs of these tasks take one after another. Every call has arguments of its own, as every layer has its weights: what
-one leaves in the caches is not what the next one reads. Not here: which program of a task is the best
+programs of these tasks take one after another. Every call has arguments of its own, as every layer has its weights:
+what one leaves in the caches is not what the next one reads. Not here: which program of a task is the best
 (``cost.learned.ast_pricer``).
 
 Source: CDMPP (EuroSys 2024), section 5.3 and its end-to-end experiment.
