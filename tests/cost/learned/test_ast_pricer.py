@@ -12,7 +12,8 @@ import pytest
 from tests.cost.learned.small_set import small_set
 from windtunnel.cost import price
 from windtunnel.cost.intervals import ConformalIntervals
-from windtunnel.cost.learned.ast_pricer import AstPricer, ast
+from windtunnel.cost.learned.ast_pricer import AstPricer, ast, cold_s
+from windtunnel.cost.learned.predictor import least_kept
 from windtunnel.cost.pricing import AUTO, tiers_of
 from windtunnel.cost.programs.captured import TENSOR
 from windtunnel.cost.programs.network import chain
@@ -54,8 +55,8 @@ def test_a_task_takes_as_long_as_the_fastest_of_its_programs():
 
     computing = graph.duration_ns[graph.duration_ns != 1000].tolist()
     row, seconds = pricer.choose([TASKS[0].name], pricer.sheet(CHIP))[TASKS[0].name]
-    cold_s = TASKS[0].size_bytes / 1e10  # its tensors must come into the cache first
-    assert computing[0] == computing[2] == round(1e9 * (seconds + cold_s))
+    arriving_s = TASKS[0].size_bytes / 1e10  # no cache of a core holds the whole chain
+    assert computing[0] == computing[2] == round(1e9 * (seconds + arriving_s))
     assert library().task[row] == 0
     assert replay(graph).makespan_ns == sum(computing) + 3000
 
@@ -70,7 +71,7 @@ def test_the_least_of_many_predictions_is_not_too_low(spread, error):
     predicted = truth * np.exp(generator.normal(0, error, programs.num_programs))
 
     class Noisy:
-        header: ClassVar = {"within_task_std": error}
+        header: ClassVar = {"least_kept": least_kept(np.log(predicted), np.log(truth), programs.task)}
 
         def predict(self, _, samples):
             return predicted[samples[:, 0]]
@@ -84,6 +85,25 @@ def test_the_least_of_many_predictions_is_not_too_low(spread, error):
         bias.append(np.mean([np.log(seconds / truth[row]) for row, seconds in chosen.values()]))
     assert abs(bias[0]) < 0.08
     assert bias[1] < -0.15
+
+
+def test_a_prediction_without_noise_keeps_all_of_its_gain_and_small_groups_say_nothing():
+    logs, group = np.random.default_rng(1).normal(size=64), np.repeat(np.arange(4), 16)
+
+    assert least_kept(logs, logs, group) == pytest.approx(1.0)
+    assert least_kept(logs, np.zeros(64) + logs.mean(), group) < 0.3
+    assert least_kept(logs[:6], -logs[:6], group[:6]) == 1.0
+
+
+def test_a_graph_that_no_cache_holds_waits_for_its_tensors():
+    near = Task("matmul", {"m": 512, "n": 512, "k": 512})  # 3 MiB
+    sheet = {"bandwidth_bytes_per_s": 1e10, "cache_bandwidth_bytes_per_s": 4e10, "last_cache_bytes": 2**25}
+    own, size = 2**21, near.size_bytes
+
+    assert cold_s(near, sheet, own) == 0
+    assert cold_s(near, sheet, 2**25) == pytest.approx((size - (size - own)) / 4e10)
+    assert cold_s(near, sheet, 2**26) == pytest.approx(size / 1e10 - (size - own) / 4e10)
+    assert cold_s(near, {"bandwidth_bytes_per_s": 1e10}, 2**26) == pytest.approx(own / 1e10)
 
 
 def test_a_price_is_an_efficiency_with_an_interval():

@@ -35,7 +35,7 @@ from windtunnel.hardware import Device
 if TYPE_CHECKING:
     from windtunnel.cost.learned.predictor import Predictor
 
-__all__ = ["AstPricer", "ast"]
+__all__ = ["AstPricer", "ast", "cold_s"]
 
 Mask = NDArray[np.bool_]
 
@@ -73,7 +73,8 @@ class AstPricer:
         best = self.choose(dict.fromkeys(task.name for task in tasks), sheet)
         chosen = replace(self.library.select([best[task.name][0] for task in tasks]), devices=(dict(sheet),))
         limits = bound_of(chosen, _all_of(chosen))
-        seconds = [best[task.name][1] + _cold_s(task, sheet) for task in tasks]
+        step_bytes = float(sum(task.size_bytes * count for task, count in zip(tasks, work.num_tasks, strict=True)))
+        seconds = [best[task.name][1] + cold_s(task, sheet, step_bytes) for task in tasks]
         prices = exact_prices(limits, limits.efficiency([1e9 * one for one in seconds]))
         known = self.predictor.header.get("intervals")
         if known is None:
@@ -93,6 +94,8 @@ class AstPricer:
             "name": device.name,
             "peak_flops_per_s": peak,
             "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+            "cache_bandwidth_bytes_per_s": device.cache_bandwidth_bytes_per_s,
+            "last_cache_bytes": device.last_cache_bytes,
             "num_threads": device.num_threads,
             "simd_bits": device.simd_bits,
         }
@@ -100,8 +103,8 @@ class AstPricer:
     def choose(self, names: Collection[str], sheet: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
         """By name of task: the program of the library that is predicted to be the fastest, and its seconds.
 
-        The least of many predictions is low by luck too: it is drawn towards the mean of the task's programs by the
-        share of their spread that is the predictor's own error (James-Stein), where the predictor knows its error.
+        The least of many predictions is low by luck too: it is drawn towards the mean of the task's programs as far as
+        those that were chosen so on held-out tasks say (``least_kept``), where the predictor knows.
         """
         assert self.library is not None
         assert self.predictor is not None
@@ -109,9 +112,9 @@ class AstPricer:
         programs = replace(self.library.select(np.concatenate(rows)), devices=(dict(sheet),))
         seconds = self.predictor.predict(programs, _all_of(programs))
         parts = np.split(seconds, np.cumsum([len(one) for one in rows])[:-1])
-        error = float(self.predictor.header.get("within_task_std", 0.0))
+        kept = float(self.predictor.header.get("least_kept", 1.0))
         return {
-            name: (int(one[part.argmin()]), _expected_least(part, error))
+            name: (int(one[part.argmin()]), _expected_least(part, kept))
             for name, one, part in zip(names, rows, parts, strict=True)
         }
 
@@ -134,16 +137,25 @@ class AstPricer:
         return found
 
 
-def _cold_s(task: Task, sheet: Mapping[str, Any]) -> float:
-    """Seconds until a core's own cache holds a task's tensors, or as much of them as it can."""
-    return float(min(task.size_bytes, CACHE_BYTES[-1]) / sheet["bandwidth_bytes_per_s"])
+def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float) -> float:
+    """Seconds that a task's tensors take to come when all others ran between, beyond those when only it runs."""
+    own_bytes = CACHE_BYTES[-1]
+    if step_bytes <= own_bytes:
+        return 0.0
+    passing = max(0.0, task.size_bytes - own_bytes) / _rate_from(sheet, task.size_bytes)
+    return float(task.size_bytes / _rate_from(sheet, step_bytes) - passing)
 
 
-def _expected_least(seconds: NDArray[np.float64], error: float) -> float:
-    """What the program of the least prediction takes, when logarithms are off by a standard deviation of ``error``."""
+def _rate_from(sheet: Mapping[str, Any], num_bytes: float) -> float:
+    """Bytes per second from where so many of them lie: the shared cache as far as it reaches, else memory."""
+    reach, rate = sheet.get("last_cache_bytes") or 0, sheet.get("cache_bandwidth_bytes_per_s")
+    return float(rate if rate and num_bytes <= reach else sheet["bandwidth_bytes_per_s"])
+
+
+def _expected_least(seconds: NDArray[np.float64], kept: float) -> float:
+    """What the program of the least prediction takes, when so much of its gain over the others' mean is one."""
     logs = np.log(seconds)
-    mean, variance = float(logs.mean()), float(logs.var(ddof=1)) if len(logs) > 1 else 0.0
-    kept = max(0.0, 1.0 - error**2 / variance) if variance > 0 else 1.0
+    mean = float(logs.mean())
     return math.exp(mean + kept * (float(logs.min()) - mean))
 
 

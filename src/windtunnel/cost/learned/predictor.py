@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 else:
     torch = require("torch", extra="learn")
 
-__all__ = ["RECIPES", "Predictor", "Recipe", "build", "train", "with_intervals"]
+__all__ = ["RECIPES", "Predictor", "Recipe", "build", "least_kept", "train", "with_intervals"]
 
 PREDICTION_BATCH = 512
+LEAST_CHOICE = 8  # programs of a task among which one is chosen
 ADDITIVE_TRAINING = TrainingConfig(
     learning_rate=2e-3,
     weight_decay=0.05,
@@ -204,17 +205,41 @@ def train(
 def with_intervals(predictor: Predictor, programs: ProgramSet, samples: np.ndarray, *, level: float = 0.9) -> Predictor:
     """The same predictor with what its errors are on samples that it has not learned from.
 
-    Intervals by kind of task, and the standard deviation of the logarithm among programs of one task: what a choice
-    among them must not take for a gain.
+    Intervals by kind of task, and how much of the least prediction's gain is one (``least_kept``).
     """
-    missed = np.log(labels_of(programs, samples) / predictor.predict(programs, samples))
+    predicted, truth = np.log(predictor.predict(programs, samples)), np.log(labels_of(programs, samples))
+    missed = truth - predicted
     tasks, place = np.unique(programs.task[samples[:, 0]], return_inverse=True)
     kinds = np.array([str(programs.tasks[task].get("kind", "")) for task in tasks])[place]
     found: dict[str, Any] = {"intervals": ConformalIntervals.fit(kinds.tolist(), missed, level=level).to_dict()}
-    if len(missed) > len(tasks):
-        apart = missed - (np.bincount(place, missed) / np.bincount(place))[place]
-        found["within_task_std"] = float(np.sqrt((apart**2).sum() / (len(missed) - len(tasks))))
+    found["least_kept"] = least_kept(predicted, truth, place * len(programs.devices) + samples[:, 1])
     return replace(predictor, header=predictor.header | found)
+
+
+def least_kept(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> float:
+    """How far below its group's mean the least prediction turned out to be, over how far it was predicted to be.
+
+    The least of many predictions is low by luck, too.
+
+    Parameters
+    ----------
+    predicted, truth : float [M]
+        Logarithms of times.
+    group : int [M]
+        Programs of one task on one device; those of fewer than ``LEAST_CHOICE`` say nothing.
+
+    Returns
+    -------
+    float
+        Least squares over the groups, from 0 to 1; 1 where no group is large enough.
+    """
+    order = np.argsort(group, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    chosen = [(rows, rows[predicted[rows].argmin()]) for rows in parts if len(rows) >= LEAST_CHOICE]
+    gain = np.array([predicted[rows].mean() - predicted[least] for rows, least in chosen])
+    turned_out = np.array([predicted[rows].mean() - truth[least] for rows, least in chosen])
+    total = float((gain**2).sum())
+    return min(1.0, max(0.0, float((gain * turned_out).sum()) / total)) if total else 1.0
 
 
 def _normaliser(programs: ProgramSet, split: Split, recipe: Recipe) -> Normaliser:

@@ -2,7 +2,9 @@
 
 In: an instruction set and a number of threads, or ``cuda``. Out: floating-point and memory rates. The peak is the best
 of a few products whose tile stays in registers and whose operands stay in the first cache or in shared memory; the
-bandwidth is of a triad on three arrays larger than the caches. Not here: what these rates are for.
+bandwidth is of a triad on three arrays larger than the caches. Between its own cache and memory a core has a shared
+one; of that, smaller triads say how fast it is, and how much of it this machine has: less than what is written on it
+where others share it. Not here: what these rates are for.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ TILES = ((4, 16), (6, 16), (12, 16), (4, 32), (6, 32), (8, 32), (12, 32))
 """Rows and columns of the tile in registers."""
 BLOCKS, DEPTH = 64, 256
 LEAST_TRIAD_ELEMENTS = 2**25
+SHARED_CACHE_ELEMENTS = tuple(2**power for power in range(19, 25))  # of one array of three: 6 to 200 MB in all
+STILL_CACHED = 0.8  # of the cache's rate
 RUNS, REPEATS = 20, 10
 TRIAD_REPEATS = 5
 GPU_TILES = ((16, 16, 4, 8), (16, 16, 4, 16), (8, 16, 4, 16), (16, 8, 4, 8))
@@ -36,7 +40,8 @@ def rates(isa: str, num_threads: int) -> dict[str, float]:
     Returns
     -------
     dict
-        ``peak_flops_per_s``, ``bandwidth_bytes_per_s``, and ``clock_hz`` where the host says it.
+        ``peak_flops_per_s``, ``bandwidth_bytes_per_s``; of a CPU also ``cache_bandwidth_bytes_per_s`` and
+        ``last_cache_bytes``; ``clock_hz`` where the host says it.
     """
     if isa == CUDA.isa:
         found = {
@@ -44,11 +49,12 @@ def rates(isa: str, num_threads: int) -> dict[str, float]:
             "bandwidth_bytes_per_s": _gpu_triad_rate(),
         }
         return found | {"clock_hz": 1e3 * gpu().max_clock_rate}
+    memory_rate = _triad_rate(isa, num_threads, _triad_elements())
     found = {
         "peak_flops_per_s": max(_product_rate(isa, num_threads, *tile) for tile in TILES),
-        "bandwidth_bytes_per_s": _triad_rate(isa, num_threads),
+        "bandwidth_bytes_per_s": memory_rate,
     }
-    return found | _clock()
+    return found | _shared_cache(isa, num_threads, memory_rate) | _clock()
 
 
 def facts(isa: str) -> dict[str, Any]:
@@ -84,8 +90,20 @@ def _product_rate(isa: str, num_threads: int, rows: int, columns: int) -> float:
     return task.flops / _least_s(task, steps, isa, num_threads, RUNS, REPEATS)
 
 
-def _triad_rate(isa: str, num_threads: int) -> float:
-    task = Task("elementwise", {"b": 1, "c": 1, "s": _triad_elements()}, ("mul_const", "add"))
+def _shared_cache(isa: str, num_threads: int, memory_rate: float) -> dict[str, float]:
+    """The rate of the cache behind a core's own, and up to how many bytes most of it is reached."""
+    cache_rate, reach = 0.0, 0
+    for elements in SHARED_CACHE_ELEMENTS:
+        rate = _triad_rate(isa, num_threads, elements)
+        cache_rate = max(cache_rate, rate)
+        if rate < STILL_CACHED * cache_rate:
+            break
+        reach = 12 * elements
+    return {"cache_bandwidth_bytes_per_s": max(cache_rate, memory_rate), "last_cache_bytes": reach}
+
+
+def _triad_rate(isa: str, num_threads: int, num_elements: int) -> float:
+    task = Task("elementwise", {"b": 1, "c": 1, "s": num_elements}, ("mul_const", "add"))
     steps = (
         Step("inline", "op0"),
         Step("fuse", "op1", (0, 3)),

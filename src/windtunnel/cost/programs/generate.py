@@ -327,7 +327,13 @@ class _Parts:
 
     def begun_rates(self) -> list[dict[str, float]]:
         """Rates of the set that was begun."""
-        names = ("peak_flops_per_s", "bandwidth_bytes_per_s", "clock_hz")
+        names = (
+            "peak_flops_per_s",
+            "bandwidth_bytes_per_s",
+            "cache_bandwidth_bytes_per_s",
+            "last_cache_bytes",
+            "clock_hz",
+        )
         devices = () if self.begun is None else self.begun.devices
         return [{name: device[name] for name in names if name in device} for device in devices]
 
@@ -338,7 +344,10 @@ class _Parts:
         """
         before: Sequence[Mapping[str, Any]] = self.begun.devices if self.begun else [{}] * len(rates)
         return [
-            {name: max(rate / factor, known.get(name, 0.0)) for name, rate in one.items()}
+            {
+                name: max(rate if name.endswith("_bytes") else rate / factor, known.get(name, 0.0))
+                for name, rate in one.items()
+            }
             for one, known, factor in zip(rates, before, bridged.factor, strict=True)
         ]
 
