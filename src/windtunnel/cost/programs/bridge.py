@@ -8,6 +8,7 @@ to the set.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,20 @@ class Bridge:
     def to_dict(self) -> dict[str, Any]:
         """For a set's notes."""
         return {"factor": list(self.factor), "spread": list(self.spread), "num_times": list(self.num_times)}
+
+    def best_of(self, rates: Sequence[dict[str, float]], begun: ProgramSet | None) -> list[dict[str, float]]:
+        """Rates measured now, on the clock of the set that was begun, or its own where they are greater.
+
+        Others only take away. What is in bytes has no clock.
+        """
+        before: Sequence[Mapping[str, Any]] = begun.devices if begun else [{}] * len(rates)
+        return [
+            {
+                name: max(rate if name.endswith("_bytes") else rate / factor, known.get(name, 0.0))
+                for name, rate in one.items()
+            }
+            for one, known, factor in zip(rates, before, self.factor, strict=True)
+        ]
 
 
 def bridge(bench: Bench, begun: ProgramSet, seed: int) -> Bridge:

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ def sample_programs(
             parts.drop_outdated(canary)
         if parts.num_programs >= plan.num_programs:
             has_clock = begun is None or bridged.num_times
-            rates = parts.best_of(bench.rates(), bridged) if has_clock else parts.begun_rates()
+            rates = bridged.best_of(bench.rates(), parts.begun) if has_clock else parts.begun_rates()
             sampled.path = _assemble(plan, parts, rates, bench.facts()).save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.dropped()
@@ -336,20 +336,6 @@ class _Parts:
         )
         devices = () if self.begun is None else self.begun.devices
         return [{name: device[name] for name in names if name in device} for device in devices]
-
-    def best_of(self, rates: Sequence[dict[str, float]], bridged: Bridge) -> list[dict[str, float]]:
-        """Rates measured now, on the clock of the set that was begun, or its own where they are greater.
-
-        Others only take away.
-        """
-        before: Sequence[Mapping[str, Any]] = self.begun.devices if self.begun else [{}] * len(rates)
-        return [
-            {
-                name: max(rate if name.endswith("_bytes") else rate / factor, known.get(name, 0.0))
-                for name, rate in one.items()
-            }
-            for one, known, factor in zip(rates, before, bridged.factor, strict=True)
-        ]
 
     def drop_outdated(self, canary: Canary) -> None:
         """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from windtunnel.cost.programs.sampling import ROWS, TILED, Draw
+from windtunnel.cost.programs.sampling import Draw
 from windtunnel.cost.programs.schedules import PATTERNS, SCOPES, THREADS, Scheduled, token
 from windtunnel.cost.programs.tasks import Task
 
@@ -38,14 +38,7 @@ def sample_gpu(task: Task, seed: int) -> Scheduled:
     MissingExtraError
         The extra ``tvm`` is not installed.
     """
-    draw = _GpuDraw(Scheduled.of(task), np.random.default_rng(seed))
-    if task.kind in ROWS:
-        draw.rows()
-    elif task.kind in TILED:
-        draw.tiled()
-    else:
-        draw.elements()
-    return draw.scheduled
+    return _GpuDraw(Scheduled.of(task), np.random.default_rng(seed)).whole()
 
 
 class _GpuDraw(Draw):

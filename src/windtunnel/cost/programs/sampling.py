@@ -45,14 +45,7 @@ def sample(task: Task, seed: int) -> Scheduled:
     MissingExtraError
         The extra ``tvm`` is not installed.
     """
-    draw = Draw(Scheduled.of(task), np.random.default_rng(seed))
-    if task.kind in ROWS:
-        draw.rows()
-    elif task.kind in TILED:
-        draw.tiled()
-    else:
-        draw.elements()
-    return draw.scheduled
+    return Draw(Scheduled.of(task), np.random.default_rng(seed)).whole()
 
 
 class Draw:
@@ -65,6 +58,17 @@ class Draw:
         task = scheduled.task
         self.after = [f"op{index}" for index in range(len(task.ops))]
         self.has_pad = task.shape.get("pad_h", 0) + task.shape.get("pad_w", 0) > 0
+
+    def whole(self) -> Scheduled:
+        """All choices, by what kind of task it is."""
+        kind = self.scheduled.task.kind
+        if kind in ROWS:
+            self.rows()
+        elif kind in TILED:
+            self.tiled()
+        else:
+            self.elements()
+        return self.scheduled
 
     def chance(self, probability: float) -> bool:
         """True as often as a share says."""
