@@ -4,8 +4,12 @@ Each device is held out in turn. The others teach; then a budget of tasks is cho
 the budget of the claim) or by the centre, and measured. What the model missed on the other devices is carried over as
 far as the profiled tasks say so, by a network that was drawn near to the unlabelled rest of the device by CMD or one
 that was trained on as long without. Beside it: CDMPP's own fine-tuning on the same tasks. The verdict is on tasks of
-the device that nothing has touched: neither training, nor CMD, nor the choice of tasks. ``--budget SECONDS`` of one
-training, ``--devices A,B``, ``--verbose`` for the table.
+the device that nothing has touched: neither training, nor CMD, nor the choice of tasks.
+
+What costs is measuring programs, and tasks of the shipped set have from one to 29 of them: KMeans is drawn to the tasks
+of few. So that every choice pays the same, at most six programs of a chosen task are measured, which is what the median
+task has; beside the verdict stands what all programs of the chosen tasks teach, two of KMeans for three at random.
+``--budget SECONDS`` of one training, ``--devices A,B``, ``--verbose`` for the table.
 """
 
 import argparse
@@ -20,6 +24,7 @@ from benchmarks.program_data import MISSING, shipped_set
 
 MOST_MAPE, OF_ZERO_SHOT = 0.11, 0.60
 NUM_TASKS = 20
+PROGRAMS_PER_TASK = 6
 OTHER_BUDGETS = (10, 40)
 SOURCES_PER_PROFILED = 2
 WATCHED = 0.15
@@ -65,18 +70,20 @@ class Study:
         recipe = replace(self.recipe, training=self.tuning, domain=domain)
         return train(self.programs, split, recipe, start=self.start)[0]
 
-    def carried(self, predictor, num_tasks: int, method: str, *, seed: int = 0) -> tuple[float, float]:
-        """Error after profiling so many tasks, and the CMD between them and all tasks."""
+    def carried(
+        self, predictor, num_tasks: int, method: str, *, seed: int = 0, most: int | None = PROGRAMS_PER_TASK
+    ) -> tuple[float, float, int]:
+        """Error after profiling so many tasks, the CMD between them and all tasks, and how many programs they cost."""
         from windtunnel.cost.learned.carry import fit_carry
         from windtunnel.cost.learned.sampling import selection_distance
 
-        chosen, profiled = self._profiled(num_tasks, method, seed)
+        chosen, profiled = self._profiled(num_tasks, method, seed, most)
         carry = fit_carry(predictor, self.programs, self.device, profiled)
-        return self.error(carry), selection_distance(self.vectors, self.task, chosen)
+        return self.error(carry), selection_distance(self.vectors, self.task, chosen), len(profiled)
 
     def tuned(self, num_tasks: int) -> float:
         """Error of CDMPP's own way: the network fine-tuned on the profiled tasks, with CMD."""
-        chosen, profiled = self._profiled(num_tasks, "kmeans", 0)
+        chosen, profiled = self._profiled(num_tasks, "kmeans", 0, PROGRAMS_PER_TASK)
         # part of the sources stays in the training data
         generator = np.random.default_rng(0)
         kept = generator.permutation(len(self.split.train))[: SOURCES_PER_PROFILED * len(profiled)]
@@ -91,11 +98,13 @@ class Study:
         )
         return self.error(self.trained_on(split, "cmd"))
 
-    def _profiled(self, num_tasks: int, method: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    def _profiled(self, num_tasks: int, method: str, seed: int, most: int | None) -> tuple[np.ndarray, np.ndarray]:
         from windtunnel.cost.learned.sampling import select_tasks
 
         chosen = select_tasks(self.vectors, self.task, num_tasks, method, seed)
-        return chosen, self.split.target[np.isin(self.task, chosen)]
+        generator = np.random.default_rng(seed)
+        places = [generator.permutation(np.flatnonzero(self.task == task))[:most] for task in chosen]
+        return chosen, self.split.target[np.concatenate(places)]
 
 
 def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]:
@@ -107,15 +116,18 @@ def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]
     row["fine_tuned"] = one.tuned(NUM_TASKS)
     without, with_cmd = (one.trained_on(one.split, domain) for domain in ("none", "cmd"))
     row["zero_shot_trained_on"], row["zero_shot_cmd"] = one.error(without), one.error(with_cmd)
-    row["kmeans"], row["kmeans_cmd"] = one.carried(with_cmd, NUM_TASKS, "kmeans")
-    row["without_cmd"], _ = one.carried(without, NUM_TASKS, "kmeans")
-    row["centre"], row["centre_cmd"] = one.carried(with_cmd, NUM_TASKS, "centre")
+    row["kmeans"], row["kmeans_cmd"], row["kmeans_programs"] = one.carried(with_cmd, NUM_TASKS, "kmeans")
+    row["without_cmd"] = one.carried(without, NUM_TASKS, "kmeans")[0]
+    row["centre"], row["centre_cmd"], row["centre_programs"] = one.carried(with_cmd, NUM_TASKS, "centre")
     draws = [one.carried(with_cmd, NUM_TASKS, "random", seed=seed) for seed in range(asked.draws)]
-    row["random_median"] = statistics.median(error for error, _ in draws)
-    row["random_draws"] = draws
+    row["random_median"], row["random_programs"] = (statistics.median(draw[at] for draw in draws) for at in (0, 2))
+    row["random_draws"] = [draw[:2] for draw in draws]
+    whole = [one.carried(with_cmd, NUM_TASKS, "random", seed=seed, most=None) for seed in range(asked.draws)]
+    row["random_whole"], row["random_whole_programs"] = (statistics.median(draw[at] for draw in whole) for at in (0, 2))
+    row["kmeans_whole"], _, row["kmeans_whole_programs"] = one.carried(with_cmd, NUM_TASKS, "kmeans", most=None)
     for budget in OTHER_BUDGETS:
         row[f"kmeans_{budget}"] = one.carried(with_cmd, budget, "kmeans")[0]
-    shown = ("zero_shot", "mean_carried", "fine_tuned", "without_cmd", "kmeans", "random_median")
+    shown = ("zero_shot", "mean_carried", "fine_tuned", "without_cmd", "kmeans", "random_median", "kmeans_whole")
     print(f"{device}:", ", ".join(f"{name} {row[name]:.3f}" for name in shown), file=sys.stderr, flush=True)
     return row
 
@@ -148,6 +160,7 @@ def main() -> int:
         holds,
         of_zero_shot=of_zero,
         kmeans_wins=kmeans,
+        kmeans_wins_whole_tasks=sum(row["kmeans_whole"] < row["random_whole"] for row in rows),
         cmd_wins=cmd,
         cmd_ties=sum(row["kmeans"] == row["without_cmd"] for row in rows),  # training on was no better either way
         num_devices=len(rows),
