@@ -97,12 +97,14 @@ def test_a_prediction_without_noise_keeps_all_of_its_gain_and_small_groups_say_n
 
 def test_a_graph_that_no_cache_holds_waits_for_its_tensors():
     near = Task("matmul", {"m": 512, "n": 512, "k": 512})  # 3 MiB
-    sheet = {"bandwidth_bytes_per_s": 1e10, "cache_bandwidth_bytes_per_s": 4e10, "last_cache_bytes": 2**25}
-    own, size = 2**21, near.size_bytes
+    streams = {"bandwidth_bytes_per_s": 1e10, "cache_bandwidth_bytes_per_s": 4e10, "last_cache_bytes": 2**25}
+    sheet = streams | {"page_bandwidth_bytes_per_s": 5e9, "cache_page_bandwidth_bytes_per_s": 3e10}
+    own, rest = 2**21, near.size_bytes - 2**21
 
     assert cold_s(near, sheet, own) == 0
-    assert cold_s(near, sheet, 2**25) == pytest.approx((size - (size - own)) / 4e10)
-    assert cold_s(near, sheet, 2**26) == pytest.approx(size / 1e10 - (size - own) / 4e10)
+    assert cold_s(near, sheet, 2**25) == pytest.approx(own / 3e10)
+    assert cold_s(near, sheet, 2**26) == pytest.approx(own / 5e9 + rest * (1 / 1e10 - 1 / 4e10))
+    assert cold_s(near, streams, 2**26) == pytest.approx(own / 1e10 + rest * (1 / 1e10 - 1 / 4e10))
     assert cold_s(near, {"bandwidth_bytes_per_s": 1e10}, 2**26) == pytest.approx(own / 1e10)
 
 

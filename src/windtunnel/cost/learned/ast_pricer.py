@@ -138,18 +138,34 @@ class AstPricer:
 
 
 def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float) -> float:
-    """Seconds that a task's tensors take to come when all others ran between, beyond those when only it runs."""
+    """Seconds that a task's tensors take to come when all others ran between, beyond those when only it runs.
+
+    What fits into a core's own caches comes page by page. The rest of long tensors comes as a stream, and comes as one
+    when only this task runs, too.
+    """
     own_bytes = CACHE_BYTES[-1]
     if step_bytes <= own_bytes:
         return 0.0
-    passing = max(0.0, task.size_bytes - own_bytes) / _rate_from(sheet, task.size_bytes)
-    return float(task.size_bytes / _rate_from(sheet, step_bytes) - passing)
+    short, rest = min(task.size_bytes, own_bytes), max(0.0, task.size_bytes - own_bytes)
+    seconds_per_byte = 1 / _stream_rate(sheet, step_bytes) - 1 / _stream_rate(sheet, task.size_bytes)
+    return float(short / _page_rate(sheet, step_bytes) + rest * seconds_per_byte)
 
 
-def _rate_from(sheet: Mapping[str, Any], num_bytes: float) -> float:
-    """Bytes per second from where so many of them lie: the shared cache as far as it reaches, else memory."""
-    reach, rate = sheet.get("last_cache_bytes") or 0, sheet.get("cache_bandwidth_bytes_per_s")
-    return float(rate if rate and num_bytes <= reach else sheet["bandwidth_bytes_per_s"])
+def _page_rate(sheet: Mapping[str, Any], num_bytes: float) -> float:
+    """Bytes per second of short tensors when a step moves so many bytes, of long ones where pages were not measured."""
+    name = "cache_page_bandwidth_bytes_per_s" if _is_cached(sheet, num_bytes) else "page_bandwidth_bytes_per_s"
+    return float(sheet.get(name) or _stream_rate(sheet, num_bytes))
+
+
+def _stream_rate(sheet: Mapping[str, Any], num_bytes: float) -> float:
+    name = "cache_bandwidth_bytes_per_s" if _is_cached(sheet, num_bytes) else "bandwidth_bytes_per_s"
+    return float(sheet[name])
+
+
+def _is_cached(sheet: Mapping[str, Any], num_bytes: float) -> bool:
+    """Whether so many bytes stay in the shared cache."""
+    reach = sheet.get("last_cache_bytes") or 0
+    return bool(sheet.get("cache_bandwidth_bytes_per_s")) and num_bytes <= reach
 
 
 def _expected_least(seconds: NDArray[np.float64], kept: float) -> float:

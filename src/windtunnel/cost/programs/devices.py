@@ -2,9 +2,8 @@
 
 In: an instruction set and a number of threads, or ``cuda``. Out: floating-point and memory rates. The peak is the best
 of a few products whose tile stays in registers and whose operands stay in the first cache or in shared memory; the
-bandwidth is of a triad on three arrays larger than the caches. Between its own cache and memory a core has a shared
-one; of that, smaller triads say how fast it is, and how much of it this machine has: less than what is written on it
-where others share it. Not here: what these rates are for.
+bandwidth is of a triad on three arrays larger than the caches, that of the cache which cores share of a smaller one.
+Not here: short arrays (``pages``); what these rates are for.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 
 from windtunnel import hardware
 from windtunnel.cost.programs.build import CUDA, arguments_of, build, gpu, use_threads
+from windtunnel.cost.programs.pages import page_rates
 from windtunnel.cost.programs.schedules import PATTERNS, SCOPES, THREADS, Step, replay, to_rows, token
 from windtunnel.cost.programs.tasks import Task
 
@@ -25,8 +25,7 @@ TILES = ((4, 16), (6, 16), (12, 16), (4, 32), (6, 32), (8, 32), (12, 32))
 """Rows and columns of the tile in registers."""
 BLOCKS, DEPTH = 64, 256
 LEAST_TRIAD_ELEMENTS = 2**25
-SHARED_CACHE_ELEMENTS = tuple(2**power for power in range(19, 25))  # of one array of three: 6 to 200 MB in all
-STILL_CACHED = 0.8  # of the cache's rate
+SHARED_CACHE_ELEMENTS = 2**20  # of one array of three: 12 MB in all, more than a core has of its own
 RUNS, REPEATS = 20, 10
 TRIAD_REPEATS = 5
 GPU_TILES = ((16, 16, 4, 8), (16, 16, 4, 16), (8, 16, 4, 16), (16, 8, 4, 8))
@@ -40,8 +39,8 @@ def rates(isa: str, num_threads: int) -> dict[str, float]:
     Returns
     -------
     dict
-        ``peak_flops_per_s``, ``bandwidth_bytes_per_s``; of a CPU also ``cache_bandwidth_bytes_per_s`` and
-        ``last_cache_bytes``; ``clock_hz`` where the host says it.
+        ``peak_flops_per_s``, ``bandwidth_bytes_per_s``; of a CPU also ``cache_bandwidth_bytes_per_s`` and what
+        ``page_rates`` knows; ``clock_hz`` where the host says it.
     """
     if isa == CUDA.isa:
         found = {
@@ -53,8 +52,9 @@ def rates(isa: str, num_threads: int) -> dict[str, float]:
     found = {
         "peak_flops_per_s": max(_product_rate(isa, num_threads, *tile) for tile in TILES),
         "bandwidth_bytes_per_s": memory_rate,
+        "cache_bandwidth_bytes_per_s": max(memory_rate, _triad_rate(isa, num_threads, SHARED_CACHE_ELEMENTS)),
     }
-    return found | _shared_cache(isa, num_threads, memory_rate) | _clock()
+    return found | page_rates(isa, num_threads) | _clock()
 
 
 def facts(isa: str) -> dict[str, Any]:
@@ -88,18 +88,6 @@ def _product_rate(isa: str, num_threads: int, rows: int, columns: int) -> float:
         Step("vectorize", "main_init", (3,)),
     )
     return task.flops / _least_s(task, steps, isa, num_threads, RUNS, REPEATS)
-
-
-def _shared_cache(isa: str, num_threads: int, memory_rate: float) -> dict[str, float]:
-    """The rate of the cache behind a core's own, and up to how many bytes most of it is reached."""
-    cache_rate, reach = 0.0, 0
-    for elements in SHARED_CACHE_ELEMENTS:
-        rate = _triad_rate(isa, num_threads, elements)
-        cache_rate = max(cache_rate, rate)
-        if rate < STILL_CACHED * cache_rate:
-            break
-        reach = 12 * elements
-    return {"cache_bandwidth_bytes_per_s": max(cache_rate, memory_rate), "last_cache_bytes": reach}
 
 
 def _triad_rate(isa: str, num_threads: int, num_elements: int) -> float:

@@ -331,6 +331,8 @@ class _Parts:
             "peak_flops_per_s",
             "bandwidth_bytes_per_s",
             "cache_bandwidth_bytes_per_s",
+            "cache_page_bandwidth_bytes_per_s",
+            "page_bandwidth_bytes_per_s",
             "last_cache_bytes",
             "clock_hz",
         )

@@ -91,7 +91,7 @@ def fly(
         The program of each task, by the task's name.
     target : Target
     repeats : int
-        Passes, after one to warm up.
+        Passes that are counted; before each runs one that is not.
 
     Returns
     -------

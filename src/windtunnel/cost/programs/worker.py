@@ -265,8 +265,9 @@ def _fly(
 ) -> tuple[tuple[float, ...], dict[int, tuple[float, ...]]]:
     """Seconds of whole passes in an order, and in turn with them those of each program, visited in random order.
 
-    Each call has arguments of its own, as each layer of a network has its own weights. Both see the same machine, and
-    a visited program finds its caches as cold as in a pass, for all others ran between.
+    Each call has arguments of its own, as each layer of a network has its own weights. Both see the same machine and
+    caches as cold: every pass, and every round of visits, comes after one in its own order that is not counted, so that
+    between two uses of a tensor all others were used once, as in a job that runs on and on.
     """
     from windtunnel.cost.programs.build import copies_of, use_threads
 
@@ -276,12 +277,15 @@ def _fly(
     calls = [(code.executable["main"], copies_of(code.values)) for code in codes]
     generator = np.random.default_rng(0)
     visits: dict[int, list[float]] = {key: [] for key in order}
-    passes = [_seconds_of(calls)]
+    passes = []
     for _ in range(repeats):
+        _seconds_of(calls)
         passes.append(_seconds_of(calls))
-        for place in generator.permutation(len(order)).tolist():
+        places = generator.permutation(len(order)).tolist()
+        _seconds_of([calls[place] for place in places])
+        for place in places:
             visits[order[place]].append(_seconds_of([calls[place]]))
-    return tuple(passes[1:]), {key: tuple(seconds) for key, seconds in visits.items()}
+    return tuple(passes), {key: tuple(seconds) for key, seconds in visits.items()}
 
 
 def _seconds_of(calls: Iterable[tuple[Any, Any]]) -> float:
