@@ -10,6 +10,7 @@ pytest.importorskip("safetensors")
 
 from tests.cost.learned.small_set import small_set
 from windtunnel.cli.cost import cost
+from windtunnel.cost.learned.checkpoint import load_predictor
 from windtunnel.errors import InputError
 
 
@@ -77,3 +78,48 @@ def test_profiled_tasks_are_carried_to_a_held_out_device(tmp_path):
         run("eval", "programs", model, "--data", data, "--profile", "3")
     with pytest.raises(InputError, match="tasks are asked for"):
         run("eval", "programs", model, *common, "--profile", "300")
+
+
+def two_hosts(path):
+    """The same devices on a second host, where all takes three times what it does here and a third is measured."""
+    here = small_set(num_tasks=6, per_task=6)
+    there = replace(
+        here.select(np.arange(here.num_programs) % 3 == 0),
+        devices=tuple({**device, "name": f"{device['name']}@there"} for device in here.devices),
+    )
+    return here.beside(replace(there, mean_s=3 * there.mean_s, std_s=3 * there.std_s)).save(path)
+
+
+def test_a_model_of_one_host_is_trained_on_for_another(tmp_path):
+    data, model, tuned = (tmp_path / name for name in ("programs.npz", "model.safetensors", "tuned.safetensors"))
+    two_hosts(data)
+    run("train", "programs", "--data", data, "--out", model, "--device", "fast", "--budget", "2s")
+    common = ("--data", data, "--device", "@there", "--json")
+
+    begun = run("train", "programs", *common, "--out", tuned, "--from", model, "--budget", "1s")
+    before, after = (json.loads(run("eval", "programs", one, *common).stdout) for one in (model, tuned))
+
+    assert 0 == begun.exit_code
+    assert 0 < json.loads(begun.stdout)["num_samples"]
+    assert after["mape"] < 0.7 * before["mape"]
+    with pytest.raises(InputError, match="made by another recipe"):
+        run("train", "programs", *common, "--out", tmp_path / "x", "--from", model, "--recipe", "efficiency")
+    with pytest.raises(InputError, match="no device '@nowhere'"):
+        run("train", "programs", *common[:2], "--device", "@nowhere", "--out", tmp_path / "x", "--from", model)
+
+
+def test_a_held_out_host_teaches_nothing(tmp_path):
+    data, model = two_hosts(tmp_path / "programs.npz"), tmp_path / "model.safetensors"
+    common = ("--data", data, "--device", "fast@there", "--hold-out", "host", "--json")
+
+    run("train", "programs", *common, "--out", model, "--budget", "1s")
+    header = load_predictor(model).header
+    plain, carried = (
+        json.loads(run("eval", "programs", model, *common, *more).stdout) for more in ((), ("--profile", "3"))
+    )
+
+    assert header["devices"] == ["fast", "slow"]
+    assert carried["mape"] < 0.7 * plain["mape"]
+    lonely = small_set(num_tasks=6, per_task=4).save(tmp_path / "lonely.npz")
+    with pytest.raises(InputError, match="no device of another host"):
+        run("eval", "programs", model, "--data", lonely, "--hold-out", "host")

@@ -26,6 +26,10 @@ def test_a_set_that_is_there_is_not_overwritten(tmp_path):
         (("--targets", "neon-1"), "no target is called 'neon-1'"),
         (("--tasks", "nowhere.csv"), "cannot be read"),
         (("--budget", "soon"), "is not a duration"),
+        (("--profile", "3"), "--profile chooses programs of a set"),
+        (("--of", "shipped", "--tasks", "mine.csv"), "--tasks is for new programs"),
+        (("--of", "nowhere.npz"), "nowhere.npz is not there"),
+        (("--of", "shipped", "--profile", "5000"), "5000 tasks are asked for"),
     ],
 )
 def test_what_cannot_be_asked_for_is_told_before_anything_is_measured(options, message, tmp_path):

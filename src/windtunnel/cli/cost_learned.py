@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
+from windtunnel.cli.cost_search import needed_predictor
 
 if TYPE_CHECKING:
     from windtunnel.cost.learned.metrics import Errors
@@ -20,14 +22,22 @@ if TYPE_CHECKING:
 __all__ = ["eval_programs", "train_programs"]
 
 Data = Annotated[Path, typer.Option("--data", metavar="NPZ", help="Measured programs: what cost sample wrote.")]
-By = Annotated[str, typer.Option("--hold-out", metavar="WHAT", help="tasks, networks or device.")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="Of the set; by default its first. all: all of them.")]
+By = Annotated[
+    str,
+    typer.Option("--hold-out", metavar="WHAT", help="tasks, networks, a device, or with it its host."),
+]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="Of the set; by default its first. @HOST: of a host. all: all of them.")
+]
 
 
 def train_programs(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
     recipe: Annotated[str, typer.Option(help="code, efficiency, paper-small or paper.")] = "code",
+    start: Annotated[
+        str, typer.Option("--from", metavar="MODEL", help="Train this one on (also: shipped), for --device's programs.")
+    ] = "",
     device: Device = "",
     hold_out: By = "tasks",
     budget: Annotated[str, typer.Option(metavar="TIME", help="Train for at most this time.")] = "5m",
@@ -40,7 +50,7 @@ def train_programs(
     Learn what tensor programs take from those that were measured, and judge it on those held out.
     """
     from windtunnel.cost.learned.checkpoint import save_predictor
-    from windtunnel.cost.learned.predictor import RECIPES, train, with_intervals
+    from windtunnel.cost.learned.predictor import RECIPES, going_on, train, with_intervals
     from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.errors import InputError
     from windtunnel.units import parse_duration
@@ -49,14 +59,19 @@ def train_programs(
     if recipe not in RECIPES:
         raise InputError(f"unknown recipe {recipe!r}", where="--recipe", fix=", ".join(RECIPES))
     programs = ProgramSet.load(data)
+    chosen, begun = RECIPES[recipe], None
+    if start:
+        programs = _measured_on(programs, device)
+        begun = needed_predictor(None if start == "shipped" else Path(start))
+        chosen = going_on(chosen, begun)
     split = _split(programs, device, hold_out, seed)
-    chosen = RECIPES[recipe]
     training = replace(chosen.training, budget_s=parse_duration(budget) / 1e9, seed=seed)
     with Progress("training") as progress:
         predictor, history = train(
             programs,
             split,
             replace(chosen, training=training),
+            start=begun,
             on_epoch=lambda epoch, _: progress("epochs", epoch + 1, training.max_epochs),
         )
     errors = _errors(predictor, programs, split)
@@ -79,7 +94,7 @@ def eval_programs(
     hold_out: By = "tasks",
     profile: Annotated[
         int | None,
-        typer.Option(min=0, metavar="TASKS", help="With --hold-out device: tasks of it that may be measured."),
+        typer.Option(min=0, metavar="TASKS", help="With --hold-out device or host: tasks of it that may be measured."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
@@ -88,19 +103,21 @@ def eval_programs(
 
     Compare a model's prices of held-out programs with what was measured.
 
-    With --profile, what the model missed on the other devices is carried to the held-out one.
+    With --profile, what the model missed on the other devices (of other hosts) is carried to the held-out one.
     """
     from windtunnel.cost.learned.checkpoint import load_predictor
     from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.errors import InputError
 
-    if profile is not None and hold_out != "device":
+    if profile is not None and hold_out not in ("device", "host"):
         raise InputError("tasks are profiled on a held-out device", where="--profile", fix="--hold-out device")
     predictor = load_predictor(model)
     programs = ProgramSet.load(data)
     split = _split(programs, device, hold_out, seed)
     known = predictor.header.get("split", {}).get("digest")
-    judged = predictor if profile is None else _carried(predictor, programs, split, profile, seed)
+    judged = predictor
+    if profile is not None:
+        judged = _carried(predictor, programs, split, profile, seed, of_other_hosts=hold_out == "host")
     errors = _errors(judged, programs, split)
     if as_json:
         summary = {"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()}
@@ -111,31 +128,44 @@ def eval_programs(
         advise("this model was trained on another split: some of these programs may be among what it learned from")
 
 
+def _measured_on(programs: ProgramSet, device: str) -> ProgramSet:
+    """The programs that have a time there."""
+    import numpy as np
+
+    columns = programs.columns(device or programs.device_names[0])
+    return programs.select(np.isfinite(programs.mean_s[:, columns]).any(axis=1))
+
+
 def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split:
     from windtunnel.cost.learned.splits import split_by_device, split_by_network, split_by_task
     from windtunnel.errors import InputError
 
-    splits: dict[str, Any] = {"tasks": split_by_task, "networks": split_by_network, "device": split_by_device}
+    splits: dict[str, Any] = {
+        "tasks": split_by_task,
+        "networks": split_by_network,
+        "device": split_by_device,
+        "host": functools.partial(split_by_device, of_other_hosts=True),
+    }
     if hold_out not in splits:
         raise InputError(f"cannot hold out {hold_out!r}", where="--hold-out", fix=", ".join(splits))
     found: Split = splits[hold_out](programs, device or programs.device_names[0], seed=seed)
     return found
 
 
-def _carried(predictor: Any, programs: ProgramSet, split: Split, num_tasks: int, seed: int) -> Any:
+def _carried(
+    predictor: Any, programs: ProgramSet, split: Split, num_tasks: int, seed: int, *, of_other_hosts: bool
+) -> Any:
     """The predictor's prices on the held-out device, after so many of its tasks were measured."""
     import numpy as np
 
     from windtunnel.cost.learned.carry import fit_carry
-    from windtunnel.cost.learned.sampling import program_vectors, select_tasks
+    from windtunnel.cost.learned.sampling import rows_to_measure
 
-    rows, column = split.target[:, 0], int(split.target[0, 1])
-    task = programs.task[rows]
-    profiled = split.target[:0]
+    column, profiled = int(split.target[0, 1]), split.target[:0]
     if num_tasks:
-        chosen = select_tasks(program_vectors(programs, rows), task, num_tasks, seed=seed)
-        profiled = split.target[np.isin(task, chosen)]
-    return fit_carry(predictor, programs, programs.device_names[column], profiled)
+        rows = rows_to_measure(programs, num_tasks, seed=seed, among=split.target[:, 0])
+        profiled = np.column_stack([rows, np.full(len(rows), column)])
+    return fit_carry(predictor, programs, programs.device_names[column], profiled, of_other_hosts=of_other_hosts)
 
 
 def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:

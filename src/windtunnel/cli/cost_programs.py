@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,18 +12,32 @@ from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
 
 if TYPE_CHECKING:
+    from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.cost.programs.generate import Sampled
 
 __all__ = ["harvest", "sample"]
 
+NUM_PROGRAMS = 8000
+
 
 def sample(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The set (.npz).")],
-    programs: Annotated[int, typer.Option(min=1, help="How many programs.")] = 8000,
+    programs: Annotated[
+        int | None, typer.Option(min=1, help="How many programs.  [default: 8000, or all of --of]")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the batches beside FILE.")] = False,
     onto: Annotated[
         Path | None, typer.Option(metavar="NPZ", help="A smaller set that was measured here: add to it.")
+    ] = None,
+    of: Annotated[
+        Path | None, typer.Option(metavar="NPZ", help="A set of another host: measure its programs, no new ones.")
+    ] = None,
+    profile: Annotated[
+        int | None, typer.Option(min=1, metavar="TASKS", help="With --of: only so many tasks, chosen by KMeans.")
+    ] = None,
+    per_task: Annotated[
+        int | None, typer.Option(min=1, help="With --of: of each task.  [default: all, or 6 with --profile]")
     ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Begin nothing new after this, such as 100min.")] = "",
     targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2, or cuda; all of the CPU.")] = "",
@@ -40,30 +54,33 @@ def sample(
 
     Draw, build and measure tensor programs on this host's processor, or with --targets cuda on its GPU.
 
+    With --of, the programs of a set (also: shipped) are measured here too, and this host's devices join the set's own.
     Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
     that the same command with --resume goes on after an interruption.
     """
-    from windtunnel.cost.learned.program_set import ProgramSet
+    from windtunnel.cost.learned.program_set import ProgramSet, parts_of
+    from windtunnel.cost.learned.sampling import rows_to_measure
     from windtunnel.cost.programs.build import parse_target, require_targets, targets_here
+    from windtunnel.cost.programs.description import named_after_host
     from windtunnel.cost.programs.generate import Plan, sample_programs
     from windtunnel.cost.programs.tasks import read_tasks
     from windtunnel.extras import require
     from windtunnel.units import parse_duration
 
     path = require_free(output, force=force)
+    _require_sense(of, {"--profile": profile, "--per-task": per_task}, {"--onto": onto, "--tasks": tasks})
     require("tvm", extra="tvm")
     here = targets_here()
     cpus = tuple(target for target in here if not target.is_gpu)
     chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else cpus
     require_targets(chosen, here)
-    plan = Plan(
-        read_tasks(tasks),
-        chosen,
-        programs,
-        seed=seed,
-        canary_tolerance=canary_tolerance,
-        max_spread=max_spread,
-    )
+    options: dict[str, Any] = {"seed": seed, "canary_tolerance": canary_tolerance, "max_spread": max_spread}
+    if of is not None:
+        known = _set_of(of)
+        rows = rows_to_measure(known, profile, per_task, seed)[:programs]
+        plan = Plan.of_known(known, rows.tolist(), chosen, **options)
+    else:
+        plan = Plan(read_tasks(tasks), chosen, programs or NUM_PROGRAMS, **options)
     with Progress("measuring programs") as progress:
         sampled = sample_programs(
             plan,
@@ -74,10 +91,31 @@ def sample(
             budget_s=parse_duration(budget) / 1e9 if budget else None,
             progress=progress,
         )
-    _print(sampled, plan.num_programs, path, as_json=as_json)
+    host = parts_of(named_after_host(chosen[0].name))[1]
+    more = "" if of is None else f" --from shipped --device @{host}"
+    _print(sampled, plan.num_programs, path, f"windtunnel cost train programs --data {path}{more}", as_json=as_json)
 
 
-def _print(sampled: Sampled, num_wanted: int, path: Path, *, as_json: bool) -> None:
+def _require_sense(of: Path | None, needing: dict[str, object], excluding: dict[str, object]) -> None:
+    from windtunnel.errors import InputError
+
+    wrong = [name for name, value in (needing if of is None else excluding).items() if value is not None]
+    if wrong:
+        names = ", ".join(wrong)
+        reason = f"{names} chooses programs of a set" if of is None else f"{names} is for new programs"
+        raise InputError(reason, where=wrong[0], fix="name the set by --of" if of is None else "leave out --of")
+
+
+def _set_of(path: Path) -> ProgramSet:
+    """The set of a file, or the shipped one by that word."""
+    from windtunnel.cost.learned.program_set import ProgramSet
+    from windtunnel.cost.learned.shipped import shipped_programs
+
+    shipped = shipped_programs() if str(path) == "shipped" else None
+    return ProgramSet.load(path) if shipped is None else shipped
+
+
+def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -98,7 +136,7 @@ def _print(sampled: Sampled, num_wanted: int, path: Path, *, as_json: bool) -> N
     if sampled.path is None:
         advise(f"next: the same command with --resume goes on with {path}.parts")
     else:
-        advise(f"next: windtunnel cost train --data {path}")
+        advise(f"next: {then}")
 
 
 def harvest(

@@ -104,6 +104,9 @@ def test_a_graph_that_no_cache_holds_waits_for_its_tensors():
     assert cold_s(near, sheet, own) == 0
     assert cold_s(near, sheet, 2**25) == pytest.approx(own / 3e10)
     assert cold_s(near, sheet, 2**26) == pytest.approx(own / 5e9 + rest * (1 / 1e10 - 1 / 4e10))
+    smaller = sheet | {"cache_bytes": {"l2": own // 2}}
+    expected = own / 2 / 5e9 + (rest + own / 2) * (1 / 1e10 - 1 / 4e10)
+    assert cold_s(near, smaller, 2**26) == pytest.approx(expected)
     assert cold_s(near, streams, 2**26) == pytest.approx(own / 1e10 + rest * (1 / 1e10 - 1 / 4e10))
     assert cold_s(near, {"bandwidth_bytes_per_s": 1e10}, 2**26) == pytest.approx(own / 1e10)
 

@@ -57,6 +57,38 @@ def test_a_set_that_was_saved_is_the_same_when_it_is_loaded(tmp_path):
     assert ["set.npz"] == [path.name for path in tmp_path.iterdir()]
 
 
+def distinct(programs: ProgramSet) -> ProgramSet:
+    """The same set with a schedule of its own for each program."""
+    sched = np.zeros_like(programs.sched)
+    sched[:, 0, 0] = np.arange(1, programs.num_programs + 1)
+    return replace(programs, sched=sched)
+
+
+def test_devices_of_another_host_join_by_program_and_what_they_lack_is_nan():
+    programs = distinct(make_set())
+    here = replace(programs.select([2, 0]), devices=({"name": "a@here"}, {"name": "b@here"}), meta={"seed": 8})
+
+    both = programs.beside(here)
+
+    assert ("avx2-1", "avx512-1", "a@here", "b@here") == both.device_names
+    np.testing.assert_array_equal(both.mean_s[:, :2], programs.mean_s)
+    np.testing.assert_array_equal(both.mean_s[[2, 0], 2:], here.mean_s)
+    np.testing.assert_array_equal(both.std_s[[2, 0], 2:], here.std_s)
+    assert np.isnan(both.mean_s[1, 2:]).all()
+    assert (7, [{"seed": 8}]) == (both.meta["seed"], both.meta["beside"])
+
+
+def test_sets_of_other_programs_or_the_same_devices_do_not_join():
+    programs = distinct(make_set())
+    here = replace(programs, devices=({"name": "a@here"}, {"name": "b@here"}))
+    other = replace(here, sched=here.sched + np.int16(1))
+
+    with pytest.raises(InputError, match="both sets have a device avx2-1, avx512-1"):
+        programs.beside(programs)
+    with pytest.raises(InputError, match="program 0 of the other set is not in this one"):
+        programs.beside(other)
+
+
 def test_selected_programs_keep_their_own_leaves_and_nodes():
     part = make_set().select([2, 1])
 

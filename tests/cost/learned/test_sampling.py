@@ -8,7 +8,9 @@ pytest.importorskip("sklearn")
 from tests.cost.learned.small_set import small_set
 from windtunnel.cost.learned.sampling import (
     Selection,
+    members_of,
     program_vectors,
+    rows_to_measure,
     select_tasks,
     selection_distance,
 )
@@ -43,6 +45,36 @@ def test_every_method_gives_different_tasks(method, num_tasks):
     assert len(set(chosen.tolist())) == num_tasks
     assert set(chosen) <= set(range(9))
     np.testing.assert_array_equal(chosen, select_tasks(vectors, task, num_tasks, method, seed=3))
+
+
+def test_at_most_so_many_programs_of_each_task_are_measured():
+    task = np.array([4, 7, 4, 4, 9, 7, 4])
+
+    places = members_of(task, np.array([7, 4]), most=3, seed=1)
+
+    assert [7, 7, 4, 4, 4] == task[places].tolist()
+    assert len(set(places.tolist())) == 5
+    assert sorted(members_of(task, np.array([4]), most=None).tolist()) == [0, 2, 3, 6]
+
+
+def test_without_a_choice_the_first_programs_are_of_all_tasks():
+    programs = small_set(num_tasks=6)
+    num_tasks = np.unique(programs.task).size
+
+    rows = rows_to_measure(programs)
+
+    assert sorted(rows.tolist()) == list(range(60))
+    assert np.unique(programs.task[rows[:num_tasks]]).size == num_tasks
+    assert np.bincount(programs.task[rows_to_measure(programs, per_task=2)]).max() == 2
+
+
+def test_of_chosen_tasks_only_their_programs_are_measured():
+    programs = small_set(num_tasks=6)
+
+    rows = rows_to_measure(programs, num_tasks=2, per_task=3)
+
+    assert np.unique(programs.task[rows]).size == 2
+    assert len(rows) == sum(min(3, int((programs.task == task).sum())) for task in np.unique(programs.task[rows]))
 
 
 def test_centre_is_nearest_to_the_mean():

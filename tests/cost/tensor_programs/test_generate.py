@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from tests.cost.learned.test_program_set import make_set
 from tests.cost.tensor_programs.examples import SMALL
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Bench, Member
 from windtunnel.cost.programs.bridge import _judged
 from windtunnel.cost.programs.build import CUDA, parse_target, require_targets
+from windtunnel.cost.programs.description import device_here
 from windtunnel.cost.programs.generate import Plan, sample_programs
 from windtunnel.cost.programs.measure import Canary
 from windtunnel.cost.programs.worker import Worker, WorkerDiedError
@@ -39,6 +41,16 @@ def test_targets_have_names_and_must_be_of_this_host():
         require_targets([parse_target("avx512-2")], [BASE])
     with pytest.raises(InputError, match="set of its own for cuda"):
         require_targets([parse_target("cuda"), BASE], [BASE, CUDA])
+
+
+def test_programs_for_cpus_are_not_measured_on_a_gpu(tmp_path):
+    programs = make_set()
+    tasks = tuple(task.to_dict() for task in SMALL[:2])
+    plan = Plan.of_known(replace(programs, tasks=tasks), [0], (CUDA,))
+
+    with pytest.raises(InputError, match="the set's programs are for CPUs"):
+        sample_programs(plan, tmp_path / "both.npz")
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_new_tasks_of_a_larger_plan_catch_up_before_all_go_on(small_begun):
@@ -121,6 +133,30 @@ def test_a_program_that_takes_its_process_with_it_costs_only_itself(monkeypatch)
 
 
 @pytest.mark.slow
+def test_programs_of_another_host_are_measured_here_and_its_devices_join(tmp_path):
+    pytest.importorskip("tvm")
+    path = tmp_path / "there.npz"
+    sample_programs(Plan(SMALL[:2], (BASE,), 4, seed=1, batch_size=2, **NOISY), path)
+    there = ProgramSet.load(path)
+    there = replace(there, meta=there.meta | {"fingerprint": "of another host"}, mean_s=2 * there.mean_s)
+    plan = Plan.of_known(there, [3, 0, 2], (BASE,), batch_size=2, **NOISY)
+
+    begun = sample_programs(plan, tmp_path / "both.npz", budget_s=0.0)
+    done = sample_programs(plan, tmp_path / "both.npz", resume=True)
+    both = ProgramSet.load(tmp_path / "both.npz")
+
+    assert (None, 3) == (begun.path, done.num_programs)
+    assert (4, "sse4.2-1") == (both.num_programs, both.device_names[0])
+    assert both.device_names[1].startswith("sse4.2-1@")
+    assert device_here(both, BASE) == both.device_names[1]
+    assert both.devices[1]["peak_flops_per_s"] > 0
+    assert [True, False, True, True] == np.isfinite(both.mean_s[:, 1]).tolist()
+    np.testing.assert_array_equal(both.mean_s[:, 0], there.mean_s[:, 0])
+    with pytest.raises(InputError, match="was measured on this host"):
+        sample_programs(Plan.of_known(both, [0], (BASE,)), tmp_path / "again.npz")
+
+
+@pytest.mark.slow
 def test_a_wrong_result_is_refused():
     pytest.importorskip("tvm")
     from windtunnel.cost.programs import build
@@ -153,6 +189,8 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert np.isfinite(programs.mean_s).all()
     assert [SMALL[task].flops for task in programs.task] == programs.flops.tolist()
     assert 1 == programs.meta["seed"]
+    with pytest.raises(InputError, match="was measured on this host"):
+        sample_programs(Plan.of_known(programs, [0], (BASE,)), tmp_path / "again.npz")
     shards = sorted((tmp_path / "set.npz.parts").glob("batch-*.npz"))
     stamps = [shard.stat().st_mtime_ns for shard in shards]
     sample_programs(plan, output, resume=True, overwrite=True)

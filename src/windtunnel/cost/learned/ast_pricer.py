@@ -143,7 +143,7 @@ def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float) -> float:
     What fits into a core's own caches comes page by page. The rest of long tensors comes as a stream, and comes as one
     when only this task runs, too.
     """
-    own_bytes = CACHE_BYTES[-1]
+    own_bytes = (sheet.get("cache_bytes") or {}).get("l2") or CACHE_BYTES[-1]
     if step_bytes <= own_bytes:
         return 0.0
     short, rest = min(task.size_bytes, own_bytes), max(0.0, task.size_bytes - own_bytes)

@@ -22,6 +22,7 @@ import numpy as np
 from windtunnel.cost.learned.predictor import Predictor
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.learned.samples import labels_of
+from windtunnel.cost.learned.splits import sources_of
 from windtunnel.errors import InputError
 
 __all__ = ["Carry", "fit_carry"]
@@ -73,8 +74,15 @@ class Carry:
         return price_s
 
 
-def fit_carry(predictor: Predictor, programs: ProgramSet, device: str, profiled: np.ndarray | None = None) -> Carry:
-    """Learn how much to carry from every other device of the set to this one.
+def fit_carry(
+    predictor: Predictor,
+    programs: ProgramSet,
+    device: str,
+    profiled: np.ndarray | None = None,
+    *,
+    of_other_hosts: bool = False,
+) -> Carry:
+    """Learn how much to carry from the other devices of the set to this one.
 
     Parameters
     ----------
@@ -85,6 +93,8 @@ def fit_carry(predictor: Predictor, programs: ProgramSet, device: str, profiled:
     device : str
     profiled : int64 [Q, 2], optional
         Samples that were measured on the device; without any, the mean over the sources is carried.
+    of_other_hosts : bool
+        Carry from devices of other hosts alone.
 
     Raises
     ------
@@ -97,9 +107,7 @@ def fit_carry(predictor: Predictor, programs: ProgramSet, device: str, profiled:
     threads, a few were measured while a core was taken away.
     """
     column = programs.column(device)
-    sources = tuple(other for other in range(len(programs.devices)) if other != column)
-    if not sources:
-        raise InputError("there is no other device to carry from", where=device, fix="a set with two or more devices")
+    sources = tuple(sources_of(programs, device, of_other_hosts=of_other_hosts))
     mean = np.full(len(sources), 1.0 / len(sources))
     if profiled is None or not len(profiled):
         return Carry(predictor, column, sources, mean)

@@ -23,10 +23,11 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.cost.learned.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.errors import InputError, SchemaVersionError
 
-__all__ = ["NUM_FEATURES", "SCHEDULE_SHAPE", "SCHEMA", "ProgramSet"]
+__all__ = ["ALL_DEVICES", "NUM_FEATURES", "SCHEDULE_SHAPE", "SCHEMA", "ProgramSet", "parts_of", "work_of"]
 
 SCHEMA = 3
 NUM_FEATURES = 164
+ALL_DEVICES = "all"
 SCHEDULE_SHAPE = (25, 22)
 """Steps of a schedule, and numbers per step (TLP: 25 by 22 on CPUs)."""
 
@@ -137,6 +138,29 @@ class ProgramSet:
             **per_program,
         )
 
+    def columns(self, devices: str) -> list[int]:
+        """Columns of devices: one by its name, ``@HOST`` those of a host (``@``: the first), ``all``.
+
+        Raises
+        ------
+        InputError
+            There are none such.
+        """
+        if devices == ALL_DEVICES:
+            return list(range(len(self.devices)))
+        found = [column for column, name in enumerate(self.device_names) if devices == f"@{parts_of(name)[1]}"]
+        return found or [self.column(devices)]
+
+    def on(self, columns: Sequence[int]) -> ProgramSet:
+        """The same programs on some devices."""
+        chosen = list(columns)
+        return replace(
+            self,
+            mean_s=self.mean_s[:, chosen],
+            std_s=self.std_s[:, chosen],
+            devices=tuple(self.devices[column] for column in chosen),
+        )
+
     def networks(self) -> tuple[str, ...]:
         """Names of all networks whose tasks are in the set, sorted."""
         return tuple(sorted({name for task in self.tasks for name in task["networks"]}))
@@ -193,6 +217,40 @@ class ProgramSet:
         check(found, str(source))
         return found
 
+    def beside(self, other: ProgramSet) -> ProgramSet:
+        """The same programs with the devices of both sets; where ``other`` lacks one, its times are NaN.
+
+        Raises
+        ------
+        InputError
+            ``other`` has a program that is not in this set, or a device of the same name.
+        """
+        twice = sorted(set(self.device_names) & set(other.device_names))
+        if twice:
+            raise InputError(f"both sets have a device {', '.join(twice)}", where="devices", fix="rename it in one")
+        place = {program: row for row, program in enumerate(self._identities())}
+        rows = [place.get(program, -1) for program in other._identities()]
+        if -1 in rows:
+            raise InputError(f"program {rows.index(-1)} of the other set is not in this one", where="programs")
+
+        def joined(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float32]:
+            added = np.full((self.num_programs, len(other.devices)), np.nan, np.float32)
+            added[rows] = theirs
+            return np.concatenate([mine, added], axis=1)
+
+        return replace(
+            self,
+            mean_s=joined(self.mean_s, other.mean_s),
+            std_s=joined(self.std_s, other.std_s),
+            devices=self.devices + other.devices,
+            meta=self.meta | {"beside": [*self.meta.get("beside", []), other.meta]},
+        )
+
+    def _identities(self) -> list[tuple[str, bytes]]:
+        """What tells programs apart: task and schedule."""
+        works = [work_of(task) for task in self.tasks]
+        return [(works[task], sched.tobytes()) for task, sched in zip(self.task, self.sched, strict=True)]
+
     @classmethod
     def concatenate(cls, parts: Sequence[ProgramSet]) -> ProgramSet:
         """One set of all programs of sets that share tasks and devices."""
@@ -206,6 +264,17 @@ class ProgramSet:
             sizes = np.concatenate([np.diff(getattr(part, name)) for part in parts])
             joined[name] = _offsets(sizes)
         return replace(first, **joined)
+
+
+def parts_of(device: str) -> tuple[str, str]:
+    """Target and host of a device by its name; of the host that a set was begun on, the second is empty."""
+    target, _, host = device.partition("@")
+    return target, host
+
+
+def work_of(task: Mapping[str, Any]) -> str:
+    """What a task does, whatever networks it is listed for."""
+    return json.dumps([task.get("kind"), task.get("shape"), task.get("ops")], sort_keys=True, default=str)
 
 
 def _offsets(sizes: NDArray[Any]) -> NDArray[np.int32]:

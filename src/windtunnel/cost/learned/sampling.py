@@ -22,10 +22,20 @@ from windtunnel.cost.learned.transforms import FeatureScale
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 
-__all__ = ["Selection", "program_vectors", "select_tasks", "selection_distance"]
+__all__ = [
+    "PROGRAMS_PER_TASK",
+    "Selection",
+    "members_of",
+    "program_vectors",
+    "rows_to_measure",
+    "select_tasks",
+    "selection_distance",
+]
 
 Selection = Literal["kmeans", "random", "centre", "task-cmd", "greedy-cmd"]
 POOLED = 3
+PROGRAMS_PER_TASK = 6
+"""That are measured of a chosen task: what costs is programs, and tasks have from one to dozens of them."""
 
 
 def program_vectors(programs: ProgramSet, rows: np.ndarray, scale: FeatureScale | None = None) -> np.ndarray:
@@ -62,6 +72,36 @@ def select_tasks(
     if method not in METHODS:
         raise InputError(f"unknown way to choose tasks {method!r}", fix=", ".join(get_args(Selection)))
     return METHODS[method](vectors, task, num_tasks, seed)
+
+
+def members_of(task: np.ndarray, chosen: np.ndarray, most: int | None = PROGRAMS_PER_TASK, seed: int = 0) -> np.ndarray:
+    """Places in ``task`` [M] of at most so many programs of each chosen task, task by task, drawn at random."""
+    generator = np.random.default_rng(seed)
+    return np.concatenate([generator.permutation(np.flatnonzero(task == one))[:most] for one in chosen])
+
+
+def rows_to_measure(
+    programs: ProgramSet,
+    num_tasks: int | None = None,
+    per_task: int | None = None,
+    seed: int = 0,
+    *,
+    among: np.ndarray | None = None,
+) -> np.ndarray:
+    """Programs of a set, or of its rows ``among``, to measure on a new device, int64: of chosen tasks, or of all.
+
+    Of chosen tasks they come task by task, ``PROGRAMS_PER_TASK`` of each unless ``per_task`` says otherwise; of all
+    tasks in rounds, so that the first ones are of all tasks.
+    """
+    rows = np.arange(programs.num_programs) if among is None else among
+    task = programs.task[rows]
+    if num_tasks is not None:
+        chosen = select_tasks(program_vectors(programs, rows), task, num_tasks, seed=seed)
+        return np.asarray(rows[members_of(task, chosen, per_task or PROGRAMS_PER_TASK, seed)])
+    order = members_of(task, np.unique(task), per_task, seed)
+    counts = np.unique(task[order], return_counts=True)[1]
+    turn = np.concatenate([np.arange(count) for count in counts])
+    return np.asarray(rows[order[np.lexsort((np.random.default_rng(seed).permutation(order.size), turn))]])
 
 
 def selection_distance(vectors: np.ndarray, task: np.ndarray, chosen: np.ndarray) -> float:

@@ -24,7 +24,7 @@ PROGRAMS, PREDICTOR, DATA_SHEET = FOLDER / "programs.npz", FOLDER / "cdmpp.safet
 
 @functools.cache
 def shipped_programs() -> ProgramSet | None:
-    """Programs measured on six CPU targets; None where the package was built without them."""
+    """Programs measured on six targets of two CPUs; None where the package was built without them."""
     return ProgramSet.load(PROGRAMS) if PROGRAMS.is_file() else None
 
 

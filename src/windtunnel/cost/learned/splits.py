@@ -13,13 +13,12 @@ Source: CDMPP (EuroSys 2024), section 6; the released split by sorted time is ke
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.learned.program_set import ALL_DEVICES, ProgramSet, parts_of, work_of
 from windtunnel.errors import InputError
 
 __all__ = [
@@ -27,13 +26,13 @@ __all__ = [
     "Split",
     "keep",
     "samples_of",
+    "sources_of",
     "split_by_device",
     "split_by_network",
     "split_by_task",
     "split_sorted",
 ]
 
-ALL_DEVICES = "all"
 HELD_OUT_NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
 
 
@@ -124,7 +123,7 @@ def split_by_task(
     seed: int = 0,
     passes: np.ndarray | None = None,
 ) -> Split:
-    """Whole tasks by use, drawn at random; on one device, or on ``ALL_DEVICES`` together."""
+    """Whole tasks by use, drawn at random; on one device, on those of a host (``@HOST``), or on ``all``."""
     groups = _signatures(programs)
     names = np.unique(groups)
     np.random.default_rng(seed).shuffle(names)
@@ -176,15 +175,18 @@ def split_by_device(
     seed: int = 0,
     passes: np.ndarray | None = None,
     is_transductive: bool = False,
+    of_other_hosts: bool = False,
 ) -> Split:
-    """All other devices teach; of the held-out one the test tasks give the verdict, the others may be profiled.
+    """All other devices teach, or those of other hosts alone.
+
+    Of the held-out one, the test tasks give the verdict and the others may be profiled.
 
     ``target`` are the samples of the held-out device whose programs are known but whose times are not to be looked
     at, except for the tasks that a sampler pays for.
     """
     passes = keep(programs) if passes is None else passes
     column = programs.column(held_out)
-    sources = [other for other in range(len(programs.devices)) if other != column]
+    sources = sources_of(programs, held_out, of_other_hosts=of_other_hosts)
     groups = _signatures(programs)
     names = np.unique(groups)
     np.random.default_rng(seed).shuffle(names)
@@ -203,6 +205,26 @@ def split_by_device(
     )
 
 
+def sources_of(programs: ProgramSet, held_out: str, *, of_other_hosts: bool = False) -> list[int]:
+    """Columns of the devices that may teach what a held-out one takes.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    host = parts_of(held_out)[1]
+    found = [
+        column
+        for column, name in enumerate(programs.device_names)
+        if (parts_of(name)[1] != host if of_other_hosts else name != held_out)
+    ]
+    if not found:
+        reason = "no device of another host is in this set" if of_other_hosts else "there is no other device"
+        raise InputError(reason, where=held_out, fix="windtunnel cost sample --of adds a host's devices to a set")
+    return found
+
+
 def _same_network(asked: str, known: str) -> bool:
     """Collections differ by separators and by what they append: ``mobilenet-v2`` is also ``mobilenetv2_w1``."""
     asked, known = ("".join(filter(str.isalnum, name.lower())) for name in (asked, known))
@@ -211,8 +233,7 @@ def _same_network(asked: str, known: str) -> bool:
 
 def _signatures(programs: ProgramSet) -> np.ndarray:
     """Equal work has an equal number, whatever task it is listed as [P]."""
-    work = [json.dumps([task.get("kind"), task.get("shape"), task.get("ops")], default=str) for task in programs.tasks]
-    _, number = np.unique(work, return_inverse=True)
+    _, number = np.unique([work_of(task) for task in programs.tasks], return_inverse=True)
     return np.asarray(number)[programs.task]
 
 
@@ -225,7 +246,7 @@ def _by_group(
     passes: np.ndarray | None,
 ) -> Split:
     passes = keep(programs) if passes is None else passes
-    columns = range(len(programs.devices)) if device == ALL_DEVICES else [programs.column(device)]
+    columns = programs.columns(device)
     is_used = {use: np.isin(groups, names) for use, names in uses.items()}
     is_train = ~np.any(list(is_used.values()), axis=0)
     parts = {use: samples_of(np.flatnonzero(rows), columns, passes) for use, rows in is_used.items()}

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.cost.programs.build import ISAS, Target
+from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.programs.build import CUDA, ISAS, Target, gpu
 from windtunnel.cost.programs.measure import PROTOCOL
 from windtunnel.cost.programs.worker import MAX_CODE_OPERATIONS, MAX_LEAVES, MAX_RUN_S, MAX_TEMPORARY_BYTES
 
-__all__ = ["describe_device", "describe_run"]
+__all__ = ["describe_device", "describe_run", "device_here", "named_after_host"]
 
 _SIMD_BITS = {"sse4.2": 128, "avx2": 256, "avx512": 512}
 _VERSIONS = ("windtunnel", "apache-tvm", "numpy")
@@ -38,6 +40,20 @@ def describe_device(target: Target, rates: Mapping[str, float], facts: Mapping[s
         "memory_bytes": host.memory_bytes,
         **rates,
     }
+
+
+def named_after_host(name: str) -> str:
+    """A target as a device among those of other hosts, such as ``avx2-1@amd-epyc``: by processor, or by GPU."""
+    from windtunnel import hardware
+
+    processor = str(gpu().device_name) if name == CUDA.name else hardware.machine().cpu_name
+    return f"{name}@{'-'.join(re.findall(r'[a-z0-9]+', processor.lower()))}"
+
+
+def device_here(programs: ProgramSet, target: Target) -> str:
+    """Which device of a set is a target of this host; the first of the target's name where none was measured here."""
+    own = named_after_host(target.name)
+    return own if own in programs.device_names else target.name
 
 
 def describe_run(seed: int) -> dict[str, Any]:

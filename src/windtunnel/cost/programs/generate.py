@@ -1,14 +1,14 @@
 """Draw, build and measure a whole set of programs (room cost, programs).
 
-In: tasks, targets, a seed. Out: a ``ProgramSet`` file. Work goes in batches; each one that is done lies as a file of
-its own beside the output, so that an interrupted run goes on where it was. Not here: how one program is built, timed.
+In: tasks, targets, a seed; or a set of another host, whose programs are built again. Out: a ``ProgramSet`` file. Work
+goes in batches; each one that is done lies as a file of its own beside the output, so that an interrupted run goes on
+where it was. Not here: how one program is built, timed.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.learned.program_set import ProgramSet, parts_of
 from windtunnel.cost.programs.batch import Bench, Member
 from windtunnel.cost.programs.bridge import Bridge, bridge
-from windtunnel.cost.programs.build import Target
-from windtunnel.cost.programs.description import describe_device, describe_run
+from windtunnel.cost.programs.build import CUDA, Target
+from windtunnel.cost.programs.description import describe_device, describe_run, named_after_host
 from windtunnel.cost.programs.measure import MAX_MOVE, MAX_SPREAD, Canary
+from windtunnel.cost.programs.parts import Parts, open_parts
 from windtunnel.cost.programs.tasks import Task
 from windtunnel.errors import InputError
 
@@ -32,7 +33,6 @@ __all__ = ["Plan", "Sampled", "sample_programs"]
 BATCH_SIZE = 48
 MAX_NOISY_IN_TURN = 20
 MAX_BATCHES_OVER = 4
-_PLAN = "plan.json"
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,6 +59,8 @@ class Plan:
         Programs between two looks at the canary.
     num_begun_tasks, num_begun_batches : int
         Of the set that is gone on with (``onto``): tasks that it does not have, the last ones, catch up first.
+    known, rows
+        A set of another host, and which of its programs are measured here, in this order; new ones are not drawn.
     """
 
     tasks: tuple[Task, ...]
@@ -70,6 +72,14 @@ class Plan:
     batch_size: int = BATCH_SIZE
     num_begun_tasks: int = 0
     num_begun_batches: int = 0
+    known: ProgramSet | None = None
+    rows: tuple[int, ...] = ()
+
+    @classmethod
+    def of_known(cls, known: ProgramSet, rows: Sequence[int], targets: tuple[Target, ...], **options: Any) -> Plan:
+        """The plan that measures some programs of a set."""
+        tasks = tuple(Task.from_dict(task) for task in known.tasks)
+        return cls(tasks, targets, len(rows), known=known, rows=tuple(map(int, rows)), **options)
 
     def onto(self, begun: ProgramSet) -> Plan:
         """The plan that goes on with a set."""
@@ -78,6 +88,9 @@ class Plan:
     def members(self, batch: int) -> list[Member]:
         """The programs of a batch: a task and a seed each; always the same ones."""
         first = batch * self.batch_size
+        if self.known is not None:
+            rows = self.rows[first : first + self.batch_size]
+            return [Member(row, int(self.known.task[row]), 0, self.known.sched[row]) for row in rows]
         return [self._member(index) for index in range(first, first + self.batch_size)]
 
     def _member(self, index: int) -> Member:
@@ -93,6 +106,12 @@ class Plan:
         seed = int(np.random.default_rng([self.seed, turn, place]).integers(2**62))
         return Member(index, first + int(order[place]), seed)
 
+    def is_done(self, parts: Parts) -> bool:
+        """Whether nothing is left to measure."""
+        if self.known is None:
+            return parts.num_programs >= self.num_programs
+        return parts.num_batches == math.ceil(len(self.rows) / self.batch_size)
+
     def to_dict(self) -> dict[str, Any]:
         """What must be equal for a run to go on with another one's batches."""
         return {
@@ -104,6 +123,7 @@ class Plan:
             "batch_size": self.batch_size,
             "num_begun_tasks": self.num_begun_tasks,
             "num_begun_batches": self.num_begun_batches,
+            "rows": list(self.rows),
         }
 
 
@@ -174,14 +194,16 @@ def sample_programs(
     if begun is not None:
         _require_same(plan, begun)
         plan = plan.onto(begun)
-    folder = _open_parts(plan, output, resume=resume)
-    parts = _Parts.read(folder, begun)
+    if plan.known is not None:
+        _require_new(plan, plan.known)
+    folder = open_parts(plan.to_dict(), output, resume=resume)
+    parts = Parts.read(folder, begun)
     began = time.monotonic()
     sampled = Sampled()
     canary = Canary(plan.canary_tolerance, parts.usual_s())
     with Bench(plan.tasks, plan.targets, canary, plan.max_spread) as bench:
         bench.known |= parts.known()
-        if begun is None or parts.num_programs >= plan.num_programs:
+        if begun is None or plan.is_done(parts):
             bridged = Bridge((1.0,) * len(plan.targets))
         else:
             bridged = bridge(bench, begun, plan.seed)
@@ -192,27 +214,31 @@ def sample_programs(
                 progress("programs", parts.num_programs, plan.num_programs)
             _measure_batch(plan, bench, parts, batch, sampled, bridged)
             parts.drop_outdated(canary)
-        if parts.num_programs >= plan.num_programs:
+        if plan.is_done(parts):
             has_clock = begun is None or bridged.num_times
             rates = bridged.best_of(bench.rates(), parts.begun) if has_clock else parts.begun_rates()
-            sampled.path = _assemble(plan, parts, rates, bench.facts()).save(output, overwrite=overwrite)
+            whole = _assemble(plan, parts, rates, bench.facts())
+            whole = whole if plan.known is None else plan.known.beside(_named_here(whole))
+            sampled.path = whole.save(output, overwrite=overwrite)
     sampled.num_programs = min(parts.num_programs, plan.num_programs)
     sampled.dropped = parts.dropped()
     sampled.elapsed_s = time.monotonic() - began
     return sampled
 
 
-def _batches(plan: Plan, parts: _Parts, sampled: Sampled) -> Iterator[int]:
+def _batches(plan: Plan, parts: Parts, sampled: Sampled) -> Iterator[int]:
     """Numbers of batches that are not done, until there are enough programs or the machine is never quiet."""
-    last = MAX_BATCHES_OVER * math.ceil(plan.num_programs / plan.batch_size) + MAX_NOISY_IN_TURN
-    for batch in range(parts.num_batches_before, parts.num_batches_before + last):
-        if parts.num_programs >= plan.num_programs or sampled.num_noisy_in_turn >= MAX_NOISY_IN_TURN:
+    count = math.ceil(plan.num_programs / plan.batch_size)
+    last = MAX_BATCHES_OVER * count + MAX_NOISY_IN_TURN
+    numbers = itertools.cycle(range(count)) if plan.known is not None else itertools.count(parts.num_batches_before)
+    for batch in itertools.islice(numbers, last):
+        if plan.is_done(parts) or sampled.num_noisy_in_turn >= MAX_NOISY_IN_TURN:
             return
-        if batch not in parts.sets:
+        if not parts.has(batch):
             yield batch
 
 
-def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled: Sampled, bridged: Bridge) -> None:
+def _measure_batch(plan: Plan, bench: Bench, parts: Parts, batch: int, sampled: Sampled, bridged: Bridge) -> None:
     """Measure a batch and keep it, if the machine was quiet enough for that."""
     found = bench.measure(plan.members(batch), seed=plan.seed + batch)
     if found is None:
@@ -225,33 +251,31 @@ def _measure_batch(plan: Plan, bench: Bench, parts: _Parts, batch: int, sampled:
         measured = found.to_set(plan.tasks, plan.targets, meta | {"clock": bridged.to_dict()})
         factor = np.array(bridged.factor, np.float32)
         parts.keep(batch, replace(measured, mean_s=measured.mean_s * factor, std_s=measured.std_s * factor))
+    else:
+        parts.empty.add(batch)
+
+
+def _named_here(measured: ProgramSet) -> ProgramSet:
+    """What was measured here, its devices named after the host."""
+    names = [named_after_host(name) for name in measured.device_names]
+    return replace(
+        measured, devices=tuple(one | {"name": name} for one, name in zip(measured.devices, names, strict=True))
+    )
 
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _open_parts(plan: Plan, output: Path, *, resume: bool) -> Path:
-    folder = output.with_name(f"{output.name}.parts")
-    note = folder / _PLAN
-    if note.exists():
-        if not resume:
-            raise InputError(
-                f"{folder} holds batches of an earlier run", fix="go on with it by --resume, or remove the folder"
-            )
-        found = json.loads(note.read_text(encoding="utf-8"))
-        differing = [name for name, value in plan.to_dict().items() if found.get(name) != value]
-        if differing:
-            raise InputError(
-                f"{folder} was begun with other {', '.join(differing)}",
-                fix="use the same options again, or another output",
-            )
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = note.with_name(f".{_PLAN}.{os.getpid()}")
-    partial.write_text(json.dumps(plan.to_dict()), encoding="utf-8")
-    partial.replace(note)
-    return folder
+def _require_new(plan: Plan, known: ProgramSet) -> None:
+    """Whether this host is none of a set's."""
+    is_for_gpus = parts_of(known.device_names[0])[0] == CUDA.name
+    if is_for_gpus != plan.targets[0].is_gpu:
+        kind = "GPUs" if is_for_gpus else "CPUs"
+        raise InputError(f"the set's programs are for {kind}", where="targets", fix=f"choose targets that are {kind}")
+    names = [named_after_host(target.name) for target in plan.targets]
+    if known.meta.get("fingerprint") == describe_run(plan.seed)["fingerprint"] or set(names) & set(known.device_names):
+        raise InputError("the set was measured on this host", where="of", fix="--onto adds new programs to it")
 
 
 def _require_same(plan: Plan, begun: ProgramSet) -> None:
@@ -281,94 +305,13 @@ def _require_same(plan: Plan, begun: ProgramSet) -> None:
         )  # fmt: skip
 
 
-@dataclass
-class _Parts:
-    """The batches that are done, by number."""
-
-    folder: Path
-    sets: dict[int, ProgramSet] = field(default_factory=dict)
-    begun: ProgramSet | None = None
-
-    @classmethod
-    def read(cls, folder: Path, begun: ProgramSet | None = None) -> _Parts:
-        paths = sorted(folder.glob("batch-*.npz"))
-        return cls(folder, {int(path.stem.removeprefix("batch-")): ProgramSet.load(path) for path in paths}, begun)
-
-    @property
-    def num_batches_before(self) -> int:
-        """Of the set that was begun."""
-        return 0 if self.begun is None else int(self.begun.meta["num_batches"])
-
-    @property
-    def all_sets(self) -> list[ProgramSet]:
-        """What was begun, and the batches in their order."""
-        return [one for one in (self.begun,) if one is not None] + [self.sets[batch] for batch in sorted(self.sets)]
-
-    @property
-    def num_programs(self) -> int:
-        return sum(part.num_programs for part in self.all_sets)
-
-    def keep(self, batch: int, part: ProgramSet) -> None:
-        part.save(self.folder / _file(batch), overwrite=True)
-        self.sets[batch] = part
-
-    def known(self) -> set[tuple[int, bytes]]:
-        return {
-            (int(task), sched.tobytes())
-            for part in self.all_sets
-            for task, sched in zip(part.task, part.sched, strict=True)
-        }
-
-    def usual_s(self) -> dict[str, float]:
-        """By which times of the canary the batches were judged, by number of threads; not those of the begun set."""
-        seen = [part.meta["canary_usual_s"] for part in self.sets.values()]
-        names = {name for one in seen for name in one}
-        return {name: min(one[name] for one in seen if name in one) for name in names}
-
-    def begun_rates(self) -> list[dict[str, float]]:
-        """Rates of the set that was begun."""
-        names = (
-            "peak_flops_per_s",
-            "bandwidth_bytes_per_s",
-            "cache_bandwidth_bytes_per_s",
-            "cache_page_bandwidth_bytes_per_s",
-            "page_bandwidth_bytes_per_s",
-            "last_cache_bytes",
-            "clock_hz",
-        )
-        devices = () if self.begun is None else self.begun.devices
-        return [{name: device[name] for name in names if name in device} for device in devices]
-
-    def drop_outdated(self, canary: Canary) -> None:
-        """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
-        for batch in [one for one, part in self.sets.items() if canary.is_outdated(part.meta["canary_usual_s"])]:
-            (self.folder / _file(batch)).unlink()
-            del self.sets[batch]
-
-    def clocks(self) -> list[dict[str, Any]]:
-        """Every bridge between days, with the batches that crossed it."""
-        found = [] if self.begun is None else list(self.begun.meta.get("clocks", []))
-        for batch in sorted(self.sets):
-            clock = self.sets[batch].meta["clock"]
-            if clock["num_times"] and (not found or found[-1] | {"batches": 0} != clock | {"batches": 0}):
-                found.append(clock | {"batches": [batch, batch]})
-            elif clock["num_times"]:
-                found[-1]["batches"][1] = batch
-        return found
-
-    def dropped(self) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for part in self.all_sets:
-            total.update(part.meta["dropped"])
-        return total
-
-
 def _assemble(
-    plan: Plan, parts: _Parts, rates: Sequence[dict[str, float]], facts: Sequence[dict[str, Any]]
+    plan: Plan, parts: Parts, rates: Sequence[dict[str, float]], facts: Sequence[dict[str, Any]]
 ) -> ProgramSet:
     """All batches in their order as one set of exactly the size that was asked for."""
     ordered = parts.all_sets
-    whole = ProgramSet.concatenate(ordered).select(np.arange(plan.num_programs))
+    whole = ProgramSet.concatenate(ordered)
+    whole = whole.select(np.arange(min(plan.num_programs, whole.num_programs)))
     dates = [date for part in ordered for date in part.meta.get("dates", [part.meta.get("date")])]
     meta = describe_run(plan.seed) | {
         "dates": [min(dates), max(dates)],
@@ -385,7 +328,3 @@ def _assemble(
         devices=tuple(describe_device(*row) for row in zip(plan.targets, rates, facts, strict=True)),
         meta=meta,
     )
-
-
-def _file(batch: int) -> str:
-    return f"batch-{batch:05d}.npz"

@@ -21,7 +21,7 @@ __all__ = ["page_rates", "reader"]
 
 PAGE_ELEMENTS = 1024  # 4 KiB: how much a processor fetches ahead, and the least that memory is mapped by
 LANES = 16
-OWN_BYTES = 2**20  # of each thread: these stay in a core's own cache
+OWN_BYTES = 2**19  # of each thread: these stay in a core's own cache, be it of 1 MiB
 SHARED_BYTES = tuple(mib * 2**20 for mib in (8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192))
 FAR_BYTES = 2**28
 STILL_CACHED = 0.8  # of the rate at which the first of these sizes is read
