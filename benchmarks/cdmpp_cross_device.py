@@ -20,11 +20,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.bar import is_verbose, report, table
-from benchmarks.program_data import MISSING, shipped_set
+from benchmarks.program_data import MISSING, first_host, shipped_set
+from windtunnel.cost.learned.sampling import PROGRAMS_PER_TASK
 
 MOST_MAPE, OF_ZERO_SHOT = 0.11, 0.60
 NUM_TASKS = 20
-PROGRAMS_PER_TASK = 6
 OTHER_BUDGETS = (10, 40)
 SOURCES_PER_PROFILED = 2
 WATCHED = 0.15
@@ -44,7 +44,7 @@ class Study:
     """One held-out device."""
 
     def __init__(self, programs, device: str, asked: argparse.Namespace) -> None:
-        from windtunnel.cost.learned.predictor import RECIPES, train
+        from windtunnel.cost.learned.predictor import RECIPES, going_on, train
         from windtunnel.cost.learned.sampling import program_vectors
         from windtunnel.cost.learned.splits import split_by_device
 
@@ -52,8 +52,9 @@ class Study:
         self.split = split_by_device(programs, device)
         recipe = RECIPES["code"]
         self.recipe = replace(recipe, training=replace(recipe.training, budget_s=asked.budget))
-        self.tuning = replace(recipe.training, budget_s=asked.tune, learning_rate=recipe.training.learning_rate / 5)
         self.start = train(programs, self.split, self.recipe)[0]
+        tuning = going_on(recipe, self.start)
+        self.tuning = replace(tuning, training=replace(tuning.training, budget_s=asked.tune))
         rows = self.split.target[:, 0]
         self.vectors, self.task = program_vectors(programs, rows), programs.task[rows]
 
@@ -67,8 +68,7 @@ class Study:
         """The network trained on, with the device's programs drawn near by a term or not."""
         from windtunnel.cost.learned.predictor import train
 
-        recipe = replace(self.recipe, training=self.tuning, domain=domain)
-        return train(self.programs, split, recipe, start=self.start)[0]
+        return train(self.programs, split, replace(self.tuning, domain=domain), start=self.start)[0]
 
     def carried(
         self, predictor, num_tasks: int, method: str, *, seed: int = 0, most: int | None = PROGRAMS_PER_TASK
@@ -99,12 +99,10 @@ class Study:
         return self.error(self.trained_on(split, "cmd"))
 
     def _profiled(self, num_tasks: int, method: str, seed: int, most: int | None) -> tuple[np.ndarray, np.ndarray]:
-        from windtunnel.cost.learned.sampling import select_tasks
+        from windtunnel.cost.learned.sampling import members_of, select_tasks
 
         chosen = select_tasks(self.vectors, self.task, num_tasks, method, seed)
-        generator = np.random.default_rng(seed)
-        places = [generator.permutation(np.flatnonzero(self.task == task))[:most] for task in chosen]
-        return chosen, self.split.target[np.concatenate(places)]
+        return chosen, self.split.target[members_of(self.task, chosen, most, seed)]
 
 
 def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]:
@@ -142,6 +140,7 @@ def main() -> int:
     if programs is None:
         report("cdmpp_cross_device", float("nan"), target, holds=False, reason=MISSING)
         return 1
+    programs = first_host(programs)
     devices = asked.devices.split(",") if asked.devices else list(programs.device_names)
     rows = [study(programs, device, asked) for device in devices]
     error = statistics.median(row["kmeans"] for row in rows)

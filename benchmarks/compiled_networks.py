@@ -65,6 +65,7 @@ def main() -> int:
     from windtunnel.cost.learned.predictor import with_intervals
     from windtunnel.cost.learned.splits import split_by_network
     from windtunnel.cost.programs.build import parse_target
+    from windtunnel.cost.programs.description import device_here
     from windtunnel.cost.programs.search import sheet_of
     from windtunnel.cost.programs.worker import Worker
 
@@ -75,10 +76,11 @@ def main() -> int:
         report("compiled_networks", float("nan"), claim, holds=False, reason=MISSING)
         return 1
     names = asked.networks.split(",")
-    split = split_by_network(programs, asked.target, names)
-    predictor = with_intervals(default_predictor(programs, split, asked.budget), programs, split.validation)
     target, rows = parse_target(asked.target), []
-    own = programs.devices[programs.column(asked.target)]
+    device = device_here(programs, target)
+    split = split_by_network(programs, device, names)
+    predictor = with_intervals(default_predictor(programs, split, asked.budget), programs, split.validation)
+    own = programs.devices[programs.column(device)]
     with Worker() as worker:
         here = sheet_of(worker, target)
         for name in names:
@@ -96,6 +98,7 @@ def main() -> int:
         statistics.median(abs(float(str(row["learned"]))) for row in rows),
         claim,
         holds,
+        device=device,
         learned={str(row["network"]): row["learned"] for row in rows},
         learned_warm={str(row["network"]): row["learned_warm"] for row in rows},
         measured={str(row["network"]): row["measured"] for row in rows},

@@ -19,6 +19,11 @@ def shipped_set() -> ProgramSet | None:
     return ProgramSet.load(given) if given else shipped_programs()
 
 
+def first_host(programs: ProgramSet) -> ProgramSet:
+    """The set with the devices of the host that it was begun on."""
+    return programs.on(programs.columns("@"))
+
+
 def imagined_set(num_tasks: int, per_task: int) -> ProgramSet:
     """Programs of many trees whose times are a formula: for speed alone."""
     from tests.cost.learned.small_set import small_set

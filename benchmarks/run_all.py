@@ -50,6 +50,7 @@ BARS = (
     "cost_train_speed",
     "cdmpp_cross_model",
     "cdmpp_cross_device",
+    "cdmpp_cross_host",
     "cdmpp_ablations",
     "schedule_search",
     "compiled_networks",

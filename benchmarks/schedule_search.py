@@ -57,6 +57,7 @@ def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, obj
 def main() -> int:
     from windtunnel.cost.learned.splits import split_by_task
     from windtunnel.cost.programs.build import parse_target
+    from windtunnel.cost.programs.description import device_here
     from windtunnel.cost.programs.search import sheet_of
     from windtunnel.cost.programs.tasks import Task
     from windtunnel.cost.programs.worker import Worker
@@ -68,11 +69,11 @@ def main() -> int:
     if programs is None:
         report("schedule_search", float("nan"), claim, holds=False, reason=MISSING)
         return 1
-    split = split_by_task(programs, asked.target)
+    target, rows = parse_target(asked.target), []
+    split = split_by_task(programs, device_here(programs, target))
     predictor = default_predictor(programs, split, asked.budget)
     unseen = np.unique(programs.task[split.test[:, 0]])
     chosen = np.random.default_rng(0).permutation(unseen)[: asked.tasks].tolist()
-    target, rows = parse_target(asked.target), []
     with Worker() as worker:
         sheet = sheet_of(worker, target)
         for place in chosen:
@@ -94,6 +95,7 @@ def main() -> int:
         share,
         claim,
         share >= SHARE and len(rows) >= asked.tasks / 2,
+        device=device_here(programs, target),
         num_tasks=len(rows),
         num_asked=len(chosen),
         median_of_best=statistics.median(ratios) if ratios else None,
