@@ -229,7 +229,11 @@ def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedul
     """
     _require_stages(plan)
     problem, count = job.layers.problem, job.num_microbatches
-    bare = dataclasses.replace(problem, time_ns=problem.time_ns - job.layers.update_ns / count)
+    bare = dataclasses.replace(
+        problem,
+        time_ns=problem.time_ns - job.layers.update_ns / count,
+        cost_ns=problem.cost_ns * (job.ground.bandwidth_bytes_per_s / ground.bandwidth_bytes_per_s),
+    )
     updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
     graph = rendezvous_pipeline(
         dataclasses.replace(plan, problem=bare), count,
