@@ -3,11 +3,15 @@
 The model has seen no task of these networks. For each task it chooses the fastest of its candidates; the chain of the
 chosen programs is priced, replayed and run. ``measured`` prices the same chain by what each program takes when it is
 visited among all others in random order, in turn with the passes, and shows what the chain itself costs.
+
+How much of a network stays in a cache that others on the machine share changes by the minute: what the device's sheet
+says of that cache is measured again before each network.
 """
 
 import argparse
 import statistics
 import sys
+from dataclasses import replace
 
 from benchmarks.bar import is_verbose, report, table
 from benchmarks.program_data import MISSING, default_predictor, shipped_set
@@ -30,17 +34,23 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
     from windtunnel.cost.pricing import price
     from windtunnel.cost.programs.harvest import record
     from windtunnel.cost.programs.network import call_ns, chain, fly, library_of
+    from windtunnel.cost.programs.pages import RATES
     from windtunnel.graph import Kind
     from windtunnel.hardware import Device
     from windtunnel.simulate import replay
 
     tasks, uncovered = record(name)
     library, candidates = library_of(worker, tasks, NUM_CANDIDATES)
-    pricer = AstPricer(predictor, library)
+    rates = worker.ask("describe", target.isa, target.num_threads)
+    sheet = sheet | {rate: rates[rate] for rate in RATES}
+    told = replace(predictor, header=predictor.header | {"device_sheets": {sheet["name"]: sheet}})
+    pricer = AstPricer(told, library)
     chosen = pricer.choose(dict.fromkeys(task.name for task in tasks), sheet)
     of_call_ns = call_ns(worker, target)
     graph = chain(tasks, of_call_ns)
-    device = Device(target.name, 2**34, sheet["bandwidth_bytes_per_s"], {"fp32": sheet["peak_flops_per_s"]}, kind="cpu")
+    device = Device(
+        sheet["name"], 2**34, sheet["bandwidth_bytes_per_s"], {"fp32": sheet["peak_flops_per_s"]}, kind="cpu"
+    )
     predicted_ns = replay(price(graph, device, [pricer])).makespan_ns
     warm_ns = sum(of_call_ns + 1e9 * chosen[task.name][1] for task in tasks)
     programs = {task: candidates[row] for task, (row, _) in chosen.items()}
@@ -58,6 +68,7 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
         "learned": predicted_ns / measured_ns - 1,
         "learned_warm": warm_ns / measured_ns - 1,
         "measured": by_measured_ns / measured_ns - 1,
+        "others_gb_per_s": rates["others_bandwidth_bytes_per_s"] / 1e9,
     }
 
 
@@ -102,6 +113,7 @@ def main() -> int:
         learned={str(row["network"]): row["learned"] for row in rows},
         learned_warm={str(row["network"]): row["learned_warm"] for row in rows},
         measured={str(row["network"]): row["measured"] for row in rows},
+        others_gb_per_s={str(row["network"]): row["others_gb_per_s"] for row in rows},
         uncovered_calls={str(row["network"]): row["uncovered_calls"] for row in rows},
         peak_now_of_sheet=here["peak_flops_per_s"] / own["peak_flops_per_s"],
     )

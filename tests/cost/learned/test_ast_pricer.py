@@ -92,6 +92,7 @@ def test_a_prediction_without_noise_keeps_all_of_its_gain_and_small_groups_say_n
 
     assert least_kept(logs, logs, group) == pytest.approx(1.0)
     assert least_kept(logs, np.zeros(64) + logs.mean(), group) < 0.3
+    assert least_kept(logs, logs + 0.2 * group, group) == pytest.approx(1.0)  # whole groups are off, no choice was luck
     assert least_kept(logs[:6], -logs[:6], group[:6]) == 1.0
 
 
@@ -103,12 +104,24 @@ def test_a_graph_that_no_cache_holds_waits_for_its_tensors():
 
     assert cold_s(near, sheet, own) == 0
     assert cold_s(near, sheet, 2**25) == pytest.approx(own / 3e10)
-    assert cold_s(near, sheet, 2**26) == pytest.approx(own / 5e9 + rest * (1 / 1e10 - 1 / 4e10))
+    half = own * (0.5 / 5e9 + 0.5 / 3e10) + rest * 0.5 * (1 / 1e10 - 1 / 4e10)  # half is still in the shared cache
+    assert cold_s(near, sheet, 2**26) == pytest.approx(half)
+    assert cold_s(near, sheet, 2**55) == pytest.approx(own / 5e9 + rest * (1 / 1e10 - 1 / 4e10))
     smaller = sheet | {"cache_bytes": {"l2": own // 2}}
     expected = own / 2 / 5e9 + (rest + own / 2) * (1 / 1e10 - 1 / 4e10)
-    assert cold_s(near, smaller, 2**26) == pytest.approx(expected)
-    assert cold_s(near, streams, 2**26) == pytest.approx(own / 1e10 + rest * (1 / 1e10 - 1 / 4e10))
+    assert cold_s(near, smaller, 2**55) == pytest.approx(expected)
+    assert cold_s(near, streams, 2**55) == pytest.approx(own / 1e10 + rest * (1 / 1e10 - 1 / 4e10))
     assert cold_s(near, {"bandwidth_bytes_per_s": 1e10}, 2**26) == pytest.approx(own / 1e10)
+
+
+def test_what_others_put_into_a_shared_cache_takes_from_what_a_step_finds_there():
+    near = Task("matmul", {"m": 256, "n": 256, "k": 256})
+    sheet = {"bandwidth_bytes_per_s": 1e10, "cache_bandwidth_bytes_per_s": 4e10, "last_cache_bytes": 2**25}
+    shared = sheet | {"others_bandwidth_bytes_per_s": 2**33}
+
+    assert cold_s(near, shared, 2**24, step_s=0.0) == cold_s(near, sheet, 2**24, step_s=1.0)
+    assert cold_s(near, shared, 2**24, step_s=2**-9) == cold_s(near, sheet, 2**25)  # 16 MiB in 2 ms
+    assert cold_s(near, shared, 2**24, step_s=6 * 2**-10) == pytest.approx(cold_s(near, sheet, 2**26))
 
 
 def test_a_price_is_an_efficiency_with_an_interval():

@@ -12,7 +12,7 @@ Source: CDMPP (EuroSys 2024), section 5.3.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AstPricer", "ast", "cold_s"]
 
+NUM_PASSES = 3  # how long a step takes hangs on what stays in caches, and the other way round
 Mask = NDArray[np.bool_]
 
 
@@ -73,8 +74,7 @@ class AstPricer:
         best = self.choose(dict.fromkeys(task.name for task in tasks), sheet)
         chosen = replace(self.library.select([best[task.name][0] for task in tasks]), devices=(dict(sheet),))
         limits = bound_of(chosen, _all_of(chosen))
-        step_bytes = float(sum(task.size_bytes * count for task, count in zip(tasks, work.num_tasks, strict=True)))
-        seconds = [best[task.name][1] + cold_s(task, sheet, step_bytes) for task in tasks]
+        seconds = _with_cold(tasks, [best[task.name][1] for task in tasks], work.num_tasks, sheet)
         prices = exact_prices(limits, limits.efficiency([1e9 * one for one in seconds]))
         known = self.predictor.header.get("intervals")
         if known is None:
@@ -137,35 +137,47 @@ class AstPricer:
         return found
 
 
-def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float) -> float:
+def cold_s(task: Task, sheet: Mapping[str, Any], step_bytes: float, step_s: float = 0.0) -> float:
     """Seconds that a task's tensors take to come when all others ran between, beyond those when only it runs.
 
     What fits into a core's own caches comes page by page. The rest of long tensors comes as a stream, and comes as one
-    when only this task runs, too.
+    when only this task runs, too. Both come from the shared cache as far as that keeps them while the others of a step
+    move so many bytes through it, and whoever else is on the machine moves his in so many seconds.
     """
     own_bytes = (sheet.get("cache_bytes") or {}).get("l2") or CACHE_BYTES[-1]
     if step_bytes <= own_bytes:
         return 0.0
+    between_bytes = step_bytes + step_s * (sheet.get("others_bandwidth_bytes_per_s") or 0.0)
+    kept, kept_alone = _kept(sheet, between_bytes), _kept(sheet, task.size_bytes)
     short, rest = min(task.size_bytes, own_bytes), max(0.0, task.size_bytes - own_bytes)
-    seconds_per_byte = 1 / _stream_rate(sheet, step_bytes) - 1 / _stream_rate(sheet, task.size_bytes)
-    return float(short / _page_rate(sheet, step_bytes) + rest * seconds_per_byte)
+    stream_s = _seconds_per_byte(sheet, "bandwidth_bytes_per_s", kept)
+    page_s = _seconds_per_byte(sheet, "page_bandwidth_bytes_per_s", kept) or stream_s
+    alone_s = _seconds_per_byte(sheet, "bandwidth_bytes_per_s", kept_alone)
+    return float(short * page_s + rest * max(0.0, stream_s - alone_s))
 
 
-def _page_rate(sheet: Mapping[str, Any], num_bytes: float) -> float:
-    """Bytes per second of short tensors when a step moves so many bytes, of long ones where pages were not measured."""
-    name = "cache_page_bandwidth_bytes_per_s" if _is_cached(sheet, num_bytes) else "page_bandwidth_bytes_per_s"
-    return float(sheet.get(name) or _stream_rate(sheet, num_bytes))
+def _with_cold(
+    tasks: Sequence[Task], warm_s: Sequence[float], counts: NDArray[np.int64], sheet: Mapping[str, Any]
+) -> list[float]:
+    """What tasks take in a step that holds each so often: the longer it takes, the less stays in the shared cache."""
+    step_bytes = float(sum(task.size_bytes * count for task, count in zip(tasks, counts, strict=True)))
+    seconds = list(warm_s)
+    for _ in range(NUM_PASSES):
+        step_s = float(np.dot(seconds, counts))
+        seconds = [one + cold_s(task, sheet, step_bytes, step_s) for task, one in zip(tasks, warm_s, strict=True)]
+    return seconds
 
 
-def _stream_rate(sheet: Mapping[str, Any], num_bytes: float) -> float:
-    name = "cache_bandwidth_bytes_per_s" if _is_cached(sheet, num_bytes) else "bandwidth_bytes_per_s"
-    return float(sheet[name])
+def _kept(sheet: Mapping[str, Any], num_bytes: float) -> float:
+    """The share that is still in the shared cache when so many bytes were put into it since; which stay is chance."""
+    reach = sheet.get("last_cache_bytes") if sheet.get("cache_bandwidth_bytes_per_s") else None
+    return min(1.0, float(reach or 0) / max(num_bytes, 1.0))
 
 
-def _is_cached(sheet: Mapping[str, Any], num_bytes: float) -> bool:
-    """Whether so many bytes stay in the shared cache."""
-    reach = sheet.get("last_cache_bytes") or 0
-    return bool(sheet.get("cache_bandwidth_bytes_per_s")) and num_bytes <= reach
+def _seconds_per_byte(sheet: Mapping[str, Any], name: str, kept: float) -> float:
+    """Of bytes of which such a share comes from the shared cache; 0 where that rate was not measured."""
+    far, near = sheet.get(name), sheet.get(f"cache_{name}")
+    return (1 - kept) / far + kept / (near or far) if far else 0.0
 
 
 def _expected_least(seconds: NDArray[np.float64], kept: float) -> float:

@@ -235,7 +235,7 @@ def with_intervals(predictor: Predictor, programs: ProgramSet, samples: np.ndarr
 def least_kept(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> float:
     """How far below its group's mean the least prediction turned out to be, over how far it was predicted to be.
 
-    The least of many predictions is low by luck, too.
+    The least of many predictions is low by luck, too. By what a whole group is off says nothing of that.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def least_kept(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> f
     parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
     chosen = [(rows, rows[predicted[rows].argmin()]) for rows in parts if len(rows) >= LEAST_CHOICE]
     gain = np.array([predicted[rows].mean() - predicted[least] for rows, least in chosen])
-    turned_out = np.array([predicted[rows].mean() - truth[least] for rows, least in chosen])
+    turned_out = np.array([truth[rows].mean() - truth[least] for rows, least in chosen])
     total = float((gain**2).sum())
     return min(1.0, max(0.0, float((gain * turned_out).sum()) / total)) if total else 1.0
 

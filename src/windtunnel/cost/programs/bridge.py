@@ -16,6 +16,7 @@ import numpy as np
 
 from windtunnel.cost.learned.program_set import ProgramSet
 from windtunnel.cost.programs.batch import Bench, Member
+from windtunnel.cost.programs.pages import OTHERS
 from windtunnel.errors import FlightError, InputError
 
 __all__ = ["Bridge", "bridge"]
@@ -51,12 +52,14 @@ class Bridge:
     def best_of(self, rates: Sequence[dict[str, float]], begun: ProgramSet | None) -> list[dict[str, float]]:
         """Rates measured now, on the clock of the set that was begun, or its own where they are greater.
 
-        Others only take away. What is in bytes has no clock.
+        Others only take away. What is in bytes has no clock, and what others do has none of this host.
         """
         before: Sequence[Mapping[str, Any]] = begun.devices if begun else [{}] * len(rates)
         return [
             {
-                name: max(rate if name.endswith("_bytes") else rate / factor, known.get(name, 0.0))
+                name: known.get(name, rate)
+                if name == OTHERS
+                else max(rate if name.endswith("_bytes") else rate / factor, known.get(name, 0.0))
                 for name, rate in one.items()
             }
             for one, known, factor in zip(rates, before, self.factor, strict=True)

@@ -26,7 +26,8 @@ from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind, 
 __all__ = ["call_ns", "chain", "fly", "library_of"]
 
 _TINY = Task("elementwise", {"b": 1, "c": 1, "s": 16}, ("relu",))
-_NUM_CALLS = 200
+_OTHER = Task("elementwise", {"b": 1, "c": 1, "s": 2**18}, ("relu",))
+_NUM_TINY, _OTHERS_PER_TINY, _TINY_ROUNDS = 20, 4, 9
 
 
 def library_of(
@@ -63,13 +64,13 @@ def chain(tasks: Sequence[Task], call_ns: int) -> Graph:
 
 
 def call_ns(worker: Worker, target: Target) -> int:
-    """What calling a program takes, beside what it computes: many calls of one that does nearly nothing."""
-    (candidate,) = draw_candidates(worker, _TINY, 1)
-    if not build_candidates(worker, _TINY, [candidate], target.isa, 1):
-        raise FlightError("the smallest program could not be built", where=target.name)
-    passes: tuple[float, ...] = worker.ask("run", [candidate.key] * _NUM_CALLS, target.isa, target.num_threads, 9)
-    worker.ask("forget", [candidate.key])
-    return round(1e9 * statistics.median(passes) / _NUM_CALLS)
+    """What calling a program takes beside what it computes: of one that does nearly nothing, visited among others.
+
+    Its code and its arguments have left the core's caches by then, as those of a network's programs have.
+    """
+    tasks = (_TINY, *[_OTHER] * _OTHERS_PER_TINY) * _NUM_TINY
+    programs = {task.name: draw_candidates(worker, task, 1)[0] for task in (_TINY, _OTHER)}
+    return round(1e9 * fly(worker, tasks, programs, target, repeats=_TINY_ROUNDS)[1][_TINY.name])
 
 
 def fly(

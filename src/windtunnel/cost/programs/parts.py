@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.cost.learned.program_set import ProgramSet
+from windtunnel.cost.programs import pages
 from windtunnel.cost.programs.measure import Canary
 from windtunnel.errors import InputError
 
@@ -117,9 +118,7 @@ class Parts:
             "peak_flops_per_s",
             "bandwidth_bytes_per_s",
             "cache_bandwidth_bytes_per_s",
-            "cache_page_bandwidth_bytes_per_s",
-            "page_bandwidth_bytes_per_s",
-            "last_cache_bytes",
+            *pages.RATES,
             "clock_hz",
         )
         devices = () if self.begun is None else self.begun.devices

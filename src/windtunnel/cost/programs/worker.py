@@ -250,16 +250,6 @@ def _time(state: _State, key: int, isa: str, num_threads: int, band_s: Band | No
     return looks_at(code.evaluate, code.once, canary, band_s)
 
 
-def _run(state: _State, keys: Sequence[int], isa: str, num_threads: int, repeats: int) -> tuple[float, ...]:
-    """Seconds of whole passes over programs, one after another, each with arguments of its own; one to warm up."""
-    from windtunnel.cost.programs.build import use_threads
-
-    use_threads(num_threads)
-    stay_on(state.cores[:1])
-    calls = [(code.executable["main"], code.values) for code in (state.code[key, isa] for key in keys)]
-    return tuple(_seconds_of(calls) for _ in range(repeats + 1))[1:]
-
-
 def _fly(
     state: _State, order: Sequence[int], isa: str, num_threads: int, repeats: int
 ) -> tuple[tuple[float, ...], dict[int, tuple[float, ...]]]:
@@ -347,7 +337,6 @@ _ORDERS: dict[str, Callable[..., Any]] = {
     "replay": _replay,
     "build": _build,
     "time": _time,
-    "run": _run,
     "fly": _fly,
     "watch": _watch,
     "describe": _describe,
