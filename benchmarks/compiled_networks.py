@@ -24,7 +24,7 @@ NUM_CANDIDATES = 32
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="avx512-1")
-    parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--budget", type=float, default=240.0)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     return parser.parse_known_args()[0]
 
