@@ -34,7 +34,7 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
     from windtunnel.cost.pricing import price
     from windtunnel.cost.programs.harvest import record
     from windtunnel.cost.programs.network import call_ns, chain, fly, library_of
-    from windtunnel.cost.programs.pages import RATES
+    from windtunnel.cost.programs.pages import OTHERS, RATES
     from windtunnel.graph import Kind
     from windtunnel.hardware import Device
     from windtunnel.simulate import replay
@@ -68,7 +68,8 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
         "learned": predicted_ns / measured_ns - 1,
         "learned_warm": warm_ns / measured_ns - 1,
         "measured": by_measured_ns / measured_ns - 1,
-        "others_gb_per_s": rates["others_bandwidth_bytes_per_s"] / 1e9,
+        "others_gb_per_s": rates[OTHERS] / 1e9,
+        "peak_now_of_sheet": rates["peak_flops_per_s"] / sheet["peak_flops_per_s"],
     }
 
 
@@ -77,7 +78,6 @@ def main() -> int:
     from windtunnel.cost.learned.splits import split_by_network
     from windtunnel.cost.programs.build import parse_target
     from windtunnel.cost.programs.description import device_here
-    from windtunnel.cost.programs.search import sheet_of
     from windtunnel.cost.programs.worker import Worker
 
     asked = options()
@@ -93,7 +93,6 @@ def main() -> int:
     predictor = with_intervals(default_predictor(programs, split, asked.budget), programs, split.validation)
     own = programs.devices[programs.column(device)]
     with Worker() as worker:
-        here = sheet_of(worker, target)
         for name in names:
             rows.append(row_of(name, worker, target, predictor, own))
             print(rows[-1], file=sys.stderr, flush=True)
@@ -115,7 +114,7 @@ def main() -> int:
         measured={str(row["network"]): row["measured"] for row in rows},
         others_gb_per_s={str(row["network"]): row["others_gb_per_s"] for row in rows},
         uncovered_calls={str(row["network"]): row["uncovered_calls"] for row in rows},
-        peak_now_of_sheet=here["peak_flops_per_s"] / own["peak_flops_per_s"],
+        peak_now_of_sheet=statistics.median(float(str(row["peak_now_of_sheet"])) for row in rows),
     )
     return int(not holds)
 

@@ -58,10 +58,9 @@ def page_rates(isa: str, num_threads: int) -> dict[str, float]:
     near_s = sum(near) / len(near)
     kept_bytes = kept(times, near_s, far_s)
     own_s = own.seconds_per_byte()
-    near_rate, far_rate = _rate(near_s - own_s), _rate(max(far_s, near_s) - own_s)
-    return dict(
-        zip(RATES, (near_rate, far_rate, kept_bytes, _others(isa, num_threads, own, kept_bytes, far_s)), strict=True)
-    )
+    others = _others_of(_Pages(isa, num_threads, int(kept_bytes / 2)), own, kept_bytes, far_s)
+    rates = (_rate(near_s - own_s), _rate(max(far_s, near_s) - own_s), kept_bytes, others)
+    return dict(zip(RATES, rates, strict=True))
 
 
 def kept(times: Mapping[int, float], near_s: float, far_s: float) -> float:
@@ -100,11 +99,11 @@ def others_rate(times: Mapping[float, float], size_bytes: int, kept_bytes: float
     return max(0.0, statistics.median(rates)) if rates else 0.0
 
 
-def _others(isa: str, num_threads: int, own: _Pages, kept_bytes: float, far_s: float) -> float:
+def _others_of(pages: _Pages, own: _Pages, kept_bytes: float, far_s: float) -> float:
     """By reading pages that fit, waiting with what is in a core's own cache, and reading them again."""
-    pages = _Pages(isa, num_threads, int(kept_bytes / 2))
-    waited = {wait: pages.after_s(own, wait) for wait in (0.0, *WAITS_S)}
-    return others_rate({wait: waited[wait] for wait in WAITS_S}, pages.size_bytes, kept_bytes, waited[0.0], far_s)
+    near_s = pages.after_s(own, 0.0)
+    times = {wait: pages.after_s(own, wait) for wait in WAITS_S}
+    return others_rate(times, pages.size_bytes, kept_bytes, near_s, far_s)
 
 
 def _share(seconds: float, near_s: float, far_s: float) -> float:
