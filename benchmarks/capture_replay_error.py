@@ -12,7 +12,7 @@ import torch
 from benchmarks import bar
 from windtunnel import registry
 from windtunnel.simulate import replay
-from windtunnel.sources.torch_step import capture
+from windtunnel.sources.torch.step import capture
 
 MEDIAN_TARGET, WORST_TARGET = 0.03, 0.06
 ITERATIONS = 40

@@ -29,8 +29,8 @@ def options() -> argparse.Namespace:
 
 def variants():
     """Recipes by name; the first is what all others are compared with."""
-    from windtunnel.cost.learned.predictor import RECIPES
-    from windtunnel.cost.learned.transforms import LabelKind
+    from windtunnel.programs.model.predictor import RECIPES
+    from windtunnel.programs.model.transforms import LabelKind
 
     base = RECIPES["paper-small"]
     found = {"paper-small": base}
@@ -44,10 +44,10 @@ def variants():
 
 
 def main() -> int:
-    from windtunnel.cost.learned.metrics import mape
-    from windtunnel.cost.learned.predictor import train
-    from windtunnel.cost.learned.samples import labels_of
-    from windtunnel.cost.learned.splits import split_by_network
+    from windtunnel.cost.metrics import mape
+    from windtunnel.programs.model.predictor import train
+    from windtunnel.programs.model.samples import labels_of
+    from windtunnel.programs.model.splits import split_by_network
 
     asked = options()
     claim = "all variants trained; each published claim shown or refuted with its numbers"

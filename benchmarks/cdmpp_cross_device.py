@@ -2,7 +2,7 @@
 
 Each device is held out in turn. The others teach; then a budget of tasks is chosen by KMeans, at random (ten draws at
 the budget of the claim) or by the centre, and measured. What the model missed on the other devices is carried over as
-far as the profiled tasks say so, by a network that was drawn near to the unlabelled rest of the device by CMD or one
+far as the profiled tasks say so, by a network that was drawn near to the unlabeled rest of the device by CMD or one
 that was trained on as long without. Beside it: CDMPP's own fine-tuning on the same tasks. The verdict is on tasks of
 the device that nothing has touched: neither training, nor CMD, nor the choice of tasks.
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.bar import is_verbose, report, table
 from benchmarks.program_data import MISSING, first_host, shipped_set
-from windtunnel.cost.learned.sampling import PROGRAMS_PER_TASK
+from windtunnel.programs.model.sampling import PROGRAMS_PER_TASK
 
 MOST_MAPE, OF_ZERO_SHOT = 0.11, 0.60
 NUM_TASKS = 20
@@ -44,9 +44,9 @@ class Study:
     """One held-out device."""
 
     def __init__(self, programs, device: str, asked: argparse.Namespace) -> None:
-        from windtunnel.cost.learned.predictor import RECIPES, going_on, train
-        from windtunnel.cost.learned.sampling import program_vectors
-        from windtunnel.cost.learned.splits import split_by_device
+        from windtunnel.programs.model.predictor import RECIPES, going_on, train
+        from windtunnel.programs.model.sampling import program_vectors
+        from windtunnel.programs.model.splits import split_by_device
 
         self.programs, self.device = programs, device
         self.split = split_by_device(programs, device)
@@ -59,14 +59,14 @@ class Study:
         self.vectors, self.task = program_vectors(programs, rows), programs.task[rows]
 
     def error(self, predictor) -> float:
-        from windtunnel.cost.learned.metrics import mape
-        from windtunnel.cost.learned.samples import labels_of
+        from windtunnel.cost.metrics import mape
+        from windtunnel.programs.model.samples import labels_of
 
         return mape(predictor.predict(self.programs, self.split.test), labels_of(self.programs, self.split.test))
 
     def trained_on(self, split, domain: str):
         """The network trained on, with the device's programs drawn near by a term or not."""
-        from windtunnel.cost.learned.predictor import train
+        from windtunnel.programs.model.predictor import train
 
         return train(self.programs, split, replace(self.tuning, domain=domain), start=self.start)[0]
 
@@ -74,8 +74,8 @@ class Study:
         self, predictor, num_tasks: int, method: str, *, seed: int = 0, most: int | None = PROGRAMS_PER_TASK
     ) -> tuple[float, float, int]:
         """Error after profiling so many tasks, the CMD between them and all tasks, and how many programs they cost."""
-        from windtunnel.cost.learned.carry import fit_carry
-        from windtunnel.cost.learned.sampling import selection_distance
+        from windtunnel.programs.model.residual_transfer import fit_carry
+        from windtunnel.programs.model.sampling import selection_distance
 
         chosen, profiled = self._profiled(num_tasks, method, seed, most)
         carry = fit_carry(predictor, self.programs, self.device, profiled)
@@ -99,14 +99,14 @@ class Study:
         return self.error(self.trained_on(split, "cmd"))
 
     def _profiled(self, num_tasks: int, method: str, seed: int, most: int | None) -> tuple[np.ndarray, np.ndarray]:
-        from windtunnel.cost.learned.sampling import members_of, select_tasks
+        from windtunnel.programs.model.sampling import members_of, select_tasks
 
         chosen = select_tasks(self.vectors, self.task, num_tasks, method, seed)
         return chosen, self.split.target[members_of(self.task, chosen, most, seed)]
 
 
 def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]:
-    from windtunnel.cost.learned.carry import fit_carry
+    from windtunnel.programs.model.residual_transfer import fit_carry
 
     one = Study(programs, device, asked)
     row: dict[str, object] = {"device": device, "zero_shot": one.error(one.start)}
@@ -116,7 +116,7 @@ def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]
     row["zero_shot_trained_on"], row["zero_shot_cmd"] = one.error(without), one.error(with_cmd)
     row["kmeans"], row["kmeans_cmd"], row["kmeans_programs"] = one.carried(with_cmd, NUM_TASKS, "kmeans")
     row["without_cmd"] = one.carried(without, NUM_TASKS, "kmeans")[0]
-    row["centre"], row["centre_cmd"], row["centre_programs"] = one.carried(with_cmd, NUM_TASKS, "centre")
+    row["centre"], row["center_cmd"], row["center_programs"] = one.carried(with_cmd, NUM_TASKS, "centre")
     draws = [one.carried(with_cmd, NUM_TASKS, "random", seed=seed) for seed in range(asked.draws)]
     row["random_median"], row["random_programs"] = (statistics.median(draw[at] for draw in draws) for at in (0, 2))
     row["random_draws"] = [draw[:2] for draw in draws]

@@ -13,7 +13,7 @@ from tests.shared_data import find_shared
 from benchmarks import bar
 from windtunnel.graph import Graph
 from windtunnel.simulate import replay
-from windtunnel.sources.chakra import load_chakra, save_chakra
+from windtunnel.sources.chakra.reader import load_chakra, save_chakra
 
 PUBLISHED = {
     "tasks": 3_664,

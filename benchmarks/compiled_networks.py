@@ -30,13 +30,13 @@ def options() -> argparse.Namespace:
 
 
 def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
-    from windtunnel.cost.learned.ast_pricer import AstPricer
     from windtunnel.cost.pricing import price
-    from windtunnel.cost.programs.harvest import record
-    from windtunnel.cost.programs.network import call_ns, chain, fly, library_of
-    from windtunnel.cost.programs.pages import OTHERS, RATES
     from windtunnel.graph import Kind
     from windtunnel.hardware import Device
+    from windtunnel.programs.pricer import AstPricer
+    from windtunnel.programs.run.harvest import record
+    from windtunnel.programs.run.network import call_ns, chain, fly, library_of
+    from windtunnel.programs.run.pages import OTHERS, RATES
     from windtunnel.simulate import replay
 
     tasks, uncovered = record(name)
@@ -74,11 +74,11 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
 
 
 def main() -> int:
-    from windtunnel.cost.learned.predictor import with_intervals
-    from windtunnel.cost.learned.splits import split_by_network
-    from windtunnel.cost.programs.build import parse_target
-    from windtunnel.cost.programs.description import device_here
-    from windtunnel.cost.programs.worker import Worker
+    from windtunnel.programs.model.predictor import with_intervals
+    from windtunnel.programs.model.splits import split_by_network
+    from windtunnel.programs.run.build import parse_target
+    from windtunnel.programs.run.description import device_here
+    from windtunnel.programs.run.worker import Worker
 
     asked = options()
     claim = f"learned within {LEARNED:.0%} on >= {SHARE:.0%} of networks, measured within {MEASURED:.0%}"

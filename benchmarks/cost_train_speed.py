@@ -26,10 +26,10 @@ PRICED_PER_S = 50_000.0
 
 
 def training_rates(programs, split) -> dict[str, float]:
-    from windtunnel.cost.learned.baselines.recursive_lstm import LSTM_TRAINING, train_recursive_lstm
-    from windtunnel.cost.learned.network import PRESETS
-    from windtunnel.cost.learned.predictor import Recipe, train
-    from windtunnel.cost.learned.training import TrainingConfig
+    from benchmarks.peers.recursive_lstm import LSTM_TRAINING, train_recursive_lstm
+    from windtunnel.programs.model.network import PRESETS
+    from windtunnel.programs.model.predictor import Recipe, train
+    from windtunnel.programs.model.training import TrainingConfig
 
     epoch = TrainingConfig(max_epochs=1, batch_size=BATCH, budget_s=TURN_S)
     recipe = Recipe(network=replace(PRESETS["small"], projection=(256, 256, WIDTH)), training=epoch)
@@ -46,8 +46,8 @@ def training_rates(programs, split) -> dict[str, float]:
 
 def pricing_rates(programs, split, recipe) -> tuple[dict[str, float], float]:
     """Programs per second with everything from raw features to seconds, and how far bfloat16 moves a price."""
-    from windtunnel.cost.learned.metrics import mape
-    from windtunnel.cost.learned.predictor import train
+    from windtunnel.cost.metrics import mape
+    from windtunnel.programs.model.predictor import train
 
     predictor = train(programs, split, replace(recipe, training=replace(recipe.training, max_epochs=3)))[0]
     fast = predictor.in_bfloat16()
@@ -65,8 +65,8 @@ def pricing_rates(programs, split, recipe) -> tuple[dict[str, float], float]:
 def main() -> int:
     import torch
 
-    from windtunnel.cost.learned.predictor import RECIPES
-    from windtunnel.cost.learned.splits import Split, keep, samples_of
+    from windtunnel.programs.model.predictor import RECIPES
+    from windtunnel.programs.model.splits import Split, keep, samples_of
 
     torch.set_num_threads(2)
     programs = shipped_set()

@@ -10,7 +10,7 @@ import torch
 from benchmarks import bar
 from windtunnel import registry
 from windtunnel.hardware.host import available_bytes
-from windtunnel.sources.memory import MemoryProfile, predict_memory, track_memory
+from windtunnel.sources.memory.tracking import MemoryProfile, predict_memory, track_memory
 
 LEAST, MOST = 0.60, 0.90
 

@@ -1,6 +1,6 @@
-"""Statement features, places, serialisation and CMD equal the published vectors; Box-Cox equals scipy (A1, A2).
+"""Statement features, places, serialization and CMD equal the published vectors; Box-Cox equals scipy (A1, A2).
 
-The vectors, the printed programs that are featurised for time, and the latencies are public data beside the project.
+The vectors, the printed programs that are featurized for time, and the latencies are public data beside the project.
 """
 
 import csv
@@ -11,17 +11,17 @@ import sys
 import time
 
 import numpy as np
-from tests.cost.learned.golden_nests import GOLDEN
+from tests.programs.model.golden_nests import GOLDEN
 from tests.shared_data import find_shared
 
 from benchmarks.bar import interleave, report
-from windtunnel.cost.learned.distance import central_moment_discrepancy
-from windtunnel.cost.learned.encoding import encode, positional_encoding, serialise
-from windtunnel.cost.learned.features import statement_features
-from windtunnel.cost.learned.nest import Buffer, For, Nest, Store
-from windtunnel.cost.learned.nest_text import nest_from_printed
-from windtunnel.cost.learned.transforms import LabelTransform
+from benchmarks.peers.nest_text import nest_from_printed
 from windtunnel.errors import InputError
+from windtunnel.programs.model.distance import central_moment_discrepancy
+from windtunnel.programs.model.encoding import encode, positional_encoding, serialize
+from windtunnel.programs.model.features import statement_features
+from windtunnel.programs.model.nest import Buffer, For, Nest, Store
+from windtunnel.programs.model.transforms import LabelTransform
 
 SPEED = 1500
 
@@ -42,7 +42,7 @@ def small_goldens() -> bool:
     published = [0.141120, -0.895910, 0.678109, -0.540480, 0.941596, -0.139623]
     store = Store("x", (0,), 1.0)
     nest = Nest((For("i", 2, (store, For("j", 2, (store,)))),), {"x": Buffer("x", (1,))})
-    tree, leaves = serialise(nest)
+    tree, leaves = serialize(nest)
     distance = central_moment_discrepancy(np.array([[0, 0], [1, 0.0]]), np.array([[0, 0], [0, 1], [0, 0.5]]))
     return (
         bool(np.allclose(angles, published, atol=1e-6))
@@ -54,7 +54,7 @@ def small_goldens() -> bool:
 
 
 def programs_per_s() -> tuple[float, int]:
-    """Programs of a real network and the published ones, features and serialisation, on one core."""
+    """Programs of a real network and the published ones, features and serialization, on one core."""
     functions = json.loads(gzip.decompress(find_shared("cost/cdmpp/resnet50_tir_cpu_ast.json.gz").read_bytes()))
     nests = [make() for make in GOLDEN.values()]
     for function in functions.values():

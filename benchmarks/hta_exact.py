@@ -10,7 +10,7 @@ import sys
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.sources.kineto_hta import HtaPath, hta_critical_path
+from windtunnel.sources.kineto.hta import HtaPath, hta_critical_path
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 # (event, is its end) -> (event, is its end): µs
@@ -23,7 +23,7 @@ WEIGHTS = {
     ((1053, False), (1051, False)): 27,  # launch delay
     ((1051, True), (1067, False)): 7,  # kernel after kernel
     ((1069, False), (1067, False)): 0,  # the zero-weight launch edge of the same kernel
-    ((1275, True), (1281, True)): 0,  # device synchronisation
+    ((1275, True), (1281, True)): 0,  # device synchronization
 }
 
 

@@ -22,7 +22,7 @@ from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.operators.kernel import PRESETS, KernelSample, fit_forests, sample_adaptively
 from windtunnel.cost.operators.layer_kernels import LayerKernel, read_prior, split
 from windtunnel.cost.operators.runtimes import RUNTIMES, compile_for, find_fusions, in_turn, measure_kernels
-from windtunnel.cost.threads import threads
+from windtunnel.measure.threads import threads
 from windtunnel.workloads.vision import vision_model
 
 NETS = ("resnet10", "resnet18", "mobilenet_w1", "mobilenet_wd2", "fdmobilenet_w1", "mnasnet_b1", "fbnet_cb",

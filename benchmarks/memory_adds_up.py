@@ -26,13 +26,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import bar, jobs
-from windtunnel.sources._memory_log import AllocatorLog
-from windtunnel.sources._memory_places import PHASES
-from windtunnel.sources._memory_storages import all_storages
-from windtunnel.sources._memory_tracker import StorageTracker
-from windtunnel.sources._memory_watch import Watch
-from windtunnel.sources.memory import track_memory
-from windtunnel.sources.memory_profile import CATEGORIES, MemoryProfile
+from windtunnel.sources.memory._log import AllocatorLog
+from windtunnel.sources.memory._places import PHASES
+from windtunnel.sources.memory._storages import all_storages
+from windtunnel.sources.memory._tracker import StorageTracker
+from windtunnel.sources.memory._watch import Watch
+from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
+from windtunnel.sources.memory.tracking import track_memory
 
 TOTAL_TARGET, OVERHEAD_TARGET = 0.02, 0.25
 ROUNDS, LEARNING_ROUNDS, WARMUP = 9, 3, 3

@@ -18,10 +18,9 @@ from benchmarks import bar, jobs
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights._flying import _flights_of
-from windtunnel.flights._steps import discover
-from windtunnel.flights._targets import WorkloadName, build_workload
-from windtunnel.flights.live import LiveProgram
-from windtunnel.sources.memory import predict_memory, track_memory
+from windtunnel.sources.memory.tracking import predict_memory, track_memory
+from windtunnel.sources.targets import WorkloadName, build_workload, discover
+from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import parse_request, whatif
 
 FAKE_TARGET, EDIT_TARGET = 0.01, 0.03

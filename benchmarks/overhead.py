@@ -13,7 +13,7 @@ import torch
 from benchmarks import bar
 from benchmarks.capture_replay_error import own_workloads
 from windtunnel import registry
-from windtunnel.sources.torch_step import capture
+from windtunnel.sources.torch.step import capture
 
 RATIO_TARGET, SUM_TARGET = 1.5, 0.02
 ITERATIONS = 40

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = ROOT / "docs" / "receipts" / "whatif_pairs.json"
 PICTURE = ROOT / "docs" / "images" / "predicted_measured.png"
-# Okabe and Ito's colours, told apart by colour-blind readers; markers say the same
+# Okabe and Ito's colors, told apart by color-blind readers; markers say the same
 LOOKS = (("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#D55E00", "v"), ("#56B4E9", "P"))
 
 
@@ -30,13 +30,13 @@ def main() -> int:
     ends = np.array([0.6, 2.2])
     axes.fill_between(ends, 0.85 * ends, 1.15 * ends, color="#eeeeee", label="within 15 %")
     axes.plot(ends, ends, color="#888888", linewidth=1)
-    for model, (colour, marker) in zip(dict.fromkeys(pair["model"] for pair in pairs), LOOKS, strict=False):
+    for model, (color, marker) in zip(dict.fromkeys(pair["model"] for pair in pairs), LOOKS, strict=False):
         own = [pair for pair in pairs if pair["model"] == model]
         measured = np.array([pair["measured"] for pair in own])
         spans = np.abs([[pair["measured"] - pair["low"], pair["high"] - pair["measured"]] for pair in own]).T
         predicted = [pair["predicted"] for pair in own]
         axes.errorbar(
-            measured, predicted, xerr=spans, fmt=marker, color=colour, markerfacecolor="none", elinewidth=1, label=model
+            measured, predicted, xerr=spans, fmt=marker, color=color, markerfacecolor="none", elinewidth=1, label=model
         )
     axes.set(xscale="log", yscale="log", xlabel="measured speed-up (90 % interval)", ylabel="predicted speed-up")
     ticks = [0.7, 0.8, 1.0, 1.2, 1.5, 2.0]

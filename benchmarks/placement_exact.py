@@ -20,7 +20,7 @@ from windtunnel.planning.formats import assignment_of
 from windtunnel.planning.minmax import solve
 from windtunnel.planning.pipedream import Level, plan_stages, stages_time_s
 from windtunnel.planning.pipedream_profile import read_profile
-from windtunnel.planning.placement import linearised
+from windtunnel.planning.placement import linearized
 
 TARGET = "every count and value equal (1e-9, or all published digits)"
 
@@ -45,7 +45,7 @@ def of_row(row: Published) -> list[Check]:
     one = problem(row.name)
     contraction = contract(one)
     lattice = downsets(contraction.num_nodes, contraction.src, contraction.dst)
-    chain = linearised(one, orders=["depth-first"])
+    chain = linearized(one, orders=["depth-first"])
     checks = [
         Check(row.name, "nodes", one.num_nodes, row.num_nodes, 0),
         Check(row.name, "supernodes", contraction.num_nodes, row.num_supernodes, 0),

@@ -27,9 +27,10 @@ TARGET = f"median error <= {MOST_ERROR:.0%}, and the planner's split within {MOS
 
 def flown(workload: str, parameters: dict, num_stages: int, num_random: int, time_limit_s: float):
     """Receipts of all splits, the planner's first."""
-    from windtunnel.flights.pipelines import fly_pipelines, job_of, settled_on_ground
+    from windtunnel.flights.pipelines import fly_pipelines
     from windtunnel.planning.baselines import even, random_cut
     from windtunnel.planning.placing import place
+    from windtunnel.training.pipelines import job_of, settled_on_ground
 
     job = job_of(workload, parameters, num_stages, MICROBATCHES)
     problem = job.layers.problem

@@ -1,6 +1,6 @@
 """The exact programme and the integer one find what trying every assignment finds, on small random problems.
 
-500 graphs of up to nine nodes: colours, memory limits, CPUs, nodes that only a CPU runs, training with backward
+500 graphs of up to nine nodes: colors, memory limits, CPUs, nodes that only a CPU runs, training with backward
 partners, four ways to add up compute and transfers. The integer programme (contiguous, proven to 1e-6) on those that
 add up.
 """
@@ -13,7 +13,7 @@ from tests.planning.problems import brute_force, random_problem
 
 from benchmarks import bar
 from windtunnel.errors import InfeasibleError
-from windtunnel.planning.placement import exact, linearised
+from windtunnel.planning.placement import exact, linearized
 from windtunnel.planning.placement_ilp import integer_plan
 
 COMBINES = ("sum", "overlap", "duplex", "overlap-duplex")
@@ -31,7 +31,7 @@ def value(solver, one, **options) -> float:
 def from_a_start(one):
     """The integer programme where a plan is known, which bars nodes from devices; without one where no chain fits."""
     try:
-        start = linearised(one, orders=["depth-first"])
+        start = linearized(one, orders=["depth-first"])
     except InfeasibleError:
         start = None
     return integer_plan(one, start, gap=1e-6, time_limit_s=30.0)

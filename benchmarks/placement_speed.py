@@ -1,7 +1,7 @@
 """The exact programme is quick: against published limits, and against plain Python with sets in the same run.
 
 Warm, on all cores: every graph of at most 4,000 downsets, gnmt, and the inception graph of 36,596 downsets and
-578,883,582 pairs, each in a process that says its peak memory; the linearised one for all. The plain version keeps
+578,883,582 pairs, each in a process that says its peak memory; the linearized one for all. The plain version keeps
 downsets as frozensets and prices every pair by the definition; it runs on the graphs of 10,000 to 100,000 pairs:
 smaller ones take a millisecond either way (the smallest is shown), larger ones would keep it busy for an hour.
 """
@@ -27,14 +27,14 @@ TARGET = "<= 1 s up to 4,000 downsets, gnmt <= 3 s, inception <= 60 s and 2 GiB,
 
 def timed(name: str) -> dict[str, float]:
     """Seconds of one graph, warm, and the process's peak memory."""
-    from windtunnel.planning.placement import exact, linearised
+    from windtunnel.planning.placement import exact, linearized
 
     exact(problem("layer_bert24_inference"))  # compiles
     one = problem(name)
     rounds = 1 if "inception" in name else 3
     seconds = {"exact": [], "chain": []}
     for _ in range(rounds):
-        for kind, make in (("exact", exact), ("chain", linearised)):
+        for kind, make in (("exact", exact), ("chain", linearized)):
             begin = time.perf_counter()
             value = make(one).value_ns
             seconds[kind].append(time.perf_counter() - begin)
@@ -46,7 +46,7 @@ def timed(name: str) -> dict[str, float]:
 
 
 def single_chain(one) -> float:
-    """Seconds of the linearised programme along one order, contraction not counted."""
+    """Seconds of the linearized programme along one order, contraction not counted."""
     from windtunnel.planning.contraction import contract
     from windtunnel.planning.downsets import chain
     from windtunnel.planning.minmax import solve

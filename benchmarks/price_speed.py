@@ -18,13 +18,13 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks.bar import interleave, report
-from windtunnel.cost.learned.shipped import PREDICTOR, shipped_programs
 from windtunnel.cost.pricing import price
-from windtunnel.cost.programs.captured import TENSOR
-from windtunnel.cost.programs.tasks import Task
 from windtunnel.cost.work import work_of
 from windtunnel.graph import Graph, Kind, ResourceKind, Strings
 from windtunnel.hardware import Device, device
+from windtunnel.programs.model.shipped import PREDICTOR, shipped_programs
+from windtunnel.programs.run.captured import TENSOR
+from windtunnel.programs.run.tasks import Task
 
 NUM_TASKS = 100_000
 ROUNDS = 7

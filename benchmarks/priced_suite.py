@@ -17,7 +17,6 @@ from pathlib import Path
 from benchmarks import bar
 from benchmarks.jobs import build
 from windtunnel.cost.calibration import calibrate
-from windtunnel.cost.database import ProfileDatabase
 from windtunnel.cost.host import host_device
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer, remember
 from windtunnel.cost.pricing import price
@@ -25,6 +24,7 @@ from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph, load, save
 from windtunnel.hardware import Device
+from windtunnel.measure.database import ProfileDatabase
 from windtunnel.simulate import replay
 
 WORKLOADS = ("mlp", "cnn", "lstm", "transformer", "recommender", "gan", "vit", "convnext", "bert", "ncf")
@@ -37,7 +37,7 @@ def record(name: str, pair: int, folder: Path) -> None:
     """Capture a pair, in this process."""
     import torch
 
-    from windtunnel.sources.torch_step import capture
+    from windtunnel.sources.torch.step import capture
 
     torch.set_num_threads(1)
     workload = build(name)

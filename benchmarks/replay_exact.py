@@ -12,9 +12,9 @@ from benchmarks import bar
 from windtunnel.errors import TraceError
 from windtunnel.graph import Graph
 from windtunnel.simulate import Incremental, replay, replay_many
-from windtunnel.sources.chakra import load_chakra
-from windtunnel.sources.execution_trace import is_execution_trace, load_execution_trace
-from windtunnel.sources.kineto import load_kineto
+from windtunnel.sources.chakra.reader import load_chakra
+from windtunnel.sources.execution_trace.reader import is_execution_trace, load_execution_trace
+from windtunnel.sources.kineto.reader import load_kineto
 
 NUM_GRAPHS = 2_000
 

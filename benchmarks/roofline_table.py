@@ -1,6 +1,6 @@
-"""The plain roofline on published measurements, and utilisation of published throughputs: both known numbers.
+"""The plain roofline on published measurements, and utilization of published throughputs: both known numbers.
 
-Roofline: mean absolute error of fp32 peaks and bandwidths on 19,859 kernels of six GPUs, class by class. Utilisation:
+Roofline: mean absolute error of fp32 peaks and bandwidths on 19,859 kernels of six GPUs, class by class. Utilization:
 quantiles over some 1,400 vision models on two GPUs, from their multiply-accumulates and images per second.
 """
 
@@ -40,7 +40,7 @@ def roofline_rows() -> list[dict[str, object]]:
     ]
 
 
-def utilisations(file: str, peak_tflops: float) -> list[float]:
+def utilizations(file: str, peak_tflops: float) -> list[float]:
     folder = find_shared("cost/timm_benchmarks")
     path = next(one for one in sorted(folder.glob("*.csv")) if file in one.name)
     with path.open() as lines:
@@ -52,10 +52,10 @@ def utilisations(file: str, peak_tflops: float) -> list[float]:
     return sorted(found)
 
 
-def utilisation_rows() -> list[dict[str, object]]:
+def utilization_rows() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name, (file, peak, count, known) in SHEETS.items():
-        found = utilisations(file, peak)
+        found = utilizations(file, peak)
         assert len(found) == count, f"{name}: {len(found)} models, published {count}"
         rows += [
             {"sheet": name, "share": share, "published": one, "found": found[int(share * len(found))]}
@@ -69,13 +69,13 @@ def worst(rows: list[dict[str, object]]) -> float:
 
 
 def main() -> None:
-    roofline, use = roofline_rows(), utilisation_rows()
+    roofline, use = roofline_rows(), utilization_rows()
     if is_verbose():
         print(table(roofline), table(use), sep="\n\n")
     far = worst(roofline)
     report("roofline_table", far, "<= 0.001 off the published error", far <= 0.001, cells=len(roofline))
     far = worst(use)
-    report("utilisation_table", far, "<= 0.0005 off the published quantile", far <= 0.0005, quantiles=len(use))
+    report("utilization_table", far, "<= 0.0005 off the published quantile", far <= 0.0005, quantiles=len(use))
 
 
 if __name__ == "__main__":

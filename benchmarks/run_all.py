@@ -35,7 +35,7 @@ BARS = (
     "suite_fidelity",
     "observations",
     "demo_time",
-    "utilisation",
+    "utilization",
     "memory_adds_up",
     "memory_fake",
     "feature_maps",

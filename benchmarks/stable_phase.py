@@ -1,6 +1,6 @@
 """What the stable phase says of series of step times whose truth is known.
 
-Seeded series: noise of 0.5 to 4 %, Gaussian or heavy-tailed (Student's t with 3 degrees of freedom), neighbours
+Seeded series: noise of 0.5 to 4 %, Gaussian or heavy-tailed (Student's t with 3 degrees of freedom), neighbors
 correlated by 0 to 0.6; a warm-up that decays from up to four times the level, within up to 50 steps or slower; spikes
 of up to many times the level in 2 % of the steps. Steps are taken until the level is known by the rule that ends every
 measurement of the suite, at most 2000: every single mean that is reported then must lie within 1 % of the truth.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import bar
-from windtunnel.flights.stable import StablePhase, stable_phase, until_known
+from windtunnel.suite.stable import StablePhase, stable_phase, until_known
 
 TARGET, FOUND_TARGET, ALARM_TARGET = 0.01, 0.95, 0.05
 LEVEL_NS = 2e7

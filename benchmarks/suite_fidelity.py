@@ -5,7 +5,7 @@ with bare iterations that the correction never saw (as ``capture_replay_error``)
 ``whatif_error``). Those bare iterations must be known themselves: where the standard error of their median is above
 2 %, the workload is captured again with as many iterations as that asks for, up to 3000 or what 100 seconds allow.
 The set of what-ifs is kept small: the fused
-optimiser, and in turn one of autocast, a second thread and gradient accumulation: they apply nearly everywhere and
+optimizer, and in turn one of autocast, a second thread and gradient accumulation: they apply nearly everywhere and
 touch different parts. Every pair is reported; what does not apply is listed.
 
     python -m benchmarks.suite_fidelity --verbose
@@ -26,11 +26,12 @@ import torch
 from benchmarks import bar
 from benchmarks.whatif_error import asked_afresh, compared
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.flights import Ledger, StopRule, verify
-from windtunnel.flights._targets import WorkloadName
-from windtunnel.flights.suite_listing import suite_plugins
+from windtunnel.flights import Ledger, verify
 from windtunnel.graph import Graph
+from windtunnel.measure import StopRule
 from windtunnel.simulate import replay
+from windtunnel.sources.targets import WorkloadName
+from windtunnel.suite.listing import suite_plugins
 
 REPLAY_MEDIAN, REPLAY_WORST, WHATIF_MEDIAN = 0.03, 0.08, 0.05
 ITERATIONS, MOST_ITERATIONS, TIME_CAP_S = 20, 3000, 100.0

@@ -1,4 +1,4 @@
-"""Every workload of the suite really trains: what it minimises falls.
+"""Every workload of the suite really trains: what it minimizes falls.
 
 Each at size tiny, in a process of its own, on one thread (the other core is left to loaders and actors), for some
 seconds and at least 15 steps (``suite run``, as a user does). Falls: the mean of the last third of the steps lies below
@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 from benchmarks import bar
-from windtunnel.flights.suite import run_suite
-from windtunnel.flights.suite_results import Result
+from windtunnel.suite.results import Result
+from windtunnel.suite.run import run_suite
 
 NUM_TARGET, SECONDS_TARGET = 14, 480
 BUDGET_S, FEWEST = 6.0, 15

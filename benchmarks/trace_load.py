@@ -141,7 +141,7 @@ def _child(who: str, trace: Path) -> dict[str, float]:
 
 def _load_ours(trace: Path) -> dict[str, float]:
     from windtunnel.graph import save
-    from windtunnel.sources.kineto import load_kineto
+    from windtunnel.sources.kineto.reader import load_kineto
 
     tiny = trace.with_name("tiny.json")
     tiny.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 1}]))

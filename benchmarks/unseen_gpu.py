@@ -13,7 +13,7 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks.bar import is_verbose, report, table
-from windtunnel.cost.operators.opgraphs import OpGraph, end_to_end_ms, price_op_graph, read_op_graphs
+from benchmarks.peers.opgraphs import OpGraph, end_to_end_ms, price_op_graph, read_op_graphs
 from windtunnel.cost.operators.physics import roofline_ms
 from windtunnel.cost.operators.table import CLASSES, OpTable, read_op_set, read_sheet
 from windtunnel.cost.operators.tile import TileModel, errors_of_ratio, train_tile

@@ -22,11 +22,12 @@ import torch
 
 from benchmarks import bar
 from windtunnel import registry
-from windtunnel.cost.operators.few_shot import rank_correlation
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.flights import Ledger, Receipt, StopRule, verify
-from windtunnel.flights._targets import WorkloadName
+from windtunnel.flights import Ledger, Receipt, verify
 from windtunnel.graph import Graph
+from windtunnel.measure import StopRule
+from windtunnel.sources.targets import WorkloadName
+from windtunnel.suite.few_shot import rank_correlation
 from windtunnel.whatifs import Request, Step, parse_request
 
 MEDIAN_TARGET, P90_TARGET, RANK_TARGET = 0.05, 0.15, 0.9

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-WHO = ("the pilot", "an engineer", "a small bird", "the old propeller", "my neighbour", "the wind")
+WHO = ("the pilot", "an engineer", "a small bird", "the old propeller", "my neighbor", "the wind")
 DOES = ("measures", "remembers", "builds", "follows", "forgets", "paints")
 WHAT = ("the tunnel", "a paper wing", "every second", "two clouds", "the long table", "a better model")
 HOW = ("slowly", "at noon", "without a sound", "again and again", "before breakfast", "by hand")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from windtunnel.reports import report as report
     from windtunnel.simulate import Timeline as Timeline
     from windtunnel.simulate import replay as replay
-    from windtunnel.sources.torch_step import capture as capture
+    from windtunnel.sources.torch.step import capture as capture
     from windtunnel.whatifs import whatif as whatif
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ _HOMES = {
     "Timeline": "windtunnel.simulate",
     "WindtunnelError": "windtunnel.errors",
     "calibrate": "windtunnel.cost.calibration",
-    "capture": "windtunnel.sources.torch_step",
+    "capture": "windtunnel.sources.torch.step",
     "explain": "windtunnel.reports",
     "fly": "windtunnel.flights",
     "forecast": "windtunnel.cost.forecast",

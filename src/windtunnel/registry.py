@@ -111,7 +111,7 @@ def workload(name: str, *, source: str, domain: str = "") -> Callable[[Target], 
 
 
 def strategy(name: str, *, source: str) -> Callable[[Target], Target]:
-    """Register a synchronisation strategy of distributed training."""
+    """Register a synchronization strategy of distributed training."""
     return _register("strategy", name, source)
 
 

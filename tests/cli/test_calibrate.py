@@ -15,9 +15,9 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 
 @pytest.mark.slow
-def test_a_short_calibration_measures_limits_samples_and_neighbours(tmp_path, monkeypatch):
+def test_a_short_calibration_measures_limits_samples_and_neighbors(tmp_path, monkeypatch):
     from windtunnel.cost import calibration, interference, peak
-    from windtunnel.cost.database import ProfileDatabase
+    from windtunnel.measure.database import ProfileDatabase
 
     monkeypatch.setattr(peak, "_BUDGET_S", 0.01)
     monkeypatch.setattr(peak, "_SIDES", (64,))

@@ -74,7 +74,7 @@ def test_what_was_captured_until_a_script_raised_is_kept(tmp_path):
 
     assert 2 == outcome.code
     assert f"kept what was captured until then: {tmp_path / 'train.wt'}" in outcome.stderr
-    assert "train.py raised RuntimeError after 40 optimiser steps: out of cheese" in outcome.stderr
+    assert "train.py raised RuntimeError after 40 optimizer steps: out of cheese" in outcome.stderr
     assert load(tmp_path / "train.wt").num_tasks > 20
 
 
@@ -82,9 +82,9 @@ def test_what_was_captured_until_a_script_raised_is_kept(tmp_path):
     ("loop", "message"),
     [
         ("for i in range(2):\n    step()\nraise RuntimeError('out of cheese')\n", "raised RuntimeError"),
-        ("print('no loop at all')\n", "ended and no optimiser stepped in this process"),
-        ("step()\nsys.exit(3)\n", "called sys.exit(3) after 1 optimiser steps"),
-        ("for i in range(3):\n    step()\n", "train.py ended after 3 optimiser steps"),
+        ("print('no loop at all')\n", "ended and no optimizer stepped in this process"),
+        ("step()\nsys.exit(3)\n", "called sys.exit(3) after 1 optimizer steps"),
+        ("for i in range(3):\n    step()\n", "train.py ended after 3 optimizer steps"),
     ],
 )
 def test_a_script_that_cannot_be_captured_says_why_and_exits_with_2(tmp_path, loop, message):

@@ -72,7 +72,7 @@ def test_markup_in_a_cell_stays_text(capsys):
     assert "[bold red]owned[/]" in capsys.readouterr().out
 
 
-def test_no_colour_is_honoured_on_a_terminal(monkeypatch):
+def test_no_color_is_honored_on_a_terminal(monkeypatch):
     monkeypatch.setattr(_console.sys, "stderr", Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from tests.cost.learned.small_set import small_set
+from tests.programs.model.small_set import small_set
 from windtunnel.cli.cost import cost
 from windtunnel.errors import InputError
 

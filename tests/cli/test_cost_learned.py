@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from tests.cost.learned.small_set import small_set
+from tests.programs.model.small_set import small_set
 from windtunnel.cli.cost import cost
-from windtunnel.cost.learned.checkpoint import load_predictor
 from windtunnel.errors import InputError
+from windtunnel.programs.model.checkpoint import load_predictor
 
 
 @pytest.fixture(scope="module")

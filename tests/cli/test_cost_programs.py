@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from windtunnel.cost.programs.tasks import read_tasks
+from windtunnel.programs.run.tasks import read_tasks
 
 
 def test_a_set_that_is_there_is_not_overwritten(tmp_path):

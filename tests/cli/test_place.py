@@ -170,7 +170,7 @@ def test_stages_may_have_replicas(capsys, path):
     ("options", "message"),
     [
         (("--replicas", "2", "--solver", "ilp"), "know no replicas"),
-        (("--replicas", "2", "--sync", "tree"), "synchronised by 'tree'"),
+        (("--replicas", "2", "--sync", "tree"), "synchronized by 'tree'"),
         (("--links", "a:b=1GB/s"), "states the cost of each transfer itself"),
     ],
 )

@@ -7,8 +7,8 @@ import pytest
 
 from tests.cli.command import windtunnel
 from tests.reports.test_suite import _result
-from windtunnel.flights import suite as suite_runs
-from windtunnel.flights.suite_results import Cell, Result, write_machine, write_result
+from windtunnel.suite import run as suite_runs
+from windtunnel.suite.results import Cell, Result, write_machine, write_result
 
 VERBS = ("run", "list", "compare", "report")
 

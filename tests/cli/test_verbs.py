@@ -20,7 +20,7 @@ VERBS = (
     "place",
     "calibrate",
     "memory",
-    "utilisation",
+    "utilization",
     "report",
     "receipts",
     "slice",
@@ -79,11 +79,11 @@ def test_explain_lists_every_part_when_asked(stored):
 
 
 def test_a_division_that_does_not_exist_is_answered_with_those_that_do(stored):
-    outcome = windtunnel("explain", stored, "--by", "colour")
+    outcome = windtunnel("explain", stored, "--by", "color")
 
     assert 2 == outcome.code
     assert (
-        "error: time cannot be divided by 'colour'\n  fix:   use one of phase, kind, layer, op, source, task\n"
+        "error: time cannot be divided by 'color'\n  fix:   use one of phase, kind, layer, op, source, task\n"
         == outcome.stderr
     )
 
@@ -220,7 +220,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest(stored):
     )
 
 
-def test_a_file_that_is_not_there_is_answered_with_its_neighbours(stored):
+def test_a_file_that_is_not_there_is_answered_with_its_neighbors(stored):
     outcome = windtunnel("explain", stored.parent / "tran.wt")
 
     assert 2 == outcome.code

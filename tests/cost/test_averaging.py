@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windtunnel.cost import ProfileDatabase
 from windtunnel.cost.averaging import _SIZES_BYTES, _job, _key, _read, averaging_ns, reducing_ns
-from windtunnel.cost.database import Measurement
-from windtunnel.cost.fingerprint import libraries
 from windtunnel.errors import PriceError
+from windtunnel.measure import ProfileDatabase
+from windtunnel.measure.database import Measurement
+from windtunnel.measure.fingerprint import libraries
 
 
 def known(tmp_path, jobs, num_ranks: int, added_ns: list[float]) -> ProfileDatabase:

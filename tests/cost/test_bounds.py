@@ -52,7 +52,7 @@ def test_more_work_never_takes_less(flops, moved, factor, overhead, num_tiles):
 
 
 @given(works, works, st.integers(1, 10**6), paddings)
-def test_quantised_work_never_takes_less_than_work_that_fills_the_device(flops, moved, num_tiles, padding):
+def test_quantized_work_never_takes_less_than_work_that_fills_the_device(flops, moved, num_tiles, padding):
     assert of(flops, moved).bound_ns[0] <= of(flops, moved, num_tiles=num_tiles, padding_ratio=padding).bound_ns[0]
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.classes import class_of, extents_of, lies_otherwise
-from windtunnel.cost.database import Measurement, ProfileDatabase
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.measured import ALONE, Calibration
+from windtunnel.measure.database import Measurement, ProfileDatabase
 
 RNG = np.random.default_rng(0)
 
@@ -186,8 +186,8 @@ def test_inputs_lie_row_by_row_or_otherwise(inputs, expected):
     [
         ("aten::mm", "product"),
         ("aten::convolution_backward", "convolution backward"),
-        ("aten::_softmax", "normalisation"),
-        ("aten::native_batch_norm_backward", "normalisation"),
+        ("aten::_softmax", "normalization"),
+        ("aten::native_batch_norm_backward", "normalization"),
         ("aten::max_pool2d_with_indices", "pooling"),
         ("aten::copy_", "moving"),
         ("aten::sum.dim_IntList", "reduction"),
@@ -248,15 +248,15 @@ class TestOnThisHost:
     @pytest.fixture
     def host(self, monkeypatch):
         """A host whose limits are given: tests must not wait for peaks."""
-        from windtunnel.cost.fingerprint import machine
         from windtunnel.cost.host import HOST
         from windtunnel.hardware import Device
+        from windtunnel.measure.fingerprint import machine
 
         return Device(HOST, 2**34, 1e10, {"fp32": 1e11}, kind="cpu", num_units=1, source=f"measured on {machine()}",
                       launch_overhead_ns=1000)  # fmt: skip
 
     def samples(self, host, count=60, true=0.4):
-        from windtunnel.cost.fingerprint import libraries, machine
+        from windtunnel.measure.fingerprint import libraries, machine
 
         rng = np.random.default_rng(7)
         flops, moved = np.exp(rng.uniform(8, 22, count)), np.exp(rng.uniform(8, 18, count))

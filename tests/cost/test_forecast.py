@@ -118,7 +118,7 @@ def test_what_would_change_is_offered_for_types_that_the_device_has():
     assert others[0].device_ns < found.device_ns
 
 
-def test_a_catalogue_device_prices_every_task_that_computes():
+def test_a_catalog_device_prices_every_task_that_computes():
     priced = forecast(step(), device("h100")).graph
     computes = priced.select(kind=Kind.COMPUTE)
 

@@ -67,7 +67,7 @@ def test_unknown_things_are_refused():
 @pytest.mark.slow
 def test_processes_on_one_core_really_slow_each_other(tmp_path):
     pytest.importorskip("torch", reason="the library fingerprint names torch")
-    from windtunnel.cost.database import ProfileDatabase
+    from windtunnel.measure.database import ProfileDatabase
 
     database = ProfileDatabase(tmp_path / "p.db")
     found = measured_interference("core", 2, database=database, rounds=1)

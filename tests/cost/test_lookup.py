@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from windtunnel.cost import lookup
-from windtunnel.cost.database import ProfileDatabase
 from windtunnel.cost.kernels import Kernel, trace
 from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, measure
 from windtunnel.errors import PriceError
+from windtunnel.measure.database import ProfileDatabase
 
 
 @pytest.fixture(autouse=True)

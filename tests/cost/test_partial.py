@@ -6,20 +6,11 @@ import numpy as np
 import pytest
 
 from tests.cost.programs import FLOAT, call_row, number, perceptron, perceptron_graph, tensor
-from windtunnel.cost import (
-    BASELINE,
-    Call,
-    Form,
-    ProfileDatabase,
-    Program,
-    UpdateForm,
-    known_ratios,
-    measure_ratios,
-    measure_update,
-)
+from windtunnel.cost import BASELINE, Call, Form, Program, UpdateForm, known_ratios, measure_ratios, measure_update
 from windtunnel.cost.optimizer import sparse_parameters, step_of, touched_rows
 from windtunnel.errors import PriceError
 from windtunnel.graph import Phase
+from windtunnel.measure import ProfileDatabase
 
 torch = pytest.importorskip("torch")
 
@@ -212,7 +203,7 @@ def test_rows_of_embeddings_that_nothing_reads_get_no_gradient():
         ({"class": "torch.optim.rprop.Rprop", "groups": []}, "no option 'fused'"),
     ],
 )
-def test_an_optimiser_that_cannot_be_flown_says_why(description, message):
+def test_an_optimizer_that_cannot_be_flown_says_why(description, message):
     with pytest.raises(PriceError, match=message):
         measure_update([description], UpdateForm({"fused": True}))
 
@@ -221,7 +212,7 @@ def test_an_optimiser_that_cannot_be_flown_says_why(description, message):
 def test_a_captured_step_is_run_again_whole():
     """The program of a real step takes about as long as its operators do in the step."""
     from windtunnel.cost import program_of
-    from windtunnel.sources.torch_step import capture
+    from windtunnel.sources.torch.step import capture
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU())

@@ -9,9 +9,9 @@ pytest.importorskip("torch", reason="needs the extra torch")
 import torch
 
 from windtunnel.cost import peak as peaks
-from windtunnel.cost.database import ProfileDatabase
 from windtunnel.cost.peak import Bandwidth, measured_bandwidth, measured_peak
 from windtunnel.errors import InputError
+from windtunnel.measure.database import ProfileDatabase
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from windtunnel.errors import FlightError, InputError, NotApplicableError
 torch = pytest.importorskip("torch")
 
 from windtunnel.flights.data_parallel import SlowLink  # noqa: E402
-from windtunnel.flights.live import LiveProgram  # noqa: E402
+from windtunnel.sources.torch.live import LiveProgram  # noqa: E402
 
 SAME_TRAINING = {
     "activation-checkpointing": {},

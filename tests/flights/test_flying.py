@@ -7,9 +7,10 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import FlightError, InputError, NotApplicableError
-from windtunnel.flights import Ledger, StopRule, fly, interval_of, verify, with_intervals
+from windtunnel.flights import Ledger, fly, interval_of, verify, with_intervals
 from windtunnel.graph import GraphBuilder, Kind, ResourceKind
-from windtunnel.sources.script import capture_script
+from windtunnel.measure import StopRule
+from windtunnel.sources.torch.script import capture_script
 from windtunnel.whatifs import whatif
 
 torch = pytest.importorskip("torch")

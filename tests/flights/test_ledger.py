@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError, SchemaVersionError
-from windtunnel.flights._stats import Estimate
 from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.receipt import Receipt, table_of
+from windtunnel.measure.stats import Estimate
 
 HOSTILE = [
     "'; DROP TABLE receipts; --",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from windtunnel.hardware import devices, machine, recognise
+from windtunnel.hardware import devices, machine, recognize
 from windtunnel.hardware.host import cpu_quota_cores, num_sockets, this_host
 
 CPUINFO = """processor : 0
@@ -80,7 +80,7 @@ def test_a_host_without_proc_and_sys_is_still_a_machine(tmp_path):
     assert () == host.isa_flags
 
 
-def test_this_host_keeps_its_fingerprint_and_serialises():
+def test_this_host_keeps_its_fingerprint_and_serializes():
     host = machine("this host")
 
     assert machine().fingerprint() == host.fingerprint()
@@ -98,10 +98,10 @@ def test_this_host_keeps_its_fingerprint_and_serialises():
         ("NVIDIA GeForce RTX 4090", 24_564, "rtx4090"),
     ],
 )
-def test_a_gpu_is_recognised_by_its_driver_name_and_memory(driver_name, memory_mib, name):
-    assert name == recognise(driver_name, memory_mib * 2**20).name
+def test_a_gpu_is_recognized_by_its_driver_name_and_memory(driver_name, memory_mib, name):
+    assert name == recognize(driver_name, memory_mib * 2**20).name
 
 
 @pytest.mark.parametrize("driver_name", ["", "Some Card", "AMD Radeon Graphics"])
 def test_an_unknown_gpu_is_left_out(driver_name):
-    assert recognise(driver_name, 2**34) is None
+    assert recognize(driver_name, 2**34) is None

@@ -27,7 +27,7 @@ def test_a_device_says_which_dtypes_it_has_a_rate_for():
         device("v100-sxm2-32g").flops_per_s("bf16")
 
 
-def test_every_entry_of_the_catalogue_states_its_source():
+def test_every_entry_of_the_catalog_states_its_source():
     entries = [*devices().values(), *links().values(), *all_machines().values()]
 
     assert all(entry.source for entry in entries)

@@ -1,4 +1,4 @@
-"""The catalogue's rows and sheets of one's own."""
+"""The catalog's rows and sheets of one's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError
-from windtunnel.hardware import device, devices, read_sheet, recognise
+from windtunnel.hardware import device, devices, read_sheet, recognize
 from windtunnel.hardware.parts import OPTIONAL_FIELDS
 from windtunnel.hardware.sheet import FIELDS
 
@@ -68,7 +68,7 @@ def test_a_sheet_that_is_none_is_refused(tmp_path):
             device(str(tmp_path / f"{name}.json"))
 
 
-def test_the_catalogue_is_large_and_its_rows_are_whole():
+def test_the_catalog_is_large_and_its_rows_are_whole():
     kinds = [one.kind for one in devices().values()]
 
     assert len(kinds) >= 26
@@ -118,5 +118,5 @@ def test_short_names_work_in_any_case():
         ("NVIDIA A10G", 24, "a10g"),
     ],
 )
-def test_drivers_names_are_recognised(driver, memory_gib, name):
-    assert name == recognise(driver, memory_gib * 2**30).name
+def test_drivers_names_are_recognized(driver, memory_gib, name):
+    assert name == recognize(driver, memory_gib * 2**30).name

@@ -41,7 +41,7 @@ def chain(num=6, **changes):
 
 
 def random_problem(rng, num_forward, *, is_training=False, num_colors=None):
-    """A random graph; in training each forward node has a backward partner of its colour, in mirrored order."""
+    """A random graph; in training each forward node has a backward partner of its color, in mirrored order."""
     forward = [(a, b) for a, b in itertools.combinations(range(num_forward), 2) if rng.random() < 0.4]
     color = list(range(num_forward))
     if num_colors:

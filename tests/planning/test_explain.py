@@ -15,10 +15,10 @@ from windtunnel.planning.baselines import random_cut
 from windtunnel.planning.explain import device_rows, moves
 from windtunnel.planning.fleet import fleet_of, links_of
 from windtunnel.planning.from_graph import layers_of, placed
+from windtunnel.planning.local_search import settled
 from windtunnel.planning.placing import place
 from windtunnel.planning.rendezvous import rendezvous_pipeline
 from windtunnel.planning.robust import robust_plan
-from windtunnel.planning.settling import settled
 from windtunnel.planning.stages import pipelined
 from windtunnel.planning.work import DeviceType
 from windtunnel.simulate import replay
@@ -194,7 +194,7 @@ def test_what_a_layer_keeps_for_its_own_backward_is_no_message():
 
 
 def test_layers_that_wait_for_each_other_stay_with_all_their_backward_nodes():
-    """a, b and a again: one node forward, two backward, all of one colour; b's share of the update goes with b."""
+    """a, b and a again: one node forward, two backward, all of one color; b's share of the update goes with b."""
     builder = GraphBuilder()
     cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)
     forward, backward = Phase.FORWARD, Phase.BACKWARD
@@ -216,7 +216,7 @@ def test_layers_that_wait_for_each_other_stay_with_all_their_backward_nodes():
     assert device[0] == device[3] == device[4]
 
 
-def test_a_backward_layer_without_a_forward_one_goes_with_its_neighbour():
+def test_a_backward_layer_without_a_forward_one_goes_with_its_neighbor():
     """The seed of the gradients, and a layer that exchanges no data with any other."""
     builder = GraphBuilder()
     cpu = builder.resource("cpu", ResourceKind.HOST_THREAD)

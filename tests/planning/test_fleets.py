@@ -197,7 +197,7 @@ def test_what_a_solver_would_not_see_is_refused():
         replace(one, link_scale=np.ones((3, 3)))
     with pytest.raises(InputError, match="a link of nan"):
         replace(one, link_scale=np.full((2, 2), math.nan))
-    with pytest.raises(InputError, match="synchronised by 'tree'"):
+    with pytest.raises(InputError, match="synchronized by 'tree'"):
         with_replicas(one, 2, 1e9, "tree")
     with pytest.raises(InputError, match="0 replicas"):
         with_replicas(one, 0, 1e9)

@@ -15,7 +15,7 @@ from windtunnel.planning.contraction import contract
 from windtunnel.planning.downsets import downsets
 from windtunnel.planning.formats import assignment_of, read_problem, split_document
 from windtunnel.planning.minmax import Table, solve
-from windtunnel.planning.placement import exact, linearised
+from windtunnel.planning.placement import exact, linearized
 from windtunnel.planning.placing import place
 
 FOLDER = "placement/dnn_partitioning"
@@ -176,7 +176,7 @@ def test_published_graphs(name):
     assert (num_nodes, num_downsets, num_pairs) == (contraction.num_nodes, lattice.num_downsets, lattice.num_pairs)
     table: Table = solve(lattice, contraction.work)
     assert math.isclose(value_ms, table.value / 1e6, rel_tol=1e-9)
-    assert math.isclose(chain_ms, linearised(one, orders=["depth-first"]).value_ns / 1e6, rel_tol=1e-7)
+    assert math.isclose(chain_ms, linearized(one, orders=["depth-first"]).value_ns / 1e6, rel_tol=1e-7)
     assert math.isclose(value_ms, exact(one).value_ns / 1e6, rel_tol=1e-9)
 
 

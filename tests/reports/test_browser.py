@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 FLUID_MS = 50.0  # 20 pictures a second, drawn by the processor alone
 
-COLOURS_IN_VIEW = """(() => {
+COLORS_IN_VIEW = """(() => {
   const { width, height } = wtView.canvas;
   const pixels = wtView.canvas.getContext("2d").getImageData(0, 0, width, height).data;
   const seen = {};
@@ -59,12 +59,12 @@ def big_page(tmp_path_factory):
     return report(big_graph(1_000_000, 256), tmp_path_factory.mktemp("pages") / "big.report.html")
 
 
-def test_the_timeline_is_drawn_in_the_colours_of_its_legend(browser, tmp_path):
+def test_the_timeline_is_drawn_in_the_colors_of_its_legend(browser, tmp_path):
     browser.open(report(step_graph(), tmp_path / "page.html"))
-    seen = browser.evaluate(COLOURS_IN_VIEW)
+    seen = browser.evaluate(COLORS_IN_VIEW)
 
     assert [] == browser.problems()
-    assert {"#44aa99", "#332288", "#cc6677"} <= {colour for colour, count in seen.items() if count > 50}
+    assert {"#44aa99", "#332288", "#cc6677"} <= {color for color, count in seen.items() if count > 50}
 
 
 @pytest.mark.parametrize("num_tasks", [400, 700, 20_000])
@@ -88,7 +88,7 @@ def test_a_resource_that_never_rests_leaves_no_gap_at_any_scale(browser, tmp_pat
       return Array.from({ length: line.length / 4 }, (_, x) => line[4 * x]);
     })()""")
 
-    assert set(top_row[:-1]) == {0}  # the red of the one colour; only the last column may be partly empty
+    assert set(top_row[:-1]) == {0}  # the red of the one color; only the last column may be partly empty
 
 
 def test_the_page_asks_for_nothing_from_anywhere(browser, tmp_path):

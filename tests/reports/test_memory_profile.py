@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from windtunnel.reports.memory_profile import memory_page
 from windtunnel.reports.treemap import squarified
-from windtunnel.sources.memory_profile import MemoryProfile
+from windtunnel.sources.memory.profile import MemoryProfile
 
 MIB = 2**20
 EVENTS = [

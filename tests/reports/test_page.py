@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from tests.cli.graphs import hostile_graph, step_graph
 from tests.strategies import graphs
 from windtunnel.errors import InputError
-from windtunnel.flights import Estimate, Receipt
+from windtunnel.flights import Receipt
 from windtunnel.graph import GraphBuilder
+from windtunnel.measure import Estimate
 from windtunnel.reports import report
-from windtunnel.sources.memory_profile import MemoryProfile
+from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.whatifs import whatif
 
 

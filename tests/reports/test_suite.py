@@ -5,11 +5,11 @@ import re
 
 import msgspec
 
-from windtunnel.flights.comparison import compare
-from windtunnel.flights.suite_results import Cell, Result, SuiteRun
 from windtunnel.reports.mllog import PREFIX, mllog_lines
 from windtunnel.reports.suite import write_suite_report
 from windtunnel.reports.suite_charts import Bar, Curve, bars, curves
+from windtunnel.suite.comparison import compare
+from windtunnel.suite.results import Cell, Result, SuiteRun
 
 
 def _result(name: str, batch_size: int, rate: float, **fields: object) -> Result:
@@ -21,9 +21,9 @@ def _result(name: str, batch_size: int, rate: float, **fields: object) -> Result
         throughput_per_s=(rate, 0.9 * rate, 1.1 * rate),
         median_ns=(1e9 * batch_size / rate,) * 3,
         flops_by_dtype={"float32": 10**9},
-        arithmetic_utilisation={"float32": 0.25},
-        compute_utilisation=0.5,
-        cpu_utilisation=0.4,
+        arithmetic_utilization={"float32": 0.25},
+        compute_utilization=0.5,
+        cpu_utilization=0.4,
         peak_resident_bytes=2**28,
         objective=[2.0, 1.0],
         measured_at="2026-01-02T03:04:05+00:00",
@@ -61,7 +61,7 @@ def test_the_page_holds_table_bars_sweeps_observations_and_what_is_missing(tmp_p
 
 
 def test_an_objective_that_is_not_there_yet_is_a_dash_and_no_loss(tmp_path):
-    result = msgspec.structs.replace(_result("a3c", 1, 100), objective=[None, -0.5, None], compute_utilisation=None)
+    result = msgspec.structs.replace(_result("a3c", 1, 100), objective=[None, -0.5, None], compute_utilization=None)
     run = SuiteRun(tmp_path, {}, [result, msgspec.structs.replace(result, objective=[None, -0.5])])
     page = write_suite_report(run, tmp_path / "suite.html").read_text()
 

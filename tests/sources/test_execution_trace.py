@@ -22,8 +22,8 @@ from windtunnel.errors import GraphError, InputError, TraceError
 from windtunnel.graph import EdgeKind, Kind, Phase
 from windtunnel.reports import explain
 from windtunnel.simulate import replay
-from windtunnel.sources.execution_trace import count_unmeasured, is_execution_trace, load_execution_trace
-from windtunnel.sources.kineto import load_kineto
+from windtunnel.sources.execution_trace.reader import count_unmeasured, is_execution_trace, load_execution_trace
+from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.whatifs import whatif
 
 MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
@@ -476,7 +476,7 @@ def test_damaged_traces_are_a_graph_or_a_kind_error(tmp_path_factory, data):
 # --- how it is reached --------------------------------------------------------------------------------
 
 
-def test_it_is_registered_and_recognised_by_its_content(tmp_path):
+def test_it_is_registered_and_recognized_by_its_content(tmp_path):
     from windtunnel.cli._files import open_graph
 
     path = written(tmp_path, *STEP)

@@ -12,8 +12,8 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError, TraceError, WindtunnelError
 from windtunnel.graph import EdgeKind, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto import KinetoRules, load_kineto
-from windtunnel.sources.kineto_explain import explain_device_tasks
+from windtunnel.sources.kineto.explain import explain_device_tasks
+from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 SHIPPED = [
@@ -360,7 +360,7 @@ def test_a_wait_between_streams_is_inferred_where_no_event_tells(load):
     assert [("producer", "consumer", 2_000)] == edges(graph, EdgeKind.SYNC)
 
 
-def test_synchronising_a_stream_waits_for_that_stream_only(load):
+def test_synchronizing_a_stream_waits_for_that_stream_only(load):
     events = [
         *launch("awaited", 0, 1, 10, 100, stream=7),
         *launch("other", 6, 2, 16, 300, stream=9),

@@ -8,7 +8,7 @@ import pytest
 from tests.shared_data import shared_path
 from tests.sources.kineto_traces import annotation, call, kernel, op, write
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto_hta import hta_critical_path
+from windtunnel.sources.kineto.hta import hta_critical_path
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 
@@ -40,7 +40,7 @@ def test_the_whole_trace_has_the_events_that_the_tool_painted():
     assert 41_435_012_000 == path.length_ns
 
 
-def test_event_synchronisation_joins_the_kernel_to_the_waiting_call():
+def test_event_synchronization_joins_the_kernel_to_the_waiting_call():
     path = hta_critical_path(
         shared_path("replay/critical_path/cuda_event_sync.json.gz"), window="ProfilerStep", occurrence=0
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError, SchemaVersionError
-from windtunnel.sources.memory import CATEGORIES, MemoryProfile, predict_memory, require_fit, track_memory
+from windtunnel.sources.memory.tracking import CATEGORIES, MemoryProfile, predict_memory, require_fit, track_memory
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 nn = torch.nn
@@ -61,7 +61,7 @@ def convolutional():
 
 def test_categories_sum_to_what_the_allocator_holds_after_every_event():
     """Its own counter, not the books."""
-    from windtunnel.sources._memory_watch import Watch
+    from windtunnel.sources.memory._watch import Watch
 
     model, step, optimizer = convolutional()
     for _ in range(3):
@@ -91,8 +91,8 @@ def test_categories_sum_to_what_the_allocator_holds_after_every_event():
 
 def test_categories_of_fake_tensors_sum_to_all_that_is_alive_after_every_event():
     """Asked of the storages themselves, one by one, and not of the books."""
-    from windtunnel.sources._memory_fake import fake_tensors
-    from windtunnel.sources._memory_watch import Watch
+    from windtunnel.sources.memory._fake import fake_tensors
+    from windtunnel.sources.memory._watch import Watch
 
     with fake_tensors():
         model, step, optimizer = convolutional()
@@ -135,7 +135,7 @@ def test_the_peak_is_that_of_torchs_own_tracker():
 
 def test_the_total_is_what_the_allocator_counted():
     """torch's allocator, asked from before the model was made, without the tracker."""
-    from windtunnel.sources._memory_log import AllocatorLog
+    from windtunnel.sources.memory._log import AllocatorLog
 
     def build():
         torch.manual_seed(0)
@@ -217,9 +217,9 @@ def test_a_gradient_of_a_gradient_is_followed():
 
 
 def test_a_storage_that_grows_is_seen_to_grow():
-    from windtunnel.sources._memory_storages import RESIZE
-    from windtunnel.sources._memory_tracker import StorageTracker
-    from windtunnel.sources._torch_annotate import Discovery
+    from windtunnel.sources.memory._storages import RESIZE
+    from windtunnel.sources.memory._tracker import StorageTracker
+    from windtunnel.sources.torch._annotate import Discovery
 
     def step():
         grown = torch.zeros(10)
@@ -443,7 +443,7 @@ raise RuntimeError("was not ended")
 
 @pytest.mark.parametrize("is_fake", [False, True])
 def test_an_unmodified_script_is_followed(tmp_path, is_fake):
-    from windtunnel.sources.memory_script import track_script
+    from windtunnel.sources.memory.script import track_script
 
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(SCRIPT.replace("WORKERS", "1" if is_fake else "0")))

@@ -10,12 +10,12 @@ nn = torch.nn
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from windtunnel.sources._memory_learned import Learned  # noqa: E402
-from windtunnel.sources._memory_log import AllocatorLog, Change, Log  # noqa: E402
-from windtunnel.sources._memory_tracker import StorageTracker  # noqa: E402
-from windtunnel.sources._memory_watch import Watch, tracked_profile  # noqa: E402
-from windtunnel.sources._torch_annotate import Discovery  # noqa: E402
-from windtunnel.sources.memory import track_memory  # noqa: E402
+from windtunnel.sources.memory._learned import Learned  # noqa: E402
+from windtunnel.sources.memory._log import AllocatorLog, Change, Log  # noqa: E402
+from windtunnel.sources.memory._tracker import StorageTracker  # noqa: E402
+from windtunnel.sources.memory._watch import Watch, tracked_profile  # noqa: E402
+from windtunnel.sources.memory.tracking import track_memory  # noqa: E402
+from windtunnel.sources.torch._annotate import Discovery  # noqa: E402
 
 
 class EmptyMode(TorchDispatchMode):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from windtunnel.sources.boundary import BoundaryFinder, Found, Token
+from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
 
 N, S, D, G = Token("next", "loader"), Token("step", "sgd"), Token("step", "critic"), Token("step", "generator")
 

@@ -8,7 +8,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Kind, Phase
 from windtunnel.simulate import replay
-from windtunnel.sources.torch_step import capture
+from windtunnel.sources.torch.step import capture
 from windtunnel.whatifs import whatif
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")

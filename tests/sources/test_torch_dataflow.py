@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windtunnel.sources._torch_dataflow import Flow, _Tracker
-from windtunnel.sources._torch_ops import Span
+from windtunnel.sources.torch._dataflow import Flow, _Tracker
+from windtunnel.sources.torch._ops import Span
 
 
 def span(low: int, high: int, storage: int = 7) -> Span:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from windtunnel.sources.hooks import StepHooks
+from windtunnel.sources.torch.hooks import StepHooks
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 

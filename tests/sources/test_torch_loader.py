@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 import torch
 
-from windtunnel.sources._torch_loader import LoaderMeter, Loading, with_workers
+from windtunnel.sources.torch._loader import LoaderMeter, Loading, with_workers
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
-from windtunnel.sources._torch_ops import Role, Span, describe, settle_recipes
+from windtunnel.sources.torch._ops import Role, Span, describe, settle_recipes
 
 
 def tensor(storage, shape, offset=0, stride=None, tensor_id=None):

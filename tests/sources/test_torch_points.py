@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.sources._torch_points import align, walk
-from windtunnel.sources._torch_profile import Events
+from windtunnel.sources.torch._points import align, walk
+from windtunnel.sources.torch._profile import Events
 
 
 def events_of(spans):

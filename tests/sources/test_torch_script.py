@@ -8,8 +8,8 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
-from windtunnel.sources.memory_script import track_script
-from windtunnel.sources.script import IncompleteCaptureError, capture_script
+from windtunnel.sources.memory.script import track_script
+from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -153,13 +153,13 @@ def test_layers_of_two_models_are_told_apart(tmp_path):
 
 
 def test_the_script_runs_as_the_main_program(tmp_path):
-    (tmp_path / "neighbour.py").write_text("value = 5\n")
+    (tmp_path / "neighbor.py").write_text("value = 5\n")
     script = write(
         tmp_path,
         """
-        import neighbour, sys, pathlib
+        import neighbor, sys, pathlib
         assert __name__ == "__main__"
-        pathlib.Path(sys.argv[1]).write_text(f"{sys.argv[0]} {sys.argv[2:]} {neighbour.value} {__file__}")
+        pathlib.Path(sys.argv[1]).write_text(f"{sys.argv[0]} {sys.argv[2:]} {neighbor.value} {__file__}")
         """
         + LOOPS["plain"],
     )
@@ -197,7 +197,7 @@ def test_a_script_that_raises_keeps_what_was_captured(tmp_path):
     with pytest.raises(IncompleteCaptureError) as caught:
         capture_script(script, iterations=50, warmup=1)
 
-    assert "train.py raised RuntimeError after 20 optimiser steps: out of luck" in str(caught.value)
+    assert "train.py raised RuntimeError after 20 optimizer steps: out of luck" in str(caught.value)
     assert f"{script}:" in caught.value.where
     assert count(caught.value.graph, phase=Phase.UPDATE)
     assert not caught.value.graph.meta["is_complete"]
@@ -216,9 +216,9 @@ every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize(
     ("ending", "said"),
     [
-        ("import sys\nsys.exit(3)", r"train.py called sys.exit\(3\) after 4 optimiser steps"),
-        ("raise KeyboardInterrupt", "interrupted after 4 optimiser steps"),
-        ("raise RuntimeError('out of luck')", "train.py raised RuntimeError after 4 optimiser steps: out of luck"),
+        ("import sys\nsys.exit(3)", r"train.py called sys.exit\(3\) after 4 optimizer steps"),
+        ("raise KeyboardInterrupt", "interrupted after 4 optimizer steps"),
+        ("raise RuntimeError('out of luck')", "train.py raised RuntimeError after 4 optimizer steps: out of luck"),
     ],
 )
 def test_however_a_script_ends_early_it_is_told_with_its_line(tmp_path, run, ending, said):
@@ -233,7 +233,7 @@ def test_however_a_script_ends_early_it_is_told_with_its_line(tmp_path, run, end
 
 @every_run
 def test_a_script_that_never_steps_says_so(tmp_path, run):
-    with pytest.raises(InputError, match="no optimiser stepped in this process") as caught:
+    with pytest.raises(InputError, match="no optimizer stepped in this process") as caught:
         run(write(tmp_path, "model(inputs)\n"))
 
     assert getattr(caught.value, "graph", None) is None
@@ -259,7 +259,7 @@ def test_a_script_that_trains_on_another_thread_says_so(tmp_path, run):
 
 @every_run
 def test_a_script_that_ends_too_early_says_so(tmp_path, run):
-    with pytest.raises(InputError, match="ended after 1 optimiser steps, before its loop repeated itself"):
+    with pytest.raises(InputError, match="ended after 1 optimizer steps, before its loop repeated itself"):
         run(write(tmp_path, SHORT.format(steps=1)))
 
 
@@ -298,7 +298,7 @@ def test_a_forked_child_runs_without_us_and_ends_alone(tmp_path, run, ending, co
     home = os.getpid()
     body = CHILD.format(folder=str(tmp_path), ending=ending) + f"assert spawn(0) == {code}\n"
 
-    with pytest.raises(InputError, match="no optimiser stepped in this process"):
+    with pytest.raises(InputError, match="no optimizer stepped in this process"):
         run(write(tmp_path, body))
 
     assert home == os.getpid()

@@ -8,8 +8,8 @@ import torch
 
 from windtunnel.graph import Kind
 from windtunnel.reports import explain
-from windtunnel.sources._torch_shapes import ShapeSorter, shapes_of
-from windtunnel.sources.torch_step import capture
+from windtunnel.sources.torch._shapes import ShapeSorter, shapes_of
+from windtunnel.sources.torch.step import capture
 
 
 def stepping(lengths):

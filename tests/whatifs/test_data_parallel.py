@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
-from windtunnel.cost import ProfileDatabase
 from windtunnel.cost.averaging import _job, _key
-from windtunnel.cost.database import Measurement
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.measure import ProfileDatabase
+from windtunnel.measure.database import Measurement
 from windtunnel.simulate import replay
 from windtunnel.whatifs._gradients import buckets_of
 from windtunnel.whatifs.answer import iteration_ns

@@ -23,7 +23,7 @@ from windtunnel.whatifs.freezing import freeze_layers
 from windtunnel.whatifs.fusion import fuse_kernels
 from windtunnel.whatifs.layers import metaflow
 from windtunnel.whatifs.layout import channels_last
-from windtunnel.whatifs.normalisation import reconstructed_batchnorm
+from windtunnel.whatifs.normalization import reconstructed_batchnorm
 from windtunnel.whatifs.optimizers import foreach_optimizer, fused_optimizer
 from windtunnel.whatifs.pauses import allocator_warmup, gc_pauses
 from windtunnel.whatifs.threads import threads
@@ -88,7 +88,7 @@ def test_one_published_update_is_as_long_as_all_it_replaces():
     assert 7 * 500 + 5 + 90 == replay(changed).makespan_ns
 
 
-def test_two_optimisers_keep_two_updates():
+def test_two_optimizers_keep_two_updates():
     """A GAN updates its two models at different times: fusing them into one would be wrong."""
     graph = line(
         *[(name, 10) for name in ("up", "up", "forward", "up", "up")],
@@ -125,7 +125,7 @@ def test_a_warm_allocator_asks_the_driver_for_nothing():
 
 
 def test_fused_kernels_move_no_bytes_between_each_other():
-    """Each moves 200 bytes, 100 of them from or to its neighbour: of 600 bytes 200 are left."""
+    """Each moves 200 bytes, 100 of them from or to its neighbor: of 600 bytes 200 are left."""
     graph = line(("add", 30), ("mul", 30), ("relu", 30), ("conv", 100), bytes_read=[100] * 4, bytes_written=[100] * 4)
     changed = fuse_kernels(graph)
 
@@ -172,7 +172,7 @@ def test_the_ratio_of_a_whole_pass_is_kept_whatever_its_calls_weigh_in_the_step(
     assert 600 == apply_ratios(graph, ratios).duration_ns[chosen].sum()
 
 
-def test_the_work_of_an_update_is_that_of_the_optimiser_alone():
+def test_the_work_of_an_update_is_that_of_the_optimizer_alone():
     graph = perceptron_graph()
 
     assert ["Optimizer.step#SGD.step", "aten::add_", "aten::add_"] == (

@@ -14,7 +14,7 @@ SMALL = {"batch_size": 4, "length": 32, "width": 64, "depth": 2, "vocabulary": 2
 
 @pytest.fixture(scope="module")
 def graph():
-    from windtunnel.flights._targets import WorkloadName
+    from windtunnel.sources.targets import WorkloadName
 
     return WorkloadName("transformer", SMALL).capture(2, None)
 
@@ -22,10 +22,9 @@ def graph():
 def flown(edit):
     """The peak of the changed program, really run."""
     from windtunnel.flights._flying import _flights_of
-    from windtunnel.flights._steps import discover
-    from windtunnel.flights._targets import build_workload
-    from windtunnel.flights.live import LiveProgram
-    from windtunnel.sources.memory import track_memory
+    from windtunnel.sources.memory.tracking import track_memory
+    from windtunnel.sources.targets import build_workload, discover
+    from windtunnel.sources.torch.live import LiveProgram
 
     ((flight, parameters),) = _flights_of(parse_request(edit))
     program = LiveProgram()
@@ -40,8 +39,8 @@ def flown(edit):
 
 
 def test_a_capture_knows_the_peak_of_a_real_step(graph):
-    from windtunnel.flights._targets import build_workload
-    from windtunnel.sources.memory import track_memory
+    from windtunnel.sources.memory.tracking import track_memory
+    from windtunnel.sources.targets import build_workload
 
     built = build_workload("transformer", SMALL)
     profile = track_memory(built.step, model=built.models, optimizer=built.optimizers)

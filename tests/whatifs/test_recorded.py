@@ -6,7 +6,7 @@ import pytest
 
 from tests.shared_data import shared_path
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto import load_kineto
+from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.whatifs import whatif
 from windtunnel.whatifs.answer import iteration_ns, takes_part
 

@@ -99,13 +99,13 @@ def test_anchors_have_the_sides_and_ratios_of_the_paper():
     """Nine per cell around the middle of its 16 x 16 pixels, tall ones at a ratio of 2."""
     found = anchors(2, 3, stride=16, sides=(128.0, 256.0, 512.0), ratios=(0.5, 1.0, 2.0))
     widths, heights = found[:, 2] - found[:, 0], found[:, 3] - found[:, 1]
-    centres = (found[:, :2] + found[:, 2:]) / 2
+    centers = (found[:, :2] + found[:, 2:]) / 2
 
     assert (2 * 3 * 9, 4) == tuple(found.shape)
     assert [-56.0, -56.0, 72.0, 72.0] == pytest.approx(found[1].tolist())
     assert [0.5, 1, 2] * 18 == pytest.approx((heights / widths).tolist(), rel=1e-5)
     assert ([128.0] * 3 + [256.0] * 3 + [512.0] * 3) * 6 == pytest.approx((heights * widths).sqrt().tolist(), rel=1e-5)
-    assert [8.0, 8.0, 24.0, 8.0, 40.0, 8.0, 8.0, 24.0] == pytest.approx(centres[::9][:4].flatten().tolist())
+    assert [8.0, 8.0, 24.0, 8.0, 40.0, 8.0, 8.0, 24.0] == pytest.approx(centers[::9][:4].flatten().tolist())
 
 
 def test_a_box_is_matched_with_the_object_that_it_overlaps_most():

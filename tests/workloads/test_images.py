@@ -52,8 +52,8 @@ def test_each_batch_is_fresh_and_the_seed_decides(monkeypatch):
 def test_images_of_one_class_are_more_alike_than_those_of_two(monkeypatch):
     monkeypatch.delenv("WINDTUNNEL_DATA", raising=False)
     images, labels = image_batches(pixels=16, batch_size=200, num_classes=2, seed=0).draw()
-    colours = images.mean((2, 3))
-    zero, one = colours[labels == 0], colours[labels == 1]
+    colors = images.mean((2, 3))
+    zero, one = colors[labels == 0], colors[labels == 1]
 
     assert torch.dist(zero.mean(0), one.mean(0)) > 3 * max(zero.std(0).max(), one.std(0).max())
 

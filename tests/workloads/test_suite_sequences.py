@@ -46,7 +46,7 @@ TRAINING = [pytest.param(name, marks=[pytest.mark.slow] if name in LONGER else [
 
 @pytest.fixture
 def make(monkeypatch):
-    """Make workloads on synthesised data, and close them."""
+    """Make workloads on synthesized data, and close them."""
     monkeypatch.delenv("WINDTUNNEL_DATA", raising=False)
     made = []
 
@@ -210,7 +210,7 @@ def test_a_speech_step_counts_its_seconds(make):
 # data
 
 
-def test_synthesised_data_is_called_so(make):
+def test_synthesized_data_is_called_so(make):
     assert all(make(name).data.startswith("synthetic: ") for name in LOSS_NAMES)
 
 
@@ -398,7 +398,7 @@ def test_only_the_rows_that_were_read_are_updated(make):
         assert set(changed.tolist()) <= set(table.grad.coalesce().indices()[0].tolist())
 
 
-def test_sampled_neighbours_are_neighbours_and_links_lead_to_who_drew_them():
+def test_sampled_neighbors_are_neighbors_and_links_lead_to_who_drew_them():
     from windtunnel.workloads.graph_network import PRESETS, batch_edges, citations
 
     random = np.random.default_rng(0)
@@ -407,8 +407,8 @@ def test_sampled_neighbours_are_neighbours_and_links_lead_to_who_drew_them():
 
     drawn = graph.sample(nodes, 4, random)
 
-    for node, neighbours in zip(nodes, drawn.reshape(2, 4), strict=True):
-        assert set(neighbours) <= set(graph.neighbours[graph.starts[node] : graph.starts[node + 1]])
+    for node, neighbors in zip(nodes, drawn.reshape(2, 4), strict=True):
+        assert set(neighbors) <= set(graph.neighbors[graph.starts[node] : graph.starts[node + 1]])
     far, near = batch_edges(2, (1, 2))
     assert [[2, 3], [0, 1]] == near.tolist()
     assert [[4, 5, 6, 7, 8, 9, 10, 11], [0, 0, 1, 1, 2, 2, 3, 3]] == far.tolist()

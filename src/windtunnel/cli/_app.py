@@ -29,10 +29,10 @@ from windtunnel.cli import (
     report,
     slicing,
     suite,
-    utilisation,
     verify,
     whatif,
 )
+from windtunnel.cli import utilization as utilization
 from windtunnel.cli._errors import show_error, show_usage_error
 from windtunnel.errors import InputError, WindtunnelError
 
@@ -92,7 +92,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "place": place.place,
     "calibrate": calibrate.calibrate,
     "memory": memory.memory,
-    "utilisation": utilisation.utilisation,
+    "utilization": utilization.utilization,
     "report": report.report,
     "receipts": receipts.receipts,
     "slice": slicing.slice_graph,

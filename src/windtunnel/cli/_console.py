@@ -1,6 +1,6 @@
 """Where words go (room cli): the answer to stdout, progress and advice to stderr, at most 80 columns.
 
-Colour only on a terminal and never as the only sign; ``NO_COLOR`` is honoured; piped output has no control codes.
+Color only on a terminal and never as the only sign; ``NO_COLOR`` is honored; piped output has no control codes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def styled(text: str, style: str) -> str:
-    """Colour on a terminal, plain text elsewhere."""
+    """Color on a terminal, plain text elsewhere."""
     if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
         return text
     codes = {"bold red": "1;31", "bold": "1"}

@@ -59,7 +59,8 @@ def require_free(path: Path, *, force: bool) -> Path:
 def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | None = None, **options: Any) -> Graph:
     """A stored graph, or the graph of a trace of any kind, or of a folder of Kineto traces, one per rank.
 
-    ``kineto`` is that of :func:`windtunnel.sources.execution_trace.load_execution_trace`, ``options`` are those of
+    ``kineto`` is that of :func:`windtunnel.sources.execution_trace.load_execution_trace`,
+    ``options`` are those of
     :func:`windtunnel.sources.kineto.load_kineto`.
 
     Raises
@@ -67,8 +68,8 @@ def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | N
     InputError
         Nothing is there, or it is none of these; ``kineto`` is given and it is no execution trace.
     """
-    from windtunnel.sources.chakra import is_chakra_json, load_chakra
-    from windtunnel.sources.execution_trace import is_execution_trace, load_execution_trace
+    from windtunnel.sources.chakra.reader import is_chakra_json, load_chakra
+    from windtunnel.sources.execution_trace.reader import is_execution_trace, load_execution_trace
 
     _require_there(path)
     if kineto is not None:
@@ -77,7 +78,7 @@ def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | N
             raise InputError("--kineto adds times to an execution trace", where=str(path), fix="leave it out")
     traces = _traces(path)
     if traces:
-        from windtunnel.sources.kineto import load_kineto
+        from windtunnel.sources.kineto.reader import load_kineto
 
         return load_kineto(traces if path.is_dir() else path, progress=progress, **options)
     if any(options.values()):
@@ -105,8 +106,8 @@ def _require_there(path: Path) -> None:
 
 def _traces(path: Path) -> list[Path]:
     """The Kineto trace itself, or those of a folder that is no stored graph; execution traces often lie beside."""
-    from windtunnel.sources.chakra import is_chakra_json
-    from windtunnel.sources.execution_trace import is_execution_trace
+    from windtunnel.sources.chakra.reader import is_chakra_json
+    from windtunnel.sources.execution_trace.reader import is_execution_trace
 
     if path.is_dir() and (path / "meta.json").exists():
         return []

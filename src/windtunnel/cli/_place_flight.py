@@ -9,8 +9,8 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
-    from windtunnel.flights.pipelines import PipelineJob
     from windtunnel.planning.placement import Plan
+    from windtunnel.training.pipelines import PipelineJob
 
 __all__ = ["fly_placement"]
 
@@ -23,9 +23,10 @@ def fly_placement(
     """Place the layers of a workload on processes of this host, train with these stages, and keep the receipts."""
     from windtunnel.cli._stdout import stdout_to_stderr
     from windtunnel.flights import Ledger
-    from windtunnel.flights.pipelines import fly_pipelines, job_of, settled_on_ground
+    from windtunnel.flights.pipelines import fly_pipelines
     from windtunnel.planning.baselines import even
     from windtunnel.planning.placing import place
+    from windtunnel.training.pipelines import job_of, settled_on_ground
     from windtunnel.whatifs import parse_step
 
     if not devices.isdigit():
@@ -52,7 +53,7 @@ def fly_placement(
 
 
 def _stages(job: PipelineJob, plan: Plan) -> list[list[str]]:
-    from windtunnel.flights.pipelines import stage_of_modules
+    from windtunnel.training.pipelines import stage_of_modules
 
     stage_of = stage_of_modules(job, plan)
     return [[name for name, stage in stage_of.items() if stage == at] for at in range(len(plan.kind))]

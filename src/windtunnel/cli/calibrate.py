@@ -35,14 +35,14 @@ def calibrate(
 ) -> None:
     """Example: windtunnel calibrate --budget 5m
 
-    Measure this host: peaks, bandwidths, dispatch, how close operators come to them, what neighbours slow down.
+    Measure this host: peaks, bandwidths, dispatch, how close operators come to them, what neighbors slow down.
     """
-    from windtunnel.cost import ProfileDatabase
-    from windtunnel.cost.busyness import free_share
     from windtunnel.cost.calibration import calibrate as measure
     from windtunnel.cost.host import host_limits
     from windtunnel.cost.interference import measured_interference
     from windtunnel.cost.measured import remember
+    from windtunnel.measure import ProfileDatabase
+    from windtunnel.measure.busyness import free_share
     from windtunnel.units import parse_duration
 
     kept = ProfileDatabase(database)

@@ -33,7 +33,7 @@ def capture(
 
     Options of windtunnel stand before the script; all after it is the script's. What the script prints goes to stderr.
     """
-    from windtunnel.sources.script import IncompleteCaptureError, capture_script
+    from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script
 
     path = require_free(derived(script, ".wt", output), force=force)
     try:

@@ -27,10 +27,10 @@ def explain_program(
     Say which features make a program slower than another one of its task, and which primitive changes them.
     """
     from windtunnel.cli.cost_search import needed_predictor
-    from windtunnel.cost.learned.attribution import GROUPS, fastest_alike, why_slower
-    from windtunnel.cost.learned.program_set import ProgramSet
-    from windtunnel.cost.learned.shipped import shipped_programs
     from windtunnel.errors import InputError
+    from windtunnel.programs.model.attribution import GROUPS, fastest_alike, why_slower
+    from windtunnel.programs.model.shipped import shipped_programs
+    from windtunnel.programs.program_set import ProgramSet
     from windtunnel.units import format_duration
 
     programs = ProgramSet.load(data) if data is not None else shipped_programs()

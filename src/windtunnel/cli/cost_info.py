@@ -35,7 +35,7 @@ def info(
 
 def _of_package() -> dict[str, Any]:
     from windtunnel import registry
-    from windtunnel.cost.learned.shipped import DATA_SHEET, PREDICTOR, PROGRAMS
+    from windtunnel.programs.model.shipped import DATA_SHEET, PREDICTOR, PROGRAMS
 
     models = [
         {"name": name, "source": one.source, "about": one.summary}
@@ -65,7 +65,7 @@ def _of_file(path: Path) -> dict[str, Any]:
 def _of_programs(path: Path) -> dict[str, Any]:
     import numpy as np
 
-    from windtunnel.cost.learned.program_set import ProgramSet
+    from windtunnel.programs.program_set import ProgramSet
 
     programs = ProgramSet.load(path)
     kinds = Counter(str(programs.tasks[task].get("kind", "")) for task in programs.task.tolist())

@@ -152,7 +152,7 @@ def _price(model: RuntimeModel, net: Net) -> dict[str, Any]:
 def _flown(model: RuntimeModel, nets: list[Net], rounds: int) -> list[float]:
     """Nanoseconds of each net, each once per round."""
     from windtunnel.cost.operators.runtimes import compile_for, in_turn
-    from windtunnel.cost.threads import threads
+    from windtunnel.measure.threads import threads
 
     clock = time.thread_time_ns if model.num_threads == 1 else time.perf_counter_ns
     with threads(model.num_threads):

@@ -15,9 +15,9 @@ from windtunnel.cli._options import Force, Json
 from windtunnel.cli.cost_search import needed_predictor
 
 if TYPE_CHECKING:
-    from windtunnel.cost.learned.metrics import Errors
-    from windtunnel.cost.learned.program_set import ProgramSet
-    from windtunnel.cost.learned.splits import Split
+    from windtunnel.cost.metrics import Errors
+    from windtunnel.programs.model.splits import Split
+    from windtunnel.programs.program_set import ProgramSet
 
 __all__ = ["eval_programs", "train_programs"]
 
@@ -49,10 +49,10 @@ def train_programs(
 
     Learn what tensor programs take from those that were measured, and judge it on those held out.
     """
-    from windtunnel.cost.learned.checkpoint import save_predictor
-    from windtunnel.cost.learned.predictor import RECIPES, going_on, train, with_intervals
-    from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.errors import InputError
+    from windtunnel.programs.model.checkpoint import save_predictor
+    from windtunnel.programs.model.predictor import RECIPES, going_on, train, with_intervals
+    from windtunnel.programs.program_set import ProgramSet
     from windtunnel.units import parse_duration
 
     path = require_free(output, force=force)
@@ -105,9 +105,9 @@ def eval_programs(
 
     With --profile, what the model missed on the other devices (of other hosts) is carried to the held-out one.
     """
-    from windtunnel.cost.learned.checkpoint import load_predictor
-    from windtunnel.cost.learned.program_set import ProgramSet
     from windtunnel.errors import InputError
+    from windtunnel.programs.model.checkpoint import load_predictor
+    from windtunnel.programs.program_set import ProgramSet
 
     if profile is not None and hold_out not in ("device", "host"):
         raise InputError("tasks are profiled on a held-out device", where="--profile", fix="--hold-out device")
@@ -137,8 +137,8 @@ def _measured_on(programs: ProgramSet, device: str) -> ProgramSet:
 
 
 def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split:
-    from windtunnel.cost.learned.splits import split_by_device, split_by_network, split_by_task
     from windtunnel.errors import InputError
+    from windtunnel.programs.model.splits import split_by_device, split_by_network, split_by_task
 
     splits: dict[str, Any] = {
         "tasks": split_by_task,
@@ -158,8 +158,8 @@ def _carried(
     """The predictor's prices on the held-out device, after so many of its tasks were measured."""
     import numpy as np
 
-    from windtunnel.cost.learned.carry import fit_carry
-    from windtunnel.cost.learned.sampling import rows_to_measure
+    from windtunnel.programs.model.residual_transfer import fit_carry
+    from windtunnel.programs.model.sampling import rows_to_measure
 
     column, profiled = int(split.target[0, 1]), split.target[:0]
     if num_tasks:
@@ -169,8 +169,8 @@ def _carried(
 
 
 def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:
-    from windtunnel.cost.learned.metrics import errors_of
-    from windtunnel.cost.learned.samples import labels_of
+    from windtunnel.cost.metrics import errors_of
+    from windtunnel.programs.model.samples import labels_of
 
     predicted = predictor.predict(programs, split.test)
     return errors_of(predicted, labels_of(programs, split.test), programs.task[split.test[:, 0]])

@@ -12,8 +12,8 @@ from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
 
 if TYPE_CHECKING:
-    from windtunnel.cost.learned.program_set import ProgramSet
-    from windtunnel.cost.programs.generate import Sampled
+    from windtunnel.programs.program_set import ProgramSet
+    from windtunnel.programs.run.generate import Sampled
 
 __all__ = ["harvest", "sample"]
 
@@ -58,13 +58,13 @@ def sample(
     Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
     that the same command with --resume goes on after an interruption.
     """
-    from windtunnel.cost.learned.program_set import ProgramSet, parts_of
-    from windtunnel.cost.learned.sampling import rows_to_measure
-    from windtunnel.cost.programs.build import parse_target, require_targets, targets_here
-    from windtunnel.cost.programs.description import named_after_host
-    from windtunnel.cost.programs.generate import Plan, sample_programs
-    from windtunnel.cost.programs.tasks import read_tasks
     from windtunnel.extras import require
+    from windtunnel.programs.model.sampling import rows_to_measure
+    from windtunnel.programs.program_set import ProgramSet, parts_of
+    from windtunnel.programs.run.build import parse_target, require_targets, targets_here
+    from windtunnel.programs.run.description import named_after_host
+    from windtunnel.programs.run.generate import Plan, sample_programs
+    from windtunnel.programs.run.tasks import read_tasks
     from windtunnel.units import parse_duration
 
     path = require_free(output, force=force)
@@ -108,8 +108,8 @@ def _require_sense(of: Path | None, needing: dict[str, object], excluding: dict[
 
 def _set_of(path: Path) -> ProgramSet:
     """The set of a file, or the shipped one by that word."""
-    from windtunnel.cost.learned.program_set import ProgramSet
-    from windtunnel.cost.learned.shipped import shipped_programs
+    from windtunnel.programs.model.shipped import shipped_programs
+    from windtunnel.programs.program_set import ProgramSet
 
     shipped = shipped_programs() if str(path) == "shipped" else None
     return ProgramSet.load(path) if shipped is None else shipped
@@ -151,9 +151,9 @@ def harvest(
 
     Run the suite's networks once and collect the tasks that they are made of.
     """
-    from windtunnel.cost.programs.harvest import NETWORKS, choose
-    from windtunnel.cost.programs.harvest import harvest as collect
-    from windtunnel.cost.programs.tasks import format_tasks, read_tasks
+    from windtunnel.programs.run.harvest import NETWORKS, choose
+    from windtunnel.programs.run.harvest import harvest as collect
+    from windtunnel.programs.run.tasks import format_tasks, read_tasks
 
     path = require_free(output, force=force)
     with Progress("running networks") as progress:

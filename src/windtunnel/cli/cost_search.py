@@ -11,9 +11,9 @@ from windtunnel.cli._console import Progress, advise, print_json, print_table, s
 from windtunnel.cli._options import Json
 
 if TYPE_CHECKING:
-    from windtunnel.cost.learned.predictor import Predictor
-    from windtunnel.cost.programs.search import Candidate
-    from windtunnel.cost.programs.tasks import Task
+    from windtunnel.programs.model.predictor import Predictor
+    from windtunnel.programs.run.tasks import Task
+    from windtunnel.programs.search import Candidate
 
 __all__ = ["needed_predictor", "search"]
 
@@ -36,12 +36,12 @@ def search(
     Needs the extras tvm and learn. A task is written as in the table of windtunnel cost harvest, with its extents by
     name and what follows it on each element.
     """
-    from windtunnel.cost.programs.build import parse_target, require_targets, targets_here
-    from windtunnel.cost.programs.search import search as find
-    from windtunnel.cost.programs.search import sheet_of
-    from windtunnel.cost.programs.tasks import parse_task
-    from windtunnel.cost.programs.worker import Worker
     from windtunnel.extras import require
+    from windtunnel.programs.run.build import parse_target, require_targets, targets_here
+    from windtunnel.programs.run.tasks import parse_task
+    from windtunnel.programs.run.worker import Worker
+    from windtunnel.programs.search import search as find
+    from windtunnel.programs.search import sheet_of
 
     asked = parse_task(task)
     require("tvm", extra="tvm")
@@ -64,7 +64,7 @@ def search(
         print_json({"schema": "windtunnel.cost.search/1", "task": asked.name, "target": target, **_as_dict(found)})
         return
     _print(asked, found)
-    advise("next: windtunnel.cost.programs.schedules.replay(task, steps) builds it; --json prints the steps")
+    advise("next: windtunnel.programs.run.schedules.replay(task, steps) builds it; --json prints the steps")
 
 
 def needed_predictor(model: Path | None) -> Predictor:
@@ -75,8 +75,8 @@ def needed_predictor(model: Path | None) -> Predictor:
     InputError
         None is shipped with this build.
     """
-    from windtunnel.cost.learned.shipped import predictor_of
     from windtunnel.errors import InputError
+    from windtunnel.programs.model.shipped import predictor_of
 
     found = predictor_of(model or "")
     if found is None:

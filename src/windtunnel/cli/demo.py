@@ -17,8 +17,9 @@ from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import FlightError, InputError
 
 if TYPE_CHECKING:
-    from windtunnel.flights import Receipt, StopRule
+    from windtunnel.flights import Receipt
     from windtunnel.graph import Graph
+    from windtunnel.measure import StopRule
     from windtunnel.whatifs import Answer
 
 __all__ = ["demo"]
@@ -46,7 +47,7 @@ def demo(
 
     Train a small transformer here, explain it, predict what would make it faster, really run the best.
     """
-    from windtunnel.flights import StopRule
+    from windtunnel.measure import StopRule
     from windtunnel.units import parse_duration
 
     _choose_wait_policy()
@@ -91,7 +92,7 @@ def _choose_wait_policy() -> None:
 
     Spinning threads then stall for ages; on a quiet machine they make small operators nearly twice as fast.
     """
-    from windtunnel.cost.busyness import free_share
+    from windtunnel.measure.busyness import free_share
 
     if "OMP_WAIT_POLICY" in os.environ:
         return
@@ -172,7 +173,7 @@ def _script(given: Path | None) -> Path:
 
 def _capture(source: Path, output: Path, iterations: int, force: bool) -> Graph:
     from windtunnel.graph import save
-    from windtunnel.sources.script import capture_script
+    from windtunnel.sources.torch.script import capture_script
 
     with Progress("training") as progress, stdout_to_stderr():
         graph = capture_script(source, iterations=iterations, progress=progress)

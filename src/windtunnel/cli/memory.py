@@ -18,7 +18,7 @@ from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.sources.memory_profile import MemoryProfile
+    from windtunnel.sources.memory.profile import MemoryProfile
 
 __all__ = ["memory"]
 
@@ -48,7 +48,7 @@ def memory(
     A job that would not fit is refused before it runs. Options of windtunnel stand before the script; all after it is
     the script's. An output that ends in .parquet keeps the table, any other is a page. Such a table can be shown again.
     """
-    from windtunnel.sources.memory_profile import MemoryProfile
+    from windtunnel.sources.memory.profile import MemoryProfile
     from windtunnel.units import parse_size
 
     path = None if output is None else require_free(output, force=force)
@@ -71,7 +71,7 @@ def _followed(
     target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None
 ) -> MemoryProfile:
     from windtunnel.hardware.host import available_bytes
-    from windtunnel.sources.memory import require_fit
+    from windtunnel.sources.memory.tracking import require_fit
 
     with Progress(f"following the memory of {target}", heartbeat=not target.endswith(".py")):
         if fake:
@@ -93,8 +93,8 @@ def _followed(
 def _run(
     target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None = None
 ) -> MemoryProfile:
-    from windtunnel.sources.memory import predict_memory, track_memory
-    from windtunnel.sources.memory_script import track_script
+    from windtunnel.sources.memory.script import track_script
+    from windtunnel.sources.memory.tracking import predict_memory, track_memory
 
     if target.endswith(".py"):
         try:

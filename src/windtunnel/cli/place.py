@@ -55,7 +55,7 @@ def place(
         typer.Option(metavar="LIST", help="Of a profile: machines at a bandwidth, innermost first: 4@8GB/s,4@1GB/s."),
     ] = "",
     split: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, coloured by device.")] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, colored by device.")] = None,
     fly: Annotated[
         bool, typer.Option("--fly", help="Of a workload, such as vit: train with the plan's stages, in processes.")
     ] = False,
@@ -175,7 +175,7 @@ def _others(problem: Problem, objective: str) -> list[Plan]:
     from windtunnel.errors import WindtunnelError
     from windtunnel.planning import baselines
     from windtunnel.planning.latency import greedy, of_plan
-    from windtunnel.planning.placement import exact, linearised
+    from windtunnel.planning.placement import exact, linearized
 
     rules: list[Any] = [
         baselines.single,
@@ -183,7 +183,7 @@ def _others(problem: Problem, objective: str) -> list[Plan]:
         baselines.min_cut,
         baselines.local_search,
         baselines.pipedream,
-        linearised,
+        linearized,
     ]
     if objective == "latency":
         rules = [greedy, lambda one: of_plan(exact(one), solver="max-load split")]
@@ -290,7 +290,7 @@ def _print_more(document: dict[str, Any]) -> None:
         print_table(["rule", "value", "of the plan", ""], rows, numbers=(1, 2), gives_way=3)
     if document.get("moves"):
         say()
-        say("cheapest moves of one node to a neighbouring device:")
+        say("cheapest moves of one node to a neighboring device:")
         rows = [
             [", ".join(one["nodes"][:3]), f"{one['source']} to {one['target']}",
              f"+{format_duration(round(one['change_ns']))}"]

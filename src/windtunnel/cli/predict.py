@@ -33,7 +33,7 @@ def predict(
 ) -> None:
     """Example: windtunnel predict train.wt --on h100 --dtype bf16
 
-    Price a captured job on a device of the catalogue and replay it: how long, how sure, and what would change it.
+    Price a captured job on a device of the catalog and replay it: how long, how sure, and what would change it.
     """
     from windtunnel.cost.forecast import changes, forecast
     from windtunnel.units import parse_duration
@@ -69,9 +69,9 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast]) 
 
 
 def _device(name: str) -> Device:
-    from windtunnel.cost import ProfileDatabase
     from windtunnel.cost.host import host_device
     from windtunnel.hardware import device
+    from windtunnel.measure import ProfileDatabase
 
     return host_device(database=ProfileDatabase()) if name in _HOST else device(name)
 

@@ -83,7 +83,7 @@ def _print_measured(timeline: Timeline) -> None:
 
 def _print_unmeasured(timeline: Timeline) -> None:
     """Say how many tasks count as 0 because nothing tells their duration."""
-    from windtunnel.sources.execution_trace import count_unmeasured
+    from windtunnel.sources.execution_trace.reader import count_unmeasured
 
     unmeasured = count_unmeasured(timeline.graph)
     if unmeasured:

@@ -20,7 +20,7 @@ __all__ = ["report"]
 def report(
     graph: GraphPath,
     ask: Annotated[bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of every what-if.")] = True,
-    peaks: Annotated[bool, typer.Option("--utilisation", help="Measure peaks here; include the waterfall.")] = False,
+    peaks: Annotated[bool, typer.Option("--utilization", help="Measure peaks here; include the waterfall.")] = False,
     place: Annotated[
         str, typer.Option(metavar="LIST", help="Include a placement of the layers, such as on 4xh100,1xcpu.")
     ] = "",
@@ -47,7 +47,7 @@ def report(
         found = whatif(opened, "all", progress=progress) if ask and opened.num_tasks else []
         answers = with_intervals(found, past)
         receipts = past.receipts() if ask else []
-        more = [_utilisation(opened, stem(graph))] if peaks else []
+        more = [_utilization(opened, stem(graph))] if peaks else []
         more += _placement(opened, place, bandwidth) if place else []
         write_report(opened, path, answers=answers, receipts=receipts, title=stem(graph), more=more, overwrite=force)
     if as_json:
@@ -58,12 +58,12 @@ def report(
     advise(f"next: open {path} in a browser")
 
 
-def _utilisation(graph: Graph, name: str) -> Section:
-    from windtunnel.cost import ProfileDatabase
-    from windtunnel.flights.utilisation import use_of_graph
-    from windtunnel.reports.utilisation import utilisation_section
+def _utilization(graph: Graph, name: str) -> Section:
+    from windtunnel.measure import ProfileDatabase
+    from windtunnel.reports.utilization import utilization_section
+    from windtunnel.suite.study import use_of_graph
 
-    return utilisation_section(use_of_graph(graph, name=name, database=ProfileDatabase()))
+    return utilization_section(use_of_graph(graph, name=name, database=ProfileDatabase()))
 
 
 def _placement(graph: Graph, devices: str, bandwidth: str) -> list[Section]:

@@ -17,8 +17,8 @@ from windtunnel.cli._options import Force, Json, Output
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.flights.comparison import Compared, Comparison
-    from windtunnel.flights.suite_results import Result, SuiteRun
+    from windtunnel.suite.comparison import Compared, Comparison
+    from windtunnel.suite.results import Result, SuiteRun
 
 __all__ = ["SUMMARY", "suite"]
 
@@ -57,9 +57,9 @@ def run(
 ) -> None:
     """Example: windtunnel suite run --size tiny --output today
 
-    Train each workload in a process of its own and measure throughput and utilisation.
+    Train each workload in a process of its own and measure throughput and utilization.
     """
-    from windtunnel.flights.suite import run_suite
+    from windtunnel.suite.run import run_suite
     from windtunnel.units import parse_duration, parse_size
 
     folder = output or Path(f"suite-{size}")
@@ -92,7 +92,7 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
 
     List the workloads with their domain, source, parameters and FLOP per sample.
     """
-    from windtunnel.flights.suite_listing import listed
+    from windtunnel.suite.listing import listed
 
     with Progress("counting", heartbeat=True) as progress:
         entries = listed(size, names, progress=progress)
@@ -129,8 +129,8 @@ def compare_runs(
 
     Compare two runs workload by workload; with --interleave run two programs in turns.
     """
-    from windtunnel.flights.comparison import compare
-    from windtunnel.flights.interleaved import compare_interleaved, side_of
+    from windtunnel.suite.comparison import compare
+    from windtunnel.suite.interleaved import compare_interleaved, side_of
 
     if not interleave:
         found = compare(first, second)
@@ -160,10 +160,10 @@ def report_suite(
 
     Write a page with the table, bars per metric, batch sweeps and the observations.
     """
-    from windtunnel.flights.comparison import compare
-    from windtunnel.flights.suite_results import load_run
     from windtunnel.reports.mllog import mllog_lines
     from windtunnel.reports.suite import write_suite_report
+    from windtunnel.suite.comparison import compare
+    from windtunnel.suite.results import load_run
     from windtunnel.units import format_size
 
     done = load_run(folder)
@@ -227,9 +227,9 @@ def _print_run(done: SuiteRun) -> None:
             _label(result),
             f"{result.throughput.value:.4g} {result.unit}/s",
             f"±{result.throughput.half_width_ratio:.1%}" + (" unstable" if result.is_unstable else ""),
-            _percent(result.compute_utilisation),
-            _percent(sum(result.arithmetic_utilisation.values()) if result.flops else None),
-            _percent(result.cpu_utilisation),
+            _percent(result.compute_utilization),
+            _percent(sum(result.arithmetic_utilization.values()) if result.flops else None),
+            _percent(result.cpu_utilization),
         )
         for result in done.measured
     ]

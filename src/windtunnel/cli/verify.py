@@ -41,8 +41,8 @@ def verify(
 
     Predict, then really run each change in turns with the baseline, and keep the error.
     """
-    from windtunnel.flights import StopRule
     from windtunnel.flights import verify as fly
+    from windtunnel.measure import StopRule
     from windtunnel.units import parse_duration, parse_ratio
     from windtunnel.whatifs import parse_requests
 
@@ -83,7 +83,7 @@ def _baseline(target: str, arguments: list[str] | tuple[str, ...], graph: Path |
         return open_graph(graph)
     if not target.endswith(".py"):
         return None
-    from windtunnel.sources.script import capture_script
+    from windtunnel.sources.torch.script import capture_script
 
     with Progress(f"capturing {target}") as progress, stdout_to_stderr():
         return capture_script(target, arguments, progress=progress)

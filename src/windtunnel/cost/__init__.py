@@ -7,10 +7,8 @@ search, edits.
 
 from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
-from windtunnel.cost.database import Measurement, ProfileDatabase, default_database_path
 from windtunnel.cost.flops import FlopCount
 from windtunnel.cost.form import BASELINE, Form
-from windtunnel.cost.learned.ast_pricer import AstPricer
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
 from windtunnel.cost.operators.tile_pricer import TilePricer
 from windtunnel.cost.optimizer import UpdateForm, measure_update
@@ -20,12 +18,10 @@ from windtunnel.cost.pricer import Pricer, Prices
 from windtunnel.cost.pricing import price
 from windtunnel.cost.program import Call, Program, program_of
 from windtunnel.cost.roofline import RooflinePricer
-from windtunnel.cost.utilisation import Utilisation
 from windtunnel.cost.work import Work, work_of
 
 __all__ = [
     "BASELINE",
-    "AstPricer",
     "Bandwidth",
     "Bounds",
     "CalibratedPricer",
@@ -34,20 +30,16 @@ __all__ = [
     "FlopCount",
     "Form",
     "MeasuredPricer",
-    "Measurement",
     "Peak",
     "Pricer",
     "Prices",
-    "ProfileDatabase",
     "Program",
     "Ratios",
     "RooflinePricer",
     "TilePricer",
     "UpdateForm",
-    "Utilisation",
     "Work",
     "bounds_on",
-    "default_database_path",
     "known_ratios",
     "measure_ratios",
     "measure_update",

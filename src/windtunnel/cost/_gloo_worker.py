@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.cost.sending import SENDERS, in_order
-from windtunnel.sources.allocator import hold_heap
+from windtunnel.measure.allocator import hold_heap
 
 _WARMUP = 4
 _WIDTH, _NUM_PRODUCTS = 256, 10

@@ -25,7 +25,7 @@ from windtunnel.cost._resize import resize
 from windtunnel.cost._segments import Segment, build_segments
 from windtunnel.cost.form import Form
 from windtunnel.cost.program import NOT_FLOWN, Program
-from windtunnel.cost.threads import threads
+from windtunnel.measure.threads import threads
 
 __all__ = ["Interpreter", "Lap"]
 

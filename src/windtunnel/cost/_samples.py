@@ -184,7 +184,7 @@ def _elementwise(rng: np.random.Generator) -> Sample:
     return _sample(f"aten::{operator}", [*[one] * num_tensors, *others], one.shape)
 
 
-def _normalisation(rng: np.random.Generator) -> Sample:
+def _normalization(rng: np.random.Generator) -> Sample:
     return _NORMS[int(rng.integers(len(_NORMS)))](rng)
 
 
@@ -276,7 +276,7 @@ CLASSES: dict[str, Maker] = {
     "attention": _attention,
     "attention backward": _attention_backward,
     "elementwise": _elementwise,
-    "normalisation": _normalisation,
+    "normalization": _normalization,
     "reduction": _reduction,
     "moving": _moving,
     "indexing": _indexing,

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
 
 __all__ = ["averaging_ns", "reducing_ns"]
 

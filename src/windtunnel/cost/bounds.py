@@ -1,7 +1,7 @@
 """The least time that a device needs for a piece of work (room cost): what every price is a share of.
 
 In: rows of work (flops, bytes, tiles) and what a device can do at best. Out: ``Bounds``: overhead + max(compute,
-memory) by row, and which of them binds. Compute counts padded tiles and whole waves (quantisation), memory counts what
+memory) by row, and which of them binds. Compute counts padded tiles and whole waves (quantization), memory counts what
 a cache may keep (cache-aware roofline). A learned pricer predicts the efficiency against it: bound / duration. Not
 here: measuring (``peak``, ``ceilings``), efficiencies (``pricer``), graphs (``roofline``).
 """
@@ -15,9 +15,9 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.cost._quantisation import padding_ratios
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.peak import SHORT_NAMES
+from windtunnel.cost.quantization import padding_ratios
 from windtunnel.hardware import Device
 
 __all__ = ["Binding", "Bounds", "bounds", "bounds_on"]
@@ -124,16 +124,16 @@ def bounds(
     """
     tiles, units = _floats(num_tiles), _floats(num_units)
     waves = np.where(tiles > 0, np.ceil(tiles / units), 1.0)
-    unquantised = 1e9 * _floats(flops) / _floats(flops_per_s)
-    compute = unquantised * _floats(padding_ratio) * padding_ratios(tiles, units)
+    unquantized = 1e9 * _floats(flops) / _floats(flops_per_s)
+    compute = unquantized * _floats(padding_ratio) * padding_ratios(tiles, units)
     moved = _floats(bytes_moved)
     kept = np.minimum(moved, _floats(cache_bytes))
     memory = 1e9 * (kept / _floats(cache_bytes_per_s) + (moved - kept) / _floats(bytes_per_s))
-    unquantised, compute, memory, overhead, waves = np.broadcast_arrays(
-        *np.atleast_1d(unquantised, compute, memory, _floats(overhead_ns), waves)
+    unquantized, compute, memory, overhead, waves = np.broadcast_arrays(
+        *np.atleast_1d(unquantized, compute, memory, _floats(overhead_ns), waves)
     )
     bound = overhead + np.maximum(compute, memory)
-    binding = _binding(unquantised, compute, memory, overhead)
+    binding = _binding(unquantized, compute, memory, overhead)
     return Bounds(bound, compute, memory, overhead, waves.astype(np.int64), binding)
 
 
@@ -148,7 +148,7 @@ def bounds_on(
     overhead_ns: ArrayLike | None = None,
     is_cached: bool = True,
 ) -> Bounds:
-    """Bounds of rows of work on one device of the catalogue, or on the ceilings that were measured on a host.
+    """Bounds of rows of work on one device of the catalog, or on the ceilings that were measured on a host.
 
     Parameters
     ----------
@@ -185,8 +185,8 @@ def _floats(values: ArrayLike) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
-def _binding(unquantised: Floats, compute: Floats, memory: Floats, overhead: Floats) -> NDArray[np.int8]:
-    is_wave = (unquantised < memory) | (2 * unquantised < compute)
+def _binding(unquantized: Floats, compute: Floats, memory: Floats, overhead: Floats) -> NDArray[np.int8]:
+    is_wave = (unquantized < memory) | (2 * unquantized < compute)
     busy = np.where(compute > memory, np.where(is_wave, Binding.WAVE, Binding.COMPUTE), Binding.MEMORY)
     return np.where(overhead > np.maximum(compute, memory), Binding.OVERHEAD, busy).astype(np.int8)
 

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from windtunnel.cost._samples import CLASSES, Sample, draw
 from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.classes import class_of
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import host_device
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import Stand, Table
 from windtunnel.cost.measured import ALONE, Calibration, calibration_of
-from windtunnel.cost.threads import threads
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.hardware import Device
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.threads import threads
 
 __all__ = ["Calibrated", "Round", "calibrate", "forecast_gain"]
 
@@ -150,8 +150,8 @@ def forecast_gain(rounds: Sequence[Round]) -> float:
 
 def _curve(counts: Floats, errors: Floats, shift: float) -> tuple[float, float, float]:
     falling = 1.0 / (counts + shift)
-    centred = falling - falling.mean()
-    slope = max(float(centred @ errors / (centred @ centred)), 0.0)
+    centered = falling - falling.mean()
+    slope = max(float(centered @ errors / (centered @ centered)), 0.0)
     rest = float(errors.mean() - slope * falling.mean())
     return slope, shift, float(((slope * falling + rest - errors) ** 2).sum())
 

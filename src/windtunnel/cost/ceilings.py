@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.database import ProfileDatabase
 from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
 from windtunnel.errors import PriceError
+from windtunnel.measure.database import ProfileDatabase
 
 __all__ = ["Ceilings", "lanes_of", "measured_ceilings"]
 

@@ -23,7 +23,7 @@ _CLASSES = (
     ("attention", re.compile(r"attention")),
     ("convolution backward", re.compile(r"conv.*backward")),
     ("convolution", re.compile(r"conv")),
-    ("normalisation", re.compile(r"softmax|^(native_)?(layer|batch|group)_norm")),
+    ("normalization", re.compile(r"softmax|^(native_)?(layer|batch|group)_norm")),
     ("pooling", re.compile(r"pool|upsample")),
     ("drawing", re.compile(r"^(normal|uniform|bernoulli|random|randn?|randint|randperm|native_dropout|multinomial)$")),
     ("sorting", re.compile(r"sort|topk|unique")),
@@ -43,7 +43,7 @@ def class_of(operator: str) -> str:
     Examples
     --------
     >>> [class_of(name) for name in ("aten::addmm", "aten::conv2d.default", "aten::native_layer_norm", "aten::gelu")]
-    ['product', 'convolution', 'normalisation', 'elementwise']
+    ['product', 'convolution', 'normalization', 'elementwise']
     """
     name = operator.partition("::")[2].partition(".")[0].strip("_") or operator
     other = "product" if name in CONTRACTIONS else "elementwise"
@@ -55,7 +55,7 @@ def extents_of(operator: str, shapes: str) -> tuple[float, ...]:
 
     Of a product its rows, inner side, columns and batch (of a recurrent layer the rows of one time step); of a
     convolution channels of a group, filters, window and positions; of attention heads of all samples, rows and columns;
-    of a look-up the rows asked for, those of the table, and columns; of a normalisation, reduction, sorting or pooling
+    of a look-up the rows asked for, those of the table, and columns; of a normalization, reduction, sorting or pooling
     the length of a row and how many there are.
 
     Parameters

@@ -32,7 +32,7 @@ class Form:
     num_passes : int
         How many forward and backward passes accumulate into one gradient.
     rectified : tuple of (int, int, float)
-        Batch norms that rectify as they normalise: call of the norm, call of the rectifier behind it (-1: none), its
+        Batch norms that rectify as they normalize: call of the norm, call of the rectifier behind it (-1: none), its
         leak.
     checkpointed, compiled : tuple of (int, int)
         Ranges of calls, [first, last), that run again in the backward pass, or that a compiler fuses.

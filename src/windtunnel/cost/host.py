@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 
 from windtunnel import hardware
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import measure
 from windtunnel.cost.peak import SHORT_NAMES
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.hardware import Device
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
 
 __all__ = ["HOST", "dispatch_ns", "host_device", "host_limits", "is_host", "usable_dtypes"]
 

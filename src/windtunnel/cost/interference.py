@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import hardware
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.errors import FlightError, InputError
 from windtunnel.graph import Discipline, Graph, ResourceKind
 from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
 
 __all__ = ["SHARED", "Interference", "fit_slowdown", "measured_interference", "shared_resource"]
 

@@ -3,7 +3,7 @@
 In: ``Kernel``s. Out: their measured times, and their sum as a latency. Each distinct kernel is measured once, ever:
 one after the other in turn, so that weights and code come from where they would come from in a net, with its input
 just written. What no kernel takes, the framework does: one constant per call, fitted on a few nets that really ran.
-Not here: finding kernels (``kernels``), what is done with a latency (``utilisation``).
+Not here: finding kernels (``kernels``), what is done with a latency (``utilization``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.program import TensorSpec
-from windtunnel.cost.threads import threads
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
-from windtunnel.sources.allocator import hold_heap
+from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.threads import threads
 
 __all__ = ["Overhead", "Stand", "Table", "fit_overhead", "measure", "quiet_ns"]
 

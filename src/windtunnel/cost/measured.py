@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.classes import class_of, extents_of, lies_otherwise
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.host import is_host
 from windtunnel.cost.interpolation import Process, coordinates
 from windtunnel.cost.intervals import ConformalIntervals
@@ -30,6 +28,8 @@ from windtunnel.graph import Graph
 from windtunnel.hardware import Device
 from windtunnel.hardware import machine as machine_of_host
 from windtunnel.hardware.host import plain_name
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
 
 __all__ = ["CalibratedPricer", "Calibration", "MeasuredPricer", "remember"]
 

@@ -1,6 +1,6 @@
 """What a program holds at its peak in another form, by running it alone (room cost).
 
-In: a captured program or its optimisers, and a form. Out: bytes at the peak, with what operators allocate for
+In: a captured program or its optimizers, and a form. Out: bytes at the peak, with what operators allocate for
 themselves. The difference between two forms, not the number itself, is what a what-if applies to the peak seen in the
 real step: what lies around the program there is the same before and after.
 """
@@ -40,7 +40,7 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
     Returns
     -------
     list of ProgramPeak
-        In each form: parameters, inputs, gradients, everything between; no optimiser state.
+        In each form: parameters, inputs, gradients, everything between; no optimizer state.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
 @lru_cache(maxsize=64)  # the baseline is asked for again with every what-if
 def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
     from windtunnel.cost._interpreter import Interpreter
-    from windtunnel.sources._memory_watch import Watch
+    from windtunnel.sources.memory._watch import Watch
 
     ready = Interpreter(keyed.program, form, set(opaque))
     ready.rehearse()
@@ -100,7 +100,7 @@ def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
 
 
 def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm) -> int:
-    """What an update holds beyond parameters, gradients and state, at most, all optimisers one after the other.
+    """What an update holds beyond parameters, gradients and state, at most, all optimizers one after the other.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm
         A class is not one of ``torch.optim``, or it does not know an option.
     """
     require("torch", extra="torch")
-    from windtunnel.sources._memory_watch import Watch
+    from windtunnel.sources.memory._watch import Watch
 
     most = 0
     for one in optimizers:

@@ -1,6 +1,6 @@
-"""Partial flights of optimisers: the update alone, old form and new form side by side (room cost).
+"""Partial flights of optimizers: the update alone, old form and new form side by side (room cost).
 
-In: what a capture kept about its optimisers (class, options, shapes of the parameters). Out: how much longer an
+In: what a capture kept about its optimizers (class, options, shapes of the parameters). Out: how much longer an
 update takes with other options, for fewer parameters, or on other threads. Parameters, gradients and state have their
 real sizes; between two updates something else passes through the caches, as forward and backward do in the step.
 """
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.program import Program, tensors_of
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
-from windtunnel.sources.allocator import hold_heap
+from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ def measure_update(
     database: ProfileDatabase | None = None,
     budget_s: float = 2.0,
 ) -> Measurement:
-    """Measure all optimisers' updates together.
+    """Measure all optimizers' updates together.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def _timed(steps: list[Callable[[], Any]], threads: int) -> float:
 def step_of(
     description: Mapping[str, Any], form: UpdateForm, touched: Mapping[str, float] | None = None
 ) -> Callable[[], Any]:
-    """An optimiser of the described class on fresh parameters, as its step function.
+    """An optimizer of the described class on fresh parameters, as its step function.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def _constructor(description: Mapping[str, Any]) -> Any:
     constructor = getattr(torch.optim, name, None)
     if constructor is None or not module.startswith("torch.optim"):
         raise PriceError(
-            f"the optimiser {description['class']} is not one of torch.optim, so it cannot be flown by itself",
+            f"the optimizer {description['class']} is not one of torch.optim, so it cannot be flown by itself",
             fix="use preset='paper', or verify the what-if by a real run",
         )
     return constructor

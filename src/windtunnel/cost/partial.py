@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
 from windtunnel.cost.form import BASELINE, Form
 from windtunnel.cost.program import Program
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
-from windtunnel.sources.allocator import hold_heap
+from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
 
 if TYPE_CHECKING:
     from windtunnel.cost._interpreter import Interpreter, Lap

@@ -1,4 +1,4 @@
-"""How fast this host can compute and move at best (room cost): what utilisation is measured against.
+"""How fast this host can compute and move at best (room cost): what utilization is measured against.
 
 In: a type, a number of threads. Out: ``Peak``, the best sustained matrix product, and ``Bandwidth``, a sustained triad
 over arrays of a given size. Both are measured, never taken from a data sheet, and kept in the profile database for
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windtunnel import hardware
-from windtunnel.cost.database import Measurement, ProfileDatabase
-from windtunnel.cost.fingerprint import libraries, machine
-from windtunnel.cost.threads import threads
 from windtunnel.errors import InputError
 from windtunnel.extras import require
+from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.threads import threads
 
 if TYPE_CHECKING:
     import torch

@@ -148,7 +148,7 @@ def device_of(machine: Machine | Device) -> Device:
     if isinstance(machine, Device):
         return machine
     if not machine.devices:
-        raise PriceError(f"{machine.name} has no device to price for", fix="name a device of the catalogue")
+        raise PriceError(f"{machine.name} has no device to price for", fix="name a device of the catalog")
     return machine.devices[0]
 
 

@@ -1,6 +1,6 @@
-"""Batch normalisation and ReLU in one operator (room cost): what "reconstructed-batchnorm" prices and flies.
+"""Batch normalization and ReLU in one operator (room cost): what "reconstructed-batchnorm" prices and flies.
 
-In: a batch, N x C x S. Out: normalised and rectified, and the gradients of both together. Forward reads the batch
+In: a batch, N x C x S. Out: normalized and rectified, and the gradients of both together. Forward reads the batch
 twice and writes once; backward reads the same tensors twice and writes once: the rectifier has no traffic of its
 own. Channels are independent, so that they may run on several threads.
 
@@ -114,7 +114,7 @@ class RectifiedNorm(torch.autograd.Function):
     def forward(
         context: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, leak: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normalise and rectify."""
+        """Normalize and rectify."""
         y, mean, variance = torch.empty_like(x), torch.empty_like(bias), torch.empty_like(bias)
         _run(
             "forward",

@@ -9,19 +9,14 @@ import importlib
 import pkgutil
 
 from windtunnel.flights._flying import fly, model_fingerprint, verify
-from windtunnel.flights._stats import Estimate
-from windtunnel.flights._turns import Measurement, StopRule
 from windtunnel.flights.intervals import Backing, interval_of, with_intervals
 from windtunnel.flights.ledger import Ledger, default_ledger
 from windtunnel.flights.receipt import Receipt, table_of
 
 __all__ = [
     "Backing",
-    "Estimate",
     "Ledger",
-    "Measurement",
     "Receipt",
-    "StopRule",
     "default_ledger",
     "fly",
     "interval_of",

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost import fingerprint
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.extras import require
 from windtunnel.flights._processes import LaneConfig, ProcessLane
-from windtunnel.flights._steps import StepLane, discover
-from windtunnel.flights._targets import Script, StepFunction, Target, WorkloadName, build_workload, target_of
-from windtunnel.flights._turns import Measurement, Progress, StopRule, measure
+from windtunnel.flights._steps import StepLane
 from windtunnel.flights.ledger import Ledger
-from windtunnel.flights.live import LiveProgram
 from windtunnel.flights.receipt import Receipt
 from windtunnel.graph import Graph
+from windtunnel.measure import fingerprint
+from windtunnel.measure.turns import Measurement, Progress, StopRule, measure
+from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
+from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
 
 __all__ = ["fly", "model_fingerprint", "verify"]

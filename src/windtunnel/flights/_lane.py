@@ -24,12 +24,11 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._processes import LaneConfig
-from windtunnel.flights._steps import discover
-from windtunnel.flights._targets import build_workload
-from windtunnel.flights.live import LiveProgram
-from windtunnel.sources.allocator import hold_heap
-from windtunnel.sources.hooks import StepHooks
-from windtunnel.sources.script import EndOfScript, run_as_main
+from windtunnel.measure.allocator import hold_heap
+from windtunnel.sources.targets import build_workload, discover
+from windtunnel.sources.torch.hooks import StepHooks
+from windtunnel.sources.torch.live import LiveProgram
+from windtunnel.sources.torch.script import EndOfScript, run_as_main
 
 __all__ = ["main"]
 

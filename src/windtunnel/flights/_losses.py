@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.flights.live import swap
+from windtunnel.sources.torch.live import swap
 
 if TYPE_CHECKING:
     import torch

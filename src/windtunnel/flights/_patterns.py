@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import FlightError, InputError
-from windtunnel.flights.live import LiveProgram, Undo, together
+from windtunnel.sources.torch.live import LiveProgram, Undo, together
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ __all__ = ["each_block", "matching", "outermost", "paths_of", "repeated_blocks"]
 
 def paths_of(program: LiveProgram, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Modules of a model by the path that a capture gives them; the model itself has the name of its class."""
-    from windtunnel.sources._torch_annotate import module_paths
+    from windtunnel.sources.torch._annotate import module_paths
 
     paths = module_paths(program.models)
     return {paths[id(module)]: module for module in model.modules()}

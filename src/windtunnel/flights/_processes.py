@@ -22,7 +22,7 @@ from typing import IO, Any
 import msgspec
 
 from windtunnel.errors import FlightError, NotApplicableError
-from windtunnel.flights._turns import Turn
+from windtunnel.measure.turns import Turn
 
 __all__ = ["LaneConfig", "ProcessLane"]
 

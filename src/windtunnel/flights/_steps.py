@@ -13,30 +13,12 @@ from typing import Any
 
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
-from windtunnel.flights._turns import Turn
-from windtunnel.flights.live import LiveProgram
-from windtunnel.sources.allocator import hold_heap
-from windtunnel.sources.hooks import StepHooks
+from windtunnel.measure.turns import Turn
+from windtunnel.sources.torch.live import LiveProgram
 
-__all__ = ["Flying", "StepLane", "discover"]
+__all__ = ["Flying", "StepLane"]
 
 Flying = Callable[[LiveProgram], AbstractContextManager[None]]
-_DISCOVERY_STEPS = 3
-
-
-def discover(step: Callable[[], Any], program: LiveProgram) -> None:
-    """Run some iterations to see which models and optimisers they use."""
-    hold_heap()  # as capture does: what one lane allocates must not change what the other pays
-    with StepHooks(on_boundary=lambda *_: None) as hooks:
-        for _ in range(_DISCOVERY_STEPS):
-            step()
-    program.add(hooks.models, hooks.optimizers)
-    if not program.models and not program.optimizers:
-        raise FlightError(
-            "the step used no torch module and no optimiser",
-            where=repr(step),
-            fix="pass a function that does one whole training iteration",
-        )
 
 
 class StepLane:

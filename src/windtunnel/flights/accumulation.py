@@ -1,6 +1,6 @@
 """Several batches before every update (flight of "gradient-accumulation").
 
-In: a live program. Out: its optimisers step, and its gradients are zeroed, only at every k-th of their calls; k
+In: a live program. Out: its optimizers step, and its gradients are zeroed, only at every k-th of their calls; k
 iterations of the program are then one of the changed program.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.flights.live import LiveProgram, Undo, swap
+from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:
     import torch

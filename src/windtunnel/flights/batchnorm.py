@@ -1,4 +1,4 @@
-"""Batch norm that rectifies as it normalises (flight of "reconstructed-batchnorm").
+"""Batch norm that rectifies as it normalizes (flight of "reconstructed-batchnorm").
 
 In: a live program with batch norms. Out: each of them as one operator that really trains, together with the ReLU or
 leaky ReLU behind it if there is one, with little more than half the memory traffic. Which norm feeds which
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
-from windtunnel.flights.live import LiveProgram, Undo, swap, together
+from windtunnel.sources.torch.live import LiveProgram, Undo, swap, together
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.flights._patterns import each_block
-from windtunnel.flights.live import LiveProgram, Undo, swap
+from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel import registry
 from windtunnel.cost.sending import in_order, thin_factors
 from windtunnel.errors import FlightError
-from windtunnel.flights.live import LiveProgram, Undo, on_ranks, swap
+from windtunnel.sources.torch.live import LiveProgram, Undo, on_ranks, swap
 
 if TYPE_CHECKING:
     import torch

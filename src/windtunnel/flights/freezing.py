@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from windtunnel import registry
 from windtunnel.errors import FlightError
 from windtunnel.flights._patterns import matching
-from windtunnel.flights.live import LiveProgram, Undo
+from windtunnel.sources.torch.live import LiveProgram, Undo
 
 if TYPE_CHECKING:
     import torch

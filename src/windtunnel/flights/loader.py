@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, InputError
-from windtunnel.flights.live import LiveProgram, apart, at_start
+from windtunnel.sources.torch.live import LiveProgram, apart, at_start
 
 
 @registry.flight("loader-workers", source="PyTorch DataLoader")

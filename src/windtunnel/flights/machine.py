@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.flights.live import LiveProgram
+from windtunnel.sources.torch.live import LiveProgram
 
 
 @registry.flight("threads", source="PyTorch intra-op parallelism")

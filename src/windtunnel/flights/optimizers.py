@@ -1,6 +1,6 @@
-"""One operator for all parameters of an optimiser (flights of "fused-optimizer" and "foreach-optimizer").
+"""One operator for all parameters of an optimizer (flights of "fused-optimizer" and "foreach-optimizer").
 
-In: a live program whose optimisers loop over their parameters. Out: the same optimisers with the same state and
+In: a live program whose optimizers loop over their parameters. Out: the same optimizers with the same state and
 hyper-parameters, told to use another implementation of their update.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, NotApplicableError
-from windtunnel.flights.live import LiveProgram, Undo, together
+from windtunnel.sources.torch.live import LiveProgram, Undo, together
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ def fused_optimizer(program: LiveProgram) -> Iterator[None]:
         yield
 
 
-@registry.flight("foreach-optimizer", source="PyTorch multi-tensor optimisers")
+@registry.flight("foreach-optimizer", source="PyTorch multi-tensor optimizers")
 @contextmanager
 def foreach_optimizer(program: LiveProgram) -> Iterator[None]:
     """Update all parameters of a group with a few operators on lists of tensors."""

@@ -6,21 +6,19 @@ In: a prediction and a measurement. Out: a ``Receipt`` that prints as one line, 
 
 from __future__ import annotations
 
-import datetime
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from windtunnel.flights._stats import Estimate
+from windtunnel.measure.fingerprint import installed_versions, now
+from windtunnel.measure.stats import Estimate
 from windtunnel.units import format_duration
 
-__all__ = ["Receipt", "encode", "installed_versions", "now", "table_of"]
+__all__ = ["Receipt", "encode", "table_of"]
 
 SCHEMA = "windtunnel.receipt/1"
 
@@ -28,22 +26,6 @@ SCHEMA = "windtunnel.receipt/1"
 def encode(value: Any) -> str:
     """JSON that any file can hold: halves of characters, which no UTF-8 has, become question marks."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode(errors="replace").decode()
-
-
-def now() -> str:
-    """This moment in UTC, to the second, as ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions that a timing depends on: Python, torch and this package."""
-    versions = {"python": platform.python_version()}
-    for package in ("windtunnel", "torch"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ def _pairs(entries: Sequence[Any] | None, new: NDArray[np.int64]) -> tuple[NDArr
     if entries is None:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     if len(entries) != len(new):
-        raise InputError(f"{len(entries)} entries of neighbours for {len(new)} new tasks", where="insert")
+        raise InputError(f"{len(entries)} entries of neighbors for {len(new)} new tasks", where="insert")
     lists = [np.atleast_1d(np.asarray([] if entry is None else entry, dtype=np.int64)) for entry in entries]
     partners = np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
     return partners, np.repeat(new, [len(one) for one in lists])

@@ -1,9 +1,9 @@
-"""What runs the work: devices, links, machines, clusters, and a first catalogue of them (row 1).
+"""What runs the work: devices, links, machines, clusters, and a first catalog of them (row 1).
 
 In: names, or this host. Out: frozen values with units in their names. May not enter: one user's measurements.
 """
 
-from windtunnel.hardware.catalogue import device, devices, link, links, machine, machines, recognise
+from windtunnel.hardware.catalog import device, devices, link, links, machine, machines, recognize
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
 from windtunnel.hardware.systems import Cluster, Machine
@@ -21,5 +21,5 @@ __all__ = [
     "machine",
     "machines",
     "read_sheet",
-    "recognise",
+    "recognize",
 ]

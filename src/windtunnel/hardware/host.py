@@ -35,7 +35,7 @@ def this_host(known_devices: Mapping[str, Device], root: Path = Path("/")) -> Ma
     Parameters
     ----------
     known_devices : mapping
-        The catalogue, to recognise GPUs by their driver's name.
+        The catalog, to recognize GPUs by their driver's name.
     root : Path
         Where /proc and /sys lie (tests give another).
     """

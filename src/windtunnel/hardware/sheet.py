@@ -1,4 +1,4 @@
-"""One device's sheet: a row of the catalogue, or a JSON file of one's own with the same fields (room hardware).
+"""One device's sheet: a row of the catalog, or a JSON file of one's own with the same fields (room hardware).
 
 In: text by field. Out: a ``Device``. A field that does not apply is empty (``null`` in JSON); one that is left out of a
 file is an error: nothing is silently zero.
@@ -35,7 +35,7 @@ _NUMBERS = {
 }
 _RATES = ("clock_hz", "cache_bandwidth_bytes_per_s")
 FIELDS = (*_TEXTS, "year", "num_units", "memory_gib", "bandwidth_gb_per_s", *_PEAKS, *_NUMBERS)
-"""Of a sheet; ``aliases`` is the catalogue's own."""
+"""Of a sheet; ``aliases`` is the catalog's own."""
 
 
 def device_of_row(row: Mapping[str, str]) -> Device:

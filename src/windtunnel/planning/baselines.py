@@ -7,7 +7,7 @@ no chains. Some of them know no memory limit; their loads say so. Not here: anyt
 Source: Tarnawski et al., NeurIPS 2020, section 7.
 """
 
-# N nodes, C classes (colours), D devices
+# N nodes, C classes (colors), D devices
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_given(problem: Problem, device: NDArray[Any], kind: NDArray[Any], solver:
     """An assignment that comes from elsewhere; devices without nodes are left out."""
     plan = Plan.of(problem, device, kind, solver, seconds, bound_ns=_NO_BOUND)
     loads = plan.loads
-    note = "" if loads.is_allowed else "does not fit: memory, support or colours"
+    note = "" if loads.is_allowed else "does not fit: memory, support or colors"
     return replace(plan, value_ns=loads.max_load_ns(), note=note)
 
 
@@ -126,7 +126,7 @@ def _biconnected(problem: Problem, ignored: Collection[str]) -> list[set[int]]:
 
 
 def local_search(problem: Problem, *, num_restarts: int = 10, seed: int = 0) -> Plan:
-    """A random accelerator for each colour, then the best single move as long as one helps; memory is not looked at."""
+    """A random accelerator for each color, then the best single move as long as one helps; memory is not looked at."""
     began_s = time.monotonic()
     kind = _accelerator(problem)
     num_devices = problem.types[kind].count
@@ -144,7 +144,7 @@ def local_search(problem: Problem, *, num_restarts: int = 10, seed: int = 0) -> 
 
 
 def _packed(problem: Problem, color_N: Ints, kind: int) -> tuple[NDArray[Any], ...]:
-    """Members of colours and readers of nodes as the loops take them."""
+    """Members of colors and readers of nodes as the loops take them."""
     order = np.argsort(color_N, kind="stable")
     ptr = np.searchsorted(color_N[order], np.arange(color_N.max() + 2))
     pairs = np.unique(np.stack([problem.src, problem.dst]), axis=1)
@@ -213,7 +213,7 @@ def _sends(node: int, sign: float, device_C: Any, color_N: Any, cost_N: Any, cou
 @numba.njit(cache=True)
 def _move(color: int, device: int, device_C: Any, color_N: Any, order: Any, ptr: Any, time_N: Any, cost_N: Any,
           reader_ptr: Any, writers: Any, writer_ptr: Any, count_ND: Any, load_D: Any) -> None:  # fmt: skip
-    """Move a colour and keep loads and counts right: senders inside and before it are taken off and put on again."""
+    """Move a color and keep loads and counts right: senders inside and before it are taken off and put on again."""
     before = device_C[color]
     for place in range(ptr[color], ptr[color + 1]):
         node = order[place]
@@ -232,7 +232,7 @@ def _move(color: int, device: int, device_C: Any, color_N: Any, order: Any, ptr:
 @numba.njit(cache=True)
 def _toggle(color: int, sign: float, device_C: Any, color_N: Any, order: Any, ptr: Any, cost_N: Any, reader_ptr: Any,
             writers: Any, writer_ptr: Any, count_ND: Any, load_D: Any) -> None:  # fmt: skip
-    """Outputs of a colour's nodes, and those that its nodes read, each once."""
+    """Outputs of a color's nodes, and those that its nodes read, each once."""
     seen = set()
     for place in range(ptr[color], ptr[color + 1]):
         node = order[place]
@@ -248,7 +248,7 @@ def _toggle(color: int, sign: float, device_C: Any, color_N: Any, order: Any, pt
 def min_cut(problem: Problem, *, imbalance: float = 0.05, num_passes: int = 50) -> Plan:
     """Parts of equal work with little between them, in any order; memory is not looked at.
 
-    The undirected graph of colours: weights are times, an edge is the cost of every distinct source across it. Parts
+    The undirected graph of colors: weights are times, an edge is the cost of every distinct source across it. Parts
     of a topological order are refined by the single move that takes most from the cut and keeps the balance.
     """
     began_s = time.monotonic()
@@ -270,7 +270,7 @@ def min_cut(problem: Problem, *, imbalance: float = 0.05, num_passes: int = 50) 
 
 
 def _between(problem: Problem, color_N: Ints) -> list[dict[int, float]]:
-    """By colour, its neighbours with the cost of what either sends the other."""
+    """By color, its neighbors with the cost of what either sends the other."""
     found: list[dict[int, float]] = [{} for _ in range(int(color_N.max()) + 1)]
     seen: set[tuple[int, int]] = set()
     for src, dst in zip(problem.src.tolist(), problem.dst.tolist(), strict=True):
@@ -292,7 +292,7 @@ def _refined(
     most: float,
     num_passes: int,
 ) -> None:
-    """Move colours one by one to where most of what they exchange lies, while no part becomes too heavy."""
+    """Move colors one by one to where most of what they exchange lies, while no part becomes too heavy."""
     weight_D = np.bincount(device_C, weight_C, num_devices)
     for _ in range(num_passes):
         is_changed = False

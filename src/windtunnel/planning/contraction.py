@@ -1,4 +1,4 @@
-"""From nodes to those that are cut between (room planning): colours, backward partners and cycles become one node.
+"""From nodes to those that are cut between (room planning): colors, backward partners and cycles become one node.
 
 In: a ``Problem``. Out: ``Contraction``: a graph of forward supernodes with their ``Work``, in which every contiguous
 cut is one of the problem. Costs are those of the original edges, whatever was merged. Not here: solvers.
@@ -72,7 +72,7 @@ def contract(problem: Problem, *, shrink: bool = True) -> Contraction:
     ----------
     problem : Problem
     shrink : bool
-        Merge supernodes that cost nothing into their only neighbour, which loses no cut.
+        Merge supernodes that cost nothing into their only neighbor, which loses no cut.
     """
     pair_N, edges = _forward_part(problem)
     pair_N, edges = _without_cycles(pair_N, edges)
@@ -104,16 +104,16 @@ def merged(contraction: Contraction, parts: Iterable[Iterable[int]]) -> Contract
 
 
 def by_color(problem: Problem) -> Contraction:
-    """Colours alone contracted, in no order: what any assignment keeps together."""
+    """Colors alone contracted, in no order: what any assignment keeps together."""
     _, color_N = np.unique(problem.color, return_inverse=True)
     none = np.zeros(0, np.int64)
     return Contraction(problem, color_N, none, none, _work(problem, color_N, int(color_N.max()) + 1))
 
 
 def _forward_part(problem: Problem) -> tuple[Ints, set[tuple[int, int]]]:
-    """Each colour's nodes as one, backward ones beside their forward partners; edges that order them.
+    """Each color's nodes as one, backward ones beside their forward partners; edges that order them.
 
-    A colour without forward nodes stands for itself: its edges to and from other backward nodes are mirrored.
+    A color without forward nodes stands for itself: its edges to and from other backward nodes are mirrored.
     """
     _, color_N = np.unique(problem.color, return_inverse=True)
     has_forward = np.zeros(color_N.max() + 1, bool)
@@ -148,7 +148,7 @@ def _mapped(edges: set[tuple[int, int]], into: Ints) -> set[tuple[int, int]]:
 
 
 def _shrunk(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> tuple[Ints, set[tuple[int, int]]]:
-    """Merge each supernode of no time into its neighbour, where it has only one in both directions.
+    """Merge each supernode of no time into its neighbor, where it has only one in both directions.
 
     Apart they would only pay for a transfer. A node that some device cannot run or hold stays by itself.
     """
@@ -157,27 +157,27 @@ def _shrunk(problem: Problem, super_N: Ints, edges: set[tuple[int, int]]) -> tup
     is_free_N = (problem.time_ns == 0).all(axis=1) & ~problem.is_barred.any(axis=1)
     is_free = np.ones(num, bool)
     np.logical_and.at(is_free, super_N, is_free_N & (is_roomy | (problem.size_bytes == 0)))
-    has_backward_neighbour = np.zeros(num, bool)
+    has_backward_neighbor = np.zeros(num, bool)
     mixed = problem.is_backward[problem.src] != problem.is_backward[problem.dst]
     for side, other in ((problem.src, problem.dst), (problem.dst, problem.src)):
         rows = mixed & ~problem.is_backward[side] & problem.is_backward[other]
-        has_backward_neighbour[super_N[side[rows]]] = True
+        has_backward_neighbor[super_N[side[rows]]] = True
     into = np.arange(num)
-    neighbours: dict[int, set[int]] = {node: set() for node in range(num)}
+    neighbors: dict[int, set[int]] = {node: set() for node in range(num)}
     for a, b in edges:
-        neighbours[a].add(b)
-        neighbours[b].add(a)
-    waiting = [node for node in range(num) if is_free[node] and not has_backward_neighbour[node]]
+        neighbors[a].add(b)
+        neighbors[b].add(a)
+    waiting = [node for node in range(num) if is_free[node] and not has_backward_neighbor[node]]
     while waiting:
         node = waiting.pop()
-        if into[node] != node or len(neighbours[node]) != 1:
+        if into[node] != node or len(neighbors[node]) != 1:
             continue
-        only = min(neighbours[node])
+        only = min(neighbors[node])
         into[into == node] = only
-        neighbours[only].discard(node)
-        neighbours[node] = set()
-        has_backward_neighbour[only] |= has_backward_neighbour[node]
-        if is_free[only] and not has_backward_neighbour[only]:
+        neighbors[only].discard(node)
+        neighbors[node] = set()
+        has_backward_neighbor[only] |= has_backward_neighbor[node]
+        if is_free[only] and not has_backward_neighbor[only]:
             waiting.append(only)
     return into[super_N], _mapped(edges, into)
 

@@ -130,7 +130,7 @@ def moves(plan: Plan, *, is_contiguous: bool = True) -> list[Move]:
 
 
 def _near(contraction: Contraction, device_S: np.ndarray, node: int) -> set[int]:
-    """Devices of the neighbours."""
+    """Devices of the neighbors."""
     ends = np.concatenate([contraction.src[contraction.dst == node], contraction.dst[contraction.src == node]])
     return set(device_S[ends].tolist())
 

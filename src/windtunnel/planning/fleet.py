@@ -1,7 +1,7 @@
 """Devices by name (room planning): ``2xh100,1xcpu`` as device types, and a graph priced for each of them.
 
-In: a list of catalogue names with counts, links between them, replicas. Out: ``DeviceType``s with their memory, one
-priced graph per type, and the problem that they make. Not here: the catalogue, prices.
+In: a list of catalog names with counts, links between them, replicas. Out: ``DeviceType``s with their memory, one
+priced graph per type, and the problem that they make. Not here: the catalog, prices.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fleet_of(text: str, memory_bytes: float | None = None) -> tuple[tuple[Device
     Raises
     ------
     InputError
-        An entry cannot be read, or a device is not in the catalogue.
+        An entry cannot be read, or a device is not in the catalog.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def with_replicas(
         The rule is unknown, ``max_replicas`` is below one, or there is no bandwidth.
     """
     if rule not in SYNC_RULES:
-        raise InputError(f"weights are not synchronised by {rule!r}", where="rule", fix=" or ".join(SYNC_RULES))
+        raise InputError(f"weights are not synchronized by {rule!r}", where="rule", fix=" or ".join(SYNC_RULES))
     if max_replicas < 1:
         raise InputError(f"{max_replicas} replicas", where="replicas", fix="one or more")
     if bandwidth_bytes_per_s <= 0:

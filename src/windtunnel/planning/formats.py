@@ -143,7 +143,7 @@ def _ends(edges: Sequence[Mapping[str, Any]], field: str, row_of: Mapping[int, i
 
 
 def _colors(nodes: Sequence[Mapping[str, Any]], at: Sequence[str]) -> NDArray[np.int64]:
-    """Colour of every node; one without a colour has its own."""
+    """Color of every node; one without a color has its own."""
     given = [None if node.get("colorClass") is None else _whole(node, "colorClass", place)
              for node, place in zip(nodes, at, strict=True)]  # fmt: skip
     known = {color: number for number, color in enumerate(dict.fromkeys(one for one in given if one is not None))}
@@ -154,7 +154,7 @@ def _colors(nodes: Sequence[Mapping[str, Any]], at: Sequence[str]) -> NDArray[np
 def assignment_of(path: str | os.PathLike[str], problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A split that somebody gives: device of every node [N], and row of ``types`` of every device [D].
 
-    Backward nodes that it does not name lie with their colour.
+    Backward nodes that it does not name lie with their color.
 
     Raises
     ------

@@ -27,7 +27,7 @@ __all__ = ["Layers", "layers_of", "placed"]
 
 Ints = NDArray[np.int64]
 _PLACED = (int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.UPDATE))
-_COPIES = 4.0  # a parameter, its gradient, and two states of an optimiser; less where the graph knows its optimiser
+_COPIES = 4.0  # a parameter, its gradient, and two states of an optimizer; less where the graph knows its optimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Layers:
     node_of : dict of str to int
         The forward node that each layer is in; several layers share one where they wait for each other.
     update_ns : float64 [N, K]
-        What the optimiser takes for the layers of a node, once per step.
+        What the optimizer takes for the layers of a node, once per step.
     """
 
     graph: Graph
@@ -69,7 +69,7 @@ def layers_of(
 ) -> Layers:
     """Layers as nodes: time, memory and what they send.
 
-    A layer's forward and backward nodes have one colour; what the optimiser takes is shared out by parameters. A task
+    A layer's forward and backward nodes have one color; what the optimizer takes is shared out by parameters. A task
     without a layer belongs to the one before it. Layers that wait for each other are one node.
 
     Parameters
@@ -82,9 +82,9 @@ def layers_of(
     iteration : int, optional
         Which step; the last unless given.
     copies_per_parameter : float, optional
-        What a parameter takes in all, in sizes of itself: with its gradient and the optimiser's states.
+        What a parameter takes in all, in sizes of itself: with its gradient and the optimizer's states.
     num_microbatches : int
-        How many samples such as the graph's come before an update: each carries its part of the optimiser's time.
+        How many samples such as the graph's come before an update: each carries its part of the optimizer's time.
     link_scale : float64 [K, K], optional
         Factor on a transfer from one type to another; see ``Problem``.
 
@@ -195,7 +195,7 @@ def _merged(graph: Graph, node_T: Ints, is_backward: NDArray[np.bool_]) -> Ints:
 def _colors(
     known: Sequence[tuple[str, bool]], place: Ints, is_backward: NDArray[np.bool_], src: Ints, dst: Ints
 ) -> Ints:
-    """One colour for all nodes that have a layer in common, directly or by others.
+    """One color for all nodes that have a layer in common, directly or by others.
 
     A backward node of no forward layer (the seed of the gradients) goes with a backward one that it is linked to.
     """
@@ -228,7 +228,7 @@ def _summed(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.flo
 def _updates(
     graph: Graph, steps: Sequence[Graph], node_T: Ints, color: Ints, is_backward: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Optimiser time [N, K] on the backward nodes, by the parameters of their colours."""
+    """Optimizer time [N, K] on the backward nodes, by the parameters of their colors."""
     num = len(color)
     updates = np.zeros((num, len(steps)))
     is_update = np.asarray(graph.tasks["phase"]) == int(Phase.UPDATE)

@@ -43,7 +43,7 @@ class Solved:
 
 @dataclass
 class Model:
-    """A programme to minimise, as it grows."""
+    """A programme to minimize, as it grows."""
 
     _cost: list[float] = field(default_factory=list)
     _low: list[float] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Model:
         num_threads: int = 0,
         seed: int = 0,
     ) -> Solved:
-        """Minimise.
+        """Minimize.
 
         Parameters
         ----------

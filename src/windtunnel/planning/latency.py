@@ -203,7 +203,7 @@ def of_plan(plan: Plan, bound_ns: float | None = None, solver: str = "") -> Plan
 def greedy(problem: Problem) -> Plan:
     """Blocks in topological order fill one accelerator after another while memory lasts; the rest runs on CPUs.
 
-    A block holds what cannot be parted: a colour, or colours that wait for each other.
+    A block holds what cannot be parted: a color, or colors that wait for each other.
 
     Raises
     ------
@@ -302,7 +302,7 @@ def _in_slots(plan: Plan, slots: Ints) -> Ints:
 
 
 def _worth_trying(contraction: Any, device_S: Ints, node: int, slots: Ints, problem: Problem) -> list[int]:
-    """Devices of neighbours, one that is empty of each type, and CPUs."""
+    """Devices of neighbors, one that is empty of each type, and CPUs."""
     ends = np.concatenate([contraction.src[contraction.dst == node], contraction.dst[contraction.src == node]])
     found = set(device_S[ends].tolist())
     used = set(device_S.tolist())

@@ -93,7 +93,7 @@ class _Slots:
         return sorted(set(zip(self.problem.src.tolist(), self.problem.dst.tolist(), strict=True)))
 
     def colors(self) -> list[list[int]]:
-        """Nodes of one colour, where there is more than one."""
+        """Nodes of one color, where there is more than one."""
         groups = [np.flatnonzero(self.problem.color == one).tolist() for one in np.unique(self.problem.color)]
         return [one for one in groups if len(one) > 1]
 
@@ -235,7 +235,7 @@ def _slots_of_model(
     limit: float,
     unit_ns: float,
 ) -> None:
-    """Order, transfers, contiguity, memory and colours of the pieces."""
+    """Order, transfers, contiguity, memory and colors of the pieces."""
     problem, edges = slots.problem, slots.edges()
     readers: dict[int, list[int]] = {}
     for a, b in edges:

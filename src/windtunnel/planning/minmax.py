@@ -2,7 +2,7 @@
 
 In: a ``Lattice``, what its nodes cost on each type of device and send to each other. Out: the least max-load for every
 number of devices, and the stages that reach it. Exact over all contiguous cuts that the lattice holds; over a chain
-of nodes it is the linearisation heuristic (DPL). Not here: preprocessing, other objectives, bounds (``placement``).
+of nodes it is the linearization heuristic (DPL). Not here: preprocessing, other objectives, bounds (``placement``).
 
 Source: Tarnawski et al., NeurIPS 2020, sections 4 and 5; replicas after PipeDream (SOSP 2019).
 """

@@ -181,7 +181,7 @@ def stages_time_s(
         time_II, inside = table.best_IIM[:, :, level.num_machines], level.num_machines
     bandwidth, worst = levels[-1].bandwidth_bytes_per_s, 0.0
     for first, last, replicas in stages:
-        shared = inside if first == 0 else 1  # as released: only a first stage synchronises inside of machines too
+        shared = inside if first == 0 else 1  # as released: only a first stage synchronizes inside of machines too
         sync = 4.0 * (replicas - 1) * states.weights_II[first, last] / (bandwidth * replicas * shared)
         worst = max(worst, float(time_II[first, last] + sync) / replicas)
         if compression is not None and first > 0:

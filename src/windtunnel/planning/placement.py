@@ -1,7 +1,7 @@
 """Where does each operator go (room planning): a ``Problem`` in, a ``Plan`` with a proof of its quality out.
 
 For throughput, the busiest device has least to do: exact over all contiguous cuts while downsets can be listed, by the
-linearisation heuristic with a lower bound where they cannot, and by ``solver``. Every plan is evaluated anew by the
+linearization heuristic with a lower bound where they cannot, and by ``solver``. Every plan is evaluated anew by the
 definition of loads, whatever its solver thought. Not here: the solvers, latency (``latency``), files.
 
 Source: Tarnawski et al., NeurIPS 2020.
@@ -28,7 +28,7 @@ from windtunnel.planning.orders import ORDERS
 from windtunnel.planning.problem import Loads, Problem
 from windtunnel.planning.work import Work
 
-__all__ = ["Plan", "exact", "linearised", "lower_bound_ns", "plan_of_stages", "sync_ns", "value_ns"]
+__all__ = ["Plan", "exact", "linearized", "lower_bound_ns", "plan_of_stages", "sync_ns", "value_ns"]
 
 Progress = Callable[[str, int, int], None]
 _SLACK = 1e-9
@@ -129,7 +129,7 @@ def exact(problem: Problem, *, combine: Combine = "sum", cap: int = CAP, progres
 
 
 def _is_exact(lattice: Lattice, work: Work) -> bool:
-    """Whether the programme's loads are the true ones: links are alike, or all is sent to a neighbouring stage."""
+    """Whether the programme's loads are the true ones: links are alike, or all is sent to a neighboring stage."""
     if work.link_scale is None or sum(one.count > 0 for one in work.types) == 1:
         return True
     if lattice.num_downsets > lattice.num_nodes + 1:
@@ -150,7 +150,7 @@ def _over_best_links(work: Work) -> Work:
     return replace(work, types=tuple(types), link_scale=None)
 
 
-def linearised(problem: Problem, *, combine: Combine = "sum", orders: Sequence[str] = tuple(ORDERS)) -> Plan:
+def linearized(problem: Problem, *, combine: Combine = "sum", orders: Sequence[str] = tuple(ORDERS)) -> Plan:
     """The best cut of a few chains that keep the order of the graph (DPL).
 
     Raises

@@ -1,7 +1,7 @@
 """Throughput as an integer programme (room planning): contiguous cuts, or any assignment at all.
 
 In: a ``Problem``, a known ``Plan`` to begin with. Out: a ``Plan`` with the solver's bound; its value is that of the
-assignment, evaluated anew. Colours are contracted first; of devices that are alike, the one whose first node comes
+assignment, evaluated anew. Colors are contracted first; of devices that are alike, the one whose first node comes
 first has the smaller number. Not here: the exact programme over downsets (``minmax``), HiGHS itself (``integer``).
 
 Source: Tarnawski et al., NeurIPS 2020, section 5.3, strengthened.

@@ -14,7 +14,7 @@ from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.planning.latency import descend, greedy, of_plan, on_cpus, require_inference
 from windtunnel.planning.latency_ilp import integer_latency
 from windtunnel.planning.minmax import Combine
-from windtunnel.planning.placement import Plan, exact, linearised
+from windtunnel.planning.placement import Plan, exact, linearized
 from windtunnel.planning.placement_ilp import integer_plan
 from windtunnel.planning.problem import Problem
 
@@ -86,7 +86,7 @@ def place(
             gap=gap, time_limit_s=time_limit_s,
         )  # fmt: skip
     if solver == "dpl":
-        return linearised(problem, combine=combine)
+        return linearized(problem, combine=combine)
     plan = exact(problem, combine=combine, progress=progress)
     is_final = combine != "sum" or _has_replicas(problem) or plan.note.startswith("interrupted")
     if solver == "dp" or plan.is_optimal or is_final:
@@ -113,7 +113,7 @@ def _require_known(problem: Problem, objective: Objective, solver: Solver) -> No
 def _known(problem: Problem) -> Plan | None:
     """A split to begin with; none where no chain fits."""
     try:
-        return linearised(problem)
+        return linearized(problem)
     except InfeasibleError:
         return None
 
@@ -150,7 +150,7 @@ def _quick_splits(problem: Problem) -> list[Plan]:
         None fits.
     """
     found, refused = [], None
-    for make in (greedy, lambda one: of_plan(linearised(one), solver="max-load split"), on_cpus):
+    for make in (greedy, lambda one: of_plan(linearized(one), solver="max-load split"), on_cpus):
         try:
             found.append(make(problem))
         except InfeasibleError as error:

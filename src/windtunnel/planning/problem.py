@@ -50,12 +50,12 @@ class Problem:
         Where a node cannot run.
     is_backward : bool [N]
     color : int64 [N]
-        Nodes of one colour lie on one device: a backward node with its forward node, users of one weight.
+        Nodes of one color lie on one device: a backward node with its forward node, users of one weight.
     src, dst : int64 [E]
     cost_ns : float64 [N]
         To move a node's output between an accelerator and host memory; 0 where it has no reader.
     weight_bytes : float64 [N], optional
-        What replicas of a stage synchronise; all of ``size_bytes`` unless given.
+        What replicas of a stage synchronize; all of ``size_bytes`` unless given.
     link_scale : float64 [T, T], optional
         Factor on ``cost_ns`` of a transfer from a device of one type to one of another; 1 unless given. An output
         that leaves for several types is paid once, over the slowest link.
@@ -202,7 +202,7 @@ class Loads:
         Of forward and of backward nodes; a transfer counts where its sender does.
     memory_bytes : float64 [D]
     is_allowed : bool
-        Memory suffices everywhere, no node is where it cannot run, and every colour lies on one device.
+        Memory suffices everywhere, no node is where it cannot run, and every color lies on one device.
     """
 
     kind_D: NDArray[np.int64]

@@ -55,7 +55,7 @@ class _Line:
         ))  # fmt: skip
 
     def update(self, place: int, duration_ns: float, sample: int) -> None:
-        """The optimiser."""
+        """The optimizer."""
         self._then(place, self.builder.task(
             f"update of stage {place}", kind=Kind.COMPUTE, phase=Phase.UPDATE, resource=self.devices[place],
             duration_ns=round(duration_ns), iteration=sample,

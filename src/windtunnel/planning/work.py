@@ -1,6 +1,6 @@
 """What nodes need of devices (room planning): the plain columns that every search over cuts works on.
 
-In: nothing. Out: ``DeviceType``, ``Groups`` of what nodes send, and ``Work``. Not here: names, colours, phases
+In: nothing. Out: ``DeviceType``, ``Groups`` of what nodes send, and ``Work``. Not here: names, colors, phases
 (``problem``), how a problem becomes these columns (``contraction``).
 """
 
@@ -93,7 +93,7 @@ class Work:
         Above 0 where a node cannot run on a type.
     groups : Groups
     weights_N : float64 [N]
-        Bytes that replicas synchronise.
+        Bytes that replicas synchronize.
     link_scale : float64 [T, T], optional
         Factor on a transfer from a device of one type to one of another; all alike unless given.
     """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.reports.colours import IDLE
+from windtunnel.reports.colors import IDLE
 from windtunnel.reports.packing import shortened
 from windtunnel.units import format_duration, format_ratio, format_size
 
@@ -38,7 +38,7 @@ class Part:
     label: str
     duration_ns: float
     ratio: float
-    colour: str
+    color: str
     is_hatched: bool = False
 
 
@@ -61,7 +61,7 @@ class Step:
 
     label: str
     percent: float
-    colour: str
+    color: str
     meaning: str
     is_rest: bool = False
 
@@ -88,13 +88,13 @@ def stacked_bar(parts: Sequence[Part], label: str) -> str:
     whole = sum(part.duration_ns for part in parts) or 1.0
     for part in parts:
         width = WIDTH * part.duration_ns / whole
-        fill = "url(#hatch)" if part.is_hatched else part.colour
+        fill = "url(#hatch)" if part.is_hatched else part.color
         body.append(
             f'<rect x="{x:.2f}" y="0" width="{max(width - 1, 0.4):.2f}" height="38" fill="{fill}">'
             f"<title>{escape(part.label)}: {format_duration(part.duration_ns)}</title></rect>"
         )
         if width > 46:
-            ink = "#111827" if part.is_hatched or _is_light(part.colour) else "#ffffff"
+            ink = "#111827" if part.is_hatched or _is_light(part.color) else "#ffffff"
             body.append(_text(x + 8, 24, format_ratio(part.ratio), style=f' style="fill:{ink};font-weight:600"'))
         x += width
     return _svg(50 + 32 * math.ceil(len(parts) / _KEYS_PER_LINE), "".join(body) + _keys(parts), label)
@@ -105,7 +105,7 @@ def _keys(parts: Sequence[Part]) -> str:
     found = []
     for index, part in enumerate(parts):
         x, y = WIDTH / _KEYS_PER_LINE * (index % _KEYS_PER_LINE), 58 + 32 * (index // _KEYS_PER_LINE)
-        fill = "url(#hatch)" if part.is_hatched else part.colour
+        fill = "url(#hatch)" if part.is_hatched else part.color
         found.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="11" height="11" rx="2" fill="{fill}"/>')
         found.append(_text(x + 17, y, part.label, limit=22))
         value = f"{format_duration(part.duration_ns)}, {format_ratio(part.ratio)}"
@@ -113,8 +113,8 @@ def _keys(parts: Sequence[Part]) -> str:
     return "".join(found)
 
 
-def _is_light(colour: str) -> bool:
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+def _is_light(color: str) -> bool:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue > 140
 
 
@@ -142,7 +142,7 @@ def areas(
     ----------
     time_ns : int64 [N]
         Ascending; each value holds until the next time.
-    series : sequence of (name, bytes int64 [N], colour)
+    series : sequence of (name, bytes int64 [N], color)
         Drawn from the bottom up.
     show : callable
         How a place on the axis is written.
@@ -158,10 +158,10 @@ def areas(
         body.append(f'<line class="axis" x1="{left}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(_text(left - 8, y + 4, format_size(tick) if tick else "0", anchor="end", style=' class="soft"'))
     below = np.zeros(len(time_ns))
-    for name, values, colour in series:
+    for name, values, color in series:
         above = below + values
         points = _steps(xs, top + height * (1 - above / ticks[-1]), top + height * (1 - below / ticks[-1]))
-        body.append(f'<path d="{points}" fill="{colour}"><title>{escape(name)}</title></path>')
+        body.append(f'<path d="{points}" fill="{color}"><title>{escape(name)}</title></path>')
         below = above
     at = left + (WIDTH - left) * (peak_ns - int(time_ns[0])) / span
     body.append(
@@ -228,14 +228,14 @@ def forest(marks: Sequence[Mark], label: str) -> str:
     return _svg(bottom + 38, "".join(body), label)
 
 
-def _interval(x_of: Callable[[float], float], y: float, low: float, high: float, colour: str) -> list[str]:
+def _interval(x_of: Callable[[float], float], y: float, low: float, high: float, color: str) -> list[str]:
     if not (math.isfinite(low) and math.isfinite(high)):
         return []
     return [
         f'<line x1="{x_of(low):.1f}" x2="{x_of(high):.1f}" y1="{y:.1f}" y2="{y:.1f}" '
-        f'stroke="{colour}" stroke-width="2"/>',
+        f'stroke="{color}" stroke-width="2"/>',
         *(
-            f'<line x1="{x_of(at):.1f}" x2="{x_of(at):.1f}" y1="{y - 4:.1f}" y2="{y + 4:.1f}" stroke="{colour}"/>'
+            f'<line x1="{x_of(at):.1f}" x2="{x_of(at):.1f}" y1="{y - 4:.1f}" y2="{y + 4:.1f}" stroke="{color}"/>'
             for at in (low, high)
         ),
     ]
@@ -251,7 +251,7 @@ def waterfall(steps: Sequence[Step], label: str) -> str:
         low, high = sorted((0.0, step.percent) if step.is_rest else (level - step.percent, level))
         x, width = left + (right - left) * max(low, 0.0) / whole, (right - left) * (high - max(low, 0.0)) / whole
         body.append(
-            f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.8):.2f}" height="{row - 10:.0f}" fill="{step.colour}">'
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.8):.2f}" height="{row - 10:.0f}" fill="{step.color}">'
             f"<title>{escape(step.meaning)}</title></rect>"
         )
         body.append(_text(left - 10, y + 15, step.label, anchor="end"))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
-from windtunnel.reports.colours import KIND_LABELS, PHASE_LABELS
+from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
 from windtunnel.reports.notes import notes_of
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation

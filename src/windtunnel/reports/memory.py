@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from windtunnel.graph import Graph, Phase
 from windtunnel.reports.charts import areas, escape
-from windtunnel.reports.colours import MEMORY_COLOURS, PHASE_COLOURS
+from windtunnel.reports.colors import MEMORY_COLORS, PHASE_COLORS
 from windtunnel.reports.sections import Section, render_table, text_of
 from windtunnel.simulate import Timeline
 from windtunnel.simulate.memory import MemoryCurve
-from windtunnel.sources.memory_profile import highest_points
+from windtunnel.sources.memory.profile import highest_points
 from windtunnel.units import format_duration, format_ratio, format_size
 
 __all__ = ["by_category", "memory"]
@@ -49,10 +49,10 @@ def memory(timeline: Timeline) -> Section | None:
     points = highest_points(curve.time_ns, curve.size_bytes)
     series = _series(timeline, curve, curve.time_ns[points])
     peak = int(np.argmax(curve.size_bytes[points]))
-    at_peak = sorted(((int(values[peak]), name, colour) for name, values, colour in series), reverse=True)
+    at_peak = sorted(((int(values[peak]), name, color) for name, values, color in series), reverse=True)
     legend = "".join(
-        f'<span><i style="background:{colour}"></i>{name}: {format_size(size)} at the peak</span>'
-        for size, name, colour in at_peak
+        f'<span><i style="background:{color}"></i>{name}: {format_size(size)} at the peak</span>'
+        for size, name, color in at_peak
         if size
     )
     chart = areas(curve.time_ns[points], series, "memory held over time, by what made it", peak_ns=curve.peak_ns)
@@ -109,10 +109,10 @@ def by_category(
     show : callable
         How a place is written.
     """
-    series = [(name, held[name], colour) for name, colour in MEMORY_COLOURS.items() if name in held]
+    series = [(name, held[name], color) for name, color in MEMORY_COLORS.items() if name in held]
     legend = "".join(
-        f'<span><i style="background:{colour}"></i>{name}: {format_size(at_peak[name])} at the peak</span>'
-        for name, _, colour in series
+        f'<span><i style="background:{color}"></i>{name}: {format_size(at_peak[name])} at the peak</span>'
+        for name, _, color in series
     )
     peak = place[int(np.argmax(np.sum([values for _, values, _ in series], axis=0)))]
     chart = areas(place, series, "bytes held over the step, by category", peak_ns=int(peak), show=show)
@@ -134,7 +134,7 @@ def _series(timeline: Timeline, curve: MemoryCurve, times: NDArray[np.int64]) ->
         at = np.searchsorted(part.time_ns, times, side="right") - 1
         values = np.where(at >= 0, part.size_bytes[np.maximum(at, 0)] - part.base_bytes, 0)
         if values.any():
-            found.append((name, values, PHASE_COLOURS[phase]))
+            found.append((name, values, PHASE_COLORS[phase]))
     return found
 
 

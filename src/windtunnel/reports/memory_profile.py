@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.reports.charts import escape
-from windtunnel.reports.colours import MEMORY_COLOURS
+from windtunnel.reports.colors import MEMORY_COLORS
 from windtunnel.reports.memory import by_category
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.reports.treemap import Leaf, treemap
-from windtunnel.sources.memory_profile import CATEGORIES, MemoryProfile, highest_points
+from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile, highest_points
 from windtunnel.units import format_count, format_duration, format_ratio, format_size
 
 __all__ = ["memory_page"]
@@ -99,18 +99,17 @@ def _at_peak(profile: MemoryProfile) -> Section:
         key = row["category"], row["layer"] or OUTSIDE
         merged[key] = merged.get(key, 0) + row["peak_bytes"]
     ranked = sorted(merged.items(), key=lambda item: -item[1])
-    leaves = [Leaf(category, layer, size, MEMORY_COLOURS[category]) for (category, layer), size in ranked[:MAX_LEAVES]]
+    leaves = [Leaf(category, layer, size, MEMORY_COLORS[category]) for (category, layer), size in ranked[:MAX_LEAVES]]
     rest: dict[str, int] = {}
     for (category, _), size in ranked[MAX_LEAVES:]:
         rest[category] = rest.get(category, 0) + size
-    leaves += [Leaf(category, "other layers", size, MEMORY_COLOURS[category]) for category, size in rest.items()]
+    leaves += [Leaf(category, "other layers", size, MEMORY_COLORS[category]) for category, size in rest.items()]
     (category, layer), size = ranked[0]
     where = layer if layer == OUTSIDE else f"of {layer}"
     title = f"The largest part of the peak is the {category} {where}: {format_size(size)}"
     shares = sorted(profile.by_category().items(), key=lambda item: -item[1])
     legend = "".join(
-        f'<span><i style="background:{MEMORY_COLOURS[name]}"></i>'
-        f"{name} {format_ratio(held / profile.peak_bytes)}</span>"
+        f'<span><i style="background:{MEMORY_COLORS[name]}"></i>{name} {format_ratio(held / profile.peak_bytes)}</span>'
         for name, held in shares
         if held
     )

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from windtunnel.flights.suite_results import Result, SuiteRun
+from windtunnel.suite.results import Result, SuiteRun
 
 __all__ = ["PREFIX", "mllog_lines"]
 

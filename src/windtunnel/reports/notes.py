@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from windtunnel.graph import Graph
 from windtunnel.reports.packing import shortened
-from windtunnel.sources.execution_trace import count_unmeasured
-from windtunnel.sources.kineto_explain import explain_device_tasks
+from windtunnel.sources.execution_trace.reader import count_unmeasured
+from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.units import format_count, format_duration, format_ratio
 
 __all__ = ["notes_of"]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import UNPLACED, Graph, Kind, Phase, Strings
-from windtunnel.reports.colours import KIND_COLOURS, KIND_LABELS, PHASE_COLOURS, PHASE_LABELS
+from windtunnel.reports.colors import KIND_COLORS, KIND_LABELS, PHASE_COLORS, PHASE_LABELS
 
 __all__ = ["Track", "pack", "shortened", "tracks_of"]
 
@@ -168,8 +168,8 @@ def pack(
         "columns": columns.header,
         "names": names,
         "layers": layers,
-        "kinds": [[KIND_LABELS[kind], KIND_COLOURS[kind]] for kind in Kind],
-        "phases": [[PHASE_LABELS[phase], PHASE_COLOURS[phase]] for phase in Phase],
+        "kinds": [[KIND_LABELS[kind], KIND_COLORS[kind]] for kind in Kind],
+        "phases": [[PHASE_LABELS[phase], PHASE_COLORS[phase]] for phase in Phase],
         "end_ns": int(finish_ns.max(initial=0)),
         "num_hidden": graph.num_tasks - len(rows) + num_repeated,
     }

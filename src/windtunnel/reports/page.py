@@ -59,7 +59,7 @@ def report(
     timeline : Timeline
         The graph's replay, if there is one already.
     more : sequence of Section
-        Sections for which more was measured than the graph says, such as ``utilisation_section``.
+        Sections for which more was measured than the graph says, such as ``utilization_section``.
     overwrite : bool
         Replace a file that is there.
 

@@ -1,4 +1,4 @@
-"""A split as a picture (room reports): the graph in layers, each node in the colour of its device.
+"""A split as a picture (room reports): the graph in layers, each node in the color of its device.
 
 In: a ``Plan``. Out: the graph, bars of what every device does, a table: as sections of a report, or as a page of their
 own. Not here: computing plans.
@@ -21,7 +21,7 @@ from windtunnel.units import format_duration, format_ratio, format_size
 
 __all__ = ["placement_page", "placement_sections"]
 
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#332288", "#999933", "#882255",
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#332288", "#999933", "#882255",
             "#44aa99", "#ddcc77", "#aa4499")  # fmt: skip
 _ROW, _LEAST, _MOST = 22.0, 3.0, 12.0
 _MOST_DRAWN = 4000
@@ -53,8 +53,8 @@ def _proof(plan: Plan) -> str:
     return escape(f"By {plan.solver} in {plan.seconds:.2f} s; {proof}. {plan.note}".strip())
 
 
-def _colour(device: int) -> str:
-    return _COLOURS[device % len(_COLOURS)]
+def _color(device: int) -> str:
+    return _COLORS[device % len(_COLORS)]
 
 
 def _depths(problem: Problem) -> np.ndarray:
@@ -66,7 +66,7 @@ def _depths(problem: Problem) -> np.ndarray:
 
 
 def _places(problem: Problem) -> tuple[np.ndarray, np.ndarray, float]:
-    """Across and down by layer; within a layer by the mean place of what is read (barycentres)."""
+    """Across and down by layer; within a layer by the mean place of what is read (barycenters)."""
     depth = _depths(problem)
     layers = [np.flatnonzero(depth == one) for one in range(int(depth.max()) + 1)]
     x = np.zeros(problem.num_nodes)
@@ -97,9 +97,9 @@ def _graph(plan: Plan) -> Section:
         words = f"{problem.names[node]}: device {device}, {format_duration(round(times[node]))}"
         shape = (
             f'<rect x="{x[node] - sizes[node]:.1f}" y="{y[node] - sizes[node]:.1f}" width="{2 * sizes[node]:.1f}" '
-            f'height="{2 * sizes[node]:.1f}" fill="{_colour(device)}">'
+            f'height="{2 * sizes[node]:.1f}" fill="{_color(device)}">'
             if problem.is_backward[node]
-            else f'<circle cx="{x[node]:.1f}" cy="{y[node]:.1f}" r="{sizes[node]:.1f}" fill="{_colour(device)}">'
+            else f'<circle cx="{x[node]:.1f}" cy="{y[node]:.1f}" r="{sizes[node]:.1f}" fill="{_color(device)}">'
         )
         marks.append(f"{shape}<title>{escape(words)}</title></{'rect' if problem.is_backward[node] else 'circle'}>")
     picture = (
@@ -117,17 +117,17 @@ def _bars(rows: Sequence[DeviceRow]) -> Section:
     body = []
     for at, row in enumerate(rows):
         left, y = 90.0, 10 + 26 * at
-        body.append(f'<rect x="4" y="{y}" width="12" height="12" fill="{_colour(at)}"/>')
+        body.append(f'<rect x="4" y="{y}" width="12" height="12" fill="{_color(at)}"/>')
         body.append(f'<text x="22" y="{y + 11}">{escape(f"{at} {row.kind}", 14)}</text>')
-        for value, colour in ((row.compute_ns, _colour(at)), (row.sent_ns, "#8c939b"), (row.received_ns, "#c3c8ce")):
+        for value, color in ((row.compute_ns, _color(at)), (row.sent_ns, "#8c939b"), (row.received_ns, "#c3c8ce")):
             width = (WIDTH - 180) * value / most
-            body.append(f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="14" fill="{colour}"/>')
+            body.append(f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="14" fill="{color}"/>')
             left += width
         body.append(f'<text x="{left + 6:.1f}" y="{y + 11}">{format_duration(round(row.load_ns))}</text>')
     picture = (
         f'<svg viewBox="0 0 {WIDTH} {20 + 26 * len(rows)}" role="img" aria-label="load by device">{"".join(body)}</svg>'
     )
-    note = "<p>Compute in the device's colour, then what it sends and receives.</p>"
+    note = "<p>Compute in the device's color, then what it sends and receives.</p>"
     return Section("loads", "loads", "What every device does per sample", picture + note)
 
 

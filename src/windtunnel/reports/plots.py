@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.extras import require
-from windtunnel.reports.colours import IDLE, PHASE_COLOURS, PHASE_LABELS
+from windtunnel.reports.colors import IDLE, PHASE_COLORS, PHASE_LABELS
 from windtunnel.units import format_ratio
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_explanation"]
 
-_COLOURS = {PHASE_LABELS[phase]: colour for phase, colour in PHASE_COLOURS.items()}
+_COLORS = {PHASE_LABELS[phase]: color for phase, color in PHASE_COLORS.items()}
 
 
 def plot_explanation(explanation: Explanation) -> Any:
-    """Draw the shares of the iteration by phase; idle is hatched, as it has no colour of its own.
+    """Draw the shares of the iteration by phase; idle is hatched, as it has no color of its own.
 
     Raises
     ------
@@ -33,9 +33,9 @@ def plot_explanation(explanation: Explanation) -> Any:
     for share in explanation.phases:
         width_ms = share.duration_ns / 1e6
         is_idle = share.label == "idle"
-        colour, hatch = (IDLE, "///") if is_idle else (_COLOURS[share.label], None)
+        color, hatch = (IDLE, "///") if is_idle else (_COLORS[share.label], None)
         label = f"{share.label} {format_ratio(share.ratio)}"
-        axes.barh(0, width_ms, left=begin_ms, color=colour, hatch=hatch, edgecolor="white", label=label)
+        axes.barh(0, width_ms, left=begin_ms, color=color, hatch=hatch, edgecolor="white", label=label)
         begin_ms += width_ms
     axes.set(xlabel="time of one iteration, ms", yticks=[], xlim=(0, begin_ms or 1.0), title=explanation.headline)
     axes.spines[["left", "right", "top"]].set_visible(False)

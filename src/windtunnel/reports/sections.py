@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.charts import Part, escape, stacked_bar
-from windtunnel.reports.colours import IDLE, KIND_COLOURS, KIND_LABELS, PHASE_COLOURS, PHASE_LABELS
+from windtunnel.reports.colors import IDLE, KIND_COLORS, KIND_LABELS, PHASE_COLORS, PHASE_LABELS
 from windtunnel.reports.explanation import Explanation, Share
 from windtunnel.reports.packing import pack
 from windtunnel.simulate import Timeline
@@ -24,10 +24,10 @@ __all__ = ["Section", "critical_path", "edits", "facts", "render_table", "text_o
 MAX_ROWS = 8
 MAX_DRAWN = 5_000_000  # about 35 MB of page; a browser unpacks that in seconds
 _IDLE_NOTE = "Idle is time in which the path waits and no task of it runs."
-_PHASES = {PHASE_LABELS[phase]: colour for phase, colour in PHASE_COLOURS.items()} | {"idle": IDLE}
-_KINDS = {KIND_LABELS[kind]: colour for kind, colour in KIND_COLOURS.items()} | {"idle": IDLE}
-assert set(Phase) == set(PHASE_COLOURS)
-assert set(Kind) == set(KIND_COLOURS)
+_PHASES = {PHASE_LABELS[phase]: color for phase, color in PHASE_COLORS.items()} | {"idle": IDLE}
+_KINDS = {KIND_LABELS[kind]: color for kind, color in KIND_COLORS.items()} | {"idle": IDLE}
+assert set(Phase) == set(PHASE_COLORS)
+assert set(Kind) == set(KIND_COLORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def where_time_goes(explanation: Explanation) -> Section:
     return Section("time", "where the time goes", _time_title(phases), "".join(body))
 
 
-def _part(share: Share, colours: dict[str, str]) -> Part:
-    return Part(share.label, share.duration_ns, share.ratio, colours[share.label], share.label == "idle")
+def _part(share: Share, colors: dict[str, str]) -> Part:
+    return Part(share.label, share.duration_ns, share.ratio, colors[share.label], share.label == "idle")
 
 
 def _time_title(phases: Sequence[Part]) -> str:
@@ -197,7 +197,7 @@ the names moves up and down; click a task to see why it started when it did. Key
 <div class="tools">
 <input type="search" id="timeline-search" placeholder="find tasks or layers by name" aria-label="find tasks">
 <span id="timeline-found" class="note" aria-live="polite"></span>
-<label>colour by <select id="timeline-by">{options}</select></label>
+<label>color by <select id="timeline-by">{options}</select></label>
 <label><input type="checkbox" id="timeline-path"> only the critical path</label>
 <button type="button" id="timeline-whole">show all</button></div>
 <div id="timeline"><canvas id="timeline-canvas" tabindex="0" role="img" aria-label="timeline of all tasks"></canvas>

@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from windtunnel.flights.comparison import Comparison
-from windtunnel.flights.observations import observe
-from windtunnel.flights.suite_results import Result, SuiteRun
 from windtunnel.reports.charts import escape
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.reports.suite_charts import Bar, Curve, bars, curves
+from windtunnel.suite.comparison import Comparison
+from windtunnel.suite.observations import observe
+from windtunnel.suite.results import Result, SuiteRun
 from windtunnel.units import format_count, format_duration, format_rate, format_ratio, format_size
 
 __all__ = ["write_suite_report"]
@@ -85,9 +85,9 @@ def _table(measured: Sequence[Result]) -> Section | None:
             escape(f"{result.throughput.value:.4g} {result.unit}/s"),
             f"{result.throughput.low:.4g}-{result.throughput.high:.4g}" + (" unstable" if result.is_unstable else ""),
             format_duration(result.median_ns[0]),
-            _ratio(result.compute_utilisation),
+            _ratio(result.compute_utilization),
             _ratio(_arithmetic(result)),
-            _ratio(result.cpu_utilisation),
+            _ratio(result.cpu_utilization),
             NONE if result.predicted_memory_bytes is None else format_size(result.predicted_memory_bytes),
             _objective(result),
             escape(result.data),
@@ -97,7 +97,7 @@ def _table(measured: Sequence[Result]) -> Section | None:
     body = render_table(head, rows, numbers=tuple(range(1, 10)))
     note = (
         "Medians of the stable phase: warm-up is cut by MSER-5, spikes are left out, intervals are 95 % by block "
-        "bootstrap. Arithmetic utilisation is counted FLOP over the best measured matrix product at the same threads. "
+        "bootstrap. Arithmetic utilization is counted FLOP over the best measured matrix product at the same threads. "
         "Memory is what the tensors of a step were predicted to hold at the peak. The objective is what training makes "
         "fall, in the first and the last step; no episode may have ended yet."
     )
@@ -124,7 +124,7 @@ def _energy(measured: Sequence[Result]) -> str:
 
 
 def _arithmetic(result: Result) -> float | None:
-    return sum(result.arithmetic_utilisation.values()) if result.arithmetic_utilisation else None
+    return sum(result.arithmetic_utilization.values()) if result.arithmetic_utilization else None
 
 
 def _ratio(value: float | None) -> str:
@@ -140,9 +140,9 @@ def _objective(result: Result) -> str:
 
 def _metrics(measured: Sequence[Result]) -> Section | None:
     metrics: list[tuple[str, Callable[[Result], float | None], Callable[[float], str]]] = [
-        ("Compute utilisation", lambda result: result.compute_utilisation, format_ratio),
-        ("Arithmetic utilisation", _arithmetic, format_ratio),
-        ("CPU utilisation", lambda result: result.cpu_utilisation, format_ratio),
+        ("Compute utilization", lambda result: result.compute_utilization, format_ratio),
+        ("Arithmetic utilization", _arithmetic, format_ratio),
+        ("CPU utilization", lambda result: result.cpu_utilization, format_ratio),
         ("Memory of the process at its peak", lambda result: result.peak_resident_bytes, format_size),
         ("FLOP per second", lambda result: result.flops / result.median_ns[0] * 1e9 or None, _flop_rate),
     ]

@@ -14,7 +14,7 @@ from windtunnel.reports.charts import WIDTH, _interval, _svg, _text, _ticks, esc
 
 __all__ = ["Bar", "Curve", "bars", "curves"]
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#332288", "#8c939b")
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#332288", "#8c939b")
 _DASHES = ("", "6 3", "2 3")
 
 
@@ -56,7 +56,7 @@ def bars(rows: Sequence[Bar], label: str, *, top: float = 0.0, show: Callable[[f
         width = max(x_of(each.value) - left, 0.5)
         body.append(_text(left - 12, y + 13, each.label, anchor="end", limit=36))
         body.append(
-            f'<rect x="{left}" y="{y}" width="{width:.1f}" height="17" fill="{_COLOURS[0]}">'
+            f'<rect x="{left}" y="{y}" width="{width:.1f}" height="17" fill="{_COLORS[0]}">'
             f"<title>{escape(each.label)}: {escape(each.text)}</title></rect>"
         )
         body += _interval(x_of, y + 8.5, each.low, each.high, "#111827")
@@ -91,12 +91,12 @@ def curves(lines: Sequence[Curve], label: str, *, x_label: str, y_label: str) ->
 
 
 def _line(line: Curve, index: int, points: Sequence[tuple[float, float]], key_x: float, key_y: float) -> list[str]:
-    """The line, its points, and its entry in the key; a dash tells lines of one colour apart."""
-    colour = _COLOURS[index % len(_COLOURS)]
-    dash = _DASHES[index // len(_COLOURS) % len(_DASHES)]
-    stroke = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
+    """The line, its points, and its entry in the key; a dash tells lines of one color apart."""
+    color = _COLORS[index % len(_COLORS)]
+    dash = _DASHES[index // len(_COLORS) % len(_DASHES)]
+    stroke = f'stroke="{color}" stroke-width="2" stroke-dasharray="{dash}"'
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points)
     return [
         f'<polyline points="{path}" fill="none" {stroke}><title>{escape(line.label)}</title></polyline>{dots}',
         f'<line x1="{key_x}" x2="{key_x + 22}" y1="{key_y - 4}" y2="{key_y - 4}" {stroke}/>',

@@ -21,12 +21,12 @@ Box = tuple[float, float, float, float]  # x, y, width, height
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One rectangle: its group, its label, what it stands for and in which colour."""
+    """One rectangle: its group, its label, what it stands for and in which color."""
 
     group: str
     label: str
     size: float
-    colour: str
+    color: str
 
 
 def treemap(leaves: Sequence[Leaf], label: str, *, show: Callable[[float], str]) -> str:
@@ -52,10 +52,10 @@ def _rectangle(leaf: Leaf, box: Box, show: Callable[[float], str]) -> str:
     x, y, width, height = box
     title = f"{leaf.group}: {leaf.label}, {show(leaf.size)}"
     found = (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{leaf.colour}" '
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{leaf.color}" '
         f'stroke="#fff" stroke-width="1"><title>{escape(title)}</title></rect>'
     )
-    ink = ' style="fill:#111827"' if _is_light(leaf.colour) else ' style="fill:#ffffff"'
+    ink = ' style="fill:#111827"' if _is_light(leaf.color) else ' style="fill:#ffffff"'
     room = int((width - 12) / _LETTER)
     lines = [text for text in (leaf.label, show(leaf.size)) if len(text) <= room]
     if height < _LINE * len(lines) + 6:

@@ -1,6 +1,6 @@
 """Why each task began when it did, compiled (room simulate, private).
 
-In: start and finish of every task. Out: the *execution graph* (the graph's edges plus the order that was realised on
+In: start and finish of every task. Out: the *execution graph* (the graph's edges plus the order that was realized on
 each resource) and walks over it: binding constraint, critical path, latest starts. Not here: running anything.
 """
 
@@ -173,7 +173,7 @@ def latest_starts(
     finish: Ints,
     makespan: int,
 ) -> Ints:
-    """The latest start of each task that leaves the makespan as it is, the realised order kept, int64 [T]."""
+    """The latest start of each task that leaves the makespan as it is, the realized order kept, int64 [T]."""
     latest = makespan - (finish - start)
     for i in range(sequence.size - 1, -1, -1):
         v = sequence[i]

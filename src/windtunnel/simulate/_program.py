@@ -221,7 +221,7 @@ def _marked(graph: Graph, from_start: Ints) -> Ints:
 
 
 def _copies(csr: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    # compiled functions are specialised on writability; one form of each array keeps it at one compilation
+    # compiled functions are specialized on writability; one form of each array keeps it at one compilation
     return csr[0].copy(), csr[1].copy()
 
 

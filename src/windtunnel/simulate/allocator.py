@@ -4,7 +4,7 @@ In: requests and releases, in order. Out: how many bytes are handed out (each re
 reserved from the device. It follows PyTorch's allocator for CUDA in its default settings: requests are rounded to
 512 bytes; those of at most 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger
 ones get a segment of their own, rounded to 2 MiB; the smallest free block that fits is taken, of equals the lowest;
-what is left of it is split off if it is at least 512 bytes (small) or above 1 MiB (large); neighbours that are both
+what is left of it is split off if it is at least 512 bytes (small) or above 1 MiB (large); neighbors that are both
 free are joined; each stream has its own free blocks. Where the device is full, segments that are wholly free are given
 back and the request is tried again. Not here: the memory that a driver or a library holds beside it.
 
@@ -120,7 +120,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back and join it with its free neighbours."""
+        """Take a block back and join it with its free neighbors."""
         if block.is_free or self._blocks.get(block.address) is not block:
             raise ValueError("this block is not handed out")
         self.live_bytes -= block.size_bytes

@@ -111,7 +111,7 @@ class Execution:
 
     @classmethod
     def of(cls, graph: Graph, start_ns: Ints, finish_ns: Ints, sequence: Ints, engine: str) -> Execution:
-        """Work out the realised order of a timeline."""
+        """Work out the realized order of a timeline."""
         src = edge_column(graph, "src", np.int32)
         lag = edge_column(graph, "lag_ns", np.int64)
         from_start = edge_column(graph, "from_start", np.bool_)
@@ -170,7 +170,7 @@ def _previous(graph: Graph, finish_ns: Ints, sequence: Ints, is_join: Ints, engi
 
 
 def _copies(csr: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    # compiled functions are specialised on writability; one form of each array keeps it at one compilation
+    # compiled functions are specialized on writability; one form of each array keeps it at one compilation
     return csr[0].copy(), csr[1].copy()
 
 

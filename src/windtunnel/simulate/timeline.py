@@ -58,7 +58,7 @@ class Timeline:
 
     @cached_property
     def execution(self) -> Execution:
-        """The realised order and the binding constraint of every task."""
+        """The realized order and the binding constraint of every task."""
         return Execution.of(self.graph, self.start_ns, self.finish_ns, self.sequence, self.engine)
 
     def critical_path(self) -> CriticalPath:
@@ -68,7 +68,7 @@ class Timeline:
     def slack_ns(self) -> NDArray[np.int64]:
         """How much later each task could start without a later end of the whole, int64 [T], 0 on the critical path.
 
-        The order realised on each resource is kept, and so is the time that sharing added to a task.
+        The order realized on each resource is kept, and so is the time that sharing added to a task.
         """
         return self.execution.latest_starts() - self.start_ns
 

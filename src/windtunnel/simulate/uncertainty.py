@@ -116,7 +116,7 @@ def speedup_curves(
     Returns
     -------
     table with ``label``, ``factor``, ``makespan_ns``, ``speedup``: a *virtual speed-up curve* per label. The label
-    whose curve is steepest is the one worth optimising, which need not be the one that runs longest.
+    whose curve is steepest is the one worth optimizing, which need not be the one that runs longest.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Everything from the outside world that becomes a graph (room sources).
 
 In: programs that run here, traces that others made. Out: ``Graph``. Not here: prices, what-ifs, simulated time.
-Importing this room registers its sources and needs no torch.
+One sub-package per format. Importing this room registers its sources and needs no torch.
 """
 
-from windtunnel.sources import chakra, execution_trace, kineto, script, torch_step
+from windtunnel.sources import chakra, execution_trace, kineto, torch
 
-__all__ = ["chakra", "execution_trace", "kineto", "script", "torch_step"]
+__all__ = ["chakra", "execution_trace", "kineto", "torch"]

@@ -75,7 +75,7 @@ class Bucket:
 
 
 def link_of(name: str, bandwidth_bytes_per_s: float | None, latency_ns: int | None) -> Link:
-    """A link of the catalogue, with the rate and the latency replaced where they are given."""
+    """A link of the catalog, with the rate and the latency replaced where they are given."""
     known = link(name)
     if bandwidth_bytes_per_s is None and latency_ns is None:
         return known

@@ -1,7 +1,7 @@
 """Put more work into a stream or a thread (room whatifs, private).
 
 In: a graph and the tasks beside which the new ones run. Out: the new graph and their rows. A task on a device brings
-the call that launches it, on the thread and at the price at which its neighbour was launched.
+the call that launches it, on the thread and at the price at which its neighbor was launched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags, starts
-from windtunnel.hardware import recognise
+from windtunnel.hardware import recognize
 
 __all__ = [
     "computes_on_host",
@@ -104,13 +104,13 @@ def _taken(column: Any, rows: Rows) -> Any:
 
 
 def _launched(graph: Graph, new: Rows, beside: Rows) -> Graph:
-    """Give each new task the launch that its neighbour has; tasks of one call share one new call."""
+    """Give each new task the launch that its neighbor has; tasks of one call share one new call."""
     calls = launch_calls(graph)
-    neighbours = calls[beside]
-    launched = neighbours >= 0
+    neighbors = calls[beside]
+    launched = neighbors >= 0
     if not launched.any():
         return graph
-    unique, member = np.unique(neighbours[launched], return_inverse=True)
+    unique, member = np.unique(neighbors[launched], return_inverse=True)
     price = int(np.median(graph.duration_ns[np.unique(calls[calls >= 0])]))
     grown, added = _placed(
         graph, unique, {"name": "launch", "duration_ns": price, "cost_source": "launch"}, beside=unique
@@ -145,7 +145,7 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
     if reached is not None:
         return reached
     for device in graph.meta.get("hardware", {}).get("devices", ()):
-        known = recognise(str(device.get("name", "")), int(device.get("totalGlobalMem", 0)))
+        known = recognize(str(device.get("name", "")), int(device.get("totalGlobalMem", 0)))
         if known is not None:
             return _REACHED_RATIO * known.bandwidth_bytes_per_s
     raise NotApplicableError(

@@ -12,20 +12,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost import (
-    Form,
-    ProfileDatabase,
-    Program,
-    Ratios,
-    UpdateForm,
-    measure_ratios,
-    measure_update,
-    program_of,
-)
+from windtunnel.cost import Form, Program, Ratios, UpdateForm, measure_ratios, measure_update, program_of
 from windtunnel.cost.optimizer import touched_rows
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.graph.table import Strings
+from windtunnel.measure import ProfileDatabase
 
 __all__ = [
     "PRESETS",
@@ -145,7 +137,7 @@ def scale_memory(graph: Graph, factor: Floats) -> Graph:
 
 
 def update_steps(graph: Graph) -> Mask:
-    """Tasks of the optimisers' own steps, bool [T]: not clipping, not the zeroing of gradients.
+    """Tasks of the optimizers' own steps, bool [T]: not clipping, not the zeroing of gradients.
 
     Raises
     ------
@@ -168,18 +160,18 @@ def _texts(graph: Graph, predicate: Callable[[str], bool]) -> Mask:
 
 
 def rescaled_update(graph: Graph, form: UpdateForm, *, database: str, budget_s: float) -> Graph:
-    """Fly the optimisers in another form and scale their steps.
+    """Fly the optimizers in another form and scale their steps.
 
     Raises
     ------
     PriceError
-        The graph does not know its optimisers, or they cannot be flown by themselves.
+        The graph does not know its optimizers, or they cannot be flown by themselves.
     """
     steps = update_steps(graph)
     optimizers = graph.meta.get("optimizers") or []
     if not optimizers:
         raise NotApplicableError(
-            "this graph does not say which optimisers it has",
+            "this graph does not say which optimizers it has",
             fix="capture the step with windtunnel, or use preset='paper'",
         )
     threads = int(dict(graph.meta.get("hardware", {})).get("num_threads", 0))

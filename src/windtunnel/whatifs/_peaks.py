@@ -65,7 +65,7 @@ def reformed_peak(graph: Graph) -> int | None:
 def _beside(passes: Mapping[str, Any], alone: ProgramPeak) -> int:
     """Results that the program's own variables hold at the peak, beside what operators need; a batch makes them grow.
 
-    Weights and gradients are in both; the optimisers' state, and data at rest, grow with nothing.
+    Weights and gradients are in both; the optimizers' state, and data at rest, grow with nothing.
     """
     held = passes["by_category"]
     seen: int = passes["peak_bytes"] - held["optimizer state"] - held["input"]

@@ -31,7 +31,7 @@ def blueconnect(graph: Graph, sizes: str = "auto", links: str = "auto", num_rank
     sizes : str
         Members per dimension, innermost first, as ``8x4``; ``auto`` splits the workers as evenly as they divide.
     links : str
-        One link of the catalogue per dimension, as ``nvlink4/infiniband-ndr``; ``auto`` keeps the one in use
+        One link of the catalog per dimension, as ``nvlink4/infiniband-ndr``; ``auto`` keeps the one in use
         everywhere.
     num_ranks : int, optional
         Workers, where the graph does not say.

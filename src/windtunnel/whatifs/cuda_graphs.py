@@ -58,7 +58,7 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
 
 
 def _waits_for_device(graph: Graph) -> np.ndarray:
-    """Host tasks that are synchronisations, or that wait for a task of a device."""
+    """Host tasks that are synchronizations, or that wait for a task of a device."""
     edges = graph.edges
     waits = graph.select(kind=Kind.SYNC)
     on_host = is_on_host(graph)

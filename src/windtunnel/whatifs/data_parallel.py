@@ -19,7 +19,7 @@ from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
-from windtunnel.hardware import link as catalogue_link
+from windtunnel.hardware import link as catalog_link
 from windtunnel.whatifs._collectives import all_reduces
 from windtunnel.whatifs._gradients import (
     Bucket,
@@ -67,7 +67,7 @@ def data_parallel(
         Of one worker.
     num_ranks : int
     link : str
-        Of the catalogue; ``auto`` is ``loopback`` on a host without devices and ``pcie4-x16`` between devices.
+        Of the catalog; ``auto`` is ``loopback`` on a host without devices and ``pcie4-x16`` between devices.
     bandwidth_bytes_per_s, latency_ns : optional
         Replace those of the link.
     bucket_bytes, first_bucket_bytes : int
@@ -160,7 +160,7 @@ def _crowd(graph: Graph, num_ranks: int, wire: Link, num_cores: int | None) -> _
     large = parallel_tasks(graph) & on_host
     if not computes_on_host(graph):
         return None
-    cores, memory = host_cores(graph, num_cores), catalogue_link("loopback")
+    cores, memory = host_cores(graph, num_cores), catalog_link("loopback")
     moves_bytes = wire.name.startswith(memory.name) and 2 * wire.bandwidth_bytes_per_s >= memory.bandwidth_bytes_per_s
     if num_ranks * (threads + moves_bytes) <= cores:
         return None

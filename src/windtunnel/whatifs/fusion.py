@@ -62,7 +62,7 @@ def fuse_chains(graph: Graph, mask: Mask | None = None) -> Graph:
 
 
 def _inner_edges(graph: Graph, chosen: Mask) -> Mask:
-    """Data edges between chosen tasks that are the only reader and the only chosen neighbour of each other."""
+    """Data edges between chosen tasks that are the only reader and the only chosen neighbor of each other."""
     edges = graph.edges
     inner: Mask = (edges["kind"] == EdgeKind.DATA) & chosen[edges["src"]] & chosen[edges["dst"]]
     same = graph.tasks["resource"][edges["src"]] == graph.tasks["resource"][edges["dst"]]

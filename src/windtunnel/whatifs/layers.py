@@ -1,6 +1,6 @@
 """Other layers in place of the given ones (what-if family "substitution").
 
-In: a graph and what is replaced. Out: the tasks of replaced layers removed or scaled, batch normalisation
+In: a graph and what is replaced. Out: the tasks of replaced layers removed or scaled, batch normalization
 reconstructed.
 """
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
-from windtunnel.hardware import link as catalogue_link
+from windtunnel.hardware import link as catalog_link
 from windtunnel.whatifs._gradients import STEADY, last_per_group, positions
 from windtunnel.whatifs._kernels import is_on_host, launch_calls
 from windtunnel.whatifs._sharing import host_cores, host_threads, share_cores
@@ -65,7 +65,7 @@ def prefetch(graph: Graph, num_batches: int = 2, handover_ns: int = 20_000, num_
     """Load the next batches in one background thread.
 
     As ``loader-workers`` with one worker, without the way between processes. Work that holds Python's lock does not
-    overlap with the training thread's own Python; this is not modelled.
+    overlap with the training thread's own Python; this is not modeled.
     """
     return _loaded_ahead(graph, 1, num_batches, handover_ns, num_cores)
 
@@ -185,7 +185,7 @@ def pinned_memory(graph: Graph, link: str = "pcie4-x16", bandwidth_ratio: float 
     ----------
     graph : Graph
     link : str
-        Between host and device, of the catalogue.
+        Between host and device, of the catalog.
     bandwidth_ratio : float
         Share of the link's rate that copies reach.
     call_ns : int
@@ -203,7 +203,7 @@ def pinned_memory(graph: Graph, link: str = "pcie4-x16", bandwidth_ratio: float 
     if not pageable.any():
         why = "all copies to the device are pinned already" if to_device.any() else "nothing is copied to a device"
         raise NotApplicableError(why, where=f"{int(to_device.sum())} copies from host to device")
-    rate = catalogue_link(link).bandwidth_bytes_per_s * bandwidth_ratio
+    rate = catalog_link(link).bandwidth_bytes_per_s * bandwidth_ratio
     moved = graph.tasks.get("message_bytes", graph.tasks.get("bytes_read", np.zeros(graph.num_tasks, dtype=np.int64)))
     at_rate = np.rint(1e9 * moved[pageable] / rate).astype(np.int64)
     now = graph.duration_ns[pageable]

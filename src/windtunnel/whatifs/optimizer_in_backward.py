@@ -84,10 +84,10 @@ def _with_preparations(graph: Graph, layer: Rows, place: Rows) -> Rows:
     """Update tasks without a layer (Python, scalars) belong to the next one on their resource that has one."""
     rows = np.flatnonzero(graph.select(phase=Phase.UPDATE))
     rows = rows[np.lexsort((place[rows], graph.tasks["resource"][rows]))]
-    labelled = np.flatnonzero(layer[rows] >= 0)
-    following = np.searchsorted(labelled, np.arange(len(rows)))
-    known = following < len(labelled)
-    heir = rows[labelled[following[known]]]
+    labeled = np.flatnonzero(layer[rows] >= 0)
+    following = np.searchsorted(labeled, np.arange(len(rows)))
+    known = following < len(labeled)
+    heir = rows[labeled[following[known]]]
     same = graph.tasks["resource"][heir] == graph.tasks["resource"][rows[known]]
     filled = layer.copy()
     filled[rows[known][same]] = layer[heir[same]]

@@ -1,4 +1,4 @@
-"""One operator for all parameters of an optimiser (what-if family "optimizer").
+"""One operator for all parameters of an optimizer (what-if family "optimizer").
 
 In: a graph with UPDATE tasks. Out: the same updates by fewer, larger operators.
 Source: Daydream (ATC 2020), FusedAdam.
@@ -25,7 +25,7 @@ __all__ = ["foreach_optimizer", "fused_optimizer"]
 def fused_optimizer(graph: Graph, preset: str = "auto", database: str = "", budget_s: float = 2.0) -> Graph:
     """Update all parameters of a group with one fused operator.
 
-    Measured: the captured optimisers step with ``fused=True`` beside their old form on parameters of the same sizes.
+    Measured: the captured optimizers step with ``fused=True`` beside their old form on parameters of the same sizes.
     Paper: one kernel as long as all removed ones together; their launches and the host time between them go.
 
     Raises
@@ -33,12 +33,12 @@ def fused_optimizer(graph: Graph, preset: str = "auto", database: str = "", budg
     NotApplicableError
         Nothing is updated, the updates are fused already, or a gradient is sparse: no fused implementation takes those.
     PriceError
-        The optimiser has no fused implementation.
+        The optimizer has no fused implementation.
     """
     return _implemented(graph, {"fused": True, "foreach": False}, preset, database, budget_s)
 
 
-@registry.whatif("foreach-optimizer", source="PyTorch multi-tensor optimisers; Daydream, ATC 2020")
+@registry.whatif("foreach-optimizer", source="PyTorch multi-tensor optimizers; Daydream, ATC 2020")
 def foreach_optimizer(graph: Graph, preset: str = "auto", database: str = "", budget_s: float = 2.0) -> Graph:
     """Update all parameters of a group with a few operators on lists of tensors.
 
@@ -66,7 +66,7 @@ def _implemented(graph: Graph, options: dict[str, Any], preset: str, database: s
 def _check_not_yet(graph: Graph, option: str) -> None:
     groups = [group for one in graph.meta.get("optimizers") or [] for group in one["groups"]]
     if groups and all(group["options"].get(option) for group in groups):
-        raise NotApplicableError(f"every optimiser has {option}=True already", where="meta optimizers")
+        raise NotApplicableError(f"every optimizer has {option}=True already", where="meta optimizers")
 
 
 def _check_dense(graph: Graph) -> None:

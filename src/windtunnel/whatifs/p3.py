@@ -49,7 +49,7 @@ def p3(
         One iteration of one worker.
     num_ranks : int
     link : str
-        Of the catalogue; ``auto`` is ``loopback`` on a host without devices and ``pcie4-x16`` between devices.
+        Of the catalog; ``auto`` is ``loopback`` on a host without devices and ``pcie4-x16`` between devices.
     bandwidth_bytes_per_s, latency_ns : optional
         Replace those of the link.
     slice_parameters, parameter_bytes : int

@@ -43,7 +43,7 @@ def vdnn(
     ----------
     graph : Graph
     link : str
-        Between device and host, of the catalogue.
+        Between device and host, of the catalog.
     bandwidth_bytes_per_s, latency_ns : optional
         Replace those of the link.
     ahead : int

@@ -1,6 +1,6 @@
 """Small models with synthetic data that can really be run (room workloads).
 
-In: sizes and a seed. Out: ``Workload``: models, optimisers and a function that does one training iteration. Not
+In: sizes and a seed. Out: ``Workload``: models, optimizers and a function that does one training iteration. Not
 here: measuring. Importing this room registers its workloads and needs no torch.
 """
 

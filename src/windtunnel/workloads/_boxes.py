@@ -31,17 +31,17 @@ def iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 def encode(boxes: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     """How an anchor has to move and grow to become the box (Girshick et al., CVPR 2014, appendix C): [..., 4]."""
     sizes, anchor_sizes = boxes[..., 2:] - boxes[..., :2], anchors[..., 2:] - anchors[..., :2]
-    centres = (boxes[..., :2] + boxes[..., 2:]) / 2
-    anchor_centres = (anchors[..., :2] + anchors[..., 2:]) / 2
-    return torch.cat([(centres - anchor_centres) / anchor_sizes, (sizes / anchor_sizes).log()], dim=-1)
+    centers = (boxes[..., :2] + boxes[..., 2:]) / 2
+    anchor_centers = (anchors[..., :2] + anchors[..., 2:]) / 2
+    return torch.cat([(centers - anchor_centers) / anchor_sizes, (sizes / anchor_sizes).log()], dim=-1)
 
 
 def decode(codes: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     """The boxes that anchors become; the inverse of ``encode``."""
     anchor_sizes = anchors[..., 2:] - anchors[..., :2]
-    centres = (anchors[..., :2] + anchors[..., 2:]) / 2 + codes[..., :2] * anchor_sizes
+    centers = (anchors[..., :2] + anchors[..., 2:]) / 2 + codes[..., :2] * anchor_sizes
     sizes = codes[..., 2:].clamp_max(LARGEST_LOG_SCALE).exp() * anchor_sizes
-    return torch.cat([centres - sizes / 2, centres + sizes / 2], dim=-1)
+    return torch.cat([centers - sizes / 2, centers + sizes / 2], dim=-1)
 
 
 def clip(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -58,8 +58,8 @@ def anchors(rows: int, columns: int, *, stride: int, sides: Sequence[float], rat
     shapes = [(side / math.sqrt(ratio), side * math.sqrt(ratio)) for side in sides for ratio in ratios]
     sizes = torch.tensor(shapes)  # [A, 2]
     down, right = (torch.arange(rows) + 0.5) * stride, (torch.arange(columns) + 0.5) * stride
-    centres = torch.stack([right.expand(rows, -1), down[:, None].expand(-1, columns)], dim=-1)[:, :, None]
-    return torch.cat([centres - sizes / 2, centres + sizes / 2], dim=-1).reshape(-1, 4)
+    centers = torch.stack([right.expand(rows, -1), down[:, None].expand(-1, columns)], dim=-1)[:, :, None]
+    return torch.cat([centers - sizes / 2, centers + sizes / 2], dim=-1).reshape(-1, 4)
 
 
 def match(overlaps_BNM: torch.Tensor, present_BM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

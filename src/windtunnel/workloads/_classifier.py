@@ -1,6 +1,6 @@
 """The training iteration of every image classifier (room workloads, private).
 
-In: what is asked for, a model, its optimiser. Out: a ``Workload`` of cross-entropy. Not here: the models.
+In: what is asked for, a model, its optimizer. Out: a ``Workload`` of cross-entropy. Not here: the models.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def decoder(shape: Shape, feed_forward: Callable[[], torch.nn.Module]) -> torch.
     width = shape.width
 
     class Block(nn.Module):
-        """Attention and feed-forward, each normalised before and added to its input."""
+        """Attention and feed-forward, each normalized before and added to its input."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -190,7 +190,7 @@ def roi_align(features: torch.Tensor, boxes: torch.Tensor, scale: float, size: i
     """Read ``size`` x ``size`` cells of each box out of a feature map (He et al., ICCV 2017, section 3).
 
     Each cell is the mean of ``samples`` x ``samples`` points, each of which is interpolated between the four nearest
-    pixels, whose centres are at half coordinates. Points outside take the value of the edge.
+    pixels, whose centers are at half coordinates. Points outside take the value of the edge.
 
     Parameters
     ----------

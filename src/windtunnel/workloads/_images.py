@@ -1,7 +1,7 @@
-"""Batches of labelled images, real or drawn (room workloads, private).
+"""Batches of labeled images, real or drawn (room workloads, private).
 
 In: how large, how many classes, a seed. Out: ``ImageBatches``, whose ``draw`` gives a fresh batch of images in -1..1
-with their classes. Real CIFAR-10 where ``WINDTUNNEL_DATA`` names a folder that has it, else gratings whose colour,
+with their classes. Real CIFAR-10 where ``WINDTUNNEL_DATA`` names a folder that has it, else gratings whose color,
 angle and frequency belong to the class, so that they can be learned. Not here: boxes (``_scenes.py``).
 """
 
@@ -114,10 +114,10 @@ def _labels(path: Path) -> np.ndarray:
 
 
 class Patterns:
-    """Each class has a grating of its own: a colour, an angle and a frequency in cycles per image height."""
+    """Each class has a grating of its own: a color, an angle and a frequency in cycles per image height."""
 
     def __init__(self, num_classes: int, generator: torch.Generator) -> None:
-        self.colours_K3 = torch.rand(num_classes, 3, generator=generator) - 0.5
+        self.colors_K3 = torch.rand(num_classes, 3, generator=generator) - 0.5
         self.angles_K = torch.rand(num_classes, generator=generator) * math.pi
         self.cycles_K = torch.rand(num_classes, generator=generator) * 8 + 4
 
@@ -128,7 +128,7 @@ class Patterns:
         angles, cycles = self.angles_K[classes_B].view(-1, 1, 1), self.cycles_K[classes_B].view(-1, 1, 1)
         turns = cycles * (right * angles.cos() + down * angles.sin()) + phases_B.view(-1, 1, 1)
         waves = (2 * math.pi * turns).sin().unsqueeze(1)  # [B, 1, height, width]
-        return self.colours_K3[classes_B].view(-1, 3, 1, 1) + 0.4 * waves
+        return self.colors_K3[classes_B].view(-1, 3, 1, 1) + 0.4 * waves
 
 
 def _gratings(pixels: int, batch_size: int, num_classes: int, seed: int) -> ImageBatches:

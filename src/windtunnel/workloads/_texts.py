@@ -3,7 +3,7 @@
 In: a vocabulary size and a seed; the real files where ``WINDTUNNEL_DATA`` names a folder that has them. Out: numpy
 arrays of token numbers, batches of them, and the words that say where they come from. Not here: models, torch.
 Real are Multi30k (``text/multi30k/train.{en,de}.gz``) and War and Peace (``text/gutenberg/war_and_peace.txt.gz``);
-what is synthesised keeps their lengths and Zipf's law, and has a rule that can be learnt.
+what is synthesized keeps their lengths and Zipf's law, and has a rule that can be learnt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training of any network that translates (room workloads).
 
-In: what is asked for, a network from source and target words to scores, its optimiser. Out: a ``Workload`` whose step
+In: what is asked for, a network from source and target words to scores, its optimizer. Out: a ``Workload`` whose step
 draws padded sentences of one bucket. Not here: networks.
 """
 

@@ -19,9 +19,9 @@ START_PIXELS = 4
 
 
 class Block(nn.Module):
-    """Two convolutions after normalisation, which change the resolution, around which a 1 x 1 convolution leads.
+    """Two convolutions after normalization, which change the resolution, around which a 1 x 1 convolution leads.
 
-    The critic normalises within each sample (paper, section 4): its penalty is about single samples, so no sample
+    The critic normalizes within each sample (paper, section 4): its penalty is about single samples, so no sample
     may see the others of the batch.
     """
 

@@ -52,7 +52,7 @@ PRESETS = {
 
 @registry.workload("deep-speech-2", source="Amodei et al., ICML 2016; Zhu et al., IISWC 2018", domain="speech")
 def deep_speech_2(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
-    """Recognise speech from spectrograms without an alignment.
+    """Recognize speech from spectrograms without an alignment.
 
     A batch counts utterances. Parameters and errors are those of :meth:`Training.of`.
     """
@@ -98,7 +98,7 @@ def _network(preset: Preset) -> torch.nn.Module:
     frequencies = -(-preset.num_frequencies // 4)  # each convolution halves them
 
     class Recurrent(nn.Module):
-        """Normalised over the whole sequence, then read in both directions, which are added."""
+        """Normalized over the whole sequence, then read in both directions, which are added."""
 
         def __init__(self, inputs: int) -> None:
             super().__init__()

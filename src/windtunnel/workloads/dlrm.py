@@ -1,6 +1,6 @@
 """The deep learning recommendation model, with sparse gradients (room workloads).
 
-In: a size and a seed. Out: a ``Workload`` with two optimisers: one for the perceptrons, one that touches only the
+In: a size and a seed. Out: a ``Workload`` with two optimizers: one for the perceptrons, one that touches only the
 rows of the embedding tables that a step has read. ``recommender`` is its dense and simpler cousin.
 """
 
@@ -61,7 +61,7 @@ PRESETS = {
 
 @registry.workload("dlrm", source="Naumov et al., DLRM, 2019", domain="recommendation")
 def dlrm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
-    """Predict clicks; embedding rows are updated by an optimiser of their own.
+    """Predict clicks; embedding rows are updated by an optimizer of their own.
 
     A batch counts impressions. Parameters and errors are those of :meth:`Training.of`.
     """

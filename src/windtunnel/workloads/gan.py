@@ -1,6 +1,6 @@
 """A generative adversarial pair on small images (room workloads).
 
-In: sizes. Out: a ``Workload`` with two models and two optimisers, whose iteration steps both.
+In: sizes. Out: a ``Workload`` with two models and two optimizers, whose iteration steps both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A graph network with sampled neighbours (room workloads).
+"""A graph network with sampled neighbors (room workloads).
 
 In: a size and a seed. Out: a ``Workload`` around the GraphSAGE layers of torch_geometric on an invented citation
-graph. Neighbours are drawn with replacement, as in the paper, so every mini-batch has the same shape.
+graph. Neighbors are drawn with replacement, as in the paper, so every mini-batch has the same shape.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of graph and network; ``fanouts`` are the neighbours drawn per node, nearest hop first."""
+    """Sizes of graph and network; ``fanouts`` are the neighbors drawn per node, nearest hop first."""
 
     batch_size: int
     num_nodes: int
@@ -53,18 +53,18 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Citations:
-    """A graph by rows: the neighbours of node v are ``neighbours[starts[v] : starts[v + 1]]``."""
+    """A graph by rows: the neighbors of node v are ``neighbors[starts[v] : starts[v + 1]]``."""
 
     starts: Numbers
-    neighbours: Numbers
+    neighbors: Numbers
     features: npt.NDArray[np.float32]
     labels: Numbers
 
     def sample(self, nodes: Numbers, fanout: int, random: np.random.Generator) -> Numbers:
-        """``fanout`` neighbours of each node, with replacement: int64 [len(nodes) * fanout]."""
+        """``fanout`` neighbors of each node, with replacement: int64 [len(nodes) * fanout]."""
         degrees = np.diff(self.starts)[nodes]
         offsets = (random.random((len(nodes), fanout)) * degrees[:, None]).astype(np.int64)
-        drawn: Numbers = self.neighbours[self.starts[nodes][:, None] + offsets].ravel()
+        drawn: Numbers = self.neighbors[self.starts[nodes][:, None] + offsets].ravel()
         return drawn
 
 
@@ -72,7 +72,7 @@ class Citations:
 def graph_network(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
     """Tell the field of papers from their words and from sampled citations.
 
-    A batch counts labelled nodes. Parameters and errors are those of :meth:`Training.of`.
+    A batch counts labeled nodes. Parameters and errors are those of :meth:`Training.of`.
     """
     require("torch", extra="torch")
     layers = _layers()
@@ -116,9 +116,9 @@ def citations(preset: Preset, random: np.random.Generator) -> Citations:
     both = np.concatenate([sources, targets]), np.concatenate([targets, sources])
     order = np.argsort(both[0], kind="stable")
     starts = np.concatenate([[0], np.bincount(both[0], minlength=num_nodes).cumsum()])
-    centres = random.standard_normal((num_classes, preset.num_features), dtype=np.float32)
+    centers = random.standard_normal((num_classes, preset.num_features), dtype=np.float32)
     noise = random.standard_normal((num_nodes, preset.num_features), dtype=np.float32)
-    return Citations(starts, both[1][order], 0.3 * centres[labels] + noise, labels)
+    return Citations(starts, both[1][order], 0.3 * centers[labels] + noise, labels)
 
 
 def batch_edges(num_seeds: int, fanouts: tuple[int, ...]) -> list[Numbers]:

@@ -51,7 +51,7 @@ PRESETS = {
 
 @registry.workload("ncf", source="He et al., Neural Collaborative Filtering, WWW 2017", domain="recommendation")
 def ncf(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -> Workload:
-    """Guess what a user chooses, from a matrix factorisation and a perceptron together.
+    """Guess what a user chooses, from a matrix factorization and a perceptron together.
 
     A batch counts pairs of user and item, one in five of them real. Parameters and errors are those of
     :meth:`Training.of`.

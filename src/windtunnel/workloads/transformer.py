@@ -55,7 +55,7 @@ def _network(length: int, width: int, depth: int, heads: int, vocabulary: int) -
     from torch import nn
 
     class Block(nn.Module):
-        """Attention and feed-forward, each normalised before and added to its input."""
+        """Attention and feed-forward, each normalized before and added to its input."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -74,7 +74,7 @@ def _network(preset: Preset) -> torch.nn.Module:
     shape = (width, preset.heads, preset.feed_forward)
 
     class Translator(nn.Module):
-        """One embedding for both languages and for the scores, sinusoidal places, normalisation after each sum."""
+        """One embedding for both languages and for the scores, sinusoidal places, normalization after each sum."""
 
         places: torch.Tensor
 

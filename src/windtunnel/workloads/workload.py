@@ -1,4 +1,4 @@
-"""What every workload is: models, optimisers and one step (room workloads).
+"""What every workload is: models, optimizers and one step (room workloads).
 
 Also what all of them share that come in sizes, and the folder with real data.
 """
@@ -109,7 +109,7 @@ class Workload:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The first optimiser."""
+        """The first optimizer."""
         return self.optimizers[0]
 
 

@@ -36,7 +36,7 @@ def model():
         ("aten::convolution", [[2, 3, 8, 8], [4, 3, 3, 3]], None),
     ],
 )
-def test_operators_are_recognised_by_name_and_shapes(name, shapes, row):
+def test_operators_are_recognized_by_name_and_shapes(name, shapes, row):
     assert row == operator_of(name, shapes)
 
 

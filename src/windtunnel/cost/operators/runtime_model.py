@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.cost import fingerprint
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.model_file import read_model_header, write_model
@@ -25,9 +24,10 @@ from windtunnel.cost.operators.kernel import PRESETS, ForestSettings, KernelFore
 from windtunnel.cost.operators.layer_kernels import LayerKernel, split
 from windtunnel.cost.operators.runtimes import find_fusions, measure_kernels
 from windtunnel.cost.peak import Bandwidth, Peak
-from windtunnel.cost.threads import threads
 from windtunnel.errors import InputError
 from windtunnel.extras import require
+from windtunnel.measure import fingerprint
+from windtunnel.measure.threads import threads
 
 if TYPE_CHECKING:
     import torch

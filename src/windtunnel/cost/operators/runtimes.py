@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.operators.layer_kernels import LayerKernel, build, layer_of, shaped
 from windtunnel.errors import InputError
 from windtunnel.extras import require
-from windtunnel.sources.allocator import hold_heap
+from windtunnel.measure.allocator import hold_heap
 
 if TYPE_CHECKING:
     import torch

@@ -143,7 +143,7 @@ class OpTable:
 class OpSplit:
     """What may be learned from and what is held out; nothing else reaches a model.
 
-    The tile table, normalisation, validation and every choice that a model makes come from ``train`` alone.
+    The tile table, normalization, validation and every choice that a model makes come from ``train`` alone.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.intervals import ConformalIntervals
-from windtunnel.cost.learned.metrics import errors_of
+from windtunnel.cost.metrics import errors_of
 from windtunnel.cost.operators.table import CLASSES, OpSplit, OpTable
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device

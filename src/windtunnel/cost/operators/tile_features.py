@@ -82,7 +82,7 @@ def product_features(table: OpTable, chips: Chips, found: Bounds, tile: tuple[Ar
 
 
 def vector_features(table: OpTable, chips: Chips, found: Bounds) -> Floats:
-    """Features of elementwise operators, layer normalisation and softmax, float32 [P, ``VECTOR_FEATURES``]."""
+    """Features of elementwise operators, layer normalization and softmax, float32 [P, ``VECTOR_FEATURES``]."""
     moved = bytes_of(table)
     columns = (
         *_chip(chips),

@@ -29,7 +29,7 @@ __all__ = ["SCHEMA", "load_tile", "read_tile_header", "save_tile"]
 
 SCHEMA = 1
 KIND = "tile"
-_LABELS = {"best-tile": "log(bound / time)", "paper": "utilisation = gamma - alpha / waves"}
+_LABELS = {"best-tile": "log(bound / time)", "paper": "utilization = gamma - alpha / waves"}
 _FEATURES = {
     "best-tile": {"products": list(PRODUCT_FEATURES), "vectors": list(VECTOR_FEATURES)},
     "paper": {"all": list(PAPER_FEATURES)},

@@ -1,8 +1,8 @@
 """Preset ``paper`` of the tile model: NeuSight's regression to the letter (room cost).
 
 In: training rows. Out: one ``PaperModel`` per class: the tile of the nearest measured kernel, four ratios of the tile
-to the chip, a network that says ``utilisation = gamma - alpha / waves``, and the roofline of the operator. Changed in
-two places, as the released code divides by zero and reads tiles of far kernels without saying so: utilisation stays
+to the chip, a network that says ``utilization = gamma - alpha / waves``, and the roofline of the operator. Changed in
+two places, as the released code divides by zero and reads tiles of far kernels without saying so: utilization stays
 within [0.01, 1], and the distance of the kernel is part of the answer. Not here: what we price with (``tile_trees``).
 
 Source: Lee et al., NeuSight, ASPLOS 2025, and its released code.
@@ -103,9 +103,9 @@ def _vector(table: OpTable, tile: Floats, item: int) -> tuple[Floats, ...]:
     return table.B * num, operations * width / 1e9, item * tensors * width / _MIB, flops / moved
 
 
-def latency_ms(tiles: Tiles, utilisation: Floats) -> Floats:
+def latency_ms(tiles: Tiles, utilization: Floats) -> Floats:
     """Step 6: waves of tiles, each at its share of the roof."""
-    per_wave_s = tiles.num_units * tiles.tile_gflop / (tiles.roof_gflops_per_s * utilisation)
+    per_wave_s = tiles.num_units * tiles.tile_gflop / (tiles.roof_gflops_per_s * utilization)
     return 1e3 * tiles.waves * per_wave_s
 
 
@@ -135,11 +135,11 @@ class PaperModel:
         tiles = tiles_of(table, chips, tile, dtype)
         with torch.inference_mode():
             inputs, waves = _tensors(tiles.features, tiles.waves)
-            utilisation = _utilisation(network(inputs), waves).numpy().astype(np.float64)
+            utilization = _utilization(network(inputs), waves).numpy().astype(np.float64)
         known = (tile[:, 1], tile[:, 0]) if self.op_class in PRODUCTS else None
         found = tile_bounds(table, chips, 0.0, known, dtype)
         unknown = np.full(len(table), np.nan)
-        return TilePrices(latency_ms(tiles, utilisation), found, tile, distance, unknown, unknown)
+        return TilePrices(latency_ms(tiles, utilization), found, tile, distance, unknown, unknown)
 
 
 def _tile_of(table: OpTable, sheet: Sheet, lookup: TileLookup) -> tuple[Floats, Floats]:
@@ -163,7 +163,7 @@ def _tensors(*arrays: NDArray[Any]) -> tuple[Any, ...]:
     return tuple(torch.from_numpy(np.asarray(array, dtype=np.float32)) for array in arrays)
 
 
-def _utilisation(outputs: Any, waves: Any) -> Any:
+def _utilization(outputs: Any, waves: Any) -> Any:
     """Gamma - alpha / waves; the middle output is not used, as in the released code.
 
     Outside of [0.01, 1] the value is that of the border, and the gradient is kept: one wave begins near 0.
@@ -208,7 +208,7 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_epochs: int) ->
 
 
 def _descend(name: str, inputs: Any, waves: Any, target: Any, seed: int, num_epochs: int) -> dict[str, NDArray[Any]]:
-    """Weights of the best epoch; ``target`` is the utilisation that was measured, so time over truth is target / u."""
+    """Weights of the best epoch; ``target`` is the utilization that was measured, so time over truth is target / u."""
     torch = require("torch", extra="learn")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -219,13 +219,13 @@ def _descend(name: str, inputs: Any, waves: Any, target: Any, seed: int, num_epo
         best, weights = float("inf"), network.state_dict()
         for _ in range(num_epochs):
             for batch in train[torch.randperm(len(train))].split(_BATCH[name]):
-                ratio = target[batch] / _utilisation(network(inputs[batch]), waves[batch])
+                ratio = target[batch] / _utilization(network(inputs[batch]), waves[batch])
                 loss = ((ratio - 1).abs() / (ratio + 1)).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
             with torch.no_grad():
-                error = float((target[held] / _utilisation(network(inputs[held]), waves[held]) - 1).abs().mean())
+                error = float((target[held] / _utilization(network(inputs[held]), waves[held]) - 1).abs().mean())
             if error < best:
                 best, weights = error, {key: value.clone() for key, value in network.state_dict().items()}
     return {key: value.detach().numpy() for key, value in weights.items()}

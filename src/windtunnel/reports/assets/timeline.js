@@ -60,13 +60,13 @@
     wtView.reveal(row);
   }
 
-  function recolour() {
-    wtView.recolour(state.by, state.match ? state.match.keep : state.onlyPath ? data.critical : null);
+  function recolor() {
+    wtView.recolor(state.by, state.match ? state.match.keep : state.onlyPath ? data.critical : null);
     const used = new Set(data.columns[state.by]);
-    byId("timeline-legend").replaceChildren(...data.header[`${state.by}s`].filter((_, code) => used.has(code)).map(([label, colour]) => {
+    byId("timeline-legend").replaceChildren(...data.header[`${state.by}s`].filter((_, code) => used.has(code)).map(([label, color]) => {
       const entry = document.createElement("span");
       const swatch = document.createElement("i");
-      swatch.style.background = colour;
+      swatch.style.background = color;
       entry.append(swatch, label);
       return entry;
     }));
@@ -78,7 +78,7 @@
     state.hit = -1;
     found.textContent = state.match
       ? `${state.match.count.toLocaleString("en")} tasks, ${duration(state.match.busy)} in all; Enter shows the next` : "";
-    recolour();
+    recolor();
   }
 
   function nextMatch() {
@@ -156,8 +156,8 @@
     });
     byId("timeline-search").addEventListener("input", (event) => search(event.target.value));
     byId("timeline-search").addEventListener("keydown", (event) => { if (event.key === "Enter") nextMatch(); });
-    byId("timeline-by").addEventListener("change", (event) => { state.by = event.target.value; recolour(); });
-    byId("timeline-path").addEventListener("change", (event) => { state.onlyPath = event.target.checked; recolour(); });
+    byId("timeline-by").addEventListener("change", (event) => { state.by = event.target.value; recolor(); });
+    byId("timeline-path").addEventListener("change", (event) => { state.onlyPath = event.target.checked; recolor(); });
     byId("timeline-whole").addEventListener("click", whole);
     new ResizeObserver(() => wtView.resize()).observe(root);
   }
@@ -178,6 +178,6 @@
     note.append(` Not drawn: ${data.header.num_hidden.toLocaleString("en")} tasks that take no time on no resource.`);
   }
   listen();
-  recolour();
+  recolor();
   root.dataset.ready = "true";
 })();

@@ -2,7 +2,7 @@
 "use strict";
 const wtData = (() => {
   const STRIDE = 16; // running sums are kept for every 16th task
-  const NUM_COLOURS = 8; // colour slots: kinds or phases; the last one is "dimmed"
+  const NUM_COLORS = 8; // color slots: kinds or phases; the last one is "dimmed"
 
   async function unpack(base64) {
     const text = atob(base64);
@@ -55,48 +55,48 @@ const wtData = (() => {
       header, columns, start, end, tracks, critical, count,
       endNs: Math.max(header.end_ns, 1),
       pathEnd,
-      colour: new Uint8Array(count),
+      color: new Uint8Array(count),
       palette: [],
       sums: null,
     };
     return data;
   }
 
-  // what decides a task's colour now: kind or phase; tasks outside `keep` are dimmed
-  function recolour(data, by, keep) {
+  // what decides a task's color now: kind or phase; tasks outside `keep` are dimmed
+  function recolor(data, by, keep) {
     const source = by === "phase" ? data.columns.phase : data.columns.kind;
     const labels = by === "phase" ? data.header.phases : data.header.kinds;
-    data.palette = labels.map(([, colour]) => colour);
-    while (data.palette.length < NUM_COLOURS) data.palette.push("#eceff2");
-    for (let i = 0; i < data.count; i++) data.colour[i] = keep && !keep[i] ? NUM_COLOURS - 1 : source[i];
+    data.palette = labels.map(([, color]) => color);
+    while (data.palette.length < NUM_COLORS) data.palette.push("#eceff2");
+    for (let i = 0; i < data.count; i++) data.color[i] = keep && !keep[i] ? NUM_COLORS - 1 : source[i];
     data.sums = runningSums(data);
   }
 
-  // sums[(block) * NUM_COLOURS + colour]: busy ns of that colour in all tasks before the block, over all tracks
+  // sums[(block) * NUM_COLORS + color]: busy ns of that color in all tasks before the block, over all tracks
   function runningSums(data) {
     const blocks = Math.floor(data.count / STRIDE) + 1;
-    const sums = new Float64Array((blocks + 1) * NUM_COLOURS);
+    const sums = new Float64Array((blocks + 1) * NUM_COLORS);
     for (let block = 0; block < blocks; block++) {
-      const at = block * NUM_COLOURS, next = at + NUM_COLOURS;
-      for (let c = 0; c < NUM_COLOURS; c++) sums[next + c] = sums[at + c];
+      const at = block * NUM_COLORS, next = at + NUM_COLORS;
+      for (let c = 0; c < NUM_COLORS; c++) sums[next + c] = sums[at + c];
       const stop = Math.min((block + 1) * STRIDE, data.count);
-      for (let i = block * STRIDE; i < stop; i++) sums[next + data.colour[i]] += data.end[i] - data.start[i];
+      for (let i = block * STRIDE; i < stop; i++) sums[next + data.color[i]] += data.end[i] - data.start[i];
     }
     return sums;
   }
 
-  // adds the busy time per colour of tasks [a, b) to into[0..NUM_COLOURS)
+  // adds the busy time per color of tasks [a, b) to into[0..NUM_COLORS)
   function addBusy(data, a, b, into) {
     const blockA = Math.ceil(a / STRIDE), blockB = Math.floor(b / STRIDE);
     if (blockB <= blockA) {
-      for (let i = a; i < b; i++) into[data.colour[i]] += data.end[i] - data.start[i];
+      for (let i = a; i < b; i++) into[data.color[i]] += data.end[i] - data.start[i];
       return;
     }
-    for (let i = a; i < blockA * STRIDE; i++) into[data.colour[i]] += data.end[i] - data.start[i];
-    for (let c = 0; c < NUM_COLOURS; c++) {
-      into[c] += data.sums[blockB * NUM_COLOURS + c] - data.sums[blockA * NUM_COLOURS + c];
+    for (let i = a; i < blockA * STRIDE; i++) into[data.color[i]] += data.end[i] - data.start[i];
+    for (let c = 0; c < NUM_COLORS; c++) {
+      into[c] += data.sums[blockB * NUM_COLORS + c] - data.sums[blockA * NUM_COLORS + c];
     }
-    for (let i = blockB * STRIDE; i < b; i++) into[data.colour[i]] += data.end[i] - data.start[i];
+    for (let i = blockB * STRIDE; i < b; i++) into[data.color[i]] += data.end[i] - data.start[i];
   }
 
   // first row in [lo, hi) whose value is >= limit (values ascend within a track)
@@ -145,5 +145,5 @@ const wtData = (() => {
     return lowerBound(data.tracks.map((track) => track.last), row + 1, 0, data.tracks.length);
   }
 
-  return { NUM_COLOURS, unpack, recolour, addBusy, lowerBound, gallop, matches, bindingOf, trackOf };
+  return { NUM_COLORS, unpack, recolor, addBusy, lowerBound, gallop, matches, bindingOf, trackOf };
 })();

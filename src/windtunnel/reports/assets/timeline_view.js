@@ -2,7 +2,7 @@
 "use strict";
 const wtView = (() => {
   const GUTTER = 168, RULER = 26, OVERVIEW = 44, GAP = 5;
-  const N = wtData.NUM_COLOURS;
+  const N = wtData.NUM_COLORS;
   const root = document.getElementById("timeline");
   const canvas = document.getElementById("timeline-canvas");
   const context = canvas.getContext("2d", { alpha: false });
@@ -11,7 +11,7 @@ const wtView = (() => {
   let data, width = 0, height = 0, ratio = 1, laneHeight = 20, lanes = [], pending = false;
   let picture, pixels, sums, overview, tones = [], ink = [], lastFrameMs = 0;
 
-  const colourOf = (hex) =>
+  const colorOf = (hex) =>
     (255 << 24 | parseInt(hex.slice(5, 7), 16) << 16 | parseInt(hex.slice(3, 5), 16) << 8 | parseInt(hex.slice(1, 3), 16)) >>> 0;
 
   function duration(ns) {
@@ -98,11 +98,11 @@ const wtView = (() => {
     if (lastIsWide) {
       addBox(last, scale, boxes);
     } else if (data.end[last] > edge) {
-      const colour = data.colour[last], length = data.end[last] - data.start[last];
+      const color = data.color[last], length = data.end[last] - data.start[last];
       let rest = Math.min(data.end[last] - edge, length);
-      part[colour] -= rest;
+      part[color] -= rest;
       for (let next = column + 1; rest > 0 && next < picture.width; next++, rest -= 1 / scale) {
-        sums[next * N + colour] += Math.min(rest, 1 / scale);
+        sums[next * N + color] += Math.min(rest, 1 / scale);
       }
     }
     for (let c = 0; c < N; c++) sums[column * N + c] += part[c];
@@ -112,9 +112,9 @@ const wtView = (() => {
   function addBox(row, scale, boxes) {
     boxes.push(row);
     const x0 = (data.start[row] - view.from) * scale, x1 = (data.end[row] - view.from) * scale;
-    const left = Math.floor(x0), right = Math.floor(x1), colour = data.colour[row];
-    if (left >= 0 && left < picture.width) sums[left * N + colour] += (left + 1 - x0) / scale;
-    if (right >= 0 && right < picture.width) sums[right * N + colour] += (x1 - right) / scale;
+    const left = Math.floor(x0), right = Math.floor(x1), color = data.color[row];
+    if (left >= 0 && left < picture.width) sums[left * N + color] += (left + 1 - x0) / scale;
+    if (right >= 0 && right < picture.width) sums[right * N + color] += (x1 - right) / scale;
   }
 
   function paintColumn(column, rows, scale) {
@@ -135,8 +135,8 @@ const wtView = (() => {
   function paintBox(row, columns, rows, scale) {
     const x0 = Math.floor((data.start[row] - view.from) * scale) + 1, x1 = Math.floor((data.end[row] - view.from) * scale);
     const left = Math.max(0, x0), right = Math.min(columns, x1);
-    const tone = tones[data.colour[row]];
-    const edge = x1 - x0 >= 8 && x0 >= 0 ? 1 : 0; // a hair line tells neighbours of one colour apart
+    const tone = tones[data.color[row]];
+    const edge = x1 - x0 >= 8 && x0 >= 0 ? 1 : 0; // a hair line tells neighbors of one color apart
     for (let y = 0; y < rows; y++) pixels.fill(tone, y * columns + left + edge, y * columns + right);
   }
 
@@ -147,7 +147,7 @@ const wtView = (() => {
       const room = Math.floor((right - left - 8) / 6.3);
       if (room < 3) continue;
       const name = data.header.names[data.columns.name[row]];
-      context.fillStyle = ink[data.colour[row]];
+      context.fillStyle = ink[data.color[row]];
       context.fillText(name.length > room ? `${name.slice(0, room - 1)}…` : name, left + 5, baseline);
     }
   }
@@ -215,7 +215,7 @@ const wtView = (() => {
         part.fill(0);
         wtData.addBusy(data, i, Math.max(stop, i + 1), part);
         let rest = data.end[Math.max(stop, i + 1) - 1] - (column + 1) * whole;
-        const tail = data.colour[Math.max(stop, i + 1) - 1];
+        const tail = data.color[Math.max(stop, i + 1) - 1];
         if (rest > 0) part[tail] -= rest;
         for (let c = 0; c < N; c++) busy[column * N + c] += part[c];
         for (let k = column + 1; rest > 0 && k < overview.width; k++, rest -= whole) busy[k * N + tail] += Math.min(rest, whole);
@@ -287,9 +287,9 @@ const wtView = (() => {
     context.lineWidth = 1;
   }
 
-  function recolour(by, keep) {
-    wtData.recolour(data, by, keep);
-    tones = data.palette.map(colourOf);
+  function recolor(by, keep) {
+    wtData.recolor(data, by, keep);
+    tones = data.palette.map(colorOf);
     ink = data.palette.map((hex) => {
       const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
       return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111827" : "#ffffff";
@@ -302,7 +302,7 @@ const wtView = (() => {
     data = unpacked;
     lanes = data.tracks.map((track, index) => ({ ...track, index }));
     view.to = data.endNs;
-    recolour("kind", null);
+    recolor("kind", null);
     resize();
   }
 
@@ -341,5 +341,5 @@ const wtView = (() => {
   }
 
   const isWhole = () => view.to - view.from >= data.endNs;
-  return { root, canvas, view, GUTTER, OVERVIEW, show, resize, recolour, changed, draw, zoom, pan, jump, reveal, taskAt, duration, isWhole, frameMs: () => lastFrameMs };
+  return { root, canvas, view, GUTTER, OVERVIEW, show, resize, recolor, changed, draw, zoom, pan, jump, reveal, taskAt, duration, isWhole, frameMs: () => lastFrameMs };
 })();

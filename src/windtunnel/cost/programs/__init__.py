@@ -1,5 +1,0 @@
-"""Tensor programs that are really built and measured (room cost): tasks, schedules, code, times.
-
-In: what operators the suite's networks are made of. Out: a ``ProgramSet`` for ``cost/learned``. A tensor compiler
-(extra ``tvm``) is needed here and nowhere else. Not here: features and models, which know loop nests only.
-"""

@@ -1,0 +1,108 @@
+"""Work that is done because shapes do not fill the machine (room cost, private).
+
+In: shapes of products, vector width, number of threads. Out: work really done over work asked for, >= 1. A kernel
+computes whole vectors of channels, and the last thread's share decides when all are done. On a GPU the same holds for
+tiles over multiprocessors: the time goes up in steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.ceilings import Ceilings, lanes_of
+from windtunnel.graph import Graph
+
+__all__ = ["padding_ratio", "padding_ratios", "product_ratio", "quantization_ratios", "wave_ratio"]
+
+_FEW_INPUTS = 4  # images have three channels, and kernels of their own that do not pad them
+_ROWS_PER_TILE = 16
+
+
+def padding_ratio(size: int, multiple: int) -> float:
+    """A size rounded up to whole multiples, over itself.
+
+    Examples
+    --------
+    >>> padding_ratio(24, 16), padding_ratio(32, 16)
+    (1.3333333333333333, 1.0)
+    """
+    return float(padding_ratios(np.float64(size), np.float64(multiple)))
+
+
+def padding_ratios(
+    sizes: NDArray[np.float64] | np.float64, multiples: NDArray[np.float64] | np.float64
+) -> NDArray[np.float64]:
+    """The same by row; 1 where a size is 0, so not known.
+
+    Examples
+    --------
+    >>> padding_ratios(np.array([133.0, 132.0, 0.0]), np.array(132.0)).tolist()
+    [1.9849624060150375, 1.0, 1.0]
+    """
+    whole = np.ceil(sizes / multiples) * multiples
+    ratios: NDArray[np.float64] = np.where(sizes > 0, whole / np.where(sizes > 0, sizes, 1.0), 1.0)
+    return ratios
+
+
+def wave_ratio(num_tiles: int, num_workers: int) -> float:
+    """Rounds that the busiest of the workers makes, over the mean: tiles on multiprocessors, or shares on threads.
+
+    Examples
+    --------
+    >>> wave_ratio(133, 132) == 2 * 132 / 133
+    True
+    """
+    return padding_ratio(num_tiles, num_workers)
+
+
+def quantization_ratios(graph: Graph, products: NDArray[np.bool_], ceilings: Ceilings) -> NDArray[np.float64]:
+    """Of every product of a captured graph, float [number of products]; 1 where its shapes are not known."""
+    if "input_shapes" not in graph.tasks:
+        return np.ones(int(products.sum()))
+    lanes = lanes_of(ceilings.peaks[ceilings.dtype])
+    names = graph.tasks.strings("op").take(np.flatnonzero(products))
+    shapes = graph.tasks.strings("input_shapes").take(np.flatnonzero(products))
+    known: dict[tuple[str, str], float] = {}
+    for row in range(int(products.sum())):
+        key = names.decode(row), shapes.decode(row)
+        if key not in known:
+            known[key] = product_ratio(key[0], json.loads(key[1]), lanes, ceilings.num_threads)
+    return np.array([known[names.decode(row), shapes.decode(row)] for row in range(int(products.sum()))])
+
+
+def product_ratio(operator: str, shapes: Sequence[Any], lanes: int, num_threads: int) -> float:
+    """Of one convolution or matrix product; 1 for any other."""
+    name = operator.rpartition("::")[2].partition(".")[0]
+    try:
+        if "conv" in name and not name.endswith("backward"):
+            return _convolution_ratio(shapes[0], shapes[1], lanes, num_threads)
+        if name in ("mm", "bmm", "addmm", "baddbmm", "linear"):
+            first, second = (1, 2) if name.startswith(("add", "badd")) else (0, 1)
+            return _matmul_ratio(shapes[first], shapes[second], lanes, num_threads)
+    except (IndexError, TypeError, ValueError):
+        return 1.0  # an overload with other arguments
+    return 1.0
+
+
+def _convolution_ratio(images: Sequence[int], weight: Sequence[int], lanes: int, num_threads: int) -> float:
+    outputs, inputs_per_group = int(weight[0]), int(weight[1])
+    groups = max(1, int(images[1]) // inputs_per_group)
+    is_depthwise = inputs_per_group == 1
+    per_group = outputs if is_depthwise else outputs // groups
+    ratio = padding_ratio(per_group, lanes)
+    if not is_depthwise and inputs_per_group > _FEW_INPUTS:
+        ratio *= padding_ratio(inputs_per_group, lanes)
+    shares = int(images[0]) * math.ceil(outputs / lanes) * max(1, math.prod(images[2:-1]))
+    return ratio * wave_ratio(shares, num_threads)
+
+
+def _matmul_ratio(first: Sequence[int], second: Sequence[int], lanes: int, num_threads: int) -> float:
+    rows, columns = math.prod(first[:-1]), int(second[-1])
+    shares = math.ceil(rows / _ROWS_PER_TILE) * math.ceil(columns / lanes)
+    return padding_ratio(columns, lanes) * wave_ratio(shares, num_threads)

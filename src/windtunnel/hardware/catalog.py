@@ -1,0 +1,163 @@
+"""The catalog: chips, links and machines by name (room hardware).
+
+In: CSV files beside this one, each row with its source. Out: ``Device``, ``Link`` and ``Machine`` values.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+from windtunnel.errors import InputError
+from windtunnel.hardware.host import matching, this_host
+from windtunnel.hardware.parts import Device, Link
+from windtunnel.hardware.sheet import device_of_row, read_sheet
+from windtunnel.hardware.systems import Machine
+
+__all__ = ["THIS_HOST", "device", "devices", "link", "links", "machine", "machines", "recognize"]
+
+THIS_HOST = "this host"
+_GIB = 2**30
+
+Value = TypeVar("Value")
+
+
+def _rows(file: str) -> list[dict[str, str]]:
+    text = resources.files("windtunnel.hardware").joinpath(file).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    """Every chip of the catalog by name."""
+    return {row["name"]: device_of_row(row) for row in _rows("devices.csv")}
+
+
+@cache
+def _aliases() -> Mapping[str, str]:
+    """Short names, such as ``h100``, and names that published tables use."""
+    return {alias: row["name"] for row in _rows("devices.csv") for alias in row["aliases"].split()}
+
+
+@cache
+def links() -> Mapping[str, Link]:
+    """Every link of the catalog by name."""
+    return {
+        row["name"]: Link(
+            name=row["name"],
+            bandwidth_bytes_per_s=float(row["bandwidth_gb_per_s"]) * 1e9,
+            latency_ns=round(float(row["latency_us"]) * 1000),
+            is_duplex=row["is_duplex"] == "yes",
+            source=row["source"],
+        )
+        for row in _rows("links.csv")
+    }
+
+
+@cache
+def machines() -> Mapping[str, Machine]:
+    """Every machine of the catalog by name."""
+    return {row["name"]: _machine(row) for row in _rows("machines.csv")}
+
+
+def _machine(row: dict[str, str]) -> Machine:
+    return Machine(
+        name=row["name"],
+        cpu_name=row["cpu_name"],
+        num_cores=int(row["num_cores"]),
+        num_threads=int(row["num_threads"]),
+        memory_bytes=int(row["memory_gib"]) * _GIB,
+        devices=(device(row["device"]),) * int(row["num_devices"]),
+        host_link=link(row["host_link"]),
+        device_link=link(row["device_link"]),
+        network_link=link(row["network_link"]),
+        source=row["source"],
+    )
+
+
+def _find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
+    if name in known:
+        return known[name]
+    parts = [key for key in known if name.lower() in key]
+    near = (parts or difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.3) or sorted(known))[:3]
+    raise InputError(f"no {kind} is called {name!r}", where="catalog", fix=f"did you mean {', '.join(near)}?")
+
+
+def device(name: str) -> Device:
+    """Find a chip by its name, by a short name, or in a sheet of one's own.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``h100-pcie-80g`` or ``h100``; a name that ends in ``.json`` is the path of a sheet.
+
+    Raises
+    ------
+    InputError
+        No chip has this name; the nearest three are offered. Or the sheet lacks fields, which are listed.
+
+    Examples
+    --------
+    >>> device("t4").flops_per_s("fp16")
+    65000000000000.0
+    >>> device("h100").name
+    'h100-sxm5-80g'
+    """
+    if name.endswith(".json"):
+        return read_sheet(Path(name))
+    return _find("device", _aliases().get(name.lower(), name), devices())
+
+
+def recognize(name: str, memory_bytes: int) -> Device | None:
+    """Find the chip that a driver or a trace calls ``name``, by its memory among variants; None if it is not known.
+
+    Examples
+    --------
+    >>> recognize("Tesla V100-SXM2-32GB", 34_079_637_504).name
+    'v100-sxm2-32g'
+    """
+    return matching(name, memory_bytes, devices())
+
+
+def link(name: str) -> Link:
+    """Find a link.
+
+    Raises
+    ------
+    InputError
+        No link has this name; the nearest three are offered.
+
+    Examples
+    --------
+    >>> link("nvlink4").bandwidth_bytes_per_s
+    450000000000.0
+    """
+    return _find("link", name, links())
+
+
+def machine(name: str = THIS_HOST) -> Machine:
+    """Look at this host, or find a machine of the catalog.
+
+    Parameters
+    ----------
+    name : str
+        ``"this host"`` (the default) or a name of the catalog.
+
+    Raises
+    ------
+    InputError
+        No machine has this name; the nearest three are offered.
+
+    Examples
+    --------
+    >>> machine("dgx-a100").devices[0].name
+    'a100-sxm4-80g'
+    """
+    if name in (THIS_HOST, "this-host", "localhost"):
+        return this_host(devices())
+    return _find("machine", name, machines())

@@ -1,0 +1,208 @@
+"""Two programs take turns: baseline, changed, changed, baseline, ... until their ratio is known well enough (private).
+
+In: two lanes, each of which can run some iterations when it is told to. Out: a ``Measurement``. The order within a
+round alternates, so that a machine that slows down steadily favors neither. Not here: what the lanes run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from windtunnel.errors import FlightError
+from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup, has_trend, warmup_length
+
+__all__ = ["Lane", "Measurement", "Progress", "StopRule", "Turn", "measure"]
+
+Progress = Callable[[str, int, int], None]
+_MIN_ROUNDS = 3
+_MAX_ITERATIONS_PER_TURN = 64
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one lane did when it was its turn: durations of its iterations, and losses where it had any."""
+
+    durations_ns: Sequence[int]
+    losses: Sequence[float] = ()
+
+
+class Lane(Protocol):
+    """A program that runs only when it is told to."""
+
+    @property
+    def iterations_per_sample(self) -> int:
+        """How many iterations are one unit of the program."""
+        ...
+
+    def turn(self, num_iterations: int) -> Turn | None:
+        """Run one iteration to settle and then ``num_iterations``; None when the program has come to its end."""
+        ...
+
+    def log_tail(self) -> str:
+        """The last lines that the program printed."""
+        ...
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """When it is enough.
+
+    Attributes
+    ----------
+    rounds : int
+        At most so many rounds.
+    precision : float
+        Stop when half of the interval's width is below this share of the speed-up.
+    time_limit_s : float
+        Stop after this time, if there are rounds enough for an interval.
+    turn_ns : int
+        A turn shall last about this long.
+    warmup : int
+        Iterations of each lane before anything counts.
+    confidence : float
+    """
+
+    rounds: int = 40
+    precision: float = 0.006
+    time_limit_s: float = 60.0
+    turn_ns: int = 100_000_000
+    warmup: int = 5
+    confidence: float = 0.9
+    min_rounds: int = 7
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Medians of every turn, ns per iteration of the program that ran, round by round; warm-up is dropped."""
+
+    baseline_R: Sequence[float]
+    changed_R: Sequence[float]
+    confidence: float = 0.9
+    losses: tuple[Sequence[float], Sequence[float]] = ((), ())
+    num_iterations: tuple[int, int] = (0, 0)
+    notes: tuple[str, ...] = ()
+    speedup: Estimate = field(init=False)
+    baseline: Estimate = field(init=False)
+    changed: Estimate = field(init=False)
+
+    def __post_init__(self) -> None:
+        confidence = self.confidence
+        object.__setattr__(self, "speedup", estimate_speedup(self.baseline_R, self.changed_R, confidence=confidence))
+        object.__setattr__(self, "baseline", estimate_median(self.baseline_R, confidence=confidence))
+        object.__setattr__(self, "changed", estimate_median(self.changed_R, confidence=confidence))
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that count."""
+        return len(self.baseline_R)
+
+
+def measure(baseline: Lane, changed: Lane, rule: StopRule, progress: Progress | None = None) -> Measurement:
+    """Let the lanes take turns until the rule is met.
+
+    Raises
+    ------
+    FlightError
+        A lane ended before there were rounds enough, or the changed program no longer computes numbers.
+    """
+    begun_s = time.monotonic()
+    lanes = (baseline, changed)
+    warm = [_require(lane.turn(_whole(rule.warmup, lane)), lane, 0) for lane in lanes]
+    lengths = [_turn_length(turn, lane, rule.turn_ns) for turn, lane in zip(warm, lanes, strict=True)]
+    samples: tuple[list[float], list[float]] = ([], [])
+    losses: tuple[list[float], list[float]] = (list(warm[0].losses), list(warm[1].losses))
+    has_ended = False
+    while not has_ended and not _is_enough(samples, rule, time.monotonic() - begun_s):
+        order = (0, 1) if len(samples[0]) % 2 == 0 else (1, 0)
+        turns = {which: lanes[which].turn(lengths[which]) for which in order}
+        for which in (0, 1):
+            turn = turns[which]
+            if turn is None or len(turn.durations_ns) < lanes[which].iterations_per_sample:
+                has_ended = True
+                continue
+            samples[which].append(_per_iteration(turn, lanes[which]))
+            losses[which].extend(turn.losses)
+        if progress is not None:
+            progress("flying", len(samples[0]), rule.rounds)
+    return _conclude(lanes, samples, losses, rule, tuple(lengths))
+
+
+def _conclude(
+    lanes: tuple[Lane, Lane],
+    samples: tuple[list[float], list[float]],
+    losses: tuple[list[float], list[float]],
+    rule: StopRule,
+    lengths: tuple[int, ...],
+) -> Measurement:
+    num_rounds = min(map(len, samples))
+    _check_losses(lanes, losses)
+    baseline_R, changed_R = (np.asarray(values[:num_rounds]) for values in samples)
+    cut = min(max(warmup_length(baseline_R), warmup_length(changed_R)), max(0, num_rounds - _MIN_ROUNDS))
+    if num_rounds < _MIN_ROUNDS:
+        shortest = min(range(2), key=lambda which: len(samples[which]))
+        raise FlightError(
+            f"the program ended after {num_rounds} rounds of {lengths[0]} iterations; {_MIN_ROUNDS} must count",
+            where=("baseline", "changed program")[shortest],
+            fix="let it train for more iterations, or ask for fewer with --rounds",
+            log_tail=lanes[shortest].log_tail(),
+        )
+    baseline_R, changed_R = baseline_R[cut:], changed_R[cut:]
+    notes = ("the speed-up was still drifting",) if has_trend(np.log(baseline_R / changed_R)) else ()
+    iterations = (lengths[0] * num_rounds, lengths[1] * num_rounds)
+    return Measurement(baseline_R.tolist(), changed_R.tolist(), rule.confidence, losses, iterations, notes)
+
+
+def _require(turn: Turn | None, lane: Lane, num_rounds: int) -> Turn:
+    if turn is None or not turn.durations_ns:
+        raise FlightError(
+            f"the program ended during warm-up, after {num_rounds} measured rounds",
+            fix="let it train for more iterations",
+            log_tail=lane.log_tail(),
+        )
+    return turn
+
+
+def _whole(num_iterations: int, lane: Lane) -> int:
+    return math.ceil(num_iterations / lane.iterations_per_sample) * lane.iterations_per_sample
+
+
+def _turn_length(warm: Turn, lane: Lane, turn_ns: int) -> int:
+    unit = lane.iterations_per_sample
+    fastest_ns = max(1, min(warm.durations_ns))  # the others may have compiled something
+    return _whole(min(max(1, round(turn_ns / fastest_ns)), max(_MAX_ITERATIONS_PER_TURN, unit)), lane)
+
+
+def _per_iteration(turn: Turn, lane: Lane) -> float:
+    unit = lane.iterations_per_sample
+    durations = np.asarray(turn.durations_ns, dtype=np.float64)
+    durations = durations[: len(durations) // unit * unit].reshape(-1, unit)
+    return float(np.median(durations.sum(axis=1)))
+
+
+def _is_enough(samples: tuple[list[float], list[float]], rule: StopRule, elapsed_s: float) -> bool:
+    num_rounds = min(map(len, samples))
+    if num_rounds >= rule.rounds:
+        return True
+    if num_rounds < min(rule.min_rounds, rule.rounds):
+        return elapsed_s > rule.time_limit_s and num_rounds >= _MIN_ROUNDS
+    cut = max(map(warmup_length, samples))
+    known = estimate_speedup(samples[0][cut:], samples[1][cut:], confidence=rule.confidence)
+    return known.half_width_ratio <= rule.precision or elapsed_s > rule.time_limit_s
+
+
+def _check_losses(lanes: tuple[Lane, Lane], losses: tuple[list[float], list[float]]) -> None:
+    baseline, changed = losses
+    bad = next((place for place, loss in enumerate(changed) if not math.isfinite(loss)), None)
+    if bad is not None and all(map(math.isfinite, baseline)):
+        raise FlightError(
+            f"the changed program's loss is {changed[bad]} where the baseline's is a number",
+            where=f"loss {bad + 1} of {len(changed)} looked at",
+            fix="this change does not train here; its time means nothing",
+            log_tail=lanes[1].log_tail(),
+        )

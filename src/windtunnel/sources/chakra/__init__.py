@@ -1,0 +1,5 @@
+"""Chakra execution traces, read and written (room sources)."""
+
+from windtunnel.sources.chakra.reader import is_chakra_json, load_chakra, save_chakra
+
+__all__ = ["is_chakra_json", "load_chakra", "save_chakra"]

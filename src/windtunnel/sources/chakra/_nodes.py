@@ -1,0 +1,258 @@
+"""Chakra nodes between file and graph (room sources, private).
+
+In: bytes of an ``.et`` or a Chakra JSON file. Out: ``Nodes``, columns in id order with dependencies as rows.
+Not here: what nodes become in a graph (``chakra.py``).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import TraceError
+from windtunnel.sources.chakra._wire import PROBLEMS, Scan, scan, unpack_varints
+
+__all__ = ["NODE_TYPES", "Nodes", "read_nodes", "unpacked", "unpacked_head"]
+
+# N nodes, D dependencies
+Ints = NDArray[Any]
+
+NODE_TYPES = (
+    "INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL",
+)  # fmt: skip
+_GZIP = b"\x1f\x8b"
+_ZIGZAG_FIELDS = (15, 17)
+_TEXT_FIELDS = (29, 31)
+_LIST_FIELDS = (8, 10, 12, 14, 28)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes:
+    """What a Chakra file says, rows in id order.
+
+    ``attrs`` maps a name to {row: value} with int, str or list of int values. Dependencies are pairs (row that waits,
+    row waited for); ``parents`` are control dependencies on nodes that the file leaves out: (row, id).
+    """
+
+    ids: Ints  # [N]
+    names: list[str]
+    types: Ints  # [N]
+    start_ns: Ints  # [N]
+    duration_ns: Ints  # [N]
+    data_deps: Ints  # [D, 2]
+    ctrl_deps: Ints  # [C, 2]
+    parents: Ints  # [P, 2]
+    attrs: dict[str, dict[int, Any]]
+    dropped: dict[str, int]
+
+
+def read_nodes(path: Path) -> Nodes:
+    """Read ``.et``, ``.et.gz``, ``.json`` or ``.json.gz``; the content decides, not the name.
+
+    Raises
+    ------
+    TraceError
+        The file is cut (byte), is no Chakra trace, or a node depends on one that is not there.
+    """
+    data = unpacked(path)
+    if not data:
+        raise TraceError("the file is empty", where=str(path), fix="export the trace again")
+    if data.lstrip()[:1] == b"{" and data.lstrip()[1:2] != b"\x12":
+        return _from_json(path, data)
+    return _from_scan(path, data, scan(data))
+
+
+def unpacked(path: Path) -> bytes:
+    """Bytes of a file, packed with gzip or not."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == _GZIP else data
+    except EOFError as error:
+        size = path.stat().st_size
+        raise TraceError(
+            "the gzip file is cut", where=f"{path}: byte {size:,}, its end", fix="copy it again"
+        ) from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"the gzip file is damaged: {error}", where=str(path), fix="copy it again") from error
+    except OSError as error:
+        raise TraceError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+
+
+def unpacked_head(path: Path) -> bytes:
+    """The first 4 KiB of a file, packed with gzip or not; nothing if they cannot be read."""
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == _GZIP
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            return file.read(4096)
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+def _from_scan(path: Path, data: bytes, found: Scan) -> Nodes:
+    if found.problem:
+        raise TraceError(
+            PROBLEMS[found.problem],
+            where=f"{path}: byte {found.problem_at:,} of {len(data):,}, after {len(found.node):,} nodes",
+            fix="a Chakra .et file is a sequence of length-delimited messages; export or copy it again",
+        )
+    node = found.node
+    names = [data[at : at + size].decode("utf-8", "replace") for at, size in node[:, 4:6].tolist()]
+    return _assembled(
+        path, node[:, 0], names, node[:, 1], node[:, 2] * 1000, node[:, 3] * 1000,
+        found.data_deps, found.ctrl_deps, _attributes(data, found),
+        {"tensor descriptions": found.num_texts} if found.num_texts else {},
+    )  # fmt: skip
+
+
+def _attributes(data: bytes, found: Scan) -> dict[str, dict[int, Any]]:
+    attrs: dict[str, dict[int, Any]] = {}
+    _, first, group = np.unique(found.attrs[:, 1], return_index=True, return_inverse=True)
+    names = [data[at : at + size].decode("utf-8", "replace") for at, size in found.attrs[first, 2:4].tolist()]
+    for which, (node, _, _, _, number, value, extent) in zip(
+        group.reshape(-1).tolist(), found.attrs.tolist(), strict=True
+    ):
+        attrs.setdefault(names[which], {})[node] = _value(data, number, value, extent)
+    return attrs
+
+
+def _value(data: bytes, number: int, value: int, extent: int) -> Any:
+    if number in _TEXT_FIELDS:
+        return data[value : value + extent].decode("utf-8", "replace") if extent >= 0 else ""
+    if number in _LIST_FIELDS and extent >= 0:
+        return _unpacked_list(data[value : value + extent])
+    if number in _ZIGZAG_FIELDS:
+        return (value >> 1) ^ -(value & 1)
+    return value
+
+
+def _unpacked_list(inner: bytes) -> list[int]:
+    """The integers of a list message: its key, the length as varint, then the packed values."""
+    end_of_length = next((i for i in range(1, len(inner)) if inner[i] < 128), len(inner))
+    return unpack_varints(inner[end_of_length + 1 :])
+
+
+def _from_json(path: Path, data: bytes) -> Nodes:
+    try:
+        document = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"the JSON is damaged: {error}", where=str(path), fix="export it again") from error
+    rows = document.get("workload_graph") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "Id" in row for row in rows):
+        is_torch = isinstance(document, dict) and "nodes" in document
+        raise TraceError(
+            "this is a PyTorch execution trace, not a Chakra graph" if is_torch else "there is no workload_graph",
+            where=str(path),
+            fix="convert it with a Chakra converter, or load the profiler's Kineto trace instead",
+        )
+    data_deps = [pair for n, row in enumerate(rows) for pair in _pairs(path, n, row, "data_deps")]
+    ctrl_deps = [
+        pair for n, row in enumerate(rows) for key in ("ctrlDeps", "ctrl_deps") for pair in _pairs(path, n, row, key)
+    ]
+    return _assembled(
+        path,
+        np.array([_whole(path, n, "Id", row["Id"]) for n, row in enumerate(rows)], np.int64),
+        [str(row.get("Name", "")) for row in rows],
+        np.array([_whole(path, n, "NodeType", row.get("NodeType", 0)) for n, row in enumerate(rows)], np.int64),
+        np.zeros(len(rows), np.int64),
+        np.array([_nanoseconds(path, n, row.get("runtime", 0)) for n, row in enumerate(rows)], np.int64),
+        np.array(data_deps, np.int64).reshape(-1, 2),
+        np.array(ctrl_deps, np.int64).reshape(-1, 2),
+        {"is_cpu_op": {n: int(bool(row["is_cpu_op"])) for n, row in enumerate(rows) if "is_cpu_op" in row}},
+        {},
+    )
+
+
+def _pairs(path: Path, n: int, row: dict[str, Any], key: str) -> list[tuple[int, int]]:
+    """Dependencies of one node as (node, id waited for)."""
+    deps = row.get(key) or []
+    if not isinstance(deps, list):
+        raise TraceError(f"{key} {deps!r} is not a list", where=f"{path}: node {n}")
+    return [(n, _whole(path, n, "dependency", dep)) for dep in deps]
+
+
+def _whole(path: Path, n: int, key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise TraceError(f"{key} {value!r} is not a whole number", where=f"{path}: node {n}")
+    return value
+
+
+def _nanoseconds(path: Path, n: int, runtime_us: Any) -> int:
+    if not isinstance(runtime_us, int | float) or not math.isfinite(runtime_us) or not 0 <= runtime_us < 2**50:
+        raise TraceError(f"runtime {runtime_us!r} is no time in microseconds", where=f"{path}: node {n}")
+    return round(runtime_us * 1000)
+
+
+def _assembled(
+    path: Path, ids: Ints, names: list[str], types: Ints, start_ns: Ints, duration_ns: Ints,
+    data_deps: Ints, ctrl_deps: Ints, attrs: dict[str, dict[int, Any]], dropped: dict[str, int],
+) -> Nodes:  # fmt: skip
+    """Sort by id and turn ids into rows."""
+    _check(path, ids, names, types, duration_ns)
+    order = np.argsort(ids, kind="stable")
+    row = np.empty(len(ids), np.int64)
+    row[order] = np.arange(len(ids))
+    ids = ids[order]
+    data_rows, is_known = _rows_of(ids, data_deps)
+    if not is_known.all():
+        n, missing = data_deps[~is_known][0].tolist()
+        raise TraceError(
+            f"node {ids[row[n]]} depends on node {missing}, which is not there",
+            where=f"{path}: {names[n][:80]!r}; {int((~is_known).sum()):,} such dependencies",
+            fix="the trace was cut; export it whole",
+        )
+    ctrl_rows, is_known = _rows_of(ids, ctrl_deps)
+    # a converter keeps the operator that called this one as control dependency, though it dropped the operator: then
+    # they tell of the call tree and not of time
+    is_tree = not is_known.all()
+    waits = row[ctrl_deps[:, 0]]
+    return Nodes(
+        ids=ids,
+        names=[names[n] for n in order.tolist()],
+        types=types[order],
+        start_ns=start_ns[order],
+        duration_ns=duration_ns[order],
+        data_deps=np.stack([row[data_deps[:, 0]], data_rows], axis=1),
+        ctrl_deps=np.stack([waits, ctrl_rows], axis=1)[: 0 if is_tree else None],
+        parents=np.stack([waits, ctrl_deps[:, 1]], axis=1)[: None if is_tree else 0],
+        attrs={name: {int(row[n]): value for n, value in values.items()} for name, values in attrs.items()},
+        dropped=dropped,
+    )
+
+
+def _check(path: Path, ids: Ints, names: list[str], types: Ints, duration_ns: Ints) -> None:
+    if not len(ids):
+        raise TraceError("there are no nodes", where=str(path), fix="export a trace that holds work")
+    distinct, count = np.unique(ids, return_counts=True)
+    if (count > 1).any():
+        raise TraceError(
+            f"node id {distinct[count > 1][0]} occurs {count.max()} times",
+            where=str(path),
+            fix="load one rank per file",
+        )
+    wrong = (types < 1) | (types >= len(NODE_TYPES))
+    if wrong.any():
+        n = int(np.flatnonzero(wrong)[0])
+        known = ", ".join(f"{code} {name}" for code, name in enumerate(NODE_TYPES) if code)
+        raise TraceError(
+            f"node {ids[n]} has the unknown type {types[n]}",
+            where=f"{path}: {names[n][:80]!r}",
+            fix=f"known types: {known}",
+        )
+    if (duration_ns < 0).any():
+        n = int(np.flatnonzero(duration_ns < 0)[0])
+        raise TraceError(f"node {ids[n]} has a negative or too long duration", where=f"{path}: {names[n][:80]!r}")
+
+
+def _rows_of(ids: Ints, deps: Ints) -> tuple[Ints, Ints]:
+    """Rows of the nodes waited for, and which of them exist."""
+    at = np.minimum(np.searchsorted(ids, deps[:, 1]), len(ids) - 1)
+    return at, ids[at] == deps[:, 1]

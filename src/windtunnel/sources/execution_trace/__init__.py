@@ -1,0 +1,5 @@
+"""PyTorch execution traces: operators and their dependencies without times (room sources)."""
+
+from windtunnel.sources.execution_trace.reader import count_unmeasured, is_execution_trace, load_execution_trace
+
+__all__ = ["count_unmeasured", "is_execution_trace", "load_execution_trace"]

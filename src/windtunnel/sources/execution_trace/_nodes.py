@@ -1,0 +1,233 @@
+"""Nodes of a PyTorch execution trace between file and graph (room sources, private).
+
+In: a file that ``ExecutionTraceObserver`` wrote, of any schema from 1.0.1 to 1.1.1. Out: ``Node``, one form for all,
+in the order in which the operators began. Not here: what an operator does, the graph.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from windtunnel.errors import TraceError
+from windtunnel.sources.chakra._nodes import unpacked
+
+__all__ = ["SCHEMAS", "Document", "Node", "read_document", "tensors"]
+
+SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.1.0", "1.1.1")  # before "-chakra..."
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Number = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]
+_LARGEST = 2**48  # elements, bytes; beyond that it is no size
+_ROOT = "[pytorch|profiler|execution_"
+
+
+class Side(msgspec.Struct):
+    """Inputs or outputs of a node."""
+
+    values: list[Any] = []
+    shapes: list[Any] = []
+    types: list[str] = []
+    strides: list[Any] = []
+
+
+class _Attribute(msgspec.Struct):
+    name: str
+    value: Any = None
+
+
+class _Nested(msgspec.Struct):
+    id: _Id
+    name: str
+    ctrl_deps: _Id
+    inputs: Side
+    outputs: Side
+    attrs: list[_Attribute]
+
+
+class _Flat(msgspec.Struct):
+    id: _Id
+    name: str
+    parent: _Id
+    rf_id: _Number
+    fw_parent: _Id
+    seq_id: _Number
+    scope: _Number
+    tid: _Id
+    fw_tid: _Id
+    op_schema: str
+    inputs: list[Any]
+    input_shapes: list[Any]
+    input_types: list[str]
+    outputs: list[Any]
+    output_shapes: list[Any]
+    output_types: list[str]
+
+
+class _Numbers(msgspec.Struct):
+    """Attributes that every node has."""
+
+    rf_id: _Number
+    seq_id: _Number
+    scope: _Number
+    tid: _Id
+    fw_parent: _Id = 0
+    fw_tid: _Id = 0
+    op_schema: str = ""
+
+
+class _Head(msgspec.Struct):
+    schema: str
+    nodes: msgspec.Raw
+    pid: Any = None
+
+
+class Node(NamedTuple):
+    """One call of an operator, or an annotation; ``details`` holds the attributes that only some nodes have."""
+
+    id: int
+    name: str
+    parent: int
+    forward_parent: int
+    record_id: int
+    sequence: int
+    scope: int
+    thread: int
+    forward_thread: int
+    schema: str
+    inputs: Side
+    outputs: Side
+    details: dict[str, Any]
+
+
+class Document(NamedTuple):
+    """What a file says: nodes in id order, without those that only stand for the process and its threads."""
+
+    path: Path
+    schema: str
+    nodes: list[Node]
+    num_roots: int
+
+
+def read_document(path: Path) -> Document:
+    """Read ``.json`` or ``.json.gz``; the content decides, not the name.
+
+    Raises
+    ------
+    TraceError
+        The file is cut (byte), has an unknown schema, lacks a field (which node), or its nodes contradict each other.
+    """
+    data = unpacked(path)
+    head = _decoded(path, data, _Head)
+    schema = head.schema.partition("-")[0]
+    if schema not in SCHEMAS:
+        raise TraceError(
+            f"the schema {head.schema[:40]!r} is not known",
+            where=f"{path}: field schema",
+            fix=f"known are {', '.join(SCHEMAS)} (with or without -chakra); record it again with another PyTorch",
+        )
+    raw = bytes(head.nodes)
+    nodes = [_of_flat(node) for node in _decoded(path, raw, list[_Flat], "nodes")] if schema == "1.0.1" else []
+    if schema != "1.0.1":
+        nodes = [_of_nested(path, node) for node in _decoded(path, raw, list[_Nested], "nodes")]
+    nodes.sort(key=lambda node: node.id)
+    _check_tree(path, nodes)
+    work = [node for node in nodes if not node.name.startswith(_ROOT)]
+    if not work:
+        raise TraceError(
+            "the trace has no operators",
+            where=f"{path}: {len(nodes)} nodes",
+            fix="let the observer run while the model does",
+        )
+    for node in work:
+        _check_tensors(path, node)
+    return Document(path, head.schema, work, len(nodes) - len(work))
+
+
+def _decoded(path: Path, data: bytes, kind: Any, field: str = "") -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        place = str(error).replace("`$", f"`{field}" if field else "`file")
+        raise TraceError(
+            f"this is no execution trace as ExecutionTraceObserver writes it: {place}", where=str(path), fix=_EXPORT
+        ) from error
+    except msgspec.DecodeError as error:
+        cut = "truncated" in str(error)
+        what = "the trace is cut off: the JSON stops" if cut else f"the trace is no JSON: {error}"
+        raise TraceError(
+            what, where=f"{path}: byte {len(data):,}, its end" if cut else str(path), fix=_EXPORT
+        ) from error
+    except (RecursionError, UnicodeError) as error:
+        raise TraceError(f"the trace is no JSON: {error}", where=str(path), fix=_EXPORT) from error
+
+
+_EXPORT = "stop the observer (unregister_callback) before the file is copied, and copy it whole"
+
+
+def _of_flat(node: _Flat) -> Node:
+    return Node(
+        node.id, node.name, node.parent, node.fw_parent, node.rf_id, node.seq_id, node.scope, node.tid, node.fw_tid,
+        node.op_schema,
+        Side(node.inputs, node.input_shapes, node.input_types),
+        Side(node.outputs, node.output_shapes, node.output_types),
+        {},
+    )  # fmt: skip
+
+
+def _of_nested(path: Path, node: _Nested) -> Node:
+    details = {attribute.name: attribute.value for attribute in node.attrs}
+    try:
+        numbers = msgspec.convert(details, _Numbers)
+    except msgspec.ValidationError as error:
+        raise _broken(path, node, f"its attributes are wrong: {error}") from error
+    for name in _Numbers.__struct_fields__:
+        details.pop(name, None)
+    return Node(
+        node.id, node.name, node.ctrl_deps, numbers.fw_parent, numbers.rf_id, numbers.seq_id, numbers.scope,
+        numbers.tid, numbers.fw_tid, numbers.op_schema, node.inputs, node.outputs,
+        {name: value for name, value in details.items() if value not in ("", None)},
+    )  # fmt: skip
+
+
+def _broken(path: Path, node: Any, message: str) -> TraceError:
+    return TraceError(message, where=f"{path}: node {node.id} ({node.name[:60]!r})", fix=_EXPORT)
+
+
+def _check_tree(path: Path, nodes: list[Node]) -> None:
+    """Ids are unique, and what a node lies inside began before it; only the process lies inside itself."""
+    known: set[int] = set()
+    for node in nodes:
+        if node.id in known:
+            raise _broken(path, node, f"node id {node.id} occurs more than once")
+        known.add(node.id)
+        is_root = node.name.startswith(_ROOT)
+        if node.parent > node.id or (node.parent == node.id and not is_root):
+            raise _broken(path, node, f"node {node.id} lies inside node {node.parent}: the calls form a cycle")
+        if node.parent not in known and not is_root:
+            raise _broken(path, node, f"node {node.id} lies inside node {node.parent}, which is not there")
+
+
+def _check_tensors(path: Path, node: Node) -> None:
+    for side in (node.inputs, node.outputs):
+        if not len(side.values) == len(side.shapes) == len(side.types):
+            counts = f"{len(side.values)} values, {len(side.shapes)} shapes, {len(side.types)} types"
+            raise _broken(path, node, f"inputs or outputs do not fit together: {counts}")
+        for place, (value, kind) in enumerate(zip(side.values, side.types, strict=True)):
+            found = tensors(value)
+            if found and "Tensor" not in kind:  # a list that only looks like one
+                side.values[place] = str(value)
+                continue
+            for tensor in found:
+                if not all(isinstance(number, int) and 0 <= number < _LARGEST for number in tensor[:5]):
+                    raise _broken(path, node, f"{str(tensor)[:80]} is no tensor (id, storage, offset, elements, bytes)")
+
+
+def tensors(value: Any) -> list[list[Any]]:
+    """All tensors in one input or output: lists [id, storage, offset, elements, bytes of one, device]."""
+    if not isinstance(value, list):
+        return []
+    if len(value) == 6 and isinstance(value[5], str):
+        return [value]
+    return [found for item in value for found in tensors(item)]

@@ -1,0 +1,5 @@
+"""Kineto traces of CPUs and GPUs, of one rank or many (room sources)."""
+
+from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
+
+__all__ = ["KinetoRules", "load_kineto"]

@@ -1,0 +1,274 @@
+"""The traces of several ranks as one graph, joined at their collectives (sources, Kineto).
+
+In: one graph per rank, each with its own origin of time. Out: one graph on one clock. A collective that every rank
+recorded as one kernel becomes, per rank, an arrival and a transfer; all transfers begin when the last rank has
+arrived, and last as long as the shortest kernel: the rank that came last did not wait. Not here: clocks that differ
+(the traces of one machine share theirs).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import TraceError
+from windtunnel.graph import EdgeKind, Graph, Kind, Strings, Table
+from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, TASK_COLUMNS
+from windtunnel.sources.kineto._device import Cause
+
+__all__ = ["merge_ranks"]
+
+# R ranks, T tasks of all ranks, C collectives, M = their members
+Int64s = NDArray[np.int64]
+POINT_TO_POINT = ("send", "recv")
+
+
+def merge_ranks(graphs: list[Graph], names: list[str], *, noise_ns: int, allow_missing: bool = False) -> Graph:
+    """Join the graphs of several ranks.
+
+    Parameters
+    ----------
+    graphs, names : lists [R]
+        A graph per rank, and what to call its trace in messages.
+    noise_ns : int
+        A rank that waited longer for its peers was held up by them.
+    allow_missing : bool
+        Accept that fewer ranks are here than the traces say that there were.
+
+    Raises
+    ------
+    TraceError
+        Two traces claim one rank, a rank is missing, or the ranks do not agree about a collective.
+    """
+    ranks = _rank_numbers(graphs, names, allow_missing)
+    order = np.argsort(ranks)
+    graphs, names, ranks = [graphs[i] for i in order], [names[i] for i in order], [ranks[i] for i in order]
+    origin = min(int(graph.meta["origin_ns"]) for graph in graphs)
+    groups = _common_groups(graphs)
+    parts = [_on_common_clock(graph, rank, origin, groups) for graph, rank in zip(graphs, ranks, strict=True)]
+    offsets = np.cumsum([0, *(graph.num_tasks for graph in graphs)])
+    tasks = functools.reduce(lambda left, right: left.concat(right, TASK_COLUMNS), parts)
+    edges = functools.reduce(
+        lambda left, right: left.concat(right, EDGE_COLUMNS),
+        [_moved_edges(graph, int(offset)) for graph, offset in zip(graphs, offsets[:-1], strict=True)],
+    )
+    resources = functools.reduce(
+        lambda left, right: left.concat(right, RESOURCE_COLUMNS),
+        [_named_resources(graph, rank) for graph, rank in zip(graphs, ranks, strict=True)],
+    )
+    tasks = tasks.replace(resource=_moved_resources(graphs))
+    members = _match(tasks, names, ranks, groups)
+    tasks, edges = _join(tasks, edges, members, noise_ns)
+    meta = _meta(graphs, names, ranks, origin, groups)
+    return Graph(tasks, edges, resources, meta).validate()
+
+
+def _rank_numbers(graphs: list[Graph], names: list[str], allow_missing: bool) -> list[int]:
+    """The rank that each trace says it is, or its place in the list where none says."""
+    told = [graph.tasks.get("rank") for graph in graphs]
+    ranks = [place if rank is None else int(rank[0]) for place, rank in enumerate(told)]
+    for place, rank in enumerate(ranks):
+        if rank in ranks[:place]:
+            raise TraceError(
+                f"two traces claim to be rank {rank}",
+                where=f"{names[ranks.index(rank)]} and {names[place]}",
+                fix="give one trace per rank",
+            )
+    sizes = [graph.meta.get("distributed", {}).get("world_size", 0) for graph in graphs]
+    world_size = max((size for size in sizes if isinstance(size, int)), default=0)
+    missing = sorted(set(range(min(world_size, 1 << 20))) - set(ranks))
+    if missing and not allow_missing:
+        shown = ", ".join(str(rank) for rank in missing[:10]) + (", ..." if len(missing) > 10 else "")
+        raise TraceError(
+            f"{len(missing)} of {world_size} ranks are missing: {shown}",
+            where=", ".join(names[:8]),
+            fix=f"add their traces, or join the {len(ranks)} ranks that are here with allow_missing=True",
+        )
+    return ranks
+
+
+Groups = dict[tuple[str, str], int]
+
+
+def _common_groups(graphs: list[Graph]) -> Groups:
+    """Number of each process group over all ranks, by name and members."""
+    keys = [(group["name"], group["ranks"]) for graph in graphs for group in graph.meta.get("groups", [])]
+    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+
+
+def _on_common_clock(graph: Graph, rank: int, origin: int, groups: Groups) -> Table:
+    """The rank's tasks with times from the common origin; what waits for nothing begins when it was measured to."""
+    shift = int(graph.meta["origin_ns"]) - origin
+    start = graph.tasks["start_ns"] + shift
+    own = graph.tasks.get("earliest_ns", np.zeros(graph.num_tasks, np.int64))
+    earliest = np.where(own > 0, own + shift, 0)
+    has_cause = np.zeros(graph.num_tasks, bool)
+    has_cause[graph.edges["dst"]] = True
+    earliest[~has_cause] = start[~has_cause]
+    columns: dict[str, Any] = {"start_ns": start, "earliest_ns": np.maximum(earliest, 0)}
+    columns["rank"] = np.full(graph.num_tasks, rank, np.int32)
+    if "group" in graph.tasks:
+        table = [groups[group["name"], group["ranks"]] for group in graph.meta.get("groups", [])]
+        columns["group"] = np.array([*table, -1], np.int32)[graph.tasks["group"]]
+    return graph.tasks.replace(**columns)
+
+
+def _moved_edges(graph: Graph, offset: int) -> Table:
+    step = np.int32(offset)
+    return graph.edges.replace(src=graph.edges["src"] + step, dst=graph.edges["dst"] + step)
+
+
+def _named_resources(graph: Graph, rank: int) -> Table:
+    names = [f"rank {rank} {name}" for name in graph.resources.strings("name").to_numpy()]
+    return graph.resources.replace(name=Strings.of(names), machine=np.zeros(graph.num_resources, np.int32))
+
+
+def _moved_resources(graphs: list[Graph]) -> NDArray[np.int32]:
+    offsets = np.cumsum([0, *(graph.num_resources for graph in graphs)])
+    moved = [graph.tasks["resource"] + np.int32(offset) for graph, offset in zip(graphs, offsets[:-1], strict=True)]
+    column: NDArray[np.int32] = np.concatenate(moved)
+    return column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Members:
+    """Rows [M] of the tasks that are members of collectives, and the number of the collective of each."""
+
+    row: Int64s
+    collective: Int64s
+
+    @property
+    def num_collectives(self) -> int:
+        return int(self.collective.max(initial=-1)) + 1
+
+
+def _match(tasks: Table, names: list[str], ranks: list[int], groups: Groups) -> _Members:
+    """Match collectives over the ranks of a group: by sequence number where all have one, else by order."""
+    operators = tasks.strings("op")
+    alone = np.isin(operators.codes, [code for code, op in enumerate(operators.values) if op in POINT_TO_POINT])
+    on_device = tasks["start_cause"] >= 0 if "start_cause" in tasks else tasks["kind"] == Kind.COMM
+    rows = np.flatnonzero((tasks["kind"] == Kind.COMM) & on_device & ~alone)
+    group = tasks["group"][rows] if "group" in tasks else np.full(len(rows), -1, np.int32)
+    found: list[tuple[int, int]] = []
+    number = 0
+    for one in np.unique(group).tolist():
+        members = rows[group == one]
+        lists = {rank: members[tasks["rank"][members] == rank] for rank in ranks}
+        lists = {rank: own[np.lexsort(_order(tasks, own))] for rank, own in lists.items() if len(own)}
+        if len(lists) < 2:
+            continue
+        _check_agreement(tasks, lists, dict(zip(ranks, names, strict=True)), _group_name(groups, one))
+        for members_of_one in zip(*lists.values(), strict=True):
+            found += [(int(row), number) for row in members_of_one]
+            number += 1
+    table = np.array(found, np.int64).reshape(-1, 2)
+    return _Members(table[:, 0], table[:, 1])
+
+
+def _order(tasks: Table, rows: Int64s) -> tuple[Int64s, Int64s]:
+    sequence = tasks["sequence"][rows] if "sequence" in tasks else np.full(len(rows), -1)
+    return tasks["start_ns"][rows], sequence
+
+
+def _group_name(groups: Groups, number: int) -> str:
+    return next((f"group {name!r} {ranks}" for (name, ranks), code in groups.items() if code == number), "all ranks")
+
+
+def _check_agreement(tasks: Table, lists: dict[int, Int64s], names: dict[int, str], group: str) -> None:
+    """Refuse ranks whose lists of collectives differ, with the first difference."""
+    operators = tasks.strings("op")
+    size = tasks["message_bytes"] if "message_bytes" in tasks else np.zeros(tasks.num_rows, np.int64)
+    first_rank, first = next(iter(lists.items()))
+    for rank, rows in lists.items():
+        common = min(len(first), len(rows))
+        differs = operators.codes[first[:common]] != operators.codes[rows[:common]]
+        differs |= size[first[:common]] != size[rows[:common]]
+        if not differs.any() and len(first) == len(rows):
+            continue
+        place = int(np.argmax(differs)) if differs.any() else common
+        told = [
+            f"rank {r} has {operators.decode(int(own[place]))} of {int(size[own[place]]):,} bytes"
+            if place < len(own)
+            else f"rank {r} has no more"
+            for r, own in ((first_rank, first), (rank, rows))
+        ]
+        raise TraceError(
+            f"the ranks disagree about collective {place} of {group}: {' and '.join(told)}",
+            where=f"{names[first_rank]}, {names[rank]}: {len(first):,} and {len(rows):,} collectives",
+            fix="cut the traces to the same training steps (window=...)",
+        )
+
+
+def _join(tasks: Table, edges: Table, members: _Members, noise_ns: int) -> tuple[Table, Table]:
+    """Add an arrival before every member and a virtual task that waits for all arrivals of a collective."""
+    num_tasks, num_members, num_collectives = tasks.num_rows, len(members.row), members.num_collectives
+    if not num_members:
+        return tasks, edges
+    duration = tasks["duration_ns"].copy()
+    shortest = np.full(num_collectives, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, members.collective, duration[members.row])
+    wait = duration[members.row] - shortest[members.collective]
+    duration[members.row] -= wait
+    start = tasks["start_ns"].copy()
+    start[members.row] += wait
+    cause = tasks["start_cause"].copy()
+    cause[members.row] = np.where(wait > noise_ns, Cause.COLLECTIVE_PEER, -1)
+    earliest = tasks["earliest_ns"].copy()
+    earliest[members.row] = 0
+    arrivals = _arrivals(tasks, members)
+    hubs = _hubs(tasks, members, start)
+    tasks = tasks.replace(duration_ns=duration, start_ns=start, start_cause=cause, earliest_ns=earliest)
+    tasks = tasks.concat(arrivals, TASK_COLUMNS).concat(hubs, TASK_COLUMNS)
+    arrival = num_tasks + np.arange(num_members)
+    moved = np.arange(num_tasks, dtype=np.int32)
+    moved[members.row] = arrival
+    hub = num_tasks + num_members + members.collective
+    new: dict[str, Any] = {
+        "src": np.concatenate([arrival, arrival, hub]).astype(np.int32),
+        "dst": np.concatenate([hub, members.row, members.row]).astype(np.int32),
+        "kind": np.repeat([EdgeKind.MESSAGE, EdgeKind.ORDER, EdgeKind.MESSAGE], num_members).astype(np.int8),
+        "lag_ns": np.zeros(3 * num_members, np.int64),
+        "from_start": np.zeros(3 * num_members, bool),
+    }
+    return tasks, edges.replace(dst=moved[edges["dst"]]).concat(Table(new), EDGE_COLUMNS)
+
+
+def _arrivals(tasks: Table, members: _Members) -> Table:
+    """What waits for the peers: begins when the kernel was measured to begin, does nothing itself."""
+    nothing = np.zeros(len(members.row), np.int64)
+    taken = tasks.take(members.row)
+    columns: dict[str, Any] = {"duration_ns": nothing, "kind": np.full(len(nothing), Kind.SYNC, np.int8)}
+    if "message_bytes" in taken:
+        columns["message_bytes"] = nothing
+    return taken.replace(**columns)
+
+
+def _hubs(tasks: Table, members: _Members, start: Int64s) -> Table:
+    """One virtual task per collective, on no resource: it ends when the last rank has arrived."""
+    first = members.row[np.unique(members.collective, return_index=True)[1]]
+    latest = np.zeros(members.num_collectives, np.int64)
+    np.maximum.at(latest, members.collective, start[members.row])
+    num = len(first)
+    columns: dict[str, Any] = {
+        "duration_ns": np.zeros(num, np.int64),
+        "kind": np.full(num, Kind.VIRTUAL, np.int8),
+        "resource": np.full(num, -1, np.int32),
+        "start_ns": latest,
+        "earliest_ns": np.zeros(num, np.int64),
+        "start_cause": np.full(num, -1, np.int8),
+    }
+    return tasks.take(first).replace(**columns)
+
+
+def _meta(graphs: list[Graph], names: list[str], ranks: list[int], origin: int, groups: Groups) -> dict[str, Any]:
+    return {
+        **graphs[0].meta,
+        "origin_ns": origin,
+        "groups": [{"name": name, "ranks": members} for name, members in groups],
+        "trace": {f"rank {rank}": graph.meta["trace"] for rank, graph in zip(ranks, graphs, strict=True)},
+        "ranks": dict(zip([str(rank) for rank in ranks], names, strict=True)),
+    }

@@ -1,0 +1,92 @@
+"""Kineto (Chrome) traces that others made -> graphs (room sources).
+
+In: files that `torch.profiler` exported, on any accelerator or none. Out: a `Graph` whose unchanged replay starts
+every task when it was measured to start. Not here: prices, what-ifs, simulated time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from windtunnel import registry
+from windtunnel.errors import TraceError
+from windtunnel.graph import Graph
+from windtunnel.sources.kineto._build import assemble, find_parts
+from windtunnel.sources.kineto._ranks import merge_ranks
+from windtunnel.sources.kineto._rules import KinetoRules
+from windtunnel.sources.kineto._text import Progress
+from windtunnel.sources.kineto._trace import read_trace
+
+__all__ = ["KinetoRules", "load_kineto"]
+
+
+@registry.source("kineto", source="PyTorch Kineto traces; Daydream, ATC 2020; HolisticTraceAnalysis")
+def load_kineto(
+    path: str | Path | Sequence[str | Path],
+    *,
+    window: str | None = None,
+    occurrence: int | None = None,
+    partial: bool = False,
+    allow_missing: bool = False,
+    rules: KinetoRules | None = None,
+    progress: Progress | None = None,
+) -> Graph:
+    """Load a Kineto trace, ``.json`` or ``.json.gz``, as a graph.
+
+    Host threads become chains of leaf slices, time that no event covers the lag of the edge between two of them.
+    Device tasks follow their launch (from its start) and the task before them on their stream. A call that waited
+    keeps only its own work, the wait is an edge.
+
+    Parameters
+    ----------
+    path : str or Path, or several
+        A trace as exported by ``torch.profiler``; or one per rank, on a common clock: one graph, joined at the
+        collectives.
+    window : str, optional
+        Name (or a part of it) of an annotation, for example ``"ProfilerStep#103"``: only what was launched inside
+        it, with times from its begin.
+    occurrence : int, optional
+        Which of several annotations of that name, from 0 (negative: from the last); all of them by default.
+    partial : bool
+        Keep the events before the cut of a truncated file instead of refusing it.
+    allow_missing : bool
+        Join the ranks that are given also if the traces speak of more.
+    rules : KinetoRules, optional
+        How near two times must be to be cause and effect, where the trace does not tell.
+    progress : callable, optional
+        Called with (what, bytes read, bytes in all) while reading.
+
+    Returns
+    -------
+    Graph
+        ``start_ns`` holds the measured starts, ``event`` the position in ``traceEvents``, ``start_cause`` and
+        ``unexplained_ns`` why each device task began when it did; ``meta["trace"]`` counts what was left out, by
+        reason.
+
+    Raises
+    ------
+    TraceError
+        The file is cut (byte offset), is no trace, an event's time is negative or no number (event index, name),
+        there is nothing to run, or no such window.
+    """
+    rules = rules or KinetoRules()
+    if isinstance(path, str | Path):
+        return _load_one(path, window, occurrence, partial, rules, progress)
+    graphs = [_load_one(one, window, occurrence, partial, rules, progress) for one in path]
+    if not graphs:
+        raise TraceError("no traces are given", fix="give the path of a trace, or one per rank")
+    return merge_ranks(graphs, [str(one) for one in path], noise_ns=rules.noise_ns, allow_missing=allow_missing)
+
+
+def _load_one(
+    path: str | Path,
+    window: str | None,
+    occurrence: int | None,
+    partial: bool,
+    rules: KinetoRules,
+    progress: Progress | None,
+) -> Graph:
+    # nested, so that the trace and then its parts are gone when the next is made
+    columns = assemble(find_parts(read_trace(path, partial=partial, progress=progress), window, occurrence, rules))
+    return Graph.from_columns(columns.tasks, columns.edges, columns.resources, columns.meta)

@@ -1,0 +1,173 @@
+"""Put on the instruments, take them off, make the table (room sources, private).
+
+In: models and optimizers. Out: a ``MemoryProfile`` of what ran in between. Real tensors are followed by the
+allocator's log and notes of what passes by; fake ones, which no allocator knows, operator by operator.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from windtunnel.errors import InputError
+from windtunnel.sources.memory._books import rows_of
+from windtunnel.sources.memory._learned import Learned
+from windtunnel.sources.memory._log import AllocatorLog
+from windtunnel.sources.memory._places import DATA, PHASES
+from windtunnel.sources.memory._sightings import Sightings
+from windtunnel.sources.memory._storages import EVENTS
+from windtunnel.sources.memory._tracker import StorageTracker
+from windtunnel.sources.memory.profile import CATEGORIES, COLUMNS, MemoryProfile
+from windtunnel.sources.torch._annotate import Discovery
+from windtunnel.units import format_size
+
+__all__ = ["Watch", "tracked_profile"]
+
+_INCLUDED = "storages of tensors and blocks of torch's allocators; not the buffers that MKL and oneDNN keep"
+_INCLUDED_STORAGES = "storages of tensors; not what operators allocate for themselves"
+
+
+class Watch:
+    """Follow what runs within the ``with`` block.
+
+    Parameters
+    ----------
+    is_fake : bool
+        Tensors are fake.
+    workspace : bool
+        Show what operators allocate for themselves.
+    limit_bytes : int or None
+        More than this held at once while learning (or by fake tensors) ends the program.
+    """
+
+    def __init__(self, *, is_fake: bool = False, workspace: bool = False, limit_bytes: int | None = None) -> None:
+        self.discovery = Discovery()
+        self.tracker: StorageTracker | None = None
+        self.sightings: Sightings | None = None
+        self.log = AllocatorLog()
+        self.foreign: list[int] = []  # storages of the profile that no allocator made
+        self._learned = Learned()
+        self._is_fake, self._workspace, self._limit_bytes = is_fake, workspace, limit_bytes
+
+    @contextmanager
+    def learning(self) -> Iterator[Watch]:
+        """Within, one iteration runs slowly, whose source lines and resting data are learnt for those that follow.
+
+        Raises
+        ------
+        InputError
+            More than ``limit_bytes`` was held.
+        """
+        self.tracker = self._tracker()
+        self.tracker.start()
+        try:
+            yield self
+            self._learned = Learned.of(self.tracker)
+        finally:
+            self.tracker.stop()
+            self.tracker = None
+
+    def _tracker(self) -> StorageTracker:
+        return StorageTracker(self.discovery, limit_bytes=self._limit_bytes, on_excess=refuse)
+
+    def __enter__(self) -> Watch:
+        if self._is_fake:
+            self.tracker = self._tracker()
+            self.tracker.start()
+            return self
+        gc.collect()
+        self.log = AllocatorLog()
+        self.sightings = Sightings(self.discovery, self._learned.resting)
+        self.sightings.__enter__()
+        self.log.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.tracker is not None:
+            self.tracker.stop()
+        if self.sightings is not None:
+            self.log.__exit__()
+            self.sightings.__exit__()
+
+    def next_iteration(self) -> None:
+        """Another iteration begins."""
+        instrument = self.tracker or self.sightings
+        assert instrument is not None
+        instrument.next_iteration()
+
+    def expect_data(self) -> None:
+        """The program is fetching a batch now; what it makes is input until a module is called."""
+        if self.tracker is not None:
+            self.tracker.places.force(DATA)
+        elif self.sightings is not None:
+            self.sightings.force(DATA)
+
+    def profile(self) -> MemoryProfile:
+        """What was seen."""
+        if self.tracker is not None:
+            return tracked_profile(self.tracker, is_fake=self._is_fake)
+        assert self.sightings is not None
+        rows, lives = rows_of(self.log.read(), self.sightings, self._learned, workspace=self._workspace)
+        profile = MemoryProfile.of(rows)
+        self.foreign = [number for number, life in enumerate(lives) if life.is_foreign]
+        own = ~np.isin(profile.events.column("storage").to_numpy(), self.foreign)
+        meta = {
+            "is_fake": False,
+            "included": _INCLUDED if self._workspace else _INCLUDED_STORAGES,
+            "num_iterations": len(self.sightings.iterations) + 1,
+            "allocator_peak_bytes": MemoryProfile(profile.events.filter(pa.array(own))).peak_bytes,
+            "torch": torch.__version__,
+        }
+        return MemoryProfile(profile.events, meta)
+
+
+def tracked_profile(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
+    """What a tracker of operators has seen."""
+    ledger, places = tracker.ledger, tracker.places
+    begin_ns = min([entry[0] for entry in ledger.entries[:1]], default=0)
+    about = [
+        (PHASES[phase], _named(name), places.layers.texts[layer], places.lines.texts[line])
+        for phase, name, layer, line in zip(ledger.phases, ledger.names, ledger.layers, ledger.lines, strict=True)
+    ]
+    first = [
+        (0, EVENTS[0], number, CATEGORIES[ledger.first_categories[number]], ledger.first_sizes[number], 0)
+        for number in ledger.initial
+    ]
+    later = [
+        (time_ns - begin_ns, EVENTS[event], number, CATEGORIES[category], size, iteration)
+        for time_ns, event, number, category, size, iteration in ledger.entries
+    ]
+    meta = {
+        "is_fake": is_fake,
+        "included": _INCLUDED_STORAGES,
+        "num_iterations": tracker.iteration + 1,
+        "torch": torch.__version__,
+    }
+    return MemoryProfile.of([(*row, *about[row[2]]) for row in [*first, *later]], meta)
+
+
+def _named(name: Any) -> str:
+    return name if isinstance(name, str) else str(name._schema.name)
+
+
+def refuse(held_bytes: int, tracker: StorageTracker) -> NoReturn:
+    """End a program that would not fit."""
+    ledger = tracker.ledger
+    held = [0] * len(CATEGORIES)
+    for number, _ in tracker.storages_alive():
+        held[ledger.categories[number]] += ledger.sizes[number]
+    largest = max(range(len(held)), key=held.__getitem__)
+    raise InputError(
+        f"this job holds {format_size(held_bytes)} already, more than it may",
+        where=f"{format_size(held[largest])} of it {CATEGORIES[largest]}",
+        fix="use a smaller batch, checkpoint activations, or give it more with --device-memory",
+    )
+
+
+assert len(COLUMNS) == 10

@@ -1,0 +1,154 @@
+"""The memory of an unmodified training script (room sources).
+
+In: a path and its arguments. Out: a ``MemoryProfile`` of some of its iterations, on real or on fake tensors. The script
+runs by :func:`windtunnel.sources.torch.script.run_until_enough`, as it does for a capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import InputError
+from windtunnel.extras import require
+from windtunnel.sources.memory.profile import MemoryProfile
+from windtunnel.sources.torch.hooks import StepHooks
+from windtunnel.sources.torch.script import EndOfScript, checked_script, run_until_enough
+
+if TYPE_CHECKING:
+    from windtunnel.sources.memory._watch import Watch
+
+__all__ = ["track_script"]
+
+
+def track_script(
+    path: str | Path,
+    argv: Sequence[str] = (),
+    *,
+    warmup: int = 2,
+    steps: int = 1,
+    fake: bool = False,
+    limit_bytes: int | None = None,
+) -> MemoryProfile:
+    """Run a script as if it were the main program, follow its memory through some iterations, then end it.
+
+    Parameters
+    ----------
+    path : path
+        The script.
+    argv : sequence of str
+        Its arguments.
+    warmup : int
+        Whole iterations before, after its loop has been recognized; source lines are learnt in the last of them.
+    steps : int
+        Iterations to follow.
+    fake : bool
+        On fake tensors: nothing is allocated or computed; its loaders fetch in its own process.
+    limit_bytes : int or None
+        End with an error before more than this is held.
+
+    Returns
+    -------
+    MemoryProfile
+
+    Raises
+    ------
+    InputError
+        The file is not there, is no Python, or ended before enough was seen.
+    """
+    require("torch", extra="torch")
+    from windtunnel.sources.memory._fake import fake_tensors
+
+    script = checked_script(path)
+    pilot = _Pilot(warmup, steps, fake=fake, limit_bytes=limit_bytes)
+    ended = run_until_enough(
+        script,
+        argv,
+        pilot,
+        surroundings=fake_tensors() if fake else None,
+        on_loader=_without_workers if fake else None,
+    )
+    if pilot.profile is None:
+        message, fix = ended.reason("--steps")
+        raise InputError(
+            f"{message}; its memory was not followed through a whole iteration", where=ended.place(), fix=fix
+        ) from ended.failure
+    return pilot.profile
+
+
+class _Pilot:
+    """Puts the watch on and takes it off at the boundaries between iterations."""
+
+    def __init__(self, warmup: int, steps: int, *, fake: bool, limit_bytes: int | None) -> None:
+        self.profile: MemoryProfile | None = None
+        self._warmup, self._steps = warmup, steps
+        self._options: dict[str, Any] = {"is_fake": fake, "workspace": not fake, "limit_bytes": limit_bytes}
+        self._watch: Watch | None = None
+        self._learning: AbstractContextManager[Watch] | None = None
+        self._pattern: tuple[Any, ...] = ()
+        self._seen = 0
+
+    def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
+        """Count whole iterations; one of another form begins anew."""
+        if self.profile is not None:
+            raise EndOfScript
+        pattern = hooks.finder.pattern
+        if not pattern or pattern != self._pattern or not is_regular:
+            self.close()
+            self._pattern, self._seen = pattern, self._seen if pattern == self._pattern else 0
+        else:
+            self._seen += 1
+        if self._learning is not None:
+            self._end_learning()
+            self._follow()
+        elif self._watch is not None:
+            if self._seen == self._warmup + self._steps:
+                self.close()
+                raise EndOfScript
+            self._watch.next_iteration()
+        elif pattern and self._seen >= self._warmup - (not self._options["is_fake"]):
+            self._begin(hooks)
+
+    def _begin(self, hooks: StepHooks) -> None:
+        from windtunnel.sources.memory._watch import Watch
+
+        self._watch = Watch(**self._options)
+        self._watch.discovery.add(hooks.models, hooks.optimizers)
+        if self._options["is_fake"]:
+            self._follow()
+            return
+        self._learning = self._watch.learning()
+        self._learning.__enter__()
+        self._expect_data()
+
+    def _end_learning(self) -> None:
+        if self._learning is not None:
+            self._learning.__exit__(None, None, None)
+            self._learning = None
+
+    def _follow(self) -> None:
+        assert self._watch is not None
+        self._seen = self._warmup
+        self._watch.__enter__()
+        self._expect_data()
+
+    def _expect_data(self) -> None:
+        if self._watch is not None and self._pattern[0].kind == "next":
+            self._watch.expect_data()
+
+    def close(self) -> None:
+        """Take the watch off; keep what it saw if that is whole."""
+        if self._learning is not None:
+            self._end_learning()
+        elif self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            if self._seen == self._warmup + self._steps:
+                self.profile = self._watch.profile()
+        self._watch = None
+
+
+def _without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in arguments.items() if key not in ("prefetch_factor", "persistent_workers")}
+    return {**kept, "num_workers": 0}

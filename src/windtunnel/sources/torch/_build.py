@@ -1,0 +1,359 @@
+"""Put what was recorded together into one graph (room sources, private).
+
+In: a ``Recording``. Out: a ``Graph`` of one iteration: a chain of slices per thread, data edges, columns of what
+each does, and every profiled iteration's own durations.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
+from windtunnel.sources.torch._annotate import MODULE
+from windtunnel.sources.torch._dataflow import Flow, trace_flow
+from windtunnel.sources.torch._loader import Loading, with_workers
+from windtunnel.sources.torch._memory import MemoryUse, account
+from windtunnel.sources.torch._ops import Operator, Role, describe, settle_recipes
+from windtunnel.sources.torch._overhead import Correction, calibrate, central, correct, kept_aside
+from windtunnel.sources.torch._places import layers_of, parameter_storages, phases_of
+from windtunnel.sources.torch._points import Points, align, walk
+from windtunnel.sources.torch._precision import precision
+from windtunnel.sources.torch._profile import ITERATION, Events
+from windtunnel.sources.torch._program import calls_of_slices, keep_models, keep_optimizers, keep_program
+from windtunnel.sources.torch._recorder import Recording
+from windtunnel.sources.torch._segments import Stretches, stretches
+
+__all__ = ["build_graph", "summary_ns"]
+
+Int = NDArray[np.int64]
+PYTHON = "python"
+_LOADER = "enumerate(DataLoader)"
+_COMPILED = "## Call CompiledFxGraph"
+
+
+@dataclass(frozen=True)
+class _Thread:
+    """The template of one thread: P points, E events, and what each event is."""
+
+    number: int
+    points: Points
+    names: list[str]
+    operators: list[Operator]
+    phases: list[Phase]
+    layers: list[str]
+    parameters: frozenset[int]
+
+
+def build_graph(recording: Recording) -> Graph:
+    """Turn a recording into a graph.
+
+    Raises
+    ------
+    InputError
+        No iteration was recorded whole.
+    """
+    if recording.rich is None:
+        raise InputError(
+            "no whole iteration was recorded",
+            where=f"{len(recording.bare_ns)} bare and {len(recording.light_ns)} profiled iterations",
+            fix="let the script run for more iterations, or ask for less warm-up",
+        )
+    thread = _template(recording.rich)
+    slices_IP, num_unlike = _durations(recording, thread)
+    bare = np.array(recording.bare_ns, dtype=np.int64)
+    # some bare iterations are kept aside, to say honestly how well the others predict them
+    seen = bare[~kept_aside(len(bare))]
+    parts = _stretches(recording, slices_IP)
+    corrected_IP, correction = correct(thread.points, slices_IP, seen, calibrated_ns=calibrate(), parts=parts)
+    chosen = central(corrected_IP.sum(axis=1).astype(np.float64))
+    duration = _round_to_sum(corrected_IP[chosen].mean(axis=0))
+    main_slice = _main_slices(thread, duration)
+    flow = trace_flow(thread.points, thread.operators, main_slice)
+    memory = account(recording.rich, thread.points, thread.operators, main_slice, flow, thread.number)
+    columns = _columns(thread, duration, corrected_IP, main_slice, flow, memory)
+    kept = _kept(columns, flow)
+    program, call_of = keep_program(recording.rich, recording.discovery)
+    columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
+    meta = _meta(recording, correction, int(duration.sum()), num_unlike, len(slices_IP))
+    meta |= {
+        "program": program,
+        "optimizers": keep_optimizers(recording.discovery),
+        "models": keep_models(recording.discovery),
+    }
+    loading = Loading(
+        recording.num_workers,
+        recording.fetch_ns,
+        tuple(recording.light_waits_ns),
+        tuple(recording.bare_waits_ns),
+    )
+    return with_workers(_assemble(columns, kept, flow, meta), loading)
+
+
+# --- the template and the durations -----------------------------------------------------------------------
+
+
+def _template(rich: Events) -> _Thread:
+    marker = rich.markers()[0]
+    number = int(rich.thread[marker])
+    rows = rich.inside(marker)
+    rows = rows[rich.thread[rows] == number]
+    marked = walk(rich, rows)  # with module marks
+    operators = {
+        row: describe(rich.nodes.get(int(rich.record_id[row]))) if len(rich.record_id) else Operator(Role.NONE)
+        for row in rows.tolist()
+    }
+    storages = parameter_storages(rich, operators)
+    listed = settle_recipes([operators[row] for row in marked.rows.tolist()], marked.parent.tolist())
+    phases = phases_of(rich, marked)
+    layers = layers_of(rich, marked, phases, listed, storages)
+    points = walk(rich, rows, hidden=MODULE)
+    place = {row: event for event, row in enumerate(marked.rows.tolist())}
+    kept = [place[row] for row in points.rows.tolist()]
+    return _Thread(
+        number,
+        points,
+        [rich.names[row] for row in points.rows.tolist()],
+        [listed[event] for event in kept],
+        [phases[event] for event in kept],
+        [layers[event] for event in kept],
+        frozenset(storages),
+    )
+
+
+def _durations(recording: Recording, thread: _Thread) -> tuple[Int, int]:
+    """Durations of every slice in every light iteration [I, P - 1]; those of the rich one if there is no other."""
+    rows, num_unlike = [], 0
+    for events, is_regular in recording.light:
+        for marker, regular in zip(events.markers(ITERATION), is_regular, strict=False):
+            inside = events.inside(marker)
+            other = walk(events, inside[events.thread[inside] == events.thread[marker]])
+            times = align(thread.points, other) if regular else None
+            num_unlike += regular and (times is None or not np.array_equal(other.tokens, thread.points.tokens))
+            if times is not None:
+                rows.append(np.diff(times))
+    if not rows:
+        rows.append(np.diff(thread.points.times_ns))
+    return np.stack(rows), num_unlike
+
+
+def _stretches(recording: Recording, slices_IP: Int) -> Stretches | None:
+    light = list(zip(recording.light_ns, recording.light_marks, strict=True))
+    bare = list(zip(recording.bare_ns, recording.bare_marks, strict=True))
+    aside = kept_aside(len(bare))
+    return stretches(slices_IP, light, [row for row, unseen in zip(bare, aside, strict=True) if not unseen])
+
+
+def _round_to_sum(values: NDArray[np.float64]) -> Int:
+    """Whole numbers whose running sum is nearest to that of the values."""
+    whole: Int = np.diff(np.rint(np.concatenate([[0.0], np.cumsum(values)])).astype(np.int64))
+    return whole
+
+
+def _main_slices(thread: _Thread, duration: Int) -> list[int]:
+    """The longest slice of every event: where its own work lies."""
+    points = thread.points
+    best: list[int] = points.enter.tolist()
+    longest = duration[points.enter].tolist() if len(duration) else []
+    for place in range(points.num_slices):
+        event = int(points.owner[place])
+        if event >= 0 and duration[place] > longest[event]:
+            best[event], longest[event] = place, int(duration[place])
+    return best
+
+
+# --- columns ----------------------------------------------------------------------------------------------
+
+
+def _columns(
+    thread: _Thread, duration: Int, samples_IP: Int, main_slice: list[int], flow: Flow, memory: MemoryUse
+) -> dict[str, Any]:
+    points = thread.points
+    count = points.num_slices
+    owner = points.owner[:count].tolist()
+    shown = [_shown_event(points, place) for place in range(count)]
+    is_main = [main_slice[event] == place and event > 0 for place, event in enumerate(owner)]
+    works = [main and _computes(thread, event) for event, main in zip(owner, is_main, strict=True)]
+    details = [thread.operators[event] if main else _NOTHING for event, main in zip(owner, works, strict=True)]
+    names = [thread.names[event] if event > 0 else PYTHON for event in owner]
+    return {
+        "name": names,
+        "op": [name.removeprefix("autograd::engine::evaluate_function: ") for name in names],
+        "layer": [thread.layers[event] for event in shown],
+        "kind": [_kind(name, work) for name, work in zip(names, works, strict=True)],
+        "phase": [int(thread.phases[event]) for event in shown],
+        "iteration": np.zeros(count, dtype=np.int32),
+        "rank": np.zeros(count, dtype=np.int32),
+        "flops": [detail.flops for detail in details],
+        "bytes_read": [flow.bytes_read.get(place, 0) if work else 0 for place, work in enumerate(works)],
+        "bytes_written": [flow.bytes_written.get(place, 0) for place in range(count)],
+        "param_bytes": [_parameter_bytes(detail, thread.parameters) for detail in details],
+        "output_bytes": np.maximum(memory.output, 0),
+        "workspace_bytes": memory.workspace,
+        "freed_bytes": memory.freed,
+        "resource": np.zeros(count, dtype=np.int32),
+        "order": np.arange(count, dtype=np.int64),
+        "duration_ns": duration,
+        "duration_std_ns": np.rint(samples_IP.std(axis=0)).astype(np.int64),
+        "samples_ns": np.ascontiguousarray(samples_IP.T),
+        "start_ns": np.concatenate([[0], np.cumsum(duration)[:-1]]).astype(np.int64),
+        "op_schema": [detail.schema for detail in details],
+        "input_shapes": [detail.shapes for detail in details],
+        "input_dtypes": [detail.dtypes for detail in details],
+        "input_strides": [detail.strides for detail in details],
+        "input_args": [detail.arguments for detail in details],
+    }
+
+
+_NOTHING = Operator(Role.NONE)
+
+
+def _shown_event(points: Points, place: int) -> int:
+    """The event that says phase and layer: Python between operators belongs to the one that it prepares."""
+    event = int(points.owner[place])
+    if event > 0:
+        return event
+    following = np.searchsorted(points.enter, place + 1)
+    if following < len(points.enter) and points.enter[following] == place + 1:
+        return int(following)
+    return max(event, 0)
+
+
+def _computes(thread: _Thread, event: int) -> bool:
+    return thread.operators[event].role is Role.COMPUTE or thread.names[event].startswith(_COMPILED)
+
+
+def _kind(name: str, works: bool) -> int:
+    if works:
+        return int(Kind.COMPUTE)
+    return int(Kind.IO if name.startswith(_LOADER) else Kind.HOST)
+
+
+def _parameter_bytes(operator: Operator, parameters: frozenset[int]) -> int:
+    spans = {span for span in (*operator.reads, *operator.mutates) if span.storage in parameters}
+    return sum(span.num_bytes for span in spans)
+
+
+def _kept(columns: dict[str, Any], flow: Flow) -> NDArray[np.bool_]:
+    """Slices that took time or matter for data; the others were only the profiler's."""
+    touched = np.zeros(len(columns["name"]), dtype=bool)
+    edges = np.array([*flow.data, *flow.control], dtype=np.int64).reshape(-1, 2)
+    touched[edges.ravel()] = True
+    memory = columns["output_bytes"] + columns["workspace_bytes"] + columns["freed_bytes"]
+    return np.asarray((columns["duration_ns"] > 0) | touched | (memory > 0))
+
+
+# --- the graph --------------------------------------------------------------------------------------------
+
+
+def _assemble(columns: dict[str, Any], kept: NDArray[np.bool_], flow: Flow, meta: dict[str, Any]) -> Graph:
+    new_row = np.cumsum(kept) - 1
+    tasks = {
+        name: Strings.of(text for text, keep in zip(column, kept, strict=True) if keep)
+        if isinstance(column, list) and column and isinstance(column[0], str)
+        else np.asarray(column)[kept]
+        for name, column in columns.items()
+    }
+    tasks["cost_source"] = Strings.repeat("measured", int(kept.sum()))
+    data = np.array(list(flow.data), dtype=np.int64).reshape(-1, 2)
+    control = np.array(sorted(flow.control), dtype=np.int64).reshape(-1, 2)
+    count = int(kept.sum())
+    chain = np.stack([np.arange(count - 1), np.arange(1, count)], axis=1)
+    pairs = np.concatenate([chain, new_row[data], new_row[control]])
+    kinds = [EdgeKind.ORDER, EdgeKind.DATA, EdgeKind.CONTROL]
+    sizes = [len(chain), len(data), len(control)]
+    edges = {
+        "src": pairs[:, 0].astype(np.int32),
+        "dst": pairs[:, 1].astype(np.int32),
+        "kind": np.repeat(np.array(kinds, dtype=np.int8), sizes),
+        "size_bytes": np.concatenate([np.zeros(sizes[0]), list(flow.data.values()), np.zeros(sizes[2])]).astype(
+            np.int64
+        ),
+        "lag_ns": np.zeros(len(pairs), dtype=np.int64),
+    }
+    resources = {
+        "name": ["main thread"],
+        "kind": [ResourceKind.HOST_THREAD],
+        "discipline": [Discipline.FIFO],
+        "slots": [1],
+    }
+    return Graph.from_columns(tasks=tasks, edges=edges, resources=resources, meta=meta)
+
+
+def summary_ns(samples: list[int]) -> dict[str, Any]:
+    """Median, quartiles and every sample, for ``meta``."""
+    if not samples:
+        return {}
+    low, median, high = np.percentile(samples, [25, 50, 75])
+    return {"median": int(median), "low": int(low), "high": int(high), "samples": list(samples)}
+
+
+def _meta(
+    recording: Recording, correction: Correction, replayed_ns: int, num_unlike: int, num_samples: int
+) -> dict[str, Any]:
+    bare = recording.bare_ns
+    aside = [elapsed for elapsed, unseen in zip(bare, kept_aside(len(bare)), strict=True) if unseen]
+    profiled = summary_ns(recording.light_ns or [recording.rich_ns])
+    overhead: dict[str, Any] = correction.as_meta()
+    overhead["num_profiled_iterations"] = num_samples
+    overhead["num_unlike_iterations"] = num_unlike
+    overhead["num_irregular_iterations"] = recording.num_dropped
+    overhead["rich_iteration_ns"] = recording.rich_ns
+    if bare:
+        overhead["profiled_ratio"] = profiled["median"] / float(np.median(bare))
+        overhead["rich_ratio"] = recording.rich_ns / float(np.median(bare))
+        overhead |= precision(bare)
+    if aside:
+        overhead["kept_aside_ns"] = aside
+        overhead["kept_aside_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
+    return {
+        "source": "torch step",
+        "hardware": _hardware(),
+        "iteration_ns": summary_ns(bare) or profiled,
+        "profiled_iteration_ns": profiled,
+        "overhead": overhead,
+        "allocator": _allocator(recording),
+        "shapes": recording.shapes,
+        "gc_pause_ns": _median(recording.bare_pauses_ns),
+        "num_iterations": 1,
+        "memory_base_bytes": recording.discovery.resident_bytes(),
+        "memory": {} if recording.memory is None else recording.memory.summary(),
+        "is_complete": recording.is_complete,
+    }
+
+
+def _allocator(recording: Recording) -> dict[str, Any]:
+    """What holding the heap changed: before it, and with it."""
+    return {
+        "is_held": recording.is_heap_held,
+        "page_faults": _median(recording.bare_faults),
+        "page_faults_before": _median(recording.as_is_faults),
+        "iteration_before_ns": summary_ns(recording.as_is_ns),
+    }
+
+
+def _median(counts: list[int]) -> int:
+    return int(np.median(counts)) if counts else 0
+
+
+def _hardware() -> dict[str, Any]:
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "num_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        return platform.processor()

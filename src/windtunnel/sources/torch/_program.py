@@ -1,0 +1,179 @@
+"""The program of one iteration: the operators that Python itself called, in order (room sources, private).
+
+In: the rich iteration and what was discovered. Out: plain JSON, one row per outermost operator with its schema and
+all its arguments (tensors by identity, shape, type and stride), a mark where a backward pass or an update happens,
+and the optimizers; and which of those calls each slice of a thread belongs to. A backward node belongs to the call
+that created it. Partial flights (room cost) run such a program again in another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from windtunnel.sources.torch._annotate import PARAMETER, Discovery, module_paths
+from windtunnel.sources.torch._points import Points
+from windtunnel.sources.torch._profile import Events
+
+__all__ = ["NO_CALL", "calls_of_slices", "keep_models", "keep_optimizers", "keep_program", "trace_program"]
+
+NO_CALL = -1
+_EVALUATE = "autograd::engine::evaluate_function"
+Node = dict[str, Any]
+
+
+def keep_program(rich: Events, discovery: Discovery) -> tuple[dict[str, Any], dict[int, int]]:
+    """The program of the rich iteration, and the call of every record-function id."""
+    marker = rich.markers()[0]
+    inside = set(rich.record_id[rich.inside(marker)].tolist()) if len(rich.record_id) else set()
+    nodes = {record_id: node for record_id, node in rich.nodes.items() if record_id in inside}
+    sequences = dict(zip(rich.record_id.tolist(), rich.sequence.tolist(), strict=False))
+    parameters = {
+        int(value[0]): node["name"].removeprefix(PARAMETER)
+        for node in rich.nodes.values()
+        if node["name"].startswith(PARAMETER)
+        for value in node["inputs"]["values"]
+    }
+    frozen = [name for name, parameter in discovery.parameters().items() if not parameter.requires_grad]
+    return trace_program(nodes, sequences, parameters, frozen)
+
+
+def calls_of_slices(rich: Events, points: Points, call_of: Mapping[int, int]) -> list[int]:
+    """The call of every slice, ``NO_CALL`` for Python between operators."""
+    record_ids = rich.record_id[points.rows].tolist() if len(rich.record_id) else [0] * len(points.rows)
+    calls = [call_of.get(record_id, NO_CALL) for record_id in record_ids]
+    return [calls[event] if event >= 0 else NO_CALL for event in points.owner[: points.num_slices].tolist()]
+
+
+def keep_models(discovery: Discovery) -> list[str]:
+    """Titles of the models that have parameters; of several, a title comes first in the paths of its layers."""
+    paths = module_paths(discovery.models)
+    return [paths[id(model)] for model in discovery.models if any(True for _ in model.parameters())]
+
+
+def keep_optimizers(discovery: Discovery) -> list[dict[str, Any]]:
+    """Class, options and parameters of every optimizer, as plain JSON."""
+    names = {id(parameter): name for name, parameter in discovery.parameters().items()}
+    return [
+        {
+            "class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            "groups": [_group(group, names, discovery) for group in optimizer.param_groups],
+        }
+        for optimizer in discovery.optimizers
+    ]
+
+
+def _group(group: Mapping[str, Any], names: Mapping[int, str], discovery: Discovery) -> dict[str, Any]:
+    options = {key: value for key, value in group.items() if key != "params"}
+    trained = [parameter for parameter in group["params"] if parameter.requires_grad]
+    return {
+        "options": {key: _plain(value) for key, value in options.items()},
+        "parameters": [names.get(id(parameter), "") for parameter in trained],
+        "shapes": [list(parameter.shape) for parameter in trained],
+        "dtypes": [str(parameter.dtype).removeprefix("torch.") for parameter in trained],
+        "sparse": [discovery.has_sparse_gradient(parameter) for parameter in trained],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+
+
+def trace_program(
+    nodes: Mapping[int, Node],
+    sequences: Mapping[int, int],
+    parameters: Mapping[int, str],
+    frozen: Iterable[str] = (),
+) -> tuple[dict[str, Any], dict[int, int]]:
+    """Write down the calls of the iteration that ``nodes`` (by record-function id) hold.
+
+    Parameters
+    ----------
+    nodes : mapping of record-function id to node, of one iteration
+    sequences : mapping of record-function id to autograd sequence number, -1 where no node was made
+    parameters : mapping of tensor id to parameter name
+    frozen : names of parameters without gradient
+
+    Returns
+    -------
+    program : dict
+        ``{"parameters": {tensor id: name}, "frozen": [...], "calls": [...]}``.
+    call_of : dict
+        Record-function id to row of ``calls``; nodes outside of every call are absent.
+    """
+    writer = _Writer()
+    for record_id in sorted(nodes):
+        writer.visit(record_id, nodes[record_id], sequences.get(record_id, NO_CALL))
+    program = {
+        "parameters": {str(key): name for key, name in parameters.items()},
+        "frozen": sorted(frozen),
+        "calls": writer.calls,
+    }
+    return program, writer.call_of
+
+
+class _Writer:
+    """Visits nodes as they began; a parent always comes before its children."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.call_of: dict[int, int] = {}
+        self._inside: dict[int, int] = {}  # node id -> call that it lies in
+        self._outside: dict[int, str] = {}  # node id -> "backward" or "update"
+        self._by_sequence: dict[int, int] = {}
+        self._last_backward = NO_CALL
+
+    def visit(self, record_id: int, node: Node, sequence: int) -> None:
+        parent = node["ctrl_deps"]
+        region = self._outside.get(parent, "") or _region(node["name"])
+        if region:
+            self._outside[node["id"]] = region
+            self._mark(region, sequence)
+            if region == "backward" and self._last_backward != NO_CALL:
+                self.call_of[record_id] = self._last_backward
+            return
+        call = self._inside.get(parent, NO_CALL)
+        if call == NO_CALL and node["schema"]:
+            call = len(self.calls)
+            self.calls.append(_call(node))
+        if call == NO_CALL:
+            return
+        self._inside[node["id"]] = self.call_of[record_id] = call
+        if sequence >= 0:
+            self._by_sequence[sequence] = call
+            self.calls[call]["grad"] = True
+
+    def _mark(self, region: str, sequence: int) -> None:
+        if not self.calls or self.calls[-1].get("mark") != region:
+            self.calls.append({"mark": region})
+        if region == "backward":
+            self._last_backward = self._by_sequence.get(sequence, self._last_backward)
+
+
+def _region(name: str) -> str:
+    if name.startswith(_EVALUATE):
+        return "backward"
+    if name.startswith("Optimizer.step"):
+        return "update"
+    return ""
+
+
+def _call(node: Node) -> dict[str, Any]:
+    inputs, outputs = node["inputs"], node["outputs"]
+    return {
+        "schema": node["schema"],
+        "inputs": inputs["values"],
+        "shapes": inputs["shapes"],
+        "types": inputs["types"],
+        "strides": inputs.get("strides", []),
+        "outputs": outputs["values"],
+        "output_shapes": outputs["shapes"],
+        "output_types": outputs["types"],
+        "grad": False,
+    }

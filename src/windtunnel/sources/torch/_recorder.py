@@ -1,0 +1,288 @@
+"""Which iteration is measured how (room sources, private).
+
+In: a call at every boundary between iterations. Out: a ``Recording``: times of bare iterations, light profiles of
+others interleaved with them (bare bare light light bare bare ...), one rich profile for the structure, and the memory
+of one more, after a slow one that teaches what only Python knows of it. Before the first profile the heap is held, so
+that profiled and bare iterations find the allocator in the same state; a few iterations before show what that changes.
+Iterations whose models are called with other shapes than usual are measured again: one graph is one form of the step.
+After every change of instrument one iteration is let pass, since the switch itself disturbs the caches and the
+allocator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from windtunnel.measure.allocator import hold_heap, page_faults
+from windtunnel.measure.collector import CollectorClock
+from windtunnel.sources.memory._watch import Watch
+from windtunnel.sources.memory.profile import MemoryProfile
+from windtunnel.sources.torch._annotate import Annotator, Discovery, is_compiling, require_host
+from windtunnel.sources.torch._loader import LoaderMeter
+from windtunnel.sources.torch._profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
+from windtunnel.sources.torch._segments import Marks, PhaseClock
+from windtunnel.sources.torch._shapes import ShapeSorter
+
+__all__ = ["Progress", "Recorder", "Recording", "Slot"]
+
+Progress = Callable[[str, int, int], None]
+SETTLING = "wt:settling"
+_AS_IS = 4  # iterations before the heap is held
+_BLOCK = 2  # measured iterations between two changes of instrument
+
+
+class Slot(Enum):
+    """What one iteration is used for."""
+
+    WARMUP = "warm-up"
+    DISCOVER = "discover"
+    AS_IS = "allocator as it is"
+    RICH = "structure"
+    LEARN_MEMORY = "memory, learnt slowly"
+    MEMORY = "memory"
+    PRIME = "settle, profiled, thrown away"
+    SETTLE_BARE = "settle"
+    BARE = "bare"
+    SETTLE_LIGHT = "settle, profiled"
+    LIGHT = "profiled"
+
+
+@dataclass
+class Recording:
+    """Everything that was measured, raw; ``light`` holds whole profiles of several iterations each."""
+
+    as_is_ns: list[int] = field(default_factory=list)
+    as_is_faults: list[int] = field(default_factory=list)
+    bare_ns: list[int] = field(default_factory=list)
+    bare_faults: list[int] = field(default_factory=list)
+    bare_marks: list[Marks] = field(default_factory=list)
+    bare_pauses_ns: list[int] = field(default_factory=list)
+    light_ns: list[int] = field(default_factory=list)
+    light_marks: list[Marks] = field(default_factory=list)
+    bare_waits_ns: list[int] = field(default_factory=list)
+    light_waits_ns: list[int] = field(default_factory=list)
+    fetch_ns: int = 0
+    num_workers: int = 0
+    rich_ns: int = 0
+    light: list[tuple[Events, list[bool]]] = field(default_factory=list)
+    rich: Events | None = None
+    memory: MemoryProfile | None = None
+    discovery: Discovery = field(default_factory=Discovery)
+    shapes: dict[str, Any] = field(default_factory=dict)
+    num_dropped: int = 0
+    is_heap_held: bool = False
+    is_complete: bool = False
+
+
+_PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
+_OF_ONE_FORM = (Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
+
+
+def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
+    """The use of every iteration in turn: warm-up, structure, then rounds of bare and profiled ones."""
+    yield from [Slot.WARMUP] * max(0, warmup - 1)
+    yield Slot.DISCOVER
+    yield from [Slot.AS_IS] * min(_AS_IS, iterations)
+    yield Slot.RICH
+    yield Slot.LEARN_MEMORY
+    yield Slot.MEMORY
+    yield from [Slot.PRIME] * _BLOCK
+    for first in range(0, iterations, _BLOCK):
+        size = min(_BLOCK, iterations - first)
+        yield from [Slot.SETTLE_BARE, *[Slot.BARE] * size]
+        yield from [Slot.SETTLE_LIGHT, *[Slot.LIGHT] * size]
+
+
+class Recorder:
+    """Turn instruments on and off at the boundaries between iterations.
+
+    Call :meth:`begin` before the first iteration, :meth:`boundary` after each, :meth:`close` at the end.
+    """
+
+    def __init__(
+        self, *, iterations: int, warmup: int, discovery: Discovery | None = None, progress: Progress | None = None
+    ) -> None:
+        self.recording = Recording(discovery=discovery or Discovery())
+        self._slots = list(schedule(iterations, warmup))
+        self._iterations = iterations
+        self._sorter = ShapeSorter(iterations)
+        self._position = 0
+        self._progress = progress
+        self._profiler: LightProfiler | None = None
+        self._valid: list[bool] = []
+        self._annotator: Annotator | None = None
+        self._watch: Watch | None = None
+        self._following: AbstractContextManager[Watch] | None = None
+        self._marker: Any = None
+        self._clock = PhaseClock()
+        self._loader = LoaderMeter()
+        self._loader.install()
+        self._begun_ns = 0
+        self._begun_faults = 0
+        self._collector = CollectorClock()
+        self._running = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every planned iteration has been measured."""
+        return self._position >= len(self._slots)
+
+    @property
+    def num_measured(self) -> int:
+        """Bare and profiled iterations measured so far."""
+        return len(self.recording.bare_ns) + len(self.recording.light_ns)
+
+    def begin(self) -> None:
+        """Start the instruments of the next iteration."""
+        slot = self._slots[self._position]
+        if slot is Slot.DISCOVER:
+            self.recording.discovery.watch()
+        elif slot is Slot.RICH:
+            require_host(self.recording.discovery.parameters().values())
+            self.recording.is_heap_held = hold_heap()
+            self._clock.install()
+            self._begin_rich()
+        elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
+            self._begin_memory(slot)
+        elif slot in _PROFILED and self._profiler is None:
+            self._profiler, self._valid = LightProfiler(), []
+            self._profiler.start()
+        self._running = True
+        if slot is Slot.RICH or slot in _PROFILED:
+            self._marker = annotate(ITERATION if slot in (Slot.RICH, Slot.LIGHT) else SETTLING)
+            self._marker.__enter__()
+        if slot is Slot.BARE:
+            self._collector.watch()
+        self._sorter.begin()
+        self._begun_faults = page_faults()
+        self._clock.begin(time.perf_counter_ns())
+        self._begun_ns = time.perf_counter_ns()
+
+    def boundary(self, *, is_regular: bool = True) -> None:
+        """End the running iteration and begin the next one; an irregular iteration is measured again."""
+        elapsed_ns = time.perf_counter_ns() - self._begun_ns
+        self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
+        if self._progress is not None:
+            self._progress("capturing", self._position, len(self._slots))
+        if not self.is_complete:
+            self.begin()
+        else:
+            self.recording.is_complete = True
+            self.close()
+
+    def _is_of_the_form(self, elapsed_ns: int) -> bool:
+        """Whether the iteration counts, by the shapes of its inputs; what does not is kept aside with its time."""
+        slot, shapes = self._slots[self._position], self._sorter.end()
+        if slot not in _OF_ONE_FORM or self._sorter.is_common(shapes):
+            return True
+        if slot is Slot.BARE:
+            self._sorter.set_aside(shapes, elapsed_ns)
+        return False
+
+    def restart(self) -> None:
+        """Drop everything: the iterations so far were of another kind."""
+        self.abort()
+        self._sorter.remove()
+        self._sorter = ShapeSorter(self._iterations)
+        self.recording = Recording()
+        self._position = 0
+
+    def abort(self) -> None:
+        """End the instruments in the middle of an iteration and keep what is whole."""
+        if self._running and not self.is_complete:
+            self._end(0, is_regular=False)
+            self._close_light()
+
+    def close(self) -> None:
+        """Take every instrument away, in the middle of an iteration too; what is whole stays in the recording."""
+        self.abort()
+        self._clock.remove()
+        self._sorter.remove()
+        self.recording.shapes = self._sorter.as_meta()
+        self._loader.remove()
+        self.recording.num_workers, self.recording.fetch_ns = self._loader.num_workers, self._loader.fetch_ns()
+
+    def _begin_memory(self, slot: Slot) -> None:
+        if is_compiling():  # what is compiled would be compiled anew for the tracker
+            return
+        if slot is Slot.LEARN_MEMORY or self._watch is None:
+            self._watch = Watch(workspace=True)
+            self._watch.discovery = self.recording.discovery
+        self._following = self._watch if slot is Slot.MEMORY else self._watch.learning()
+        self._following.__enter__()
+
+    def _end_memory(self, slot: Slot, is_regular: bool) -> None:
+        if self._watch is None or self._following is None:
+            return
+        self._following.__exit__(None, None, None)
+        self._following = None
+        if slot is Slot.MEMORY and is_regular:
+            self.recording.memory = self._watch.profile()
+
+    def _begin_rich(self) -> None:
+        self._profiler = RichProfiler()
+        self._annotator = Annotator(self.recording.discovery)
+        self._profiler.start()
+        self._annotator.roll_call()
+        self._annotator.watch()
+
+    def _end(self, elapsed_ns: int, is_regular: bool) -> None:
+        slot = self._slots[self._position]
+        num_faults = page_faults() - self._begun_faults
+        waited_ns = self._loader.take_wait_ns()
+        pauses_ns = self._collector.unwatch()
+        self._running = False
+        if self._marker is not None:
+            self._marker.__exit__(None, None, None)
+            self._marker = None
+        self._position += is_regular
+        self.recording.num_dropped += not is_regular
+        if slot is Slot.DISCOVER:
+            self.recording.discovery.unwatch()
+            if not is_compiling():  # a hook would have them compiled anew
+                self._sorter.watch(self.recording.discovery.models)
+        elif slot is Slot.AS_IS and is_regular:
+            self.recording.as_is_ns.append(elapsed_ns)
+            self.recording.as_is_faults.append(num_faults)
+        elif slot is Slot.BARE and is_regular:
+            self.recording.bare_ns.append(elapsed_ns)
+            self.recording.bare_faults.append(num_faults)
+            self.recording.bare_marks.append(self._clock.marks())
+            self.recording.bare_waits_ns.append(waited_ns)
+            self.recording.bare_pauses_ns.append(pauses_ns)
+        elif slot is Slot.RICH:
+            self._end_rich(elapsed_ns, is_regular)
+        elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
+            self._end_memory(slot, is_regular)
+        elif slot is Slot.LIGHT:
+            self._valid.append(is_regular)
+            if is_regular:
+                self.recording.light_ns.append(elapsed_ns)
+                self.recording.light_marks.append(self._clock.marks())
+                self.recording.light_waits_ns.append(waited_ns)
+        if slot in (Slot.SETTLE_BARE, Slot.SETTLE_LIGHT, Slot.PRIME) and not is_regular:
+            self._position += 1  # settling needs no regular iteration
+        if slot in _PROFILED and (self.is_complete or self._slots[self._position] not in _PROFILED):
+            self._close_light()
+
+    def _end_rich(self, elapsed_ns: int, is_regular: bool) -> None:
+        assert self._profiler is not None
+        assert self._annotator is not None
+        self._annotator.unwatch()
+        self._profiler.stop()
+        if is_regular:
+            self.recording.rich, self.recording.rich_ns = self._profiler.events(), elapsed_ns
+        self._profiler.discard()
+        self._profiler = None
+
+    def _close_light(self) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            if self._valid:
+                self.recording.light.append((self._profiler.events(), self._valid))
+            self._profiler = None

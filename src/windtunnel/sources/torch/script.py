@@ -1,0 +1,312 @@
+"""Run an unmodified training script under instruments, and capture it (room sources).
+
+In: a path and its arguments. Out: how the script ended, and from a capture a ``Graph`` of one of its iterations. The
+script runs as ``python script.py args...`` would run it (``__main__``, ``sys.argv``, ``sys.path[0]``), in this process;
+its loop is recognized by its optimizer steps and loader fetches, and it is ended once its instruments have enough.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.extras import require
+from windtunnel.graph import Graph
+from windtunnel.sources.torch.hooks import StepHooks
+
+__all__ = [
+    "EndOfScript",
+    "Ended",
+    "IncompleteCaptureError",
+    "Pilot",
+    "capture_script",
+    "checked_script",
+    "run_as_main",
+    "run_until_enough",
+]
+
+
+class EndOfScript(BaseException):
+    """Raised inside of a script to end it; not an ``Exception``, so that its own handlers let it pass."""
+
+
+class Pilot(Protocol):
+    """Leads instruments through a script."""
+
+    def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
+        """Between two of its iterations; raises :class:`EndOfScript` once there is enough."""
+
+    def close(self) -> None:
+        """Take every instrument away, in the middle of an iteration too."""
+
+
+class IncompleteCaptureError(InputError):
+    """The script ended before enough iterations were measured.
+
+    Parameters
+    ----------
+    graph : Graph or None
+        What was captured until then, if one whole iteration was.
+    """
+
+    def __init__(self, message: str = "", *, where: str = "", fix: str = "", graph: Graph | None = None) -> None:
+        super().__init__(message, where=where, fix=fix)
+        self.graph = graph
+
+
+def capture_script(
+    path: str | Path,
+    argv: Sequence[str] = (),
+    *,
+    iterations: int = 20,
+    warmup: int = 3,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Graph:
+    """Run a script as if it were the main program, capture some of its iterations, then end it.
+
+    Parameters
+    ----------
+    path : path
+        The script.
+    argv : sequence of str
+        Its arguments.
+    iterations, warmup, progress
+        As in :func:`windtunnel.sources.torch.step.capture`.
+
+    Returns
+    -------
+    Graph
+        One iteration.
+
+    Raises
+    ------
+    InputError
+        The file is not there or is no Python.
+    IncompleteCaptureError
+        The script raised, ended or never stepped before enough was measured; its ``graph`` holds what was captured.
+    """
+    require("torch", extra="torch")
+    from windtunnel.sources.torch._recorder import Recorder
+
+    script = checked_script(path)
+    recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
+    ended = run_until_enough(script, argv, _Pilot(recorder))
+    graph = _result(recorder, ended)
+    # a flight of this graph starts the same program again
+    return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script under instruments came to its end.
+
+    Attributes
+    ----------
+    script : Path
+    hooks : StepHooks
+        What it showed of itself until then.
+    failure : BaseException or None
+        What came out of it.
+    """
+
+    script: Path
+    hooks: StepHooks
+    failure: BaseException | None
+
+    def reason(self, option: str) -> tuple[str, str]:
+        """Why that was too early, and what to do; ``option`` says how many iterations are measured."""
+        name, failure, finder = self.script.name, self.failure, self.hooks.finder
+        seen = f"after {self.hooks.num_steps} optimizer steps"
+        longer = f"let it train longer, or ask for fewer {option}"
+        if isinstance(failure, KeyboardInterrupt):
+            return f"interrupted {seen}", f"run it again, or ask for fewer {option}"
+        if isinstance(failure, SystemExit):
+            return f"{name} called sys.exit({failure.code!r}) {seen}", longer
+        if failure is not None:
+            return f"{name} raised {type(failure).__name__} {seen}: {failure}", "make it run by itself first"
+        if self.hooks.num_steps == 0:
+            return self._without_steps()
+        if not finder.is_locked:
+            return (
+                f"{name} ended {seen}, before its loop repeated itself",
+                "let it train longer: at least three iterations come before the warm-up",
+            )
+        return f"{name} ended {seen}, too early", longer
+
+    def _without_steps(self) -> tuple[str, str]:
+        if self.hooks.num_foreign_steps:
+            return (
+                f"{self.script.name} trains on another thread than its main one "
+                f"({self.hooks.num_foreign_steps} optimizer steps)",
+                "let its main thread run the training loop",
+            )
+        return (
+            f"{self.script.name} ended and no optimizer stepped in this process",
+            "measure the script that calls optimizer.step() itself, not one that starts other processes",
+        )
+
+    def place(self) -> str:
+        """The line of the script itself where it failed."""
+        frames = traceback.extract_tb(self.failure.__traceback__) if self.failure is not None else []
+        own = [frame for frame in frames if Path(frame.filename) == self.script]
+        return f"{self.script}:{own[-1].lineno}" if own else str(self.script)
+
+
+def run_until_enough(
+    script: Path,
+    argv: Sequence[str],
+    pilot: Pilot,
+    *,
+    surroundings: AbstractContextManager[Any] | None = None,
+    on_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Ended:
+    """Run ``script`` as the main program under instruments, until they have enough or it ends by itself.
+
+    Parameters
+    ----------
+    script : Path
+        One that :func:`checked_script` has let pass.
+    argv : sequence of str
+        Its arguments.
+    pilot : Pilot
+        Called between its iterations; closed at the end.
+    surroundings : context manager, optional
+        What the script runs within.
+    on_loader : callable, optional
+        As for :class:`windtunnel.sources.torch.hooks.StepHooks`.
+
+    Returns
+    -------
+    Ended
+        Whatever a script raises is its own affair, and is told here.
+
+    Raises
+    ------
+    WindtunnelError
+        An instrument's own.
+    """
+    hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
+    failure: BaseException | None = None
+    try:
+        with surroundings or nullcontext(), hooks:
+            run_as_main(script, argv)
+    except EndOfScript:
+        pass
+    except WindtunnelError:
+        raise
+    except BaseException as error:
+        failure = error
+    finally:
+        pilot.close()
+    return Ended(script, hooks, failure)
+
+
+@contextmanager
+def _as_main_program(script: Path, argv: Sequence[str]) -> Iterator[None]:
+    kept = sys.argv, sys.path[:], sys.modules.get("__main__")
+    sys.argv = [str(script), *argv]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = kept[0], kept[1]
+        if kept[2] is not None:
+            sys.modules["__main__"] = kept[2]
+
+
+def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
+    """Run ``script`` in this process as ``python script args...`` does, and put everything back after it.
+
+    A child that the script forks ends where the script ends: it must not go on as a second one of us.
+    """
+    home = os.getpid()
+    try:
+        with _as_main_program(script, argv):
+            runpy.run_path(str(script), run_name="__main__")
+    except BaseException as error:
+        if os.getpid() != home:
+            _leave_child(error)
+        raise
+    if os.getpid() != home:
+        _leave_child(None)
+
+
+class _Pilot:
+    """Leads the recorder from boundary to boundary, and ends the script."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self._pattern: tuple[Any, ...] = ()
+
+    def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
+        if self.recorder.is_complete:
+            raise EndOfScript
+        pattern = hooks.finder.pattern
+        if pattern and pattern != self._pattern:  # the first, or the loop has changed its form
+            self._pattern = pattern
+            self.recorder.restart()
+            self.recorder.recording.discovery.add(hooks.models, hooks.optimizers)
+            self.recorder.begin()
+            return
+        self.recorder.boundary(is_regular=is_regular)
+        if self.recorder.is_complete:
+            raise EndOfScript
+
+    def close(self) -> None:
+        self.recorder.close()
+
+
+def checked_script(path: str | Path) -> Path:
+    """The path of a script that is there and is Python.
+
+    Raises
+    ------
+    InputError
+        It is not.
+    """
+    script = Path(path)
+    if not script.is_file():
+        raise InputError(
+            f"there is no script {script}",
+            where=str(script.resolve()),
+            fix="check the path; a module needs its file name",
+        )
+    try:
+        compile(script.read_bytes(), str(script), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise InputError(
+            f"{script.name} is not valid Python: {error}",
+            where=f"{script}:{getattr(error, 'lineno', None) or 0}",
+            fix="correct it, then capture again",
+        ) from error
+    return script
+
+
+def _result(recorder: Any, ended: Ended) -> Graph:
+    from windtunnel.sources.torch._build import build_graph
+
+    recording = recorder.recording
+    if recording.is_complete:
+        return build_graph(recording)
+    graph = build_graph(recording) if recording.rich is not None else None
+    message, fix = ended.reason("--iterations")
+    kept = "nothing was captured" if graph is None else f"{recorder.num_measured} measured iterations are kept"
+    raise IncompleteCaptureError(f"{message}; {kept}", where=ended.place(), fix=fix, graph=graph) from ended.failure
+
+
+def _leave_child(failure: BaseException | None) -> NoReturn:
+    """End a forked child as the interpreter would."""
+    if failure is not None and not isinstance(failure, SystemExit):
+        traceback.print_exception(failure)
+    code = failure.code if isinstance(failure, SystemExit) else int(failure is not None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -1,0 +1,415 @@
+"""Placements that are really run as pipelines of gloo processes (room training).
+
+In: a workload, a number of stages, plans for its layers. Out: a ``PipelineRun`` per plan: the step that the replay of
+its schedule says, beside the step that ``torch.distributed.pipelining`` takes with the very same stages. What the
+replay knows beside the plan is measured in the same processes, in turns with the splits: what a message takes by
+itself, what the schedule does itself, how n processes on fewer cores slow each other, how much they vary. Not here: which
+layer goes where (``planning``), stages (``training``).
+"""
+
+# D devices (stages), N nodes, M microbatches
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from windtunnel.cost.interference import Interference, fit_slowdown, shared_resource
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Kind
+from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
+from windtunnel.measure.threads import threads
+from windtunnel.planning.baselines import random_cut
+from windtunnel.planning.fleet import fleet_of
+from windtunnel.planning.from_graph import Layers, layers_of
+from windtunnel.planning.local_search import settled
+from windtunnel.planning.placement import Plan
+from windtunnel.planning.problem import Problem
+from windtunnel.planning.rendezvous import receivers, rendezvous_pipeline
+from windtunnel.planning.stages import Schedule, stage_order
+from windtunnel.simulate import replay, replay_many
+from windtunnel.training._pipeline_processes import run_ranks
+
+if TYPE_CHECKING:
+    from windtunnel.training._pipeline_rank import Item, Span
+
+__all__ = [
+    "Ground",
+    "PipelineJob",
+    "PipelineRun",
+    "job_of",
+    "predicted_ns",
+    "run_pipelines",
+    "settled_on_ground",
+    "stage_of_modules",
+]
+
+Progress = Callable[[str, int, int], None]
+_LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
+_CAPTURED = 12
+_GROUND_ROUNDS = 24  # from six of them, one outlier among twelve times decided between plans
+_NUM_DRAWS = 65
+_STARTS = range(1000, 1060)  # seeds of random cuts
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """One plan that trained: what the replay said beside what a step took, ns, and the step of one process alone."""
+
+    plan: Plan
+    predicted_baseline_ns: float
+    predicted_ns: float
+    baseline: Estimate
+    changed: Estimate
+    speedup: Estimate
+    slowdown: tuple[float, ...]
+    num_rounds: int
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a pipeline stands on.
+
+    Parameters
+    ----------
+    bandwidth_bytes_per_s : float
+        Of a message, while it travels and nothing else runs.
+    latency_ns : float
+        Of a message without bytes.
+    slowdown : tuple of float
+        How many times longer each of 1, 2 ... busy processes takes than one alone.
+    spread : tuple of float
+        Of the same work in all processes at once, over and over: each time over the median.
+    overhead_ns : float
+        What each process computes per microbatch for the schedule itself.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_ns: float
+    slowdown: tuple[float, ...]
+    spread: tuple[float, ...] = (1.0,)
+    overhead_ns: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineJob:
+    """A workload that can be cut into stages.
+
+    Parameters
+    ----------
+    workload : str
+    parameters : mapping
+    num_microbatches : int
+    graph : Graph
+        One microbatch forward and backward on one thread, and an update.
+    layers : Layers
+        Of that, for as many devices as there are stages; compute holds a microbatch's share of the update.
+    ground : Ground
+        As it was found before any plan.
+    message_bytes : (int, int)
+        Sizes of the messages that are tried: a small one, and what the layers of this job usually send.
+    """
+
+    workload: str
+    parameters: Mapping[str, Any]
+    num_microbatches: int
+    graph: Graph
+    layers: Layers
+    ground: Ground
+    message_bytes: tuple[int, int]
+
+
+@dataclass
+class _Flown:
+    """Durations of the items of a flight, in ns, round by round, without the first."""
+
+    step_ns: list[float] = field(default_factory=list)
+    split_ns: dict[int, list[float]] = field(default_factory=dict)
+    message_ns: dict[int, list[float]] = field(default_factory=dict)
+    beside_ns: dict[int, list[list[float]]] = field(default_factory=dict)
+    idle_ns: list[list[float]] = field(default_factory=list)
+
+    def ground(self, num_microbatches: int) -> Ground:
+        """A line through the messages, a curve through the processes, and what idle stages compute."""
+        sizes = sorted(self.message_ns)
+        times = [float(np.median(self.message_ns[size])) for size in sizes]
+        latency_ns, slope = times[0], (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+        alone = np.mean(self.beside_ns[1], axis=1)
+        ratios = [float(np.median(np.mean(self.beside_ns[count], axis=1) / alone)) for count in sorted(self.beside_ns)]
+        all_at_once = np.ravel(self.beside_ns[max(self.beside_ns)])
+        spread = all_at_once / np.median(all_at_once)
+        idle_ns = np.median(np.array(self.idle_ns), axis=0)
+        sent_ns = 2 * (len(idle_ns) - 1) * latency_ns  # messages of one microbatch
+        overhead_ns = max(0.0, (idle_ns.sum() / num_microbatches - sent_ns) / len(idle_ns))
+        curve = tuple(fit_slowdown(ratios))
+        return Ground(1e9 / max(slope, 1e-3), latency_ns, curve, tuple(spread.tolist()), overhead_ns)
+
+
+def job_of(
+    workload: str,
+    parameters: Mapping[str, Any],
+    num_stages: int,
+    num_microbatches: int,
+    *,
+    progress: Progress | None = None,
+) -> PipelineJob:
+    """Capture one microbatch of a workload and find what a pipeline of it stands on.
+
+    Parameters
+    ----------
+    workload : str
+        A registered one whose step is a model and a loss.
+    parameters : mapping
+        Its own; ``batch_size`` is that of all microbatches together.
+    num_stages, num_microbatches : int
+
+    Raises
+    ------
+    NotApplicableError
+        The step is more than a model and a loss.
+    InputError
+        The batch has no so many equal parts, or there are fewer than two stages.
+    FlightError
+        A process failed.
+    """
+    from windtunnel.sources.torch.step import capture
+    from windtunnel.training._pipeline_rank import WholeModel
+
+    if num_stages < 2 or num_microbatches < num_stages:
+        raise InputError(
+            f"{num_microbatches} microbatches for {num_stages} stages", where="devices",
+            fix="two stages or more, and as many microbatches as stages or more",
+        )  # fmt: skip
+    with threads(1):
+        whole = WholeModel(workload, dict(parameters), num_microbatches)
+        graph = capture(
+            lambda: whole.step(1),
+            iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,
+        )  # fmt: skip
+    types, _ = fleet_of(f"{num_stages}xhere")
+    paths = {path for path, _ in whole.model.named_modules()}
+
+    def layers(bandwidth_bytes_per_s: float) -> Layers:
+        return _with_loss(layers_of([graph], types, bandwidth_bytes_per_s, num_microbatches=num_microbatches), paths)
+
+    message_bytes = _usual_messages(layers(1e9).problem)
+    ground = _flown(
+        workload, parameters, (), num_stages, num_microbatches, message_bytes, "1f1b", _GROUND_ROUNDS, 60.0, None
+    ).ground(num_microbatches)
+    return PipelineJob(
+        workload, dict(parameters), num_microbatches, graph, layers(ground.bandwidth_bytes_per_s), ground, message_bytes
+    )
+
+
+def _usual_messages(problem: Problem) -> tuple[int, int]:
+    """Bytes of messages to try, of a problem at one byte per ns.
+
+    Not larger ones: a message of 8 MB has twice the bandwidth of one of 1 MB.
+    """
+    sent = problem.cost_ns[~problem.is_backward & (problem.cost_ns > _LEAST_BYTES)]
+    usual = int(np.median(sent)) // 4 * 4 if len(sent) else 0
+    return _LEAST_BYTES, max(usual, _USUAL_BYTES)
+
+
+def _with_loss(layers: Layers, paths: set[str]) -> Layers:
+    """What runs behind the model goes where the model's output is."""
+    problem, color = layers.problem, layers.problem.color.copy()
+    for name, node in layers.node_of.items():
+        if name in paths:
+            continue
+        for other in problem.src[problem.dst == node].tolist():
+            color[color == color[node]] = color[other]
+    return dataclasses.replace(layers, problem=dataclasses.replace(problem, color=color))
+
+
+def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
+    """The stage of each module, in the order in which samples meet them.
+
+    Raises
+    ------
+    NotApplicableError
+        Devices wait for each other.
+    """
+    order, _ = stage_order(plan)
+    place = {device: at for at, device in enumerate(order)}
+    return {name: place[int(plan.device[node])] for name, node in job.layers.node_of.items()}
+
+
+def predicted_ns(job: PipelineJob, plan: Plan, ground: Ground, schedule: Schedule) -> int:
+    """The step of a pipeline: replays of its schedule on processes that share the cores, their median.
+
+    Stages wait for each other, so that what varies adds up: each replay draws anew by how much every task varies.
+    """
+    _require_stages(plan)
+    problem, count = job.layers.problem, job.num_microbatches
+    bare = dataclasses.replace(
+        problem,
+        time_ns=problem.time_ns - job.layers.update_ns / count,
+        cost_ns=problem.cost_ns * (job.ground.bandwidth_bytes_per_s / ground.bandwidth_bytes_per_s),
+    )
+    updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
+    graph = rendezvous_pipeline(
+        dataclasses.replace(plan, problem=bare), count,
+        schedule=schedule, update_ns=updates_D, latency_ns=round(ground.latency_ns), overhead_ns=ground.overhead_ns,
+    )  # fmt: skip
+    graph = _on_cores(graph, ground, len(plan.kind))
+    drawn_KT = np.random.default_rng(0).choice(ground.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
+    return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
+
+
+def settled_on_ground(job: PipelineJob, plan: Plan, schedule: Schedule = "1f1b") -> Plan:
+    """A plan after moves that make the predicted step shorter on what this job stands on: cores that stages share.
+
+    Moves begin from the plan and from the cheapest of some random cuts.
+
+    Raises
+    ------
+    NotApplicableError
+        The plan uses one device only.
+    """
+    cuts = [random_cut(plan.problem, seed) for seed in _STARTS]
+    starts = [one for one in cuts if len(one.kind) == len(plan.kind) and one.loads.is_allowed]
+    return settled(plan, lambda one: predicted_ns(job, one, job.ground, schedule), starts)
+
+
+def _require_stages(plan: Plan) -> None:
+    if len(plan.kind) == 1:
+        raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
+
+
+def _on_cores(graph: Graph, ground: Ground, num_stages: int) -> Graph:
+    """Stages on the cores that they stay on: slower where every core is busy, in turns where they share one.
+
+    A message is work, too: it is copied on the core of who receives it.
+    """
+    cores = min(len(allowed_cores()), num_stages)
+    busy = ground.slowdown[cores - 1]
+    counts = range(cores, num_stages + cores, cores)
+    curve = tuple(ground.slowdown[min(count, num_stages) - 1] / busy for count in counts)
+    place_T = receivers(graph)
+    graph = graph.scale(graph.select(kind=Kind.COMPUTE), busy)
+    for core in range(cores):
+        graph = shared_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")
+    return graph
+
+
+def run_pipelines(
+    job: PipelineJob,
+    plans: Sequence[Plan],
+    *,
+    schedule: Schedule = "1f1b",
+    rounds: int = 12,
+    time_limit_s: float = 120.0,
+    progress: Progress | None = None,
+) -> list[PipelineRun]:
+    """Run plans as pipelines of gloo processes, in turns with each other and with one process that does it all.
+
+    Parameters
+    ----------
+    job : PipelineJob
+    plans : sequence of Plan
+        Of ``job.layers.problem``; each uses as many devices as the first.
+    schedule : str
+        ``1f1b`` or ``gpipe``.
+    rounds : int
+    time_limit_s : float
+        No round is begun after it.
+
+    Returns
+    -------
+    list of PipelineRun
+        In the order of the plans. Their baseline is the step of one process on one thread.
+
+    Raises
+    ------
+    FlightError
+        A process failed; says what it printed.
+    NotApplicableError
+        The model cannot be cut so.
+    """
+    if not plans or len({len(plan.kind) for plan in plans}) != 1:
+        raise InputError("plans of different numbers of stages fly apart", where="plans")
+    _require_stages(plans[0])
+    splits = [stage_of_modules(job, plan) for plan in plans]
+    num = len(plans[0].kind)
+    flown = _flown(
+        job.workload, job.parameters, splits, num, job.num_microbatches, job.message_bytes, schedule, rounds,
+        time_limit_s, progress,
+    )  # fmt: skip
+    ground = flown.ground(job.num_microbatches)
+    whole_ns = _whole_ns(job)
+    runs = []
+    for number, plan in enumerate(plans):
+        split_ns = flown.split_ns[number]
+        runs.append(
+            PipelineRun(
+                plan, whole_ns, predicted_ns(job, plan, ground, schedule), estimate_median(flown.step_ns),
+                estimate_median(split_ns), estimate_speedup(flown.step_ns, split_ns), ground.slowdown, len(split_ns),
+            )
+        )  # fmt: skip
+    return runs
+
+
+def _whole_ns(job: PipelineJob) -> float:
+    """One process: all microbatches and the update."""
+    update_ns = float(job.layers.update_ns.sum())
+    return job.num_microbatches * (replay(job.layers.graph).makespan_ns - update_ns) + update_ns
+
+
+def _flown(
+    workload: str,
+    parameters: Mapping[str, Any],
+    splits: Sequence[dict[str, int]],
+    num_ranks: int,
+    num_microbatches: int,
+    message_bytes: tuple[int, int],
+    schedule: str,
+    rounds: int,
+    time_limit_s: float,
+    progress: Progress | None,
+) -> _Flown:
+    from windtunnel.training._pipeline_rank import Orders, Span
+
+    orders = Orders(
+        workload, dict(parameters), tuple(splits), num_ranks, num_microbatches, schedule, message_bytes, rounds,
+        time_limit_s,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="windtunnel-pipeline-") as folder:
+        path = Path(folder) / "orders.json"
+        path.write_bytes(msgspec.json.encode(orders))
+        run_ranks(path, num_ranks, progress)
+        spans = [msgspec.json.decode(Path(f"{path}.{rank}").read_bytes(), type=list[Span]) for rank in range(num_ranks)]
+    return _sorted(spans)
+
+
+def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
+    """From when the first began until the last has ended; of processes beside each other, each by itself."""
+    from windtunnel.training._pipeline_rank import NUM_EXCHANGES
+
+    flown = _Flown()
+    for same in zip(*spans, strict=True):
+        if same[0].round == 0:
+            continue
+        item: Item = same[0].item
+        taken_ns = max(one.end_ns for one in same) - min(one.begin_ns for one in same)
+        if item.what == "step":
+            flown.step_ns.append(same[0].end_ns - same[0].begin_ns)
+        elif item.what == "split":
+            flown.split_ns.setdefault(item.number, []).append(taken_ns)
+        elif item.what == "idle":
+            flown.idle_ns.append([float(one.compute_ns) for one in same])
+        elif item.what == "message":
+            both_ns = max(one.end_ns for one in same[:2]) - min(one.begin_ns for one in same[:2])
+            flown.message_ns.setdefault(item.number, []).append(both_ns / 2 / NUM_EXCHANGES)
+        else:
+            beside = [float(one.end_ns - one.begin_ns) for one in same[: item.number]]
+            flown.beside_ns.setdefault(item.number, []).append(beside)
+    return flown
