@@ -3,8 +3,8 @@
 In: a workload, a number of stages, plans for its layers. Out: a ``PipelineRun`` per plan: the step that the replay of
 its schedule says, beside the step that ``torch.distributed.pipelining`` takes with the very same stages. What the
 replay knows beside the plan is measured in the same processes, in turns with the splits: what a message takes by
-itself, what the schedule does itself, how n processes on fewer cores slow each other, how much they vary. Not here: which
-layer goes where (``planning``), stages (``training``).
+itself, what the schedule does itself, how n processes on fewer cores slow each other, how much they vary. Not here:
+which layer goes where (``planning``), stages (``training``).
 """
 
 # D devices (stages), N nodes, M microbatches
