@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,7 +14,19 @@ from hypothesis import strategies as st
 from tests.graph.longest_path import start_times
 from tests.graph.random_graphs import graph_and_mask, graphs
 from windtunnel.errors import GraphError, InputError
-from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind, apply_edits, lags
+from windtunnel.graph import (
+    Discipline,
+    EdgeKind,
+    Edit,
+    Graph,
+    GraphBuilder,
+    Kind,
+    Phase,
+    ResourceKind,
+    Strings,
+    apply_edits,
+    lags,
+)
 
 
 def chain(*durations: int, lag_ns: int = 0) -> Graph:
@@ -207,3 +221,59 @@ def test_samples_follow_the_duration():
     after = graph.set_duration([0, 1], [2, 7])
 
     assert [[2, 4], [7, 7]] == after.tasks["samples_ns"].tolist()
+
+
+def test_a_hundred_edits_of_ten_tasks_keep_no_graph_between():
+    num_tasks = 100_000
+    graph = Graph.from_columns(
+        tasks={
+            "name": Strings.repeat("task", num_tasks),
+            "kind": np.ones(num_tasks, dtype=np.int8),
+            "resource": np.zeros(num_tasks, dtype=np.int32),
+            "duration_ns": np.arange(num_tasks),
+        },
+        edges={"src": [0], "dst": [1], "kind": [1]},
+        resources={"name": ["cpu"], "kind": [0], "discipline": [0], "slots": [1]},
+    )
+    tracemalloc.start()
+    edited = graph
+    for first in range(0, 1_000, 10):
+        edited = edited.set_duration(np.arange(first, first + 10), 7)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert 100 == len(edited.edits)
+    assert kept_bytes < 4 * 8 * num_tasks  # the edited columns themselves, and not a hundred of them
+
+
+@given(graph_and_mask(), st.integers(1, 4))
+def test_undo_of_any_edit_is_the_graph_before_it(sample, count):
+    graph, mask = sample
+    steps = [graph]
+    for number in range(count):
+        now = steps[-1]
+        steps.append(now.scale(mask, number + 2) if number % 2 else now.note({"world_size": number}))
+    undone = steps[-1]
+    for before in reversed(steps[:-1]):
+        undone = undone.undo()
+        assert before.equals(undone)
+        assert before.meta == undone.meta
+
+
+@given(graph_and_mask())
+def test_many_edits_are_recorded_as_one_that_is_stored_and_done_again(sample):
+    graph, mask = sample
+    base = graph.note({"world_size": 2})
+    edited = base.scale(mask, 2).prioritize(mask, 3).as_one_edit(base, "double", {"factor": 2})
+    again = apply_edits(graph, [Edit.from_json(json.loads(json.dumps(one.json()))) for one in edited.edits])
+
+    assert ["note", "double"] == [one.name for one in edited.edits]
+    assert "double(factor=2)" == str(edited.edits[-1])
+    assert edited.equals(again)
+    assert [one.json() for one in edited.edits] == [one.json() for one in again.edits]
+    assert base.equals(edited.undo())
+
+
+def test_an_edit_of_another_graph_is_not_recorded_as_one_of_this():
+    with pytest.raises(GraphError, match="did not edit the graph that it was given"):
+        chain(5, 7).scale([0], 2).as_one_edit(chain(5, 7), "double")

@@ -6,7 +6,7 @@ In: a captured graph, a device. Out: ``Forecast``. Not here: printing, really ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +201,7 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
             more = np.minimum(values, fixed) + factor * np.maximum(values - fixed, 0.0)
             columns[name] = np.rint(np.where(scaled, more, values)).astype(np.int64)
     loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
-    return replace(graph, tasks=graph.tasks.replace(**columns), before=graph).scale(loads, factor)
+    return graph.set_columns(columns).scale(loads, factor)
 
 
 def _scales(graph: Graph, batch_size: int) -> Mask:

@@ -20,7 +20,6 @@ from windtunnel.cost.pricer import Pricer, Prices, exact_prices
 from windtunnel.cost.work import Work, dtype_of, work_of
 from windtunnel.errors import InputError, MissingExtraError, PriceError
 from windtunnel.graph import Graph, Strings
-from windtunnel.graph.table import Table
 from windtunnel.hardware import Device, Machine
 
 __all__ = ["AUTO", "device_of", "in_type", "price", "price_work", "tiers_of"]
@@ -73,9 +72,9 @@ def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer]
     if (sources < 0).any():
         raise _unpriced(graph, work, row_T, sources < 0)
     names = [pricer.name for tier in tiers for pricer in tier]
-    return _priced(graph, row_T, prices, sources, names).with_meta(
-        priced_for=device.name, priced_in=dtype or "as captured"
-    )
+    priced = _priced(graph, row_T, prices, sources, names)
+    priced = priced.note({"priced_for": device.name, "priced_in": dtype or "as captured"})
+    return priced.as_one_edit(graph, "price", {"device": device.name, "dtype": dtype})
 
 
 def tiers_of(model: str | Sequence[Pricer]) -> Tiers:
@@ -189,9 +188,7 @@ def _priced(
     tasks = np.flatnonzero(row_T >= 0)
     rows = row_T[tasks]
     durations = np.rint(prices.duration_ns).astype(np.int64)
-    # what varied was measured elsewhere, and iterations of two machines do not belong together
-    kept = {name: column for name, column in graph.tasks.items() if name not in ("samples_ns", "duration_std_ns")}
-    kept |= _texts(graph, tasks, prices, sources, names, rows)
+    kept: dict[str, Any] = dict(_texts(graph, tasks, prices, sources, names, rows))
     kept["duration_ns"] = _with(graph.duration_ns, tasks, durations[rows])
     for name in ("efficiency", "efficiency_low", "efficiency_high"):
         kept[name] = _with(np.full(graph.num_tasks, np.nan), tasks, getattr(prices, name)[rows])
@@ -199,7 +196,8 @@ def _priced(
     if np.isfinite(spread).any():
         whole = np.rint(np.nan_to_num(spread)).astype(np.int64)
         kept["duration_std_ns"] = _with(np.zeros(graph.num_tasks, dtype=np.int64), tasks, whole[rows])
-    return replace(graph, tasks=Table(kept, graph.num_tasks), before=graph)
+    # what varied was measured elsewhere, and iterations of two machines do not belong together
+    return graph.drop_columns(["samples_ns", "duration_std_ns"]).set_columns(kept)
 
 
 def _texts(

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.errors import GraphError
 from windtunnel.graph import edits as _edits
 from windtunnel.graph import rows as _rows
 from windtunnel.graph import structure as _structure
 from windtunnel.graph._topology import adjacency, kahn_order
-from windtunnel.graph.history import Edit, recorded
+from windtunnel.graph.history import Edit, as_one_edit, recorded, undone
 from windtunnel.graph.schema import (
     EDGE_COLUMNS,
     RESOURCE_COLUMNS,
@@ -49,6 +48,8 @@ class Graph:
         Source, hardware, the measured iteration time, the overhead of measuring.
     edits : tuple of Edit
         What was done to the measured graph, oldest first.
+    root : Graph, optional
+        The graph that the edits of this process began with; None where there was none.
 
     Examples
     --------
@@ -67,7 +68,7 @@ class Graph:
     resources: Table
     meta: Mapping[str, Any] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
-    before: Graph | None = field(default=None, repr=False)
+    root: Graph | None = field(default=None, repr=False)
 
     @classmethod
     def from_columns(
@@ -212,17 +213,24 @@ class Graph:
         return replace(self, tasks=self.tasks.replace(**Table.typed(columns, TASK_COLUMNS)))
 
     def with_meta(self, **meta: Any) -> Graph:
-        """Set entries of ``meta``; what a reader knows about the whole graph."""
-        return replace(self, meta={**self.meta, **meta})
+        """Set entries of ``meta``: what a reader knows about the whole graph; of an edited graph, as an edit."""
+        return replace(self, meta={**self.meta, **meta}) if self.root is None else self.note(meta)
 
     @recorded
     def note(self, entries: Mapping[str, Any]) -> Graph:
         """Set entries of ``meta`` as an edit, so that it is recorded and can be undone."""
         return replace(self, meta={**self.meta, **entries})
 
-    def with_resources(self, resources: Table) -> Graph:
+    @recorded
+    def with_resources(self, resources: Mapping[str, Any]) -> Graph:
         """Replace the resource table; rows that tasks use must stay."""
-        return replace(self, resources=resources, before=self)
+        return replace(self, resources=Table.typed(resources, RESOURCE_COLUMNS))
+
+    @recorded
+    def drop_columns(self, names: Sequence[str]) -> Graph:
+        """Leave out task columns; one that is not there stays so."""
+        kept = {name: column for name, column in self.tasks.items() if name not in names}
+        return replace(self, tasks=Table(kept, self.num_tasks))
 
     def add_resource(
         self,
@@ -333,17 +341,19 @@ class Graph:
         """Drop the ORDER edges between masked tasks, so that the replay decides their order."""
         return _structure.unorder(self, mask)
 
+    def as_one_edit(self, base: Graph, name: str, arguments: Mapping[str, Any] | None = None) -> Graph:
+        """Record all that was done since ``base`` as one edit; see :func:`windtunnel.graph.history.as_one_edit`."""
+        return as_one_edit(self, base, name, dict(arguments or {}))
+
     def undo(self) -> Graph:
         """Return the graph as it was before the last edit.
 
         Raises
         ------
         GraphError
-            There is no edit to undo (a stored graph keeps the list of its edits, not the graphs between them).
+            There is no edit to undo (a stored graph keeps the list of its edits, not what they began with).
         """
-        if self.before is None:
-            raise GraphError("there is no edit to undo", fix="apply the recorded edits to the captured graph instead")
-        return self.before
+        return undone(self)
 
 
 def _distinct(column: NDArray[Any] | None) -> int:

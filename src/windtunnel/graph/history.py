@@ -1,13 +1,16 @@
-"""Edits remember themselves: printed, stored as JSON, applied again (room graph).
+"""Edits remember themselves: printed, stored as JSON, applied again, undone (room graph).
 
-In: a call of an edit primitive. Out: an ``Edit`` at the end of ``graph.edits``. Masks are stored as runs of
-rows, so that an edit of a million tasks stays a few numbers.
+In: a call of an edit primitive. Out: an ``Edit`` at the end of ``graph.edits``. A graph keeps the graph that its edits
+began with and no other: to undo is to apply all edits but the last. Masks are stored as runs of rows, so that an edit
+of a million tasks stays a few numbers.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import inspect
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -15,26 +18,37 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import GraphError, InputError
 from windtunnel.graph.table import Array, Strings
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
 
-__all__ = ["Edit", "apply_edits", "recorded"]
+__all__ = ["Edit", "apply_edits", "as_one_edit", "recorded", "undone"]
 
 P = ParamSpec("P")
 # what an edit of columns alone may keep from the graph before
 _ADJACENCY = ("_successors", "_predecessors", "_order")
+_WRITTEN_OUT = 64  # longer arrays are stored compressed, not number by number
 _PRIMITIVES: dict[str, Callable[..., Graph]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One recorded edit: the primitive's name and its arguments."""
+    """One recorded edit: a primitive with its arguments, or a change of another name made of several.
+
+    Parameters
+    ----------
+    name : str
+        Of the primitive, or of the change that ``steps`` make.
+    arguments : mapping
+    steps : tuple of Edit
+        Empty for a primitive.
+    """
 
     name: str
     arguments: Mapping[str, Any]
+    steps: tuple[Edit, ...] = ()
 
     def __str__(self) -> str:
         shown = ", ".join(f"{key}={_shown(value)}" for key, value in self.arguments.items())
@@ -42,10 +56,11 @@ class Edit:
 
     def json(self) -> dict[str, Any]:
         """A document that ``from_json`` reads back."""
-        return {
+        document: dict[str, Any] = {
             "edit": self.name,
             "arguments": {key: _encode(value) for key, value in self.arguments.items()},
         }
+        return document | ({"steps": [step.json() for step in self.steps]} if self.steps else {})
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Edit:
@@ -59,15 +74,16 @@ class Edit:
         try:
             name = document["edit"]
             arguments = {key: _decode(value) for key, value in document["arguments"].items()}
+            steps = tuple(cls.from_json(step) for step in document.get("steps", ()))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"this is no recorded edit: {error}", fix="use what Edit.json() returns") from error
-        if name not in _PRIMITIVES:
+        if name not in _PRIMITIVES and not steps:
             raise InputError(f"no edit is called {name!r}", fix=f"known: {', '.join(sorted(_PRIMITIVES))}")
-        return cls(name, arguments)
+        return cls(name, arguments, steps)
 
 
 def recorded(method: Callable[Concatenate[Graph, P], Graph]) -> Callable[Concatenate[Graph, P], Graph]:
-    """Append the call to the edits of the graph that it returns, and remember the graph before."""
+    """Append the call to the edits of the graph that it returns."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -75,7 +91,8 @@ def recorded(method: Callable[Concatenate[Graph, P], Graph]) -> Callable[Concate
         bound = signature.bind(self, *args, **kwargs).arguments
         arguments = {key: value for key, value in bound.items() if key != "self"}
         after = method(self, *args, **kwargs)
-        after = replace(after, edits=(*self.edits, Edit(method.__name__, arguments)), before=self)
+        edits = (*self.edits, Edit(method.__name__, arguments))
+        after = replace(after, edits=edits, root=self if self.root is None else self.root)
         if after.edges is self.edges and after.num_tasks == self.num_tasks:
             after.__dict__.update({key: self.__dict__[key] for key in _ADJACENCY if key in self.__dict__})
         return after
@@ -93,8 +110,41 @@ def apply_edits(graph: Graph, edits: Iterable[Edit]) -> Graph:
         An edit does not fit this graph (other rows than it was recorded with).
     """
     for edit in edits:
-        graph = _PRIMITIVES[edit.name](graph, **edit.arguments)
+        if edit.steps:
+            graph = as_one_edit(apply_edits(graph, edit.steps), graph, edit.name, edit.arguments)
+        else:
+            graph = _PRIMITIVES[edit.name](graph, **edit.arguments)
     return graph
+
+
+def as_one_edit(graph: Graph, base: Graph, name: str, arguments: Mapping[str, Any]) -> Graph:
+    """The graph with what was done since ``base`` recorded as one edit; as it is where nothing was done.
+
+    Raises
+    ------
+    GraphError
+        The graph does not come from ``base`` by recorded edits.
+    """
+    count = len(base.edits)
+    root = base if base.root is None else base.root
+    if graph is base:
+        return graph
+    if graph.root is not root or any(one is not other for one, other in zip(base.edits, graph.edits, strict=False)):
+        raise GraphError(f"{name} did not edit the graph that it was given", fix="use the edit primitives of the graph")
+    return replace(graph, edits=(*base.edits, Edit(name, arguments, graph.edits[count:])))
+
+
+def undone(graph: Graph) -> Graph:
+    """The graph before its last edit, by applying all edits but that one.
+
+    Raises
+    ------
+    GraphError
+        There is no edit to undo.
+    """
+    if graph.root is None:
+        raise GraphError("there is no edit to undo", fix="apply the recorded edits to the captured graph instead")
+    return apply_edits(graph.root, graph.edits[len(graph.root.edits) : -1])
 
 
 def _shown(value: Any) -> str:
@@ -107,7 +157,8 @@ def _shown(value: Any) -> str:
 
 def _encode(value: Any) -> Any:
     if isinstance(value, Strings):
-        return {"strings": value.to_numpy().tolist()}
+        used = value.compact()
+        return {"strings": list(used.values), "codes": _encode_array(used.codes)}
     if isinstance(value, np.ndarray | np.generic):
         return _encode_array(np.asarray(value))
     if isinstance(value, IntEnum):
@@ -126,6 +177,9 @@ def _encode_array(array: Array) -> Any:
         # run starts and ends: where the mask, padded with False, changes
         runs = np.flatnonzero(np.diff(np.concatenate([[False], array, [False]]).astype(np.int8)))
         return {"mask": runs.tolist(), "size": int(array.size)}
+    if array.size > _WRITTEN_OUT and array.dtype != object:
+        packed = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), level=1)).decode("ascii")
+        return {"packed": packed, "dtype": str(array.dtype), "shape": list(array.shape)}
     return {"array": array.tolist(), "dtype": str(array.dtype)}
 
 
@@ -138,8 +192,11 @@ def _decode(value: Any) -> Any:
         return (np.cumsum(flips)[:-1] % 2).astype(bool)
     if "array" in value:
         return np.array(value["array"], dtype=value["dtype"])
+    if "packed" in value:
+        flat = np.frombuffer(zlib.decompress(base64.b64decode(value["packed"])), dtype=value["dtype"])
+        return flat.reshape(value["shape"])
     if "strings" in value:
-        return Strings.of(value["strings"])
+        return Strings(_decode(value["codes"]), tuple(value["strings"]))
     if "list" in value:
         return [_decode(item) for item in value["list"]]
     return {key: _decode(item) for key, item in value["mapping"].items()}

@@ -114,7 +114,8 @@ def _edits(answers: Sequence[Answer]) -> str:
     for answer in answers:
         before = len(answer.baseline.graph.edits)
         edits = answer.graph.edits[before:] if answer.graph is not None else ()
-        lines = "<br>".join(f"<code>{escape(str(edit), 300)}</code>" for edit in edits)
+        steps = [step for edit in edits for step in (edit, *edit.steps)]
+        lines = "<br>".join(f"<code>{escape(str(step), 300)}</code>" for step in steps)
         items.append(f"<li><b>{escape(str(answer.request), 90)}</b><br>{lines}</li>")
     if not items:
         return ""

@@ -59,7 +59,8 @@ def apply(graph: Graph, request: Request) -> Graph:
     if not graph.num_tasks:
         raise NotApplicableError("the graph has no tasks", fix="capture at least one whole iteration")
     for step in request.steps:
-        graph = registry.get("whatif", step.name).function(graph, **step.parameters)
+        changed: Graph = registry.get("whatif", step.name).function(graph, **step.parameters)
+        graph = changed.as_one_edit(graph, step.name, step.parameters)
     return graph
 
 
