@@ -70,7 +70,7 @@ def test_two_plugins_of_one_name_name_both_packages():
     def second() -> None: ...
 
     registry.policy("a-test-of-names", source="tests")(first)
-    with pytest.raises(errors.InputError, match="two policys are called"):
+    with pytest.raises(errors.InputError, match="two plug-ins of kind policy are called"):
         registry.policy("a-test-of-names", source="tests")(second)
 
 

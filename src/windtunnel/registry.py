@@ -2,17 +2,22 @@
 
 In: functions and classes, each with a name, a kind and a source. Out: a table by kind, from which the command
 line, ``--help`` and the docs are generated. Built-in plug-ins come through the same entry-point group as those of other
-packages: there is no second path.
+packages: there is no second path. An entry point names a package; the package calls ``discover``, which imports its
+modules, and each of them registers what it holds.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.metadata
 import inspect
+import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.errors import InputError
@@ -22,6 +27,7 @@ __all__ = [
     "Plugin",
     "all",
     "cost_model",
+    "discover",
     "flight",
     "get",
     "policy",
@@ -46,11 +52,18 @@ class Plugin:
     function: Callable[..., Any] = field(repr=False)
     source: str
     domain: str = ""
+    sniff: Callable[[Path], bool] | None = field(default=None, repr=False)
+    suffixes: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module that registered it."""
+        return self.function.__module__
 
     @property
     def package(self) -> str:
         """The distribution package that registered it."""
-        return (self.function.__module__ or "").split(".")[0]
+        return self.module.partition(".")[0]
 
     @property
     def summary(self) -> str:
@@ -69,20 +82,37 @@ _plugins: dict[str, dict[str, Plugin]] = {kind: {} for kind in KINDS}
 _loaded: set[str] = set()
 
 
-def _register(kind: str, name: str, source: str, domain: str = "") -> Callable[[Target], Target]:
+def _register(kind: str, name: str, source: str, **about: Any) -> Callable[[Target], Target]:
     def decorate(function: Target) -> Target:
-        plugin = Plugin(name=name, kind=kind, function=function, source=source, domain=domain)
+        plugin = Plugin(name=name, kind=kind, function=function, source=source, **about)
         known = _plugins[kind].get(name)
-        if known is not None and known.function.__qualname__ != function.__qualname__:
+        if known is not None and _origin(known) != _origin(plugin):  # equal origins: a module that is imported again
+            which = "packages" if known.package != plugin.package else "modules"
+            first, second = (known.package, plugin.package) if which == "packages" else (known.module, plugin.module)
             raise InputError(
-                f"two {kind}s are called {name!r}",
-                where=f"packages {known.package} and {plugin.package}",
+                f"two plug-ins of kind {kind} are called {name!r}",
+                where=f"{which} {first} and {second}",
                 fix="rename one, or uninstall one of the packages",
             )
         _plugins[kind][name] = plugin
         return function
 
     return decorate
+
+
+def _origin(plugin: Plugin) -> tuple[str, str]:
+    return plugin.module, plugin.function.__qualname__
+
+
+def discover(package: str) -> None:
+    """Import the modules and packages in a package, so that what they register is found by its file alone.
+
+    A package calls this in its own ``__init__`` with ``__name__``. What begins with an underscore is left out; a
+    package in it that holds plug-ins calls it again.
+    """
+    for module in pkgutil.iter_modules(sys.modules[package].__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package}.{module.name}")
 
 
 def whatif(name: str, *, source: str) -> Callable[[Target], Target]:
@@ -100,14 +130,30 @@ def cost_model(name: str, *, source: str) -> Callable[[Target], Target]:
     return _register("cost_model", name, source)
 
 
-def source(name: str, *, source: str) -> Callable[[Target], Target]:
-    """Register a reader of outside data into a graph."""
-    return _register("source", name, source)
+def source(
+    name: str,
+    *,
+    source: str,
+    sniff: Callable[[Path], bool] | None = None,
+    suffixes: tuple[str, ...] = (),
+) -> Callable[[Target], Target]:
+    """Register a reader of outside data into a graph.
+
+    Parameters
+    ----------
+    name, source : str
+    sniff : callable, optional
+        Whether what lies at a path is of this format: cheap, by its first bytes; no error for a file of any other.
+        Absent where the graph does not come from a file.
+    suffixes : tuple of str
+        Ends of names of files that are read by it if no sniff knows their content.
+    """
+    return _register("source", name, source, sniff=sniff, suffixes=suffixes)
 
 
 def workload(name: str, *, source: str, domain: str = "") -> Callable[[Target], Target]:
     """Register a model with data that can really be run; one with a domain belongs to the suite."""
-    return _register("workload", name, source, domain)
+    return _register("workload", name, source, domain=domain)
 
 
 def strategy(name: str, *, source: str) -> Callable[[Target], Target]:
@@ -124,7 +170,6 @@ def _load_entry_points() -> None:
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         if point.value in _loaded:
             continue
-        _loaded.add(point.value)
         try:
             point.load()
         except InputError:
@@ -136,6 +181,7 @@ def _load_entry_points() -> None:
                 f"plug-in {point.name} ({point.value}) is broken and was skipped: {error}",
                 stacklevel=2,
             )
+        _loaded.add(point.value)
 
 
 def all(kind: str) -> dict[str, Plugin]:  # noqa: A001 - reads as registry.all("whatif")

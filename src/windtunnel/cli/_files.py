@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["derived", "open_graph", "require_free", "stem"]
 
-_TRACES = (".json", ".json.gz")
 _SUFFIXES = (".gz", ".json", ".pt", ".trace", ".wt", ".py", ".html", ".report", ".et")
 
 
@@ -57,44 +56,44 @@ def require_free(path: Path, *, force: bool) -> Path:
 
 
 def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | None = None, **options: Any) -> Graph:
-    """A stored graph, or the graph of a trace of any kind, or of a folder of Kineto traces, one per rank.
+    """The graph of whatever a registered source knows: a stored one, a trace, a folder of traces.
 
-    ``kineto`` is that of :func:`windtunnel.sources.execution_trace.load_execution_trace`,
-    ``options`` are those of
+    ``kineto`` and ``options`` are parameters of the source's reader, such as
     :func:`windtunnel.sources.kineto.load_kineto`.
 
     Raises
     ------
     InputError
-        Nothing is there, or it is none of these; ``kineto`` is given and it is no execution trace.
+        Nothing is there, no source knows it or two do; ``kineto`` or an option is given and its source takes none.
     """
-    from windtunnel.sources.chakra.reader import is_chakra_json, load_chakra
-    from windtunnel.sources.execution_trace.reader import is_execution_trace, load_execution_trace
+    from windtunnel.sources.formats import format_of
 
     _require_there(path)
     if kineto is not None:
         _require_there(kineto)
-        if path.is_dir() or not is_execution_trace(path):
-            raise InputError("--kineto adds times to an execution trace", where=str(path), fix="leave it out")
-    traces = _traces(path)
-    if traces:
-        from windtunnel.sources.kineto.reader import load_kineto
-
-        return load_kineto(traces if path.is_dir() else path, progress=progress, **options)
-    if any(options.values()):
+    source = format_of(path)
+    if source is None:
+        raise _unknown(path)
+    accepts = source.parameters
+    if kineto is not None and "kineto" not in accepts:
+        raise InputError("--kineto adds times to an execution trace", where=str(path), fix="leave it out")
+    asked = {name: value for name, value in options.items() if value}
+    if not asked.keys() <= accepts.keys():
         raise InputError("only a trace can be cut while it is read", where=str(path), fix="use --from and --to instead")
-    if path.is_dir():
-        from windtunnel.graph import load
+    others = {"progress": progress, "kineto": kineto}
+    opened: Graph = source.function(path, **asked, **{name: one for name, one in others.items() if name in accepts})
+    return opened
 
-        return load(path)
-    if path.name.endswith((".et", ".et.gz")) or is_chakra_json(path):
-        return load_chakra(path)
-    if is_execution_trace(path):
-        return load_execution_trace(path, kineto=kineto, progress=progress)
+
+def _unknown(path: Path) -> InputError:
+    if path.is_dir():
+        return InputError(
+            f"{path} is no stored graph and holds no trace", fix="name a folder that capture or save wrote"
+        )
     fix = (
         f"capture it first: windtunnel capture {path}" if path.suffix == ".py" else "name a .wt folder or a .json trace"
     )
-    raise InputError(f"{path} is neither a stored graph nor a trace", fix=fix)
+    return InputError(f"{path} is neither a stored graph nor a trace", fix=fix)
 
 
 def _require_there(path: Path) -> None:
@@ -102,18 +101,6 @@ def _require_there(path: Path) -> None:
         near = _nearest(path)
         fix = f"did you mean {', '.join(near)}?" if near else "capture one: windtunnel capture train.py"
         raise InputError(f"there is no {path}", fix=fix)
-
-
-def _traces(path: Path) -> list[Path]:
-    """The Kineto trace itself, or those of a folder that is no stored graph; execution traces often lie beside."""
-    from windtunnel.sources.chakra.reader import is_chakra_json
-    from windtunnel.sources.execution_trace.reader import is_execution_trace
-
-    if path.is_dir() and (path / "meta.json").exists():
-        return []
-    entries = [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file())
-    entries = [entry for entry in entries if entry.name.endswith(_TRACES)]
-    return [entry for entry in entries if not (is_execution_trace(entry) or is_chakra_json(entry))]
 
 
 def _nearest(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ ran, old form and new form side by side; a roofline prices bytes and operations 
 search, edits.
 """
 
+from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.flops import FlopCount
@@ -50,3 +51,5 @@ __all__ = [
     "program_of",
     "work_of",
 ]
+
+registry.discover(__name__)

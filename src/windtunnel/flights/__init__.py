@@ -5,9 +5,7 @@ of them the intervals of later predictions. One file per family of flights, each
 what-if; importing this room needs no torch.
 """
 
-import importlib
-import pkgutil
-
+from windtunnel import registry
 from windtunnel.flights._flying import fly, model_fingerprint, verify
 from windtunnel.flights.intervals import Backing, interval_of, with_intervals
 from windtunnel.flights.ledger import Ledger, default_ledger
@@ -26,6 +24,4 @@ __all__ = [
     "with_intervals",
 ]
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        importlib.import_module(f"{__name__}.{_module.name}")
+registry.discover(__name__)

@@ -50,7 +50,17 @@ _WORK = {"comm_size": "message_bytes", "num_ops": "flops"}
 _INT64, _BOOL, _TEXT, _INT64_LIST = 9, 27, 29, 10
 
 
-@registry.source("chakra", source="Chakra (MLCommons), arXiv 2305.14516; schema of et_def.proto")
+def is_chakra_json(path: Path) -> bool:
+    """Whether the file begins as a Chakra trace in JSON does; a file that cannot be read does not."""
+    return b'"workload_graph"' in unpacked_head(path)
+
+
+@registry.source(
+    "chakra",
+    source="Chakra (MLCommons), arXiv 2305.14516; schema of et_def.proto",
+    sniff=is_chakra_json,
+    suffixes=(".et", ".et.gz"),
+)
 def load_chakra(path: str | Path) -> Graph:
     """Load a Chakra trace of one rank: ``.et`` or its JSON form, ``.gz`` or not.
 
@@ -109,11 +119,6 @@ def load_chakra(path: str | Path) -> Graph:
         },
         meta={"source": "chakra", "trace": {"file": path.name, "dropped": nodes.dropped}},
     )
-
-
-def is_chakra_json(path: Path) -> bool:
-    """Whether the file begins as a Chakra trace in JSON does; a file that cannot be read does not."""
-    return b'"workload_graph"' in unpacked_head(path)
 
 
 def _is_cpu(nodes: Nodes) -> Ints:

@@ -21,7 +21,20 @@ __all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_executi
 UNMEASURED = "unmeasured"
 
 
-@registry.source("execution-trace", source="PyTorch ExecutionTraceObserver, schemas 1.0.1 to 1.1.1-chakra.0.0.4")
+def is_execution_trace(path: Path) -> bool:
+    """Whether the file begins as an execution trace does; a file that cannot be read does not.
+
+    Kineto traces are objects too, with ``traceEvents`` or ``schemaVersion``; here it is ``schema`` and ``nodes``.
+    """
+    head = unpacked_head(path)
+    return bool(re.match(rb"\s*\{", head) and re.search(rb'"schema"\s*:\s*"', head)) and b'"traceEvents"' not in head
+
+
+@registry.source(
+    "execution-trace",
+    source="PyTorch ExecutionTraceObserver, schemas 1.0.1 to 1.1.1-chakra.0.0.4",
+    sniff=is_execution_trace,
+)
 def load_execution_trace(
     path: str | Path, *, kineto: str | Path | None = None, progress: Progress | None = None
 ) -> Graph:
@@ -64,15 +77,6 @@ def load_execution_trace(
     document = read_document(Path(path))
     measured = None if kineto is None else measure(document, Path(kineto), progress)
     return build(document, measured, "measured:kineto")
-
-
-def is_execution_trace(path: Path) -> bool:
-    """Whether the file begins as an execution trace does; a file that cannot be read does not.
-
-    Kineto traces are objects too, with ``traceEvents`` or ``schemaVersion``; here it is ``schema`` and ``nodes``.
-    """
-    head = unpacked_head(path)
-    return bool(re.match(rb"\s*\{", head) and re.search(rb'"schema"\s*:\s*"', head)) and b'"traceEvents"' not in head
 
 
 def count_unmeasured(graph: Graph) -> int:

@@ -12,16 +12,31 @@ from pathlib import Path
 from windtunnel import registry
 from windtunnel.errors import TraceError
 from windtunnel.graph import Graph
+from windtunnel.sources.formats import known_by_content
 from windtunnel.sources.kineto._build import assemble, find_parts
 from windtunnel.sources.kineto._ranks import merge_ranks
 from windtunnel.sources.kineto._rules import KinetoRules
 from windtunnel.sources.kineto._text import Progress
 from windtunnel.sources.kineto._trace import read_trace
+from windtunnel.sources.stored import is_stored
 
-__all__ = ["KinetoRules", "load_kineto"]
+__all__ = ["KinetoRules", "holds_ranks", "load_kineto"]
 
 
-@registry.source("kineto", source="PyTorch Kineto traces; Daydream, ATC 2020; HolisticTraceAnalysis")
+_SUFFIXES = (".json", ".json.gz")
+
+
+def holds_ranks(path: Path) -> bool:
+    """Whether a folder holds Kineto traces, one per rank."""
+    return path.is_dir() and not is_stored(path) and bool(_traces_in(path))
+
+
+@registry.source(
+    "kineto",
+    source="PyTorch Kineto traces; Daydream, ATC 2020; HolisticTraceAnalysis",
+    sniff=holds_ranks,
+    suffixes=_SUFFIXES,
+)
 def load_kineto(
     path: str | Path | Sequence[str | Path],
     *,
@@ -41,8 +56,8 @@ def load_kineto(
     Parameters
     ----------
     path : str or Path, or several
-        A trace as exported by ``torch.profiler``; or one per rank, on a common clock: one graph, joined at the
-        collectives.
+        A trace as exported by ``torch.profiler``; or one per rank, or the folder that holds these, on a common clock:
+        one graph, joined at the collectives.
     window : str, optional
         Name (or a part of it) of an annotation, for example ``"ProfilerStep#103"``: only what was launched inside
         it, with times from its begin.
@@ -71,12 +86,20 @@ def load_kineto(
         there is nothing to run, or no such window.
     """
     rules = rules or KinetoRules()
+    if isinstance(path, str | Path) and Path(path).is_dir():
+        path = _traces_in(Path(path))
     if isinstance(path, str | Path):
         return _load_one(path, window, occurrence, partial, rules, progress)
     graphs = [_load_one(one, window, occurrence, partial, rules, progress) for one in path]
     if not graphs:
         raise TraceError("no traces are given", fix="give the path of a trace, or one per rank")
     return merge_ranks(graphs, [str(one) for one in path], noise_ns=rules.noise_ns, allow_missing=allow_missing)
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    """The traces of a folder; what another source knows, as an execution trace, often lies beside."""
+    files = [entry for entry in sorted(folder.iterdir()) if entry.is_file() and entry.name.endswith(_SUFFIXES)]
+    return [file for file in files if known_by_content(file) is None]
 
 
 def _load_one(

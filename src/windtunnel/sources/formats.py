@@ -1,0 +1,54 @@
+"""Which source reads what lies at a path (room sources).
+
+In: a path. Out: the registered source that knows it. Every source is asked, so that a new reader is one file with a
+``sniff``. Not here: reading.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from windtunnel import registry
+from windtunnel.errors import InputError
+
+__all__ = ["format_of", "known_by_content"]
+
+
+def format_of(path: Path) -> registry.Plugin | None:
+    """Find the source that reads this file or folder: by its content, else by the end of its name.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    Plugin or None
+        None where no source knows it.
+
+    Raises
+    ------
+    InputError
+        Two sources claim it.
+    """
+    found = known_by_content(path)
+    if found is not None or not path.is_file():
+        return found
+    sources = registry.all("source").values()
+    return _only(path, [one for one in sources if one.suffixes and path.name.endswith(one.suffixes)])
+
+
+def known_by_content(path: Path) -> registry.Plugin | None:
+    """Find the source whose sniff knows this file or folder; None where none does."""
+    sources = registry.all("source").values()
+    return _only(path, [one for one in sources if one.sniff is not None and one.sniff(path)])
+
+
+def _only(path: Path, found: list[registry.Plugin]) -> registry.Plugin | None:
+    if len(found) > 1:
+        raise InputError(
+            f"{len(found)} sources claim to read {path}: {', '.join(one.name for one in found)}",
+            where=", ".join(one.module for one in found),
+            fix="uninstall the package of the wrong one, or make its sniff stricter",
+        )
+    return found[0] if found else None
