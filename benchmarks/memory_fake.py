@@ -15,7 +15,6 @@ import sys
 import torch
 
 from benchmarks import bar, jobs
-from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights._flying import _flights_of
 from windtunnel.sources.memory.tracking import predict_memory, track_memory
@@ -83,7 +82,7 @@ def edits(name: str) -> jobs.Row:
     found: jobs.Row = {}
     for edit in EDITS:
         try:
-            predicted = whatif(graph, [afresh(edit)])[0]
+            predicted = whatif(graph, edit, budget_s=0.1)[0]
             if not predicted.is_applicable:
                 raise NotApplicableError(predicted.reason)
             real = flown(name, edit)
@@ -94,13 +93,6 @@ def edits(name: str) -> jobs.Row:
         except WindtunnelError as error:
             found[edit] = {"failed": error.message}
     return found
-
-
-def afresh(edit: str) -> object:
-    """The edit with the least time for timing: only the memory matters here."""
-    known = registry.get("whatif", edit.partition(":")[0]).parameters
-    budget = "budget_s=0.1" if "budget_s" in known else ""
-    return parse_request(f"{edit}{',' if ':' in edit else ':'}{budget}" if budget else edit)
 
 
 def flown(name: str, edit: str) -> int:

@@ -23,6 +23,7 @@ BARS = (
     "replay_exact",
     "replay_speed",
     "identity",
+    "pure_whatifs",
     "hta_exact",
     "chakra_exact",
     "trace_load",

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import bar
-from benchmarks.whatif_error import asked_afresh, compared
+from benchmarks.whatif_error import compared, fresh_prices
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights import Ledger, verify
 from windtunnel.graph import Graph
@@ -105,8 +105,8 @@ def flown(subject: WorkloadName, change: str, graph: Graph, ledger: Ledger) -> d
     """Predict, fly, compare."""
     row: dict[str, object] = {"model": subject.name, "change": change}
     try:
-        request = asked_afresh(change, Path(ledger.path))
-        return row | compared(verify(subject, request, graph=graph, rule=RULE, ledger=ledger))
+        receipt = verify(subject, change, graph=graph, rule=RULE, ledger=ledger, **fresh_prices(ledger))
+        return row | compared(receipt)
     except NotApplicableError as error:
         return row | {"not applicable": error.message}
     except (WindtunnelError, RuntimeError) as error:

@@ -21,14 +21,12 @@ import numpy as np
 import torch
 
 from benchmarks import bar
-from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights import Ledger, Receipt, verify
 from windtunnel.graph import Graph
 from windtunnel.measure import StopRule
 from windtunnel.sources.targets import WorkloadName
 from windtunnel.suite.few_shot import rank_correlation
-from windtunnel.whatifs import Request, Step, parse_request
 
 MEDIAN_TARGET, P90_TARGET, RANK_TARGET = 0.05, 0.15, 0.9
 CAPTURED_ITERATIONS = 20
@@ -48,12 +46,12 @@ EVERYWHERE = (
 )
 # slow to start (two processes, a compiler), or about one kind of model
 ONLY = {
-    "mlp": ("freeze-layers:layer=[0-2]", "data-parallel:num_ranks=2", "compile-block:preset=measured"),
+    "mlp": ("freeze-layers:layer=[0-2]", "data-parallel:num_ranks=2", "compile-block"),
     "cnn": ("freeze-layers:layer=[0-4]", "loader-workers:num_workers=1", "data-parallel:num_ranks=2"),
     "lstm": ("data-parallel:num_ranks=2,bandwidth_bytes_per_s=100000000",),
     "transformer": (
         "freeze-layers:layer=tokens|blocks.[01]",
-        "compile-block:preset=measured",
+        "compile-block",
         "data-parallel:num_ranks=2",
         "data-parallel:num_ranks=2,bandwidth_bytes_per_s=50000000",
         "data-parallel:num_ranks=2,bandwidth_bytes_per_s=50000000,bucket_bytes=1048576",
@@ -86,7 +84,7 @@ def pair(model: str, change: str, graph: Graph, ledger: Ledger) -> dict[str, obj
     begun_s = time.monotonic()
     row: dict[str, object] = {"model": model, "change": change}
     try:
-        receipt = verify(WorkloadName(model), asked_afresh(change, ledger.path), graph=graph, rule=RULE, ledger=ledger)
+        receipt = verify(WorkloadName(model), change, graph=graph, rule=RULE, ledger=ledger, **fresh_prices(ledger))
         row |= compared(receipt)
     except NotApplicableError as error:
         row["not applicable"] = error.message
@@ -95,14 +93,9 @@ def pair(model: str, change: str, graph: Graph, ledger: Ledger) -> dict[str, obj
     return row | {"seconds": time.monotonic() - begun_s}
 
 
-def asked_afresh(change: str, beside: Path) -> Request:
-    """The change, priced by partial flights of this run and not by what the user's profile database knows."""
-    steps = []
-    for step in parse_request(change).steps:
-        known = registry.get("whatif", step.name).parameters
-        fresh = {"database": str(beside.with_name("profiles.db"))} if "database" in known else {}
-        steps.append(Step(step.name, {**step.parameters, **fresh}))
-    return Request(tuple(steps))
+def fresh_prices(ledger: Ledger) -> dict[str, object]:
+    """Prices measured in this run, and not those that the user's profile database knows."""
+    return {"prices": "measured", "database": str(Path(ledger.path).with_name("profiles.db"))}
 
 
 def compared(receipt: Receipt) -> dict[str, object]:

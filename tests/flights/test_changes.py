@@ -248,7 +248,7 @@ def test_a_slow_link_carries_one_message_after_the_other():
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("leak", [0.0, 0.2, 1.0])
 def test_a_norm_that_rectifies_has_the_gradients_of_norm_and_rectifier(leak, threads):
-    from windtunnel.cost.rectified_norm import RectifiedNorm
+    from windtunnel.cost.rerun.rectified_norm import RectifiedNorm
 
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm2d(5)

@@ -260,8 +260,8 @@ def test_sparse_gradients_are_kept_and_no_fused_update_is_promised_for_them():
 
     graph = capture(step, iterations=2, warmup=1)
     groups = [one["groups"][0] for one in graph.meta["optimizers"]]
-    (fused,) = whatif(graph, "fused-optimizer:database=:memory:,budget_s=0.01")
-    (listed,) = whatif(graph, "foreach-optimizer:database=:memory:,budget_s=0.01")
+    (fused,) = whatif(graph, "fused-optimizer", database=":memory:", budget_s=0.01)
+    (listed,) = whatif(graph, "foreach-optimizer", database=":memory:", budget_s=0.01)
 
     assert [[False, False], [True]] == [group["sparse"] for group in groups]
     assert "no fused update takes sparse gradients, and 1 parameters have them" in fused.reason

@@ -55,7 +55,7 @@ def cpu_step(layers: Sequence[Layer], *, data_ns: int = 0, meta: dict | None = N
         builder.edge(forward[layer.name], backward[layer.name], size_bytes=layer.output_bytes)
     for src, dst in itertools.pairwise(chain):
         builder.edge(src, dst, kind=EdgeKind.ORDER, lag_ns=gap_ns)
-    return builder.build(meta)
+    return builder.build({"hardware": {"num_cores": 2, "num_threads": 1}, **(meta or {})})
 
 
 def gpu_step(layers: Sequence[Layer], *, launch_ns: int = 10, floor_ns: int = 5, copy_ns: int = 0) -> Graph:

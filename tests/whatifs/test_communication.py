@@ -73,7 +73,7 @@ def test_blueconnect_refuses_sizes_that_are_not_the_workers():
     [
         (fp16_gradients, 0.5),
         (lambda graph, **given: top_k(graph, density_ratio=0.1, **given), 0.2),
-        (lambda graph, **given: dgc(graph, density_ratio=0.1, preset="paper", **given), 0.1),
+        (lambda graph, **given: dgc(graph, density_ratio=0.1, sends_indices=False, **given), 0.1),
         (lambda graph, **given: powersgd(graph, rank=1, matrix_rows=8, **given), 0.25),
     ],
 )

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.strategies import graphs
+from tests.whatifs.prices import published
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel import registry
+from windtunnel.cost.rerun import AveragingNeed, ReducingNeed
 from windtunnel.errors import NotApplicableError, PriceError, WindtunnelError
 from windtunnel.graph import Graph, GraphBuilder, Kind, apply_edits
 from windtunnel.simulate import replay
 from windtunnel.whatifs import apply, parse_request
 from windtunnel.whatifs.data_parallel import data_parallel
+from windtunnel.whatifs.edit import pricer_of
 
 NAMES = sorted(registry.all("whatif"))
 MIB = 2**20
@@ -32,21 +37,42 @@ def samples() -> Iterator[tuple[str, Graph]]:
     yield "cpu", cpu_step([*LAYERS, WIDE], data_ns=400_000)
     yield "gpu", gpu_step(LAYERS, copy_ns=2000)
     yield "gpu, parallel", data_parallel(gpu_step(LAYERS), num_ranks=4)
-    yield "cpu, parallel", data_parallel(cpu_step(LAYERS), num_cores=1)
+    yield "cpu, parallel", published(data_parallel(cpu_step(LAYERS), num_cores=1))
     yield "cpu, twice", cpu_step(LAYERS, data_ns=400_000, gap_ns=7).concat(2)
 
 
-SAMPLES = dict(samples())
+def captured() -> Iterator[tuple[str, Graph]]:
+    """Steps that really ran, with all their operators."""
+    from windtunnel.sources.targets import WorkloadName
+
+    for name, parameters in CAPTURES.items():
+        yield f"captured {name}", WorkloadName(name, parameters).capture(2, None)
+
+
+CAPTURES: dict[str, dict[str, int]] = {
+    "mlp": {"batch_size": 8, "width": 32, "depth": 2},
+    "cnn": {"batch_size": 2},
+    "transformer": {"batch_size": 2, "length": 16, "width": 32, "depth": 2, "vocabulary": 100},
+}
+SAMPLES = dict(samples()) | (dict(captured()) if importlib.util.find_spec("torch") else {})
+MEASURE_ONCE = pricer_of(":memory:", budget_s=0.01)
+
+
+def price(needs, is_run):
+    """Operators and updates really run, once each; what needs other processes costs a millisecond."""
+    alone = [need for need in needs if not isinstance(need, AveragingNeed | ReducingNeed)]
+    return {**MEASURE_ONCE(alone, is_run), **{need: 10**6 for need in needs if need not in alone}}
 
 
 def attempt(name: str, graph: Graph) -> Graph | WindtunnelError:
     """Apply a what-if, or say why not."""
     try:
-        return apply(graph, parse_request(name))
+        return apply(graph, parse_request(name), pricer=price)
     except WindtunnelError as error:
         return error
 
 
+FRESH = {name: replace(graph) for name, graph in SAMPLES.items()} | dict(samples())
 OUTCOMES = {(name, sample): attempt(name, graph) for name in NAMES for sample, graph in SAMPLES.items()}
 APPLICABLE = [key for key, outcome in OUTCOMES.items() if isinstance(outcome, Graph)]
 
@@ -54,7 +80,7 @@ APPLICABLE = [key for key, outcome in OUTCOMES.items() if isinstance(outcome, Gr
 @pytest.mark.parametrize(("name", "sample"), APPLICABLE)
 class TestEveryChange:
     def test_leaves_a_valid_graph_and_the_old_one_untouched(self, name, sample):
-        graph, fresh = SAMPLES[sample], dict(samples())[sample]
+        graph, fresh = SAMPLES[sample], FRESH[sample]
         changed = OUTCOMES[name, sample].validate()
 
         assert replay(changed).makespan_ns > 0
@@ -107,7 +133,7 @@ class TestEveryRegistration:
         plugin = registry.get("whatif", name)
 
         with pytest.raises((NotApplicableError, PriceError)):
-            plugin.function(builder.build())
+            published(plugin.function(builder.build()))
 
     def test_is_documented_and_has_a_source(self, name):
         plugin = registry.get("whatif", name)

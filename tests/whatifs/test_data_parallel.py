@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.whatifs.prices import measured, published
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
-from windtunnel.cost.averaging import _job, _key
+from windtunnel.cost.rerun.averaging import _job, _key
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.measure import ProfileDatabase
@@ -24,20 +25,20 @@ WIRE = {"bandwidth_bytes_per_s": 1e9, "latency_ns": 0}
 
 
 def test_buckets_fill_in_reverse_order_and_the_first_is_small():
-    graph = data_parallel(gpu_step(THREE), first_bucket_bytes=1000, bucket_bytes=5000, **WIRE)
+    graph = published(data_parallel(gpu_step(THREE), first_bucket_bytes=1000, bucket_bytes=5000, **WIRE))
 
     assert [1000, 6000] == graph.tasks["message_bytes"][graph.select(kind=Kind.COMM)].tolist()
 
 
 def test_the_last_bucket_holds_what_is_left():
-    graph = data_parallel(gpu_step(THREE), first_bucket_bytes=3000, bucket_bytes=10**9, **WIRE)
+    graph = published(data_parallel(gpu_step(THREE), first_bucket_bytes=3000, bucket_bytes=10**9, **WIRE))
 
     assert [3000, 4000] == graph.tasks["message_bytes"][graph.select(kind=Kind.COMM)].tolist()
 
 
 def test_parameters_fill_buckets_in_the_order_in_which_the_capture_registered_them():
     graph = cpu_step(THREE).with_meta(parameters={"b.w": 100, "b.b": 10, "a.w": 50, "c.w": 7})
-    parallel = data_parallel(graph, first_bucket_bytes=57, bucket_bytes=110, num_cores=64, **WIRE)
+    parallel = published(data_parallel(graph, first_bucket_bytes=57, bucket_bytes=110, num_cores=64, **WIRE))
 
     assert [57, 110] == parallel.tasks["message_bytes"][parallel.select(kind=Kind.COMM)].tolist()
 
@@ -45,7 +46,7 @@ def test_parameters_fill_buckets_in_the_order_in_which_the_capture_registered_th
 def test_all_reduces_overlap_the_backward_pass_and_delay_the_update():
     """Backward of c ends at 500, of b at 700, of a at 900; buckets take 1000, 2000 and 4000 ns one after the other."""
     graph = cpu_step(THREE)
-    timeline = replay(data_parallel(graph, first_bucket_bytes=1, bucket_bytes=1, num_cores=64, **WIRE))
+    timeline = replay(published(data_parallel(graph, first_bucket_bytes=1, bucket_bytes=1, num_cores=64, **WIRE)))
 
     assert [1500, 3500, 7500] == finish_of(timeline, "all-reduce bucket .*")
     assert 7500 == min(start_of(timeline, "update"))
@@ -53,7 +54,7 @@ def test_all_reduces_overlap_the_backward_pass_and_delay_the_update():
 
 
 def test_on_a_device_only_the_update_kernel_waits_not_its_launch():
-    timeline = replay(data_parallel(gpu_step(THREE), first_bucket_bytes=1, bucket_bytes=10**9, **WIRE))
+    timeline = replay(published(data_parallel(gpu_step(THREE), first_bucket_bytes=1, bucket_bytes=10**9, **WIRE)))
     launches = start_of(timeline, "launch update")
 
     assert max(finish_of(timeline, "all-reduce.*")) == min(start_of(timeline, "update"))
@@ -64,8 +65,8 @@ def test_more_processes_than_cores_take_turns():
     """Two workers with one thread each on one core: every task takes twice as long."""
     graph = cpu_step(THREE)
     wire = {"bandwidth_bytes_per_s": 1e15, "latency_ns": 0}
-    alone = replay(data_parallel(graph, num_cores=2, **wire)).makespan_ns
-    crowded = replay(data_parallel(graph, num_cores=1, **wire))
+    alone = replay(published(data_parallel(graph, num_cores=2, **wire))).makespan_ns
+    crowded = replay(published(data_parallel(graph, num_cores=1, **wire)))
 
     assert 2 == crowded.graph.num_ranks
     assert replay(graph).makespan_ns == alone
@@ -77,7 +78,9 @@ def test_messages_within_a_host_take_cores_from_the_workers():
 
     The message of c has 600 ns left then, and those of b and a take 2000 and 4000; the updates take 90.
     """
-    timeline = replay(data_parallel(cpu_step(THREE), first_bucket_bytes=1, bucket_bytes=1, num_cores=2, **WIRE))
+    timeline = replay(
+        published(data_parallel(cpu_step(THREE), first_bucket_bytes=1, bucket_bytes=1, num_cores=2, **WIRE))
+    )
 
     assert [1300, 1300] == sorted(finish_of(timeline, "backward"))[-2:]
     assert 1300 + 600 + 2000 + 4000 + 90 == timeline.makespan_ns
@@ -86,7 +89,7 @@ def test_messages_within_a_host_take_cores_from_the_workers():
 def test_a_throttled_link_takes_no_cores():
     """A tenth of the rate: the messages of 10, 20 and 40 µs are waited for while the cores compute on."""
     wire = {"bandwidth_bytes_per_s": 1e8, "latency_ns": 0}
-    graph = data_parallel(cpu_step(THREE), first_bucket_bytes=1, bucket_bytes=1, num_cores=2, **wire)
+    graph = published(data_parallel(cpu_step(THREE), first_bucket_bytes=1, bucket_bytes=1, num_cores=2, **wire))
 
     assert 1 == graph.num_ranks
     assert 500 + 70_000 + 90 == replay(graph).makespan_ns
@@ -97,12 +100,12 @@ def test_the_zeroing_of_gradients_before_the_forward_pass_waits_for_no_all_reduc
     phases = graph.tasks["phase"].copy()
     phases[0] = 3
 
-    assert data_parallel(graph.with_columns(phase=phases), num_cores=64, **WIRE).num_tasks > graph.num_tasks
+    assert published(data_parallel(graph.with_columns(phase=phases), num_cores=64, **WIRE)).num_tasks > graph.num_tasks
 
 
 def test_two_iterations_have_their_own_all_reduces():
     graph = cpu_step(THREE).concat(2)
-    timeline = replay(data_parallel(graph, num_cores=64, **WIRE))
+    timeline = replay(published(data_parallel(graph, num_cores=64, **WIRE)))
 
     assert 2 * (900 + 7000 + 90) == timeline.makespan_ns
 
@@ -112,11 +115,11 @@ def test_a_graph_without_layers_says_why_not():
     bare = graph.with_columns(layer=[""] * graph.num_tasks)
 
     with pytest.raises(NotApplicableError, match=r"no layer with parameters|no layers"):
-        data_parallel(bare.with_columns(param_bytes=np.zeros(graph.num_tasks, dtype=int)))
+        published(data_parallel(bare.with_columns(param_bytes=np.zeros(graph.num_tasks, dtype=int))))
     with pytest.raises(NotApplicableError, match="distributed already: 1 ranks, 1 communication"):
-        data_parallel(data_parallel(graph, num_cores=64))
+        published(data_parallel(published(data_parallel(graph, num_cores=64))))
     with pytest.raises(InputError, match="at least 2 ranks"):
-        data_parallel(graph, num_ranks=1)
+        published(data_parallel(graph, num_ranks=1))
 
 
 def test_priority_lets_the_first_layer_start_before_all_has_arrived():
@@ -154,7 +157,7 @@ def test_each_model_of_a_step_waits_for_its_own_gradients():
     """A discriminator is trained, then a generator: the update of the first does not wait for the second."""
     discriminator, generator = cpu_step([Layer("D", param_bytes=500)]), Layer("G", param_bytes=700)
     both = join_in_turn(discriminator, cpu_step([generator]))
-    timeline = replay(data_parallel(both, num_cores=64, **WIRE))
+    timeline = replay(published(data_parallel(both, num_cores=64, **WIRE)))
 
     assert [800, 1830] == finish_of(timeline, "all-reduce.*")
     assert [800, 1830] == start_of(timeline, "update")
@@ -189,7 +192,7 @@ def test_over_a_slow_link_the_reducer_works_before_the_message(tmp_path):
     database = ProfileDatabase(str(tmp_path / "profile.db"))
     graph = flown_step(database, (1, "", {}, 5000.0))
     wire = {"bandwidth_bytes_per_s": 1e8, "latency_ns": 0}
-    timeline = replay(data_parallel(graph, num_cores=64, database=database.path, **wire))
+    timeline = replay(measured(data_parallel(graph, num_cores=64, **wire), database=database.path))
 
     assert [600 + 5000 + 166_400] == finish_of(timeline, "all-reduce.*")
     assert 600 + 5000 == min(start_of(timeline, "all-reduce.*"))
@@ -200,12 +203,12 @@ def test_powersgd_takes_what_its_hook_took_here(tmp_path):
     database = ProfileDatabase(str(tmp_path / "profile.db"))
     graph = flown_step(database, (1, "", {}, 5000.0), (2, "powersgd", {"rank": 1}, 9000.0))
     wire = {"bandwidth_bytes_per_s": 1e8, "latency_ns": 100}
-    parallel = data_parallel(graph, num_cores=64, database=database.path, **wire)
-    timeline = replay(powersgd(parallel, rank=1, database=database.path))
+    parallel = measured(data_parallel(graph, num_cores=64, **wire), database=database.path)
+    timeline = replay(measured(powersgd(parallel, rank=1), database=database.path))
 
     # three messages of two steps of 100 ns each
     assert [600 + 9000 + 7680 + 600] == finish_of(timeline, "all-reduce.*")
-    paper = replay(powersgd(parallel, rank=1, preset="paper", bandwidth_bytes_per_s=1e9))
+    paper = replay(published(powersgd(parallel, rank=1, bandwidth_bytes_per_s=1e9)))
     assert 5 * 16_640 == sum(paper.graph.duration_ns[paper.graph.select(name="compress")])
 
 

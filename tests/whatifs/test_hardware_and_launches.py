@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.whatifs.prices import published
 from tests.whatifs.steps import Layer, cpu_step, gpu_step, start_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Phase
@@ -111,7 +112,7 @@ def test_updates_that_need_all_gradients_stay_where_they_are():
     with pytest.raises(NotApplicableError, match="clipped by their norm"):
         optimizer_in_backward(graph.insert(clipped, after=[before], before=[first_update]))
     with pytest.raises(NotApplicableError, match="gradients travel"):
-        optimizer_in_backward(data_parallel(cpu_step(TWO), num_cores=64))
+        optimizer_in_backward(published(data_parallel(cpu_step(TWO), num_cores=64)))
 
 
 def test_memory_that_one_update_leaves_to_the_next_does_not_order_them():

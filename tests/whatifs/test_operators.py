@@ -7,12 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.cost.programs import perceptron_graph
+from tests.cost.rerun.programs import perceptron_graph
+from tests.whatifs.prices import measured, published
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
-from windtunnel.cost import Ratios
+from windtunnel.cost.rerun import Ratios
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
+from windtunnel.whatifs import whatif
 from windtunnel.whatifs._blocks import block_ranges
 from windtunnel.whatifs._measured import apply_ratios, captured_program, update_steps
 from windtunnel.whatifs.amp import amp
@@ -27,8 +29,6 @@ from windtunnel.whatifs.normalization import reconstructed_batchnorm
 from windtunnel.whatifs.optimizers import foreach_optimizer, fused_optimizer
 from windtunnel.whatifs.pauses import allocator_warmup, gc_pauses
 from windtunnel.whatifs.threads import threads
-
-MEMORY = ":memory:"
 
 
 def line(*tasks: tuple[str, int], kind: Kind = Kind.COMPUTE, meta: dict | None = None, **columns: list) -> Graph:
@@ -64,7 +64,7 @@ def factor_of(graph: Graph, changed: Graph, **criteria) -> float:
 def test_published_amp_divides_products_by_three_and_other_kernels_by_two():
     graph = gpu_step([Layer("a", forward_ns=600, backward_ns=600, update_ns=600)])
     named = graph.with_columns(op=["sgemm" if row == 1 else "other" for row in range(graph.num_tasks)])
-    changed = amp(named, preset="paper")
+    changed = published(amp(named))
     kernels = named.select(kind=Kind.COMPUTE)
 
     assert [200, 300, 300] == changed.duration_ns[kernels].tolist()
@@ -74,12 +74,12 @@ def test_published_amp_divides_products_by_three_and_other_kernels_by_two():
 def test_published_amp_gains_nothing_where_launching_is_the_bottleneck():
     graph = gpu_step([Layer("a", 10, 10, 10)] * 3, launch_ns=1000)
 
-    assert replay(graph).makespan_ns - 5 <= replay(amp(graph, preset="paper")).makespan_ns
+    assert replay(graph).makespan_ns - 5 <= replay(published(amp(graph))).makespan_ns
 
 
 def test_one_published_update_is_as_long_as_all_it_replaces():
     graph = gpu_step([Layer(name, update_ns=30) for name in "abc"], launch_ns=500)
-    changed = fused_optimizer(graph, preset="paper")
+    changed = published(fused_optimizer(graph))
     updates = changed.select(phase=Phase.UPDATE)
 
     assert 90 == changed.duration_ns[updates & changed.select(kind=Kind.COMPUTE)].sum()
@@ -94,7 +94,7 @@ def test_two_optimizers_keep_two_updates():
         *[(name, 10) for name in ("up", "up", "forward", "up", "up")],
         phase=[Phase.UPDATE, Phase.UPDATE, Phase.FORWARD, Phase.UPDATE, Phase.UPDATE],
     )
-    changed = foreach_optimizer(graph, preset="paper")
+    changed = published(foreach_optimizer(graph))
 
     assert 2 == changed.select(phase=Phase.UPDATE).sum()
     assert replay(graph).makespan_ns == replay(changed).makespan_ns
@@ -102,7 +102,7 @@ def test_two_optimizers_keep_two_updates():
 
 def test_reconstructed_norms_take_half_and_their_relu_goes():
     graph = line(("conv", 100), ("batch_norm", 40), ("relu", 20), ("conv", 100), ("relu", 20))
-    changed = reconstructed_batchnorm(graph)
+    changed = published(reconstructed_batchnorm(graph))
 
     assert ["conv", "batch_norm", "conv", "relu"] == changed.tasks.strings("name").to_numpy().tolist()
     assert [100, 20, 100, 20] == changed.duration_ns.tolist()
@@ -200,7 +200,7 @@ class TestFlown:
 
     def test_python_and_updates_keep_their_time_under_autocast(self):
         graph = perceptron_graph()
-        changed = amp(graph, database=MEMORY, budget_s=0.01)
+        changed = measured(amp(graph))
 
         assert 1.0 == factor_of(graph, changed, name="python")
         assert 1.0 == factor_of(graph, changed, phase=Phase.UPDATE)
@@ -208,7 +208,7 @@ class TestFlown:
 
     def test_accumulation_repeats_all_but_the_update(self):
         graph = perceptron_graph()
-        changed = gradient_accumulation(graph, passes=3, database=MEMORY, budget_s=0.01)
+        changed = measured(gradient_accumulation(graph, passes=3))
 
         assert 3.0 == factor_of(graph, changed, phase=Phase.FORWARD)
         assert 1.0 == factor_of(graph, changed, phase=Phase.UPDATE)
@@ -216,14 +216,14 @@ class TestFlown:
 
     def test_a_larger_batch_trains_on_more_samples_and_keeps_more(self):
         graph = perceptron_graph()
-        changed = batch_size(graph, factor=2.0, database=MEMORY, budget_s=0.01)
+        changed = measured(batch_size(graph, factor=2.0))
 
         assert 2.0 == changed.meta["samples_ratio"]
         assert changed.tasks["output_bytes"].sum() > 1.5 * graph.tasks["output_bytes"].sum()
 
     def test_frozen_layers_need_neither_gradients_nor_updates(self):
         graph = perceptron_graph(width=256)
-        changed = freeze_layers(graph, layer="0", database=MEMORY, budget_s=0.05)
+        changed = measured(freeze_layers(graph, layer="0"), budget_s=0.05)
 
         assert 0.0 == factor_of(graph, changed, phase=Phase.BACKWARD, layer="0")
         assert factor_of(graph, changed, phase=Phase.UPDATE) < 1.0
@@ -235,7 +235,7 @@ class TestFlown:
         forward = [int(np.flatnonzero((call == place) & (phase == Phase.FORWARD))[0]) for place in range(4)]
         backward = [int(np.flatnonzero((call == place) & (phase == Phase.BACKWARD))[0]) for place in range(4)]
         graph = graph.connect(forward, backward).connect(forward[:-1], forward[1:])
-        changed = activation_checkpointing(graph, layer="[0-9]", database=MEMORY, budget_s=0.01)
+        changed = measured(activation_checkpointing(graph, layer="[0-9]"))
         again = changed.select(name="recompute")
 
         assert 4000 == replay(graph).memory().peak_bytes
@@ -244,14 +244,14 @@ class TestFlown:
 
     def test_a_fused_update_is_measured(self):
         graph = perceptron_graph()
-        changed = fused_optimizer(graph, database=MEMORY, budget_s=0.01)
+        changed = measured(fused_optimizer(graph))
 
         assert 1.0 == factor_of(graph, changed, phase=(Phase.FORWARD, Phase.BACKWARD))
         assert 1.0 != factor_of(graph, changed, phase=Phase.UPDATE)
 
     def test_other_threads_change_operators_and_updates_but_not_python(self):
         graph = perceptron_graph()
-        changed = threads(graph, threads=2, database=MEMORY, budget_s=0.01)
+        changed = measured(threads(graph, threads=2))
         updates = changed.tasks.strings("cost_source").to_numpy()[changed.select(phase=Phase.UPDATE)]
 
         assert 1.0 == factor_of(graph, changed, name="python")
@@ -260,12 +260,12 @@ class TestFlown:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda graph: threads(graph, threads=1), "1 threads already"),
-            (lambda graph: channels_last(graph), "no 2-D convolution"),
-            (lambda graph: batch_size(graph, factor=1.01), "16 already"),
-            (lambda graph: freeze_layers(graph, layer="nothing"), "no trained parameter"),
-            (lambda graph: freeze_layers(graph, layer="[0-9]"), "nothing would be left"),
-            (lambda graph: compile_block(graph, preset="estimate"), "feed each other"),
+            (lambda graph: measured(threads(graph, threads=1)), "1 threads already"),
+            (lambda graph: measured(channels_last(graph)), "no 2-D convolution"),
+            (lambda graph: measured(batch_size(graph, factor=1.01)), "16 already"),
+            (lambda graph: measured(freeze_layers(graph, layer="nothing")), "no trained parameter"),
+            (lambda graph: measured(freeze_layers(graph, layer="[0-9]")), "nothing would be left"),
+            (lambda graph: published(compile_block(graph)), "feed each other"),
         ],
     )
     def test_what_changes_nothing_says_why(self, change, message):
@@ -273,20 +273,30 @@ class TestFlown:
             change(perceptron_graph())
 
 
-@pytest.mark.parametrize("change", [amp, fused_optimizer, foreach_optimizer])
-def test_an_unknown_preset_is_refused(change):
-    with pytest.raises(InputError, match="no preset 'best'"):
-        change(perceptron_graph(), preset="best")
+def test_unknown_prices_are_refused():
+    with pytest.raises(InputError, match="prices cannot be 'best'"):
+        whatif(perceptron_graph(), "amp", prices="best")
+
+
+def test_prices_that_nobody_published_are_not_made_up():
+    (answer,) = whatif(perceptron_graph(), "threads:threads=2", prices="paper")
+
+    assert "nobody published" in answer.reason
+
+
+def test_what_a_graph_does_not_know_cannot_be_measured():
+    (answer,) = whatif(gpu_step([Layer("a")]), "amp", prices="measured")
+
+    assert "does not say which operators were called" in answer.reason
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda graph: batch_size(graph, factor=0.0),
-        lambda graph: gradient_accumulation(graph, passes=1),
-        lambda graph: threads(graph, threads=0),
+        lambda graph: measured(batch_size(graph, factor=0.0)),
+        lambda graph: measured(gradient_accumulation(graph, passes=1)),
+        lambda graph: measured(threads(graph, threads=0)),
         lambda graph: metaflow(graph, layer="a", factor=-1.0),
-        lambda graph: compile_block(graph, preset="best"),
     ],
 )
 def test_a_parameter_that_means_nothing_is_refused(change):

@@ -56,14 +56,14 @@ def test_a_capture_knows_the_peak_of_a_real_step(graph):
     "edit", ["activation-checkpointing", "amp", "batch-size:factor=2", "foreach-optimizer", "fused-optimizer"]
 )
 def test_the_predicted_peak_is_the_real_one(graph, edit):
-    answer = whatif(graph, [parse_request(f"{edit}{',' if ':' in edit else ':'}budget_s=0.1")])[0]
+    answer = whatif(graph, edit, budget_s=0.1)[0]
 
     assert answer.peak_bytes == pytest.approx(flown(edit), rel=0.03)
     assert answer.baseline_peak_bytes == recorded_peak(graph)
 
 
 def test_forms_join_and_survive_being_stored(graph, tmp_path):
-    from windtunnel.cost import Form
+    from windtunnel.cost.rerun import Form
     from windtunnel.graph import load, save
 
     both = noted(noted(graph, Form(batch=(4, 8))), Form(autocast="bfloat16"))

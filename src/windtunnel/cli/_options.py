@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Force", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output"]
+__all__ = ["Force", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output", "PricesChoice"]
 
 GraphPath = Annotated[
     Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
@@ -25,4 +25,10 @@ Output = Annotated[
 LedgerPath = Annotated[
     Path | None,
     typer.Option("--ledger", metavar="FILE", help="Receipts of past flights (~/.windtunnel/receipts.db)."),
+]
+PricesChoice = Annotated[
+    str,
+    typer.Option(
+        "--prices", metavar="HOW", help="auto, measured (run what changes here) or paper (ratios as published)."
+    ),
 ]

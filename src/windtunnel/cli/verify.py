@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli._options import Json, LedgerPath, PricesChoice
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
@@ -34,6 +34,7 @@ def verify(
     rounds: Annotated[int | None, typer.Option(min=1, help="At most so many interleaved rounds.")] = None,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each flight after this time.")] = "60s",
     fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
+    prices: PricesChoice = "auto",
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
@@ -63,6 +64,7 @@ def verify(
                 argv=arguments or (),
                 rounds=rounds,
                 rule=rule,
+                prices=prices,
                 ledger=ledger,
                 progress=progress,
             )

@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json, KinetoPath, LedgerPath
+from windtunnel.cli._options import GraphPath, Json, KinetoPath, LedgerPath, PricesChoice
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def whatif(
     pairs: Annotated[bool, typer.Option("--pairs", help="Also every two that go together.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Say why the others do not apply.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many answers to show.")] = 20,
+    prices: PricesChoice = "auto",
     ledger: LedgerPath = None,
     kineto: KinetoPath = None,
     as_json: Json = False,
@@ -49,6 +50,7 @@ def whatif(
             open_graph(graph, progress=progress, kineto=kineto),
             "all" if every else ",".join(names or ()),
             pairs=pairs,
+            prices=prices,
             progress=progress,
         )
     answers = with_intervals(found, ledger)

@@ -16,7 +16,7 @@ from windtunnel.cost.intervals import draw_priced
 from windtunnel.cost.placing import LAUNCH_NS, place_on
 from windtunnel.cost.pricer import Pricer
 from windtunnel.cost.pricing import AUTO, device_of, price
-from windtunnel.cost.program import program_of
+from windtunnel.cost.rerun import program_of
 from windtunnel.cost.work import shapes_of
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Graph, Kind, Phase

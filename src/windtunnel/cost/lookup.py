@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cost.kernels import Kernel, TensorShape
-from windtunnel.cost.program import TensorSpec
+from windtunnel.cost.rerun import TensorSpec
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
@@ -206,7 +206,7 @@ def _num_rows(kernel: Kernel) -> int:
 
 
 def _filled(value: Any, bound: int) -> Any:
-    from windtunnel.cost._arguments import DTYPES, fill
+    from windtunnel.cost.rerun import DTYPES, fill
 
     if isinstance(value, TensorShape):
         names = {dtype: name for name, dtype in DTYPES.items()}

@@ -46,6 +46,8 @@ def verify(
     optimizer: Any = (),
     rounds: int | None = None,
     rule: StopRule | None = None,
+    prices: str = "auto",
+    database: Any = None,
     ledger: Ledger | Path | str | None = None,
     progress: Progress | None = None,
 ) -> Receipt:
@@ -68,6 +70,8 @@ def verify(
         At most so many rounds; fewer are flown when the speed-up is known well enough before.
     rule : StopRule, optional
         All of the stop rule.
+    prices, database : optional
+        Of the prediction; see :func:`windtunnel.whatif`.
     ledger : Ledger or path, optional
         Where the receipt is kept; ``~/.windtunnel/receipts.db`` by default.
     progress : callable, optional
@@ -89,7 +93,7 @@ def verify(
     _flights_of(request)  # a what-if without a flight is refused before anything runs
     if graph is None:
         graph = target if isinstance(target, Graph) else subject.capture(_CAPTURE_ITERATIONS, progress)
-    answer = whatif(graph, [request])[0]
+    answer = whatif(graph, [request], prices=prices, database=database)[0]
     if not answer.is_applicable:
         raise NotApplicableError(f"{request} does not apply here: {answer.reason}", where=str(subject))
     rule = rule or StopRule()

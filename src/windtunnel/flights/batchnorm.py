@@ -55,7 +55,7 @@ def _with_rectifier(norm: Any, leaks: dict[int, float]) -> Undo:
             y: Any = plain(x)
             y.normed_by = id(norm)
             return y
-        from windtunnel.cost.rectified_norm import RectifiedNorm
+        from windtunnel.cost.rerun import RectifiedNorm
 
         leak = leaks.setdefault(id(norm), _NO_RECTIFIER)
         parameters = (norm.weight, norm.bias, norm.eps, leak)

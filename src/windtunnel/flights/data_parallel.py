@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.cost.sending import in_order, thin_factors
+from windtunnel.cost.rerun import in_order, thin_factors
 from windtunnel.errors import FlightError
 from windtunnel.sources.torch.live import LiveProgram, Undo, on_ranks, swap
 

@@ -2,7 +2,8 @@
 
 In: a graph. Out: another graph, and answers that say what the change would buy. May not enter: running anything.
 
-One file per family, found by its registration alone. A what-if is ``f(graph, parameters) -> graph``; it raises
+One file per family, found by its registration alone. A what-if is a pure function of graph and
+parameters: it returns the changed graph or, where that takes prices, an ``Unpriced`` change. It raises
 ``NotApplicableError`` with the reason where it has nothing to act on, edits the memory columns where memory changes,
 and notes ``samples_ratio`` (``graph.note``) where an iteration then trains on more samples (absent: 1).
 """
@@ -10,8 +11,10 @@ and notes ``samples_ratio`` (``graph.note``) where an iteration then trains on m
 from windtunnel import registry
 from windtunnel.whatifs.answer import Answer
 from windtunnel.whatifs.ask import whatif
-from windtunnel.whatifs.request import Request, Step, apply, parse_request, parse_requests, parse_step
+from windtunnel.whatifs.edit import apply
+from windtunnel.whatifs.request import Request, Step, parse_request, parse_requests, parse_step
+from windtunnel.whatifs.unpriced import Unpriced
 
-__all__ = ["Answer", "Request", "Step", "apply", "parse_request", "parse_requests", "parse_step", "whatif"]
+__all__ = ["Answer", "Request", "Step", "Unpriced", "apply", "parse_request", "parse_requests", "parse_step", "whatif"]
 
 registry.discover(__name__)

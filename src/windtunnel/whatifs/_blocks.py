@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from windtunnel.cost import Program
+from windtunnel.cost.rerun import Program
 from windtunnel.errors import InputError, NotApplicableError
 
 __all__ = ["block_ranges", "compiled_pattern"]

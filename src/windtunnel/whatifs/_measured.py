@@ -1,7 +1,7 @@
-"""Apply what partial flights measured (room whatifs, private).
+"""Apply the prices of operators and updates that were run again (room whatifs, private).
 
-In: a graph and the form in which its operators would run. Out: the graph with durations and memory scaled by the
-measured ratios. Every family whose operators change form prices itself through here.
+In: a graph, and ratios of new to old durations. Out: the graph with durations and memory scaled by them. Every family
+whose operators change form states what it needs, and is priced, through here.
 """
 
 from __future__ import annotations
@@ -12,47 +12,43 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost import Form, Program, Ratios, UpdateForm, measure_ratios, measure_update, program_of
-from windtunnel.cost.optimizer import touched_rows
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.cost.rerun import (
+    Form,
+    OperatorsNeed,
+    Program,
+    Ratios,
+    UpdateForm,
+    UpdateNeed,
+    program_of,
+    touched_rows,
+)
+from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.graph.table import Strings
-from windtunnel.measure import ProfileDatabase
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = [
-    "PRESETS",
+    "SOURCE",
     "apply_ratios",
+    "apply_update",
     "calls_of",
     "captured_program",
-    "opened",
-    "remeasured",
-    "rescaled_update",
-    "takes_paper",
+    "has_program",
+    "reformed",
+    "update_need",
     "update_steps",
+    "with_update",
 ]
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-PRESETS = ("auto", "measured", "paper")
+SOURCE = "measured:partial"
 MEMORY_COLUMNS = ("output_bytes", "workspace_bytes", "freed_bytes")
 
 
-def opened(database: str) -> ProfileDatabase:
-    """The profile database by path; an empty path is the user's own."""
-    return ProfileDatabase(database or None)
-
-
-def takes_paper(graph: Graph, preset: str) -> bool:
-    """Whether published ratios are to be used: asked for, or nothing else is possible.
-
-    Raises
-    ------
-    InputError
-        The preset is not known.
-    """
-    if preset not in PRESETS:
-        raise InputError(f"there is no preset {preset!r}", fix=f"use one of {', '.join(PRESETS)}")
-    return preset == "paper" or (preset == "auto" and not graph.meta.get("program"))
+def has_program(graph: Graph) -> bool:
+    """Whether the graph knows which operators were called with which arguments."""
+    return bool(graph.meta.get("program"))
 
 
 def captured_program(graph: Graph) -> Program:
@@ -78,19 +74,16 @@ def calls_of(graph: Graph) -> NDArray[np.int64]:
     return np.where(graph.select(phase=Phase.UPDATE), -1, column).astype(np.int64)
 
 
-def remeasured(graph: Graph, form: Form, *, database: str, budget_s: float) -> Graph:
-    """Fly the program in another form and apply what came out.
+def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda changed: changed) -> Unpriced:
+    """The operators in another form, as they run again here; ``then`` notes what else changes.
 
     Raises
     ------
     PriceError
-        The program cannot be run again.
-    MissingExtraError
-        PyTorch is not installed.
+        The graph comes from a source that keeps no program.
     """
-    program = captured_program(graph)
-    ratios = measure_ratios(program, form, database=opened(database), budget_s=budget_s)
-    return apply_ratios(graph, ratios)
+    need = OperatorsNeed(captured_program(graph), form)
+    return Unpriced((need,), lambda ratios: then(apply_ratios(graph, ratios)))
 
 
 def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
@@ -106,7 +99,7 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
         factor[mask] = _with_total(graph.duration_ns[mask], ratio[call[mask]], total)
     changed = factor != 1.0
     duration = np.rint(graph.duration_ns[changed] * factor[changed]).astype(np.int64)
-    scaled = graph.set_duration(changed, duration, cost_source=ratios.source)
+    scaled = graph.set_duration(changed, duration, cost_source=SOURCE)
     return scale_memory(scaled, np.where(call >= 0, ratios.output_bytes[call], 1.0))
 
 
@@ -159,25 +152,43 @@ def _texts(graph: Graph, predicate: Callable[[str], bool]) -> Mask:
     return names.where({value: predicate(value) for value in names.values})
 
 
-def rescaled_update(graph: Graph, form: UpdateForm, *, database: str, budget_s: float) -> Graph:
-    """Fly the optimizers in another form and scale their steps.
+def update_need(graph: Graph, form: UpdateForm) -> UpdateNeed:
+    """The optimizers' steps in another form.
 
     Raises
     ------
-    PriceError
-        The graph does not know its optimizers, or they cannot be flown by themselves.
+    NotApplicableError
+        Nothing is updated, or the graph does not know its optimizers.
     """
-    steps = update_steps(graph)
+    update_steps(graph)
     optimizers = graph.meta.get("optimizers") or []
     if not optimizers:
         raise NotApplicableError(
             "this graph does not say which optimizers it has",
-            fix="capture the step with windtunnel, or use preset='paper'",
+            fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
     threads = int(dict(graph.meta.get("hardware", {})).get("num_threads", 0))
-    touched = touched_rows(program_of(graph)) if graph.meta.get("program") else {}
-    measured = measure_update(
-        optimizers, form, threads=threads, touched=touched, database=opened(database), budget_s=budget_s
-    )
-    duration = np.rint(graph.duration_ns[steps] * measured.ratio).astype(np.int64)
-    return graph.set_duration(steps, duration, cost_source="measured:partial")
+    touched = touched_rows(program_of(graph)) if has_program(graph) else {}
+    return UpdateNeed(optimizers, form, threads, touched)
+
+
+def apply_update(graph: Graph, ratio: float) -> Graph:
+    """Scale the optimizers' steps."""
+    steps = update_steps(graph)
+    duration = np.rint(graph.duration_ns[steps] * ratio).astype(np.int64)
+    return graph.set_duration(steps, duration, cost_source=SOURCE)
+
+
+def with_update(graph: Graph, form: Form, update: UpdateForm) -> Unpriced:
+    """The operators in one form and, where the graph knows its optimizers and updates, the update in another.
+
+    Raises
+    ------
+    PriceError
+        The graph comes from a source that keeps no program.
+    """
+    change = reformed(graph, form)
+    if not graph.meta.get("optimizers") or not graph.select(phase=Phase.UPDATE).any():
+        return change
+    needs = (*change.needs, update_need(graph, update))
+    return Unpriced(needs, lambda ratios, ratio: apply_update(apply_ratios(graph, ratios), ratio))

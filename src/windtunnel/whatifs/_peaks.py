@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from windtunnel.cost import Form, UpdateForm
-from windtunnel.cost.memory import ProgramPeak, program_peaks, update_extra_bytes
-from windtunnel.errors import PriceError
+from windtunnel.cost.rerun import Form, PeakNeed, ProgramPeak, UpdateForm, UpdatePeakNeed, price_needs
+from windtunnel.errors import PriceError, WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.whatifs._measured import captured_program
 
@@ -26,7 +25,7 @@ def noted(graph: Graph, form: Form | None = None, update: UpdateForm | None = No
     """Note in what form the program runs from now on; what does not change stays as an earlier what-if left it."""
     entries: dict[str, Any] = {}
     if form is not None:
-        changed = {name: value for name, value in asdict(form).items() if value != getattr(Form(), name)}
+        changed = {name: _plain(value) for name, value in asdict(form).items() if value != getattr(Form(), name)}
         entries[_FORM] = {**dict(graph.meta.get(_FORM, {})), **changed}
     if update is not None:
         entries[_UPDATE] = {**dict(graph.meta.get(_UPDATE, {})), **dict(update.options)}
@@ -46,20 +45,30 @@ def reformed_peak(graph: Graph) -> int | None:
     if not memory or (form is None and update is None):
         return None
     passes, stepping = int(memory["passes"]["peak_bytes"]), int(memory["update"]["peak_bytes"])
-    try:
-        if form is not None:
-            changed = Form(**{name: _value(value) for name, value in form.items()})
-            before, after = program_peaks(captured_program(graph), Form(), changed)
-            passes += after.peak_bytes - before.peak_bytes
-            passes += round(_beside(memory["passes"], before) * (changed.batch_ratio - 1))
-            stepping += after.input_bytes - before.input_bytes
-        if update is not None:
-            optimizers = list(graph.meta.get("optimizers") or [])
-            extra = [update_extra_bytes(optimizers, one) for one in (UpdateForm(), UpdateForm(options=update))]
-            stepping += extra[1] - extra[0]
-    except PriceError:
-        return None
+    if form is not None:
+        changed = Form(**{name: _value(value) for name, value in form.items()})
+        try:
+            program_peaks = _price(PeakNeed(captured_program(graph), changed))
+        except PriceError:
+            return None
+        if program_peaks is None:
+            return None
+        before, after = program_peaks
+        passes += after.peak_bytes - before.peak_bytes
+        passes += round(_beside(memory["passes"], before) * (changed.batch_ratio - 1))
+        stepping += after.input_bytes - before.input_bytes
+    if update is not None:
+        extra_bytes = _price(UpdatePeakNeed(list(graph.meta.get("optimizers") or []), update))
+        if extra_bytes is None:
+            return None
+        stepping += extra_bytes
     return max(passes, stepping)
+
+
+def _price(need: PeakNeed | UpdatePeakNeed) -> Any:
+    """None where it cannot be known."""
+    found = price_needs([need])[need]
+    return None if isinstance(found, WindtunnelError) else found
 
 
 def _beside(passes: Mapping[str, Any], alone: ProgramPeak) -> int:
@@ -72,6 +81,11 @@ def _beside(passes: Mapping[str, Any], alone: ProgramPeak) -> int:
     return max(0, seen - (alone.peak_bytes - alone.input_bytes))
 
 
+def _plain(value: Any) -> Any:
+    """As a note holds it, before and after it is stored."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _value(value: Any) -> Any:
-    """As a ``Form`` has it: meta that was stored holds lists for tuples."""
+    """As a ``Form`` has it."""
     return tuple(_value(item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,25 +1,24 @@
 """What DistributedDataParallel's reducer and its hook cost a worker (room whatifs, private).
 
-In: a graph whose all-reduces data-parallel has put there. Out: the price of each, flown on this host with the
-parameters' own shapes, and tasks in front of the messages that take it. Not here: the messages' own time.
+In: a graph whose all-reduces data-parallel has put there. Out: what must be priced with the parameters' own shapes,
+the price of each message, and tasks in front of the messages that take it. Not here: the messages' own time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.averaging import reducing_ns
+from windtunnel.cost.rerun import ReducingNeed
 from windtunnel.graph import Graph, Kind
 from windtunnel.whatifs._collectives import world_size
 from windtunnel.whatifs._gradients import Bucket, last_per_group, positions, registered_shapes
 from windtunnel.whatifs._kernels import insert_behind
-from windtunnel.whatifs._measured import opened
 
-__all__ = ["BUCKETS", "OWN_WORK", "described", "flown_ns", "work_ahead"]
+__all__ = ["BUCKETS", "OWN_WORK", "described", "reducing_needs", "shared_out", "work_ahead"]
 
 Ints = NDArray[np.int64]
 # note of the buckets of one iteration, in the order of its messages
@@ -33,33 +32,46 @@ def described(buckets: list[Bucket], bucket_bytes: int, first_bucket_bytes: int)
     return {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes, "filled": filled}
 
 
-def flown_ns(
+def reducing_needs(
     graph: Graph,
     messages: Ints,
     num_ranks: int | None = None,
     *,
     sender: str = "",
     options: Mapping[str, Any] | None = None,
-    database: str = "",
-) -> Ints | None:
-    """What each message's reducer adds to a pass, flown in ``num_ranks`` processes, shared out by bytes; int64 [M].
+) -> tuple[ReducingNeed, ...]:
+    """What each reducer of an iteration adds to a pass in ``num_ranks`` processes.
 
-    None where the graph does not know its buckets or the shapes of its parameters.
+    Empty where the graph does not know its buckets or the shapes of its parameters.
     """
     noted = graph.meta.get(BUCKETS)
     if noted is None or not registered_shapes(graph) or len(messages) % len(noted["filled"]):
-        return None
-    filled = noted["filled"]
+        return ()
     caps = {name: int(noted[name]) for name in ("bucket_bytes", "first_bucket_bytes")}
     ranks = num_ranks or world_size(graph, None)
+    needs = []
+    for _, mine in _by_reducer(noted["filled"]):
+        layers = {layer for one in mine for layer in noted["filled"][one]["layers"]}
+        needs.append(ReducingNeed(registered_shapes(graph, layers), ranks, sender, dict(options or {}), **caps))
+    return tuple(needs)
+
+
+def shared_out(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Ints:
+    """The prices of ``reducing_needs`` shared out among each reducer's messages by their bytes, int64 [M]."""
+    filled = graph.meta[BUCKETS]["filled"]
     prices = np.zeros(len(filled))
-    for reducer in {one["reducer"] for one in filled}:
-        mine = [number for number, one in enumerate(filled) if one["reducer"] == reducer]
-        shapes = registered_shapes(graph, {layer for number in mine for layer in filled[number]["layers"]})
-        total_ns = reducing_ns(shapes, ranks, sender=sender, options=options, **caps, database=opened(database))
+    for (_, mine), each_ns in zip(_by_reducer(filled), total_ns, strict=True):
         sizes = np.array([filled[number]["size_bytes"] for number in mine], dtype=np.float64)
-        prices[mine] = total_ns * sizes / sizes.sum()
+        prices[mine] = each_ns * sizes / sizes.sum()
     return np.tile(np.rint(prices).astype(np.int64), len(messages) // len(filled))
+
+
+def _by_reducer(filled: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[int]]]:
+    """Numbers of the buckets of each reducer."""
+    reducers: dict[int, list[int]] = {}
+    for number, one in enumerate(filled):
+        reducers.setdefault(int(one["reducer"]), []).append(number)
+    return list(reducers.items())
 
 
 def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_source: str) -> Graph:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, ResourceKind, lags, starts
-from windtunnel.hardware import machine
 
 __all__ = ["host_cores", "host_threads", "parallel_tasks", "share_cores"]
 
@@ -23,9 +23,17 @@ _PARALLEL_FLOPS = 1_000_000
 
 
 def host_cores(graph: Graph, given: int | None) -> int:
-    """Cores that the workers share: as given, as the capture knows, else those of this host."""
-    known = graph.meta.get("hardware", {}).get("num_cores")
-    return int(given or known or machine().num_cores)
+    """Cores that the workers share: as given, else as the capture knows.
+
+    Raises
+    ------
+    NotApplicableError
+        It is nowhere said.
+    """
+    known = given or graph.meta.get("hardware", {}).get("num_cores")
+    if not known:
+        raise NotApplicableError("how many cores the host has is not recorded", fix="pass num_cores=")
+    return int(known)
 
 
 def host_threads(graph: Graph) -> int:

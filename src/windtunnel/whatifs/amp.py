@@ -6,15 +6,19 @@ Parameters and updates stay in float32.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost import Form, Program
+from windtunnel.cost.rerun import Form, Program
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.whatifs._devices import device_kernels
-from windtunnel.whatifs._measured import captured_program, remeasured, scale_memory, takes_paper
+from windtunnel.whatifs._measured import captured_program, has_program, reformed, scale_memory
 from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["amp"]
 
@@ -35,9 +39,7 @@ _LOWER_PRECISION = (
 
 
 @registry.whatif("amp", source="Micikevicius et al., Mixed precision training, ICLR 2018; Daydream, ATC 2020")
-def amp(
-    graph: Graph, dtype: str = "bfloat16", preset: str = "auto", database: str = "", budget_s: float = 6.0
-) -> Graph:
+def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     """Run the models' forward passes under autocast; backward follows.
 
     Measured: the captured operators run again under autocast beside their old form, casts included, and the ratios
@@ -49,24 +51,18 @@ def amp(
     graph : Graph
     dtype : str
         ``bfloat16`` or ``float16``.
-    preset : str
-        ``measured``, ``paper``, or ``auto``: measured where the graph knows its operators.
-    database : str
-        Path of the profile database; empty: the user's own.
-    budget_s : float
-        Time for the partial flight.
 
     Raises
     ------
     NotApplicableError
         No operator would run in lower precision.
     """
-    if takes_paper(graph, preset):
-        return _paper(graph)
-    program = captured_program(graph)
-    _check(program)
+    published = partial(_paper, graph)
+    if not has_program(graph):
+        return Unpriced.only_published(published)
+    _check(captured_program(graph))
     form = Form(autocast=dtype)
-    return noted(remeasured(graph, form, database=database, budget_s=budget_s), form)
+    return replace(reformed(graph, form, partial(noted, form=form)), published=published)
 
 
 def _check(program: Program) -> None:

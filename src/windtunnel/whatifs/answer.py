@@ -7,7 +7,7 @@ prices are read from the replay after, when they are asked for. Intervals are at
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.units import format_duration, format_size
 from windtunnel.whatifs._gradients import STEADY
 from windtunnel.whatifs._peaks import recorded_peak, reformed_peak
-from windtunnel.whatifs.request import Request, apply
+from windtunnel.whatifs.request import Request
 
 __all__ = ["SCHEMA", "Answer", "Interval", "iteration_ns", "table_of", "takes_part"]
 
@@ -71,6 +71,8 @@ class Answer:
         What would make it apply.
     interval : Interval or None
         Attached by those who have receipts.
+    remake : callable, optional
+        Makes the changed graph again where it was too large to keep.
     """
 
     request: Request
@@ -80,6 +82,7 @@ class Answer:
     reason: str = ""
     advice: str = ""
     interval: Interval | None = None
+    remake: Callable[[], Graph] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -114,7 +117,7 @@ class Answer:
 
         Made again where it was too large to keep.
         """
-        return apply(self.baseline.graph, self.request) if self.is_applicable else self.baseline.graph
+        return self.remake() if self.remake is not None and self.is_applicable else self.baseline.graph
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -1,22 +1,28 @@
 """Ask many what-ifs of one graph (room whatifs).
 
-In: a graph and names. Out: answers, best first, with the reasons of those that do not apply. All changes that keep the
-edges are replayed in batches. Not here: running anything (``flights``), intervals (``flights``).
+In: a graph and names. Out: answers, best first, with the reasons of those that do not apply. What all changes need is
+priced together, each need once; all changes that keep the edges are replayed in batches. Not here: running anything
+(``cost`` prices, ``flights`` fly), intervals (``flights``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 
 from windtunnel import registry
+from windtunnel.cost.rerun import Need
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.graph import Graph, Table
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.whatifs.answer import Answer, iteration_ns, takes_part
-from windtunnel.whatifs.request import Request, Step, apply, parse_requests
+from windtunnel.whatifs.edit import Database, apply, asked_of, needs_of, pricer_of
+from windtunnel.whatifs.request import Request, Step, parse_requests
+from windtunnel.whatifs.unpriced import Pricer, checked_prices
 
 __all__ = ["whatif"]
 
@@ -34,6 +40,9 @@ def whatif(
     names: str | Iterable[str | Request] = ALL,
     *,
     pairs: bool = False,
+    prices: str = "auto",
+    database: Database = None,
+    budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> list[Answer]:
     """Predict what each change would buy.
@@ -46,6 +55,14 @@ def whatif(
         ``"all"``, or requests such as ``"amp"``, ``"data-parallel:num_ranks=8,link=nvlink4"``, ``"amp+channels-last"``.
     pairs : bool
         Also ask every two of them together, if they are of different families and both apply.
+    prices : str
+        Where durations come from that the graph does not hold. ``measured``: from the profile database, else the
+        changed operators run here, old form beside new form. ``paper``: ratios as published. ``auto``: measured where
+        the graph knows its operators, published otherwise.
+    database : ProfileDatabase or path, optional
+        The user's own by default.
+    budget_s : float, optional
+        Time to measure one change of operators; 6 s by default.
     progress : callable
         Called with (what, done, total).
 
@@ -60,6 +77,7 @@ def whatif(
         A name or a parameter is not known, a value does not fit, or no task of the graph has a duration.
     """
     tell = progress or (lambda *_: None)
+    edit = _Editor(checked_prices(prices), pricer_of(database, budget_s, progress))
     requests = _all_requests() if names == ALL else parse_requests(names)
     baseline = replay(graph)
     if graph.num_tasks and not baseline.makespan_ns:
@@ -68,32 +86,56 @@ def whatif(
             where=f"{graph.num_tasks:,} tasks of duration 0, source {graph.meta.get('source', 'unknown')}",
             fix="price its tasks first, or load an execution trace together with the Kineto trace of its run",
         )
-    outcomes = list(_applied(graph, requests, tell))
-    answers = _answered(baseline, outcomes)
-    if pairs:
-        singles = [(request, changed) for request, changed in outcomes if isinstance(changed, Graph)]
-        answers += _answered(baseline, _applied_pairs(singles, tell))
-    return _ranked(answers)
+    edit.price_first_steps(graph, requests, tell)
+    outcomes = _applied(graph, requests, edit, tell)
+    if not pairs:
+        return _ranked(_answered(baseline, outcomes, edit))
+    singles = list(outcomes)
+    answers = _answered(baseline, singles, edit)
+    applicable = [(request, changed) for request, changed in singles if isinstance(changed, Graph)]
+    return _ranked(answers + _answered(baseline, _applied_pairs(applicable, edit, tell), edit))
 
 
 def _all_requests() -> list[Request]:
     return [Request((Step(name),)) for name in registry.all("whatif")]
 
 
-def _attempt(graph: Graph, request: Request) -> Graph | WindtunnelError:
-    try:
-        return apply(graph, request)
-    except WindtunnelError as error:
-        return error
+@dataclass(frozen=True)
+class _Editor:
+    """Edits with one choice of prices and one pricer, which measures nothing twice."""
+
+    prices: str
+    pricer: Pricer
+
+    def attempt(self, graph: Graph, request: Request) -> Graph | WindtunnelError:
+        """The changed graph, or why there is none."""
+        try:
+            return apply(graph, request, prices=self.prices, pricer=self.pricer)
+        except WindtunnelError as error:
+            return error
+
+    def price_first_steps(self, graph: Graph, requests: Sequence[Request], tell: Progress) -> None:
+        """Price what all requests need first, together; later steps need the graph that the first ones leave."""
+        needs: dict[bool, list[Need]] = {True: [], False: []}
+        for done, step in enumerate(dict.fromkeys(str(request.steps[0]) for request in requests)):
+            tell(f"asking what {step} needs", done, len(requests))
+            try:
+                change = asked_of(graph, next(one.steps[0] for one in requests if str(one.steps[0]) == step))
+            except WindtunnelError:
+                continue
+            asked, is_run = needs_of(change, self.prices)
+            needs[is_run] += asked
+        for is_run, asked in needs.items():
+            self.pricer(asked, is_run)
 
 
-def _applied(graph: Graph, requests: Sequence[Request], tell: Progress) -> Iterator[Outcome]:
+def _applied(graph: Graph, requests: Sequence[Request], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
     for done, request in enumerate(requests):
         tell(f"editing {request}", done, len(requests))
-        yield request, _attempt(graph, request)
+        yield request, edit.attempt(graph, request)
 
 
-def _applied_pairs(singles: Sequence[tuple[Request, Graph]], tell: Progress) -> Iterator[Outcome]:
+def _applied_pairs(singles: Sequence[tuple[Request, Graph]], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
     """Each two of different families, in the order in which both apply; those that never do are left out.
 
     The second is applied to what the first one left, so that nothing is edited, or measured, twice.
@@ -102,7 +144,7 @@ def _applied_pairs(singles: Sequence[tuple[Request, Graph]], tell: Progress) -> 
     for done, pair in enumerate(pairs):
         tell(f"editing {pair[0][0]}+{pair[1][0]}", done, len(pairs))
         for (first, changed), (second, _) in (pair, pair[::-1]):
-            outcome = _attempt(changed, second)
+            outcome = edit.attempt(changed, second)
             if isinstance(outcome, Graph):
                 yield Request(first.steps + second.steps), outcome
                 break
@@ -112,7 +154,7 @@ def _families(request: Request) -> set[str]:
     return {registry.get("whatif", step.name).function.__module__ for step in request.steps}
 
 
-def _answered(baseline: Timeline, outcomes: Iterable[Outcome]) -> list[Answer]:
+def _answered(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Editor) -> list[Answer]:
     """Replay what was changed; what keeps the edges is gathered and replayed in batches."""
     answers, waiting = [], list[tuple[Request, Graph]]()
     for request, outcome in outcomes:
@@ -123,14 +165,14 @@ def _answered(baseline: Timeline, outcomes: Iterable[Outcome]) -> list[Answer]:
         else:
             timeline = replay(outcome)
             time_ns = iteration_ns(timeline, baseline.graph.num_iterations)
-            answers.append(_answer(baseline, request, outcome, time_ns, timeline))
+            answers.append(_answer(baseline, edit, request, outcome, time_ns, timeline))
         if len(waiting) == _BATCH:
-            answers += _answered_batch(baseline, waiting)
+            answers += _answered_batch(baseline, edit, waiting)
             waiting = []
-    return answers + _answered_batch(baseline, waiting)
+    return answers + _answered_batch(baseline, edit, waiting)
 
 
-def _answered_batch(baseline: Timeline, changes: Sequence[tuple[Request, Graph]]) -> list[Answer]:
+def _answered_batch(baseline: Timeline, edit: _Editor, changes: Sequence[tuple[Request, Graph]]) -> list[Answer]:
     if not changes:
         return []
     graph = baseline.graph
@@ -139,15 +181,22 @@ def _answered_batch(baseline: Timeline, changes: Sequence[tuple[Request, Graph]]
     replays = replay_many(graph, durations_KT, finishes=not counted.all())
     ends = replays.makespan_ns if replays.finish_ns is None else replays.finish_ns[:, counted].max(axis=1)
     times = (ends / max(graph.num_iterations, 1)).tolist()
-    return [_answer(baseline, *change, time_ns) for change, time_ns in zip(changes, times, strict=True)]
+    return [_answer(baseline, edit, *change, time_ns) for change, time_ns in zip(changes, times, strict=True)]
 
 
 def _answer(
-    baseline: Timeline, request: Request, changed: Graph, time_ns: float, timeline: Timeline | None = None
+    baseline: Timeline,
+    edit: _Editor,
+    request: Request,
+    changed: Graph,
+    time_ns: float,
+    timeline: Timeline | None = None,
 ) -> Answer:
     before, after = (float(graph.meta.get("samples_ratio", 1.0)) for graph in (baseline.graph, changed))
-    answer = Answer(request, baseline, time_ns, after / before)
-    return answer.keeping(changed, timeline) if changed.num_tasks <= _KEPT_TASKS else answer
+    if changed.num_tasks <= _KEPT_TASKS:
+        return Answer(request, baseline, time_ns, after / before).keeping(changed, timeline)
+    remake = partial(apply, baseline.graph, request, prices=edit.prices, pricer=edit.pricer)
+    return Answer(request, baseline, time_ns, after / before, remake=remake)
 
 
 def _keeps_order(graph: Graph, changed: Graph) -> bool:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost import Form, measure_ratios
+from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Phase
-from windtunnel.whatifs._measured import apply_ratios, captured_program, opened
+from windtunnel.whatifs._measured import SOURCE, captured_program, reformed
 from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["batch_size", "gradient_accumulation"]
 
 
 @registry.whatif("batch-size", source="Goyal et al., Accurate, large minibatch SGD, 2017")
-def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0, database: str = "", budget_s: float = 6.0) -> Graph:
+def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
     """Train on batches ``factor`` times as large.
 
     The captured operators run again on inputs of the new size beside the old ones; loading takes ``factor`` times as
@@ -32,10 +33,6 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0, database: st
         New batch size over the captured one.
     samples : int
         The captured batch size; 0: the first dimension that most inputs share.
-    database : str
-        Path of the profile database; empty: the user's own.
-    budget_s : float
-        Time for the partial flight.
 
     Raises
     ------
@@ -54,14 +51,17 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0, database: st
     if changed == captured:
         raise NotApplicableError(f"the batch size is {captured} already")
     form = Form(batch=(captured, changed))
-    scaled = apply_ratios(graph, measure_ratios(program, form, database=opened(database), budget_s=budget_s))
-    loads = graph.select(phase=Phase.DATA)
-    scaled = scaled.scale(loads, form.batch_ratio).note({"samples_ratio": _samples(graph) * form.batch_ratio})
-    return noted(scaled, form)
+
+    def with_loads(scaled: Graph) -> Graph:
+        loads = graph.select(phase=Phase.DATA)
+        scaled = scaled.scale(loads, form.batch_ratio).note({"samples_ratio": _samples(graph) * form.batch_ratio})
+        return noted(scaled, form)
+
+    return reformed(graph, form, with_loads)
 
 
 @registry.whatif("gradient-accumulation", source="Ott et al., Scaling neural machine translation, WMT 2018")
-def gradient_accumulation(graph: Graph, passes: int = 4, database: str = "", budget_s: float = 6.0) -> Graph:
+def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
     """Run ``passes`` forward and backward passes, each on a batch of the captured size, before every update.
 
     Forward, loading and Python repeat exactly; a further backward pass also adds into the gradients, which a partial
@@ -79,13 +79,17 @@ def gradient_accumulation(graph: Graph, passes: int = 4, database: str = "", bud
     backward = graph.select(phase=Phase.BACKWARD)
     if not backward.any():
         raise NotApplicableError("there is no backward pass", where="phase BACKWARD")
-    ratios = measure_ratios(captured_program(graph), Form(num_passes=2), database=opened(database), budget_s=budget_s)
-    repeated = graph.select(phase=(Phase.DATA, Phase.FORWARD))
-    factor = 1.0 + (passes - 1) * max(ratios.backward_total - 1.0, 0.0)
-    duration = np.rint(graph.duration_ns[backward] * factor).astype(np.int64)
-    graph = graph.set_duration(backward, duration, cost_source=ratios.source).scale(repeated, passes)
-    # the third pass holds what the second does: gradients beside all that one pass holds
-    return noted(graph.note({"samples_ratio": _samples(graph) * passes}), Form(num_passes=2))
+    form = Form(num_passes=2)
+
+    def repeated(ratios: Ratios) -> Graph:
+        factor = 1.0 + (passes - 1) * max(ratios.backward_total - 1.0, 0.0)
+        duration = np.rint(graph.duration_ns[backward] * factor).astype(np.int64)
+        changed = graph.set_duration(backward, duration, cost_source=SOURCE)
+        changed = changed.scale(graph.select(phase=(Phase.DATA, Phase.FORWARD)), passes)
+        # the third pass holds what the second does: gradients beside all that one pass holds
+        return noted(changed.note({"samples_ratio": _samples(graph) * passes}), form)
+
+    return Unpriced((OperatorsNeed(captured_program(graph), form),), repeated)
 
 
 def _samples(graph: Graph) -> float:

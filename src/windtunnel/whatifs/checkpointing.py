@@ -10,18 +10,19 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost import Form, measure_ratios
+from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.graph import EdgeKind, Graph, Phase
 from windtunnel.whatifs._blocks import block_ranges
 from windtunnel.whatifs._kernels import insert_ahead
-from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program, opened
+from windtunnel.whatifs._measured import SOURCE, apply_ratios, calls_of, captured_program
 from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["activation_checkpointing"]
 
 
 @registry.whatif("activation-checkpointing", source="Chen et al., Training deep nets with sublinear memory cost, 2016")
-def activation_checkpointing(graph: Graph, layer: str = "", database: str = "", budget_s: float = 8.0) -> Graph:
+def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
     """Run blocks again in the backward pass instead of keeping their activations.
 
     The blocks run under a checkpoint beside their old form, so that what is not computed again (all after the last
@@ -32,10 +33,6 @@ def activation_checkpointing(graph: Graph, layer: str = "", database: str = "", 
     graph : Graph
     layer : str
         Regular expression that matches the whole path of a block; empty: the blocks that the model stacks.
-    database : str
-        Path of the profile database; empty: the user's own.
-    budget_s : float
-        Time for the partial flight.
 
     Raises
     ------
@@ -45,16 +42,19 @@ def activation_checkpointing(graph: Graph, layer: str = "", database: str = "", 
     program = captured_program(graph)
     ranges = block_ranges(program, layer)
     form = Form(checkpointed=ranges)
-    ratios = measure_ratios(program, form, database=opened(database), budget_s=budget_s)
-    changed = apply_ratios(graph, replace(ratios, output_bytes=np.ones(len(program.calls))))
-    iterations = graph.tasks.get("iteration", np.zeros(graph.num_tasks))
-    for iteration in np.unique(iterations).tolist():
-        for block in ranges:
-            changed = _run_again(graph, changed, block, iteration, ratios.source)
-    return noted(changed, form)
+
+    def checkpointed(ratios: Ratios) -> Graph:
+        changed = apply_ratios(graph, replace(ratios, output_bytes=np.ones(len(program.calls))))
+        iterations = graph.tasks.get("iteration", np.zeros(graph.num_tasks))
+        for iteration in np.unique(iterations).tolist():
+            for block in ranges:
+                changed = _run_again(graph, changed, block, iteration)
+        return noted(changed, form)
+
+    return Unpriced((OperatorsNeed(program, form),), checkpointed)
 
 
-def _run_again(graph: Graph, changed: Graph, block: tuple[int, int], iteration: int, source: str) -> Graph:
+def _run_again(graph: Graph, changed: Graph, block: tuple[int, int], iteration: int) -> Graph:
     """Put the second run of a block in front of its backward pass: that feeds it now, and the first run no longer."""
     call = calls_of(changed)
     inside = (call >= block[0]) & (call < block[1]) & changed.select(iteration=iteration)
@@ -68,7 +68,7 @@ def _run_again(graph: Graph, changed: Graph, block: tuple[int, int], iteration: 
     kept = is_data & first[edges["src"]] & again[edges["dst"]]
     enters = np.unique(edges["src"][is_data & ~first[edges["src"]] & first[edges["dst"]]])
     held, readers = np.unique(edges["src"][kept]), np.unique(edges["dst"][kept])
-    columns = {"name": "recompute", "op": "recompute", "duration_ns": extra_ns, "cost_source": source}
+    columns = {"name": "recompute", "op": "recompute", "duration_ns": extra_ns, "cost_source": SOURCE}
     if "output_bytes" in changed.tasks:
         columns["output_bytes"] = int(changed.tasks["output_bytes"][held].sum())
     restored = changed.set_duration(again, graph.duration_ns[rows]).disconnect(kept)

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost import Form, Program, Ratios, known_ratios, measure_ratios
-from windtunnel.errors import InputError
+from windtunnel.cost.rerun import Form, OperatorsNeed, Program, Ratios
 from windtunnel.graph import Graph
 from windtunnel.whatifs._blocks import block_ranges
-from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program, opened
+from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
+from windtunnel.whatifs.unpriced import LOOK_UP, Unpriced
 
 __all__ = ["compile_block"]
 
@@ -23,43 +23,34 @@ Block = tuple[int, int]
 
 
 @registry.whatif("compile-block", source="Ansel et al., PyTorch 2, ASPLOS 2024")
-def compile_block(
-    graph: Graph, layer: str = "", preset: str = "auto", database: str = "", budget_s: float = 8.0
-) -> Graph:
+def compile_block(graph: Graph, layer: str = "") -> Unpriced:
     """Run blocks as compiled code.
 
     Measured: the blocks' own operators are compiled by Inductor and run beside their old form; compiling takes from
-    half a minute up, so ``auto`` measures only what the profile database knows. Estimate: pointwise operators within
-    the blocks make one trip through memory.
+    half a minute up, so it is done only if asked for (``prices="measured"``); else a measurement that the profile
+    database knows is used. Estimate: pointwise operators within the blocks make one trip through memory.
 
     Parameters
     ----------
     graph : Graph
     layer : str
         Regular expression that matches the whole path of a block; empty: the blocks that the model stacks.
-    preset : str
-        ``measured``, ``estimate`` or ``auto``.
-    database : str
-        Path of the profile database; empty: the user's own.
-    budget_s : float
-        Time for the interleaved rounds, compilation apart.
 
     Raises
     ------
     NotApplicableError
         No block matches.
     """
-    if preset not in ("auto", "measured", "estimate"):
-        raise InputError(f"there is no preset {preset!r}", fix="use auto, measured or estimate")
     program = captured_program(graph)
     ranges = block_ranges(program, layer)
     twins = _twins(program, ranges)
-    form = Form(compiled=tuple(dict.fromkeys(twins.values())))
-    if preset == "measured":
-        measured = measure_ratios(program, form, database=opened(database), budget_s=budget_s)
-        return apply_ratios(graph, _shared(measured, twins))
-    known = None if preset == "estimate" else known_ratios(program, form, database=opened(database))
-    return _estimated(graph, ranges) if known is None else apply_ratios(graph, _shared(known, twins))
+    need = OperatorsNeed(program, Form(compiled=tuple(dict.fromkeys(twins.values()))))
+    return Unpriced(
+        (need,),
+        lambda ratios: apply_ratios(graph, _shared(ratios, twins)),
+        published=lambda: _estimated(graph, ranges),
+        by_default=LOOK_UP,
+    )
 
 
 def _twins(program: Program, ranges: tuple[Block, ...]) -> dict[Block, Block]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,9 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes
 from windtunnel.whatifs._gradients import registered_shapes
 from windtunnel.whatifs._kernels import computes_on_host, memory_bandwidth, traffic_ns
-from windtunnel.whatifs._measured import takes_paper
-from windtunnel.whatifs._reducing import OWN_WORK, flown_ns, work_ahead
+from windtunnel.whatifs._measured import has_program
+from windtunnel.whatifs._reducing import OWN_WORK, reducing_needs, shared_out, work_ahead
+from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Unpriced
 
 __all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]
 
@@ -44,16 +46,17 @@ def top_k(graph: Graph, density_ratio: float = 0.01, bandwidth_bytes_per_s: floa
 
 @registry.whatif("dgc", source="Lin et al., Deep gradient compression, ICLR 2018; Daydream, ATC 2020")
 def dgc(
-    graph: Graph, density_ratio: float = 0.001, bandwidth_bytes_per_s: float | None = None, preset: str = ""
+    graph: Graph,
+    density_ratio: float = 0.001,
+    bandwidth_bytes_per_s: float | None = None,
+    sends_indices: bool = True,
 ) -> Graph:
     """Send a thousandth of the gradients, with momentum correction and a sampled threshold.
 
     Compressing updates momentum and velocity, takes the threshold and masks both: seven passes; both are kept.
-    ``preset=paper`` counts the values only, a ratio of 1/1000, as the paper does; the default sends indices, too.
+    ``sends_indices=no`` counts the values only, a ratio of 1/1000, as the paper does; the default sends indices, too.
     """
-    if preset not in ("", "paper"):
-        raise InputError(f"dgc has no preset {preset!r}", fix="use paper, or none")
-    sent = density_ratio if preset == "paper" else 2 * density_ratio
+    sent = 2 * density_ratio if sends_indices else density_ratio
     return _compressed(graph, sent, 7.0, 1.0, 2.0, bandwidth_bytes_per_s)
 
 
@@ -63,9 +66,7 @@ def powersgd(
     rank: int = 2,
     matrix_rows: int = 1024,
     bandwidth_bytes_per_s: float | None = None,
-    preset: str = "auto",
-    database: str = "",
-) -> Graph:
+) -> Graph | Unpriced:
     """Send two thin factors of each gradient matrix instead of it; the error is fed back.
 
     A matrix of m rows and n columns becomes ``rank * (m + n)`` numbers; where the capture does not know the shapes
@@ -78,24 +79,25 @@ def powersgd(
     bandwidth_bytes_per_s : float, optional
         Of memory. Compressing then reads gradient and error, multiplies twice and writes the error: five passes;
         restoring multiplies once.
-    preset : str
-        ``measured`` runs PyTorch's hook once between real processes of this host, on the parameters' own shapes: many
-        small operators and three messages one after the other. ``paper`` counts passes over memory; ``auto`` measures
-        where the graph knows its program and its buckets.
-    database : str
-        Profile database; the user's own if empty.
+
+    Measured: PyTorch's hook runs once between real processes of this host, on the parameters' own shapes: many small
+    operators, which no bandwidth tells. It is not, where the memory's bandwidth is given or devices compute.
     """
     if not 1 <= rank <= matrix_rows:
         raise InputError(f"rank {rank} does not fit matrices of {matrix_rows} rows")
     ratio = _factor_ratio(registered_shapes(graph) or [(matrix_rows, matrix_rows)], rank)
-    if takes_paper(graph, preset) or bandwidth_bytes_per_s is not None or not computes_on_host(graph):
-        hooked_ns = None
-    else:
-        messages = np.flatnonzero(all_reduces(graph))
-        hooked_ns = flown_ns(graph, messages, sender="powersgd", options={"rank": rank}, database=database)
-    if hooked_ns is None:
-        return _compressed(graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
-    return _flown(_without_reducer(graph), ratio, hooked_ns)
+    published = partial(_compressed, graph, ratio, 5.0, 1.0, 1.0, bandwidth_bytes_per_s)
+    if bandwidth_bytes_per_s is not None or not computes_on_host(graph):
+        return published()
+    messages = np.flatnonzero(all_reduces(graph))
+    needs = reducing_needs(graph, messages, sender="powersgd", options={"rank": rank})
+    if not needs:
+        return published()
+
+    def flown(*total_ns: int) -> Graph:
+        return _flown(_without_reducer(graph), ratio, shared_out(graph, messages, total_ns))
+
+    return Unpriced(needs, flown, published, MEASURE if has_program(graph) else PUBLISHED)
 
 
 def _without_reducer(graph: Graph) -> Graph:

@@ -7,6 +7,7 @@ DistributedDataParallel would add, and, where the workers share one host's cores
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.cost.averaging import averaging_ns
 from windtunnel.cost.collective import ring_all_reduce_ns
+from windtunnel.cost.rerun import AveragingNeed
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
@@ -31,14 +32,16 @@ from windtunnel.whatifs._gradients import (
     need_one_rank,
 )
 from windtunnel.whatifs._kernels import computes_on_host, is_on_host
-from windtunnel.whatifs._measured import opened, takes_paper
-from windtunnel.whatifs._reducing import BUCKETS, OWN_WORK, described, flown_ns, work_ahead
+from windtunnel.whatifs._measured import SOURCE, has_program
+from windtunnel.whatifs._reducing import BUCKETS, OWN_WORK, described, reducing_needs, shared_out, work_ahead
 from windtunnel.whatifs._sharing import host_cores, host_threads, parallel_tasks, share_cores
+from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Unpriced
 
 __all__ = ["data_parallel"]
 
 Rows = NDArray[np.int64]
 _MIB = 2**20
+RING = "ring model"
 
 
 @registry.whatif("data-parallel", source="Daydream, ATC 2020; Li et al., PyTorch Distributed, VLDB 2020")
@@ -52,14 +55,15 @@ def data_parallel(
     first_bucket_bytes: int = _MIB,
     in_situ_ratio: float = 1.0,
     num_cores: int | None = None,
-    preset: str = "auto",
-    database: str = "",
-) -> Graph:
+) -> Graph | Unpriced:
     """Train on several workers, gradients averaged by a ring all-reduce per bucket.
 
     Buckets fill in reverse order of the parameters. Each all-reduce waits for the last gradient of its bucket and for
     the all-reduce before it; the optimizer waits for all. Workers that need more cores than their host has run on a
     shared pool of them, with the messages between them where these go over the host's own memory.
+
+    Measured: gradients are averaged between real processes of this host once; over another link than this host's
+    memory, what the reducer does by itself is measured and the ring's formula is added. Paper: the formula alone.
 
     Parameters
     ----------
@@ -75,12 +79,6 @@ def data_parallel(
         How much longer an all-reduce takes beside computation than alone (Daydream saw about 1.34 with NCCL).
     num_cores : int, optional
         Of the host that all workers share, if they compute on its cores.
-    preset : str
-        ``measured`` averages gradients between real processes of this host once and keeps what that takes; over
-        another link than this host's memory, what the reducer does by itself is measured, the ring's formula is added.
-        ``paper`` takes the ring's formula alone; ``auto`` measures where the graph knows its program.
-    database : str
-        Profile database; the user's own if empty.
 
     Raises
     ------
@@ -97,46 +95,68 @@ def data_parallel(
     wire = link_of(default_link(graph, link), bandwidth_bytes_per_s, latency_ns)
     rounds = {i: buckets_of(graph, bucket_bytes, first_bucket_bytes, i) for i in iterations_of(graph)}
     crowd = _crowd(graph, num_ranks, wire, num_cores)
-    is_flown = not takes_paper(graph, preset) and computes_on_host(graph)
-    is_measured = is_flown and wire.name == "loopback"
-    copies = num_ranks if crowd is not None else 1
-    workers = graph.replicate(num_ranks) if crowd is not None else graph
-    for rank in range(copies):
-        workers, comm = workers.add_resource(f"all-reduce, rank {rank}", ResourceKind.LINK)
-        for iteration, buckets in rounds.items():
-            if is_measured:
-                prices = _measured_ns(buckets, num_ranks, database)
-            else:
-                prices = [ring_all_reduce_ns(one.size_bytes, num_ranks, wire) for one in buckets]
-            columns = {
-                "iteration": iteration,
-                "resource": comm,
-                "duration_ns": [round(in_situ_ratio * price) for price in prices],
-                "cost_source": "measured:partial" if is_measured else "ring model",
-            }
-            workers = _communicate(workers, buckets, columns, rank, np.arange(copies) * graph.num_tasks)
-    if crowd is not None:
-        workers = _crowded(workers, crowd, num_ranks)
-    noted = _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
-    noted = noted.note({BUCKETS: described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
-    return _with_own_work(noted, database) if is_flown and not is_measured else noted
+
+    def joined(price: Callable[[list[Bucket]], list[float]], cost_source: str) -> Graph:
+        copies = num_ranks if crowd is not None else 1
+        workers = graph.replicate(num_ranks) if crowd is not None else graph
+        for rank in range(copies):
+            workers, comm = workers.add_resource(f"all-reduce, rank {rank}", ResourceKind.LINK)
+            for iteration, buckets in rounds.items():
+                columns = {
+                    "iteration": iteration,
+                    "resource": comm,
+                    "duration_ns": [round(in_situ_ratio * price_ns) for price_ns in price(buckets)],
+                    "cost_source": cost_source,
+                }
+                workers = _communicate(workers, buckets, columns, rank, np.arange(copies) * graph.num_tasks)
+        if crowd is not None:
+            workers = _crowded(workers, crowd, num_ranks)
+        noted = _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
+        return noted.note({BUCKETS: described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
+
+    def by_formula() -> Graph:
+        return joined(lambda buckets: [ring_all_reduce_ns(one.size_bytes, num_ranks, wire) for one in buckets], RING)
+
+    if not computes_on_host(graph):
+        return by_formula()
+    by_default = MEASURE if has_program(graph) else PUBLISHED
+    if wire.name == "loopback":
+        sizes = [size for buckets in rounds.values() for size in _reducer_bytes(buckets).values()]
+        needs = tuple(AveragingNeed(size, num_ranks) for size in dict.fromkeys(sizes))
+
+        def averaged(*total_ns: int) -> Graph:
+            known = {need.size_bytes: price for need, price in zip(needs, total_ns, strict=True)}
+            return joined(lambda buckets: _averaged_ns(buckets, known), SOURCE)
+
+        return Unpriced(needs, averaged, by_formula, by_default)
+    return _with_own_work(by_formula(), by_formula, by_default)
 
 
-def _measured_ns(buckets: list[Bucket], num_ranks: int, database: str) -> list[float]:
-    """What averaging takes on this host, each reducer's for itself, shared out among its buckets by their bytes."""
+def _reducer_bytes(buckets: list[Bucket]) -> Counter[int]:
+    """Bytes of all gradients of each reducer."""
     total_bytes = Counter[int]()
     for one in buckets:
         total_bytes[one.reducer] += one.size_bytes
-    known = opened(database)
-    total_ns = {reducer: averaging_ns(size, num_ranks, database=known) for reducer, size in total_bytes.items()}
-    return [total_ns[one.reducer] * one.size_bytes / max(1, total_bytes[one.reducer]) for one in buckets]
+    return total_bytes
 
 
-def _with_own_work(graph: Graph, database: str) -> Graph:
+def _averaged_ns(buckets: list[Bucket], known_ns: Mapping[int, float]) -> list[float]:
+    """What averaging takes on this host, each reducer's for itself, shared out among its buckets by their bytes."""
+    total_bytes = _reducer_bytes(buckets)
+    return [known_ns[total_bytes[one.reducer]] * one.size_bytes / max(1, total_bytes[one.reducer]) for one in buckets]
+
+
+def _with_own_work(graph: Graph, by_formula: Callable[[], Graph], by_default: str) -> Graph | Unpriced:
     """Let the reducer gather each bucket and hand it back, which no link does for it."""
     messages = np.flatnonzero(all_reduces(graph))
-    own_ns = flown_ns(graph, messages, 1, database=database)
-    return graph if own_ns is None else work_ahead(graph, messages, own_ns, OWN_WORK, "measured:partial")
+    needs = reducing_needs(graph, messages, 1)
+    if not needs:
+        return graph
+
+    def worked(*total_ns: int) -> Graph:
+        return work_ahead(graph, messages, shared_out(graph, messages, total_ns), OWN_WORK, SOURCE)
+
+    return Unpriced(needs, worked, by_formula, by_default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 
 from windtunnel import registry
-from windtunnel.cost import Form, Program, UpdateForm
+from windtunnel.cost.rerun import Form, Program, UpdateForm
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import Graph, Phase
+from windtunnel.graph import Graph
 from windtunnel.whatifs._blocks import compiled_pattern
-from windtunnel.whatifs._measured import captured_program, remeasured, rescaled_update
+from windtunnel.whatifs._measured import captured_program, with_update
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["freeze_layers"]
 
 
 @registry.whatif("freeze-layers", source="Transfer learning; Howard and Ruder, ULMFiT, ACL 2018")
-def freeze_layers(graph: Graph, layer: str = "", database: str = "", budget_s: float = 6.0) -> Graph:
+def freeze_layers(graph: Graph, layer: str = "") -> Unpriced:
     """Train without the parameters of the layers that match.
 
     Parameters
@@ -27,10 +28,6 @@ def freeze_layers(graph: Graph, layer: str = "", database: str = "", budget_s: f
     graph : Graph
     layer : str
         Regular expression that matches the whole path of a module; its parameters, and those of modules in it, freeze.
-    database : str
-        Path of the profile database; empty: the user's own.
-    budget_s : float
-        Time for the partial flights of operators and update.
 
     Raises
     ------
@@ -41,11 +38,7 @@ def freeze_layers(graph: Graph, layer: str = "", database: str = "", budget_s: f
         raise NotApplicableError("no layer is named to freeze", fix="pass layer=, such as layer=encoder\\..*")
     program = captured_program(graph)
     frozen = _matching(program, layer)
-    changed = remeasured(graph, Form(frozen=frozen), database=database, budget_s=0.75 * budget_s)
-    if not graph.meta.get("optimizers") or not graph.select(phase=Phase.UPDATE).any():
-        return changed
-    form = UpdateForm(frozen=frozenset(frozen))
-    return rescaled_update(changed, form, database=database, budget_s=0.25 * budget_s)
+    return with_update(graph, Form(frozen=frozen), UpdateForm(frozen=frozenset(frozen)))
 
 
 def _matching(program: Program, layer: str) -> tuple[str, ...]:

@@ -6,16 +6,17 @@ In: a captured graph with convolutions. Out: its operators on NHWC images and we
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.cost import Form
+from windtunnel.cost.rerun import Form
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.whatifs._measured import captured_program, remeasured
+from windtunnel.whatifs._measured import captured_program, reformed
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["channels_last"]
 
 
 @registry.whatif("channels-last", source="PyTorch memory formats")
-def channels_last(graph: Graph, database: str = "", budget_s: float = 6.0) -> Graph:
+def channels_last(graph: Graph) -> Unpriced:
     """Lay out images and convolution weights with channels innermost; what lies between follows.
 
     Raises
@@ -27,7 +28,7 @@ def channels_last(graph: Graph, database: str = "", budget_s: float = 6.0) -> Gr
     images = [call for call in program.calls if "conv" in call.operator and _has_images(call.shapes)]
     if not images:
         raise NotApplicableError("there is no 2-D convolution", fix="channels-last is for images")
-    return remeasured(graph, Form(memory_format="channels_last"), database=database, budget_s=budget_s)
+    return reformed(graph, Form(memory_format="channels_last"))
 
 
 def _has_images(shapes: list[object]) -> bool:

@@ -5,15 +5,19 @@ In: a graph with batch norms. Out: norms that rectify as they normalize, with li
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.cost import Call, Form, Program
+from windtunnel.cost.rerun import Call, Form, Program
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.whatifs._devices import device_kernels
-from windtunnel.whatifs._measured import captured_program, remeasured, takes_paper
+from windtunnel.whatifs._measured import captured_program, has_program, reformed
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["reconstructed_batchnorm"]
 
@@ -26,7 +30,7 @@ _TRAINING = 5  # place among the arguments of aten::batch_norm
 @registry.whatif(
     "reconstructed-batchnorm", source="Jung et al., Restructuring batch normalization, MLSys 2019; Daydream, ATC 2020"
 )
-def reconstructed_batchnorm(graph: Graph, preset: str = "auto", database: str = "", budget_s: float = 6.0) -> Graph:
+def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     """Run every batch norm together with the ReLU behind it.
 
     Measured: the captured norms run as one operator with their rectifiers, beside their old form. Paper: a ReLU
@@ -38,8 +42,9 @@ def reconstructed_batchnorm(graph: Graph, preset: str = "auto", database: str = 
     NotApplicableError
         There is no batch normalization.
     """
-    if takes_paper(graph, preset):
-        return _paper(graph)
+    published = partial(_paper, graph)
+    if not has_program(graph):
+        return Unpriced.only_published(published)
     program = captured_program(graph)
     norms = tuple(
         (place, *_rectifier_behind(program, place))
@@ -48,7 +53,7 @@ def reconstructed_batchnorm(graph: Graph, preset: str = "auto", database: str = 
     )
     if not norms:
         raise NotApplicableError("there is no batch normalization", where=f"{len(program.calls)} calls")
-    return remeasured(graph, Form(rectified=norms), database=database, budget_s=budget_s)
+    return replace(reformed(graph, Form(rectified=norms)), published=published)
 
 
 def _rectifier_behind(program: Program, norm: int) -> tuple[int, float]:

@@ -6,23 +6,24 @@ Source: Daydream (ATC 2020), FusedAdam.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost import UpdateForm
-from windtunnel.cost.optimizer import sparse_parameters
+from windtunnel.cost.rerun import UpdateForm, sparse_parameters
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
-from windtunnel.whatifs._measured import rescaled_update, takes_paper, update_steps
+from windtunnel.whatifs._measured import apply_update, has_program, update_need, update_steps
 from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["foreach_optimizer", "fused_optimizer"]
 
 
 @registry.whatif("fused-optimizer", source="Daydream, ATC 2020, FusedAdam")
-def fused_optimizer(graph: Graph, preset: str = "auto", database: str = "", budget_s: float = 2.0) -> Graph:
+def fused_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with one fused operator.
 
     Measured: the captured optimizers step with ``fused=True`` beside their old form on parameters of the same sizes.
@@ -35,11 +36,11 @@ def fused_optimizer(graph: Graph, preset: str = "auto", database: str = "", budg
     PriceError
         The optimizer has no fused implementation.
     """
-    return _implemented(graph, {"fused": True, "foreach": False}, preset, database, budget_s)
+    return _implemented(graph, {"fused": True, "foreach": False})
 
 
 @registry.whatif("foreach-optimizer", source="PyTorch multi-tensor optimizers; Daydream, ATC 2020")
-def foreach_optimizer(graph: Graph, preset: str = "auto", database: str = "", budget_s: float = 2.0) -> Graph:
+def foreach_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with a few operators on lists of tensors.
 
     Raises
@@ -47,20 +48,22 @@ def foreach_optimizer(graph: Graph, preset: str = "auto", database: str = "", bu
     NotApplicableError
         Nothing is updated, or the updates are done so already.
     """
-    return _implemented(graph, {"foreach": True, "fused": False}, preset, database, budget_s)
+    return _implemented(graph, {"foreach": True, "fused": False})
 
 
-def _implemented(graph: Graph, options: dict[str, Any], preset: str, database: str, budget_s: float) -> Graph:
+def _implemented(graph: Graph, options: dict[str, Any]) -> Unpriced:
     steps = update_steps(graph)
     _check_not_yet(graph, next(iter(options)))
     if options.get("fused"):
         _check_dense(graph)
-    if takes_paper(graph, preset):
-        return _paper(graph)
+    published = partial(_paper, graph)
+    if not has_program(graph):
+        return Unpriced.only_published(published)
     if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
         raise NotApplicableError("the updates are already one task per iteration", where="phase UPDATE")
     form = UpdateForm(options)
-    return noted(rescaled_update(graph, form, database=database, budget_s=budget_s), update=form)
+    need = update_need(graph, form)
+    return Unpriced((need,), lambda ratio: noted(apply_update(graph, ratio), update=form), published)
 
 
 def _check_not_yet(graph: Graph, option: str) -> None:

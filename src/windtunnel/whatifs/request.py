@@ -1,7 +1,7 @@
 """What is asked, as text and as values (room whatifs).
 
 In: ``amp``, ``data-parallel:num_ranks=8,link=nvlink4``, ``data-parallel:num_ranks=4+p3``. Out: steps with typed
-parameters, and the graph after them. Not here: asking many (``ask``).
+parameters. Not here: doing them (``edit``), asking many (``ask``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel import registry
-from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Graph
+from windtunnel.errors import InputError
 from windtunnel.units import parse_duration, parse_ratio, parse_size
 
-__all__ = ["Request", "Step", "apply", "parse_request", "parse_requests", "parse_step"]
+__all__ = ["Request", "Step", "parse_request", "parse_requests", "parse_step"]
 
 _YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
@@ -46,22 +45,6 @@ class Request:
 
 def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def apply(graph: Graph, request: Request) -> Graph:
-    """Do the steps of a request one after the other.
-
-    Raises
-    ------
-    NotApplicableError
-        A step has nothing to act on.
-    """
-    if not graph.num_tasks:
-        raise NotApplicableError("the graph has no tasks", fix="capture at least one whole iteration")
-    for step in request.steps:
-        changed: Graph = registry.get("whatif", step.name).function(graph, **step.parameters)
-        graph = changed.as_one_edit(graph, step.name, step.parameters)
-    return graph
 
 
 def parse_requests(texts: str | Iterable[str | Request]) -> list[Request]:

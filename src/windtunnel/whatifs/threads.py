@@ -6,16 +6,17 @@ In: a captured graph. Out: the same operators on more or fewer cores; Python bet
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.cost import Form, UpdateForm
+from windtunnel.cost.rerun import Form, UpdateForm
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Graph, Phase
-from windtunnel.whatifs._measured import captured_program, remeasured, rescaled_update
+from windtunnel.graph import Graph
+from windtunnel.whatifs._measured import captured_program, with_update
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["threads"]
 
 
 @registry.whatif("threads", source="PyTorch intra-op parallelism")
-def threads(graph: Graph, threads: int = 1, database: str = "", budget_s: float = 6.0) -> Graph:
+def threads(graph: Graph, threads: int = 1) -> Unpriced:
     """Run operators on ``threads`` threads.
 
     Operators and updates run again with both numbers of threads, side by side.
@@ -30,7 +31,4 @@ def threads(graph: Graph, threads: int = 1, database: str = "", budget_s: float 
     program = captured_program(graph)
     if threads == program.threads:
         raise NotApplicableError(f"operators run on {threads} threads already", fix="ask for another number")
-    changed = remeasured(graph, Form(threads=threads), database=database, budget_s=0.75 * budget_s)
-    if not graph.meta.get("optimizers") or not graph.select(phase=Phase.UPDATE).any():
-        return changed
-    return rescaled_update(changed, UpdateForm(threads=threads), database=database, budget_s=0.25 * budget_s)
+    return with_update(graph, Form(threads=threads), UpdateForm(threads=threads))

@@ -204,7 +204,7 @@ def program_of(graph: Graph) -> Program:
         raise PriceError(
             "this graph does not say which operators were called with which arguments",
             where=f"source {graph.meta.get('source', 'unknown')!r}",
-            fix="capture the step with windtunnel, or use preset='paper'",
+            fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
     layers, phases = _places(graph, len(stored["calls"]))
     calls = tuple(Call(**row, layer=layers[place], phase=phases[place]) for place, row in enumerate(stored["calls"]))

@@ -78,7 +78,7 @@ def reducing_ns(
     num_ranks : int
         1: copies and hooks only, nothing is sent.
     sender : str
-        One of ``windtunnel.cost.sending.SENDERS``; empty is DistributedDataParallel's own all-reduce.
+        One of ``windtunnel.cost.rerun.sending.SENDERS``; empty is DistributedDataParallel's own all-reduce.
     options : dict, optional
         Of the sender.
     bucket_bytes, first_bucket_bytes : int
@@ -139,7 +139,7 @@ def _fly(num_ranks: int, jobs: list[dict[str, Any]]) -> list[list[float]]:
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
         rendezvous, work = Path(folder) / "rendezvous", Path(folder) / "jobs.json"
         work.write_text(json.dumps(jobs))
-        command = [sys.executable, "-m", "windtunnel.cost._gloo_worker"]
+        command = [sys.executable, "-m", "windtunnel.cost.rerun._gloo_worker"]
         ranks = [
             subprocess.Popen(
                 [*command, str(rank), str(num_ranks), str(rendezvous), str(work), str(ROUNDS)],

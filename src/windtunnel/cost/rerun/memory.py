@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from windtunnel.cost.form import Form
-from windtunnel.cost.optimizer import UpdateForm, step_of
-from windtunnel.cost.program import Program
+from windtunnel.cost.rerun.form import Form
+from windtunnel.cost.rerun.optimizer import UpdateForm, step_of
+from windtunnel.cost.rerun.program import Program
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
 
@@ -77,7 +77,7 @@ class _Keyed:
 
 @lru_cache(maxsize=64)
 def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
-    from windtunnel.cost._interpreter import Interpreter
+    from windtunnel.cost.rerun._interpreter import Interpreter
 
     opaque: set[int] = set()
     Interpreter(keyed.program, form, opaque).rehearse()
@@ -86,7 +86,7 @@ def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
 
 @lru_cache(maxsize=64)  # the baseline is asked for again with every what-if
 def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
-    from windtunnel.cost._interpreter import Interpreter
+    from windtunnel.cost.rerun._interpreter import Interpreter
     from windtunnel.sources.memory._watch import Watch
 
     ready = Interpreter(keyed.program, form, set(opaque))

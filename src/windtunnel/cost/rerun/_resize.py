@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from windtunnel.cost._arguments import Prepared
-from windtunnel.cost.program import Call, argument_names
+from windtunnel.cost.rerun._arguments import Prepared
+from windtunnel.cost.rerun.program import Call, argument_names
 
 __all__ = ["resize"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from windtunnel.cost._arguments import Prepared, Slot
+from windtunnel.cost.rerun._arguments import Prepared, Slot
 from windtunnel.errors import PriceError
 
 __all__ = ["Segment", "build_segments"]

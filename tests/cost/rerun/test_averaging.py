@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windtunnel.cost.averaging import _SIZES_BYTES, _job, _key, _read, averaging_ns, reducing_ns
+from windtunnel.cost.rerun.averaging import _SIZES_BYTES, _job, _key, _read, averaging_ns, reducing_ns
 from windtunnel.errors import PriceError
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement

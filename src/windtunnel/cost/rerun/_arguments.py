@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from windtunnel.cost.form import Form
-from windtunnel.cost.program import NOT_FLOWN, UNDEFINED, Call, Program, TensorSpec, tensors_of
+from windtunnel.cost.rerun.form import Form
+from windtunnel.cost.rerun.program import NOT_FLOWN, UNDEFINED, Call, Program, TensorSpec, tensors_of
 from windtunnel.errors import PriceError
 
 __all__ = ["DTYPES", "Prepared", "Slot", "fill", "prepare"]
@@ -124,7 +124,7 @@ def prepare(program: Program, form: Form) -> list[Prepared]:
 
 
 def _rectified_norm(leak: float) -> Callable[..., torch.Tensor]:
-    from windtunnel.cost.rectified_norm import RectifiedNorm
+    from windtunnel.cost.rerun.rectified_norm import RectifiedNorm
 
     def run(x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> torch.Tensor:
         _training, momentum, eps = settings[:3]

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from windtunnel.cost._arguments import DTYPES, Prepared, Slot, fill
-from windtunnel.cost.form import Form
-from windtunnel.cost.program import Call, Program, argument_names
+from windtunnel.cost.rerun._arguments import DTYPES, Prepared, Slot, fill
+from windtunnel.cost.rerun.form import Form
+from windtunnel.cost.rerun.program import Call, Program, argument_names
 
 __all__ = ["make_inputs"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from windtunnel.cost.sending import SENDERS, in_order
+from windtunnel.cost.rerun.sending import SENDERS, in_order
 from windtunnel.measure.allocator import hold_heap
 
 _WARMUP = 4

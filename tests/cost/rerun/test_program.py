@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tests.cost.programs import FLOAT, RELU, call_row, number, perceptron, perceptron_graph, tensor
-from windtunnel.cost import Call, Form, Program, program_of
-from windtunnel.cost.program import argument_names, tensors_of
+from tests.cost.rerun.programs import FLOAT, RELU, call_row, number, perceptron, perceptron_graph, tensor
+from windtunnel.cost.rerun import Call, Form, Program, program_of
+from windtunnel.cost.rerun.program import argument_names, tensors_of
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import GraphBuilder, Phase, load, save
 

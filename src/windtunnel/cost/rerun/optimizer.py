@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.cost.program import Program, tensors_of
+from windtunnel.cost.rerun.program import Program, tensors_of
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
@@ -275,6 +275,6 @@ def _constructor(description: Mapping[str, Any]) -> Any:
     if constructor is None or not module.startswith("torch.optim"):
         raise PriceError(
             f"the optimizer {description['class']} is not one of torch.optim, so it cannot be flown by itself",
-            fix="use preset='paper', or verify the what-if by a real run",
+            fix="take published ratios (prices='paper'), or verify the what-if by a real run",
         )
     return constructor

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from windtunnel.cost._arguments import DTYPES, Prepared, fill, prepare
-from windtunnel.cost._inputs import make_inputs
-from windtunnel.cost._resize import resize
-from windtunnel.cost._segments import Segment, build_segments
-from windtunnel.cost.form import Form
-from windtunnel.cost.program import NOT_FLOWN, Program
+from windtunnel.cost.rerun._arguments import DTYPES, Prepared, fill, prepare
+from windtunnel.cost.rerun._inputs import make_inputs
+from windtunnel.cost.rerun._resize import resize
+from windtunnel.cost.rerun._segments import Segment, build_segments
+from windtunnel.cost.rerun.form import Form
+from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.measure.threads import threads
 
 __all__ = ["Interpreter", "Lap"]

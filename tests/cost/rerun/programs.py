@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from windtunnel.cost import Call, Program
+from windtunnel.cost.rerun import Call, Program
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 
 FLOAT, LONG = "Tensor(float)", "Tensor(long int)"

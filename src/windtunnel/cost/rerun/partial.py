@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.form import BASELINE, Form
-from windtunnel.cost.program import Program
+from windtunnel.cost.rerun.form import BASELINE, Form
+from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
@@ -26,7 +26,7 @@ from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 
 if TYPE_CHECKING:
-    from windtunnel.cost._interpreter import Interpreter, Lap
+    from windtunnel.cost.rerun._interpreter import Interpreter, Lap
 
 __all__ = ["Progress", "Ratios", "known_ratios", "measure_ratios"]
 
@@ -55,10 +55,8 @@ class Ratios:
         Interquartile range of the whole ratio over its median.
     rounds : int
         Interleaved rounds.
-    source : str
-        ``measured:partial``, or ``measured:database`` if nothing had to be run.
-    failures : dict
-        Calls that could not be run again, and why.
+    failures : frozenset of int
+        Calls that could not be run again.
     """
 
     forward: Floats
@@ -68,8 +66,7 @@ class Ratios:
     backward_total: float = 1.0
     spread_ratio: float = 0.0
     rounds: int = 0
-    source: str = "measured:partial"
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: frozenset[int] = frozenset()
 
 
 def measure_ratios(
@@ -115,7 +112,7 @@ def measure_ratios(
     measurements = _summarize(program, rounds, groups, new, old)
     if database is not None:
         database.add(measurements.values())
-    return _ratios(program, groups, measurements, rounds)
+    return _ratios(program, groups, measurements)
 
 
 # --- flying -----------------------------------------------------------------------------------------------
@@ -130,11 +127,10 @@ class _Rounds:
     old_detail: list[Lap] = field(default_factory=list)
     new_detail: list[Lap] = field(default_factory=list)
     bytes_ratio: Floats = field(default_factory=lambda: np.ones(0))
-    failures: dict[int, str] = field(default_factory=dict)
 
 
 def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Progress | None) -> _Rounds:
-    from windtunnel.cost._interpreter import Interpreter
+    from windtunnel.cost.rerun._interpreter import Interpreter
 
     opaque: set[int] = set()
     try:
@@ -145,10 +141,9 @@ def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Prog
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
             where=f"form {new.label}",
-            fix="use preset='paper', or verify the what-if by a real run",
+            fix="take published ratios (prices='paper'), or verify the what-if by a real run",
         ) from error
     rounds.bytes_ratio = _bytes_ratio(pair[0].output_bytes, pair[1].output_bytes)
-    rounds.failures = pair[0].failures | pair[1].failures
     return rounds
 
 
@@ -294,7 +289,7 @@ def known_ratios(
     is_usable = [key in known and known[key].is_trusted for key in wanted.values()]
     if not all(is_usable) or not wanted:
         return None
-    return _ratios(program, groups, {place: known[key] for place, key in wanted.items()}, None)
+    return _ratios(program, groups, {place: known[key] for place, key in wanted.items()})
 
 
 def _total(measurements: dict[tuple[int, str], Measurement], phase: str) -> float:
@@ -307,7 +302,6 @@ def _ratios(
     program: Program,
     groups: NDArray[np.int64],
     measurements: dict[tuple[int, str], Measurement],
-    rounds: _Rounds | None,
 ) -> Ratios:
     columns = {phase: np.ones(len(program.calls)) for phase in (*_PHASES, "bytes")}
     pooled = _pooled(measurements)
@@ -325,6 +319,16 @@ def _ratios(
         backward_total=_total(measurements, "backward"),
         spread_ratio=max((row.spread_ratio for row in rows), default=0.0),
         rounds=max((row.rounds for row in rows), default=0),
-        source="measured:database" if rounds is None else "measured:partial",
-        failures={} if rounds is None else rounds.failures,
+        failures=frozenset(_failed(program, groups, measurements)),
     )
+
+
+def _failed(
+    program: Program, groups: NDArray[np.int64], measurements: dict[tuple[int, str], Measurement]
+) -> Iterator[int]:
+    """Calls that neither form could run: they took no time at all."""
+    for place, group in enumerate(groups.tolist()):
+        if group >= 0 and program.calls[place].phase not in NOT_FLOWN:
+            one = measurements[group, "forward"]
+            if one.old_ns == one.new_ns == 0.0:
+                yield place

@@ -1,0 +1,69 @@
+"""Operators that are run again in another form, for what-ifs (room cost): the one door of this sub-package.
+
+In: what a what-if needs to know (``Need``: operators in a new form, an update with other options, gradients averaged
+between processes, a peak of memory). Out: prices, each looked up in the profile database first and measured here
+otherwise. Needs are plain values: to state one runs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.cost.rerun.form import BASELINE, Form
+from windtunnel.cost.rerun.memory import ProgramPeak
+from windtunnel.cost.rerun.needs import (
+    AveragingNeed,
+    Need,
+    OperatorsNeed,
+    PeakNeed,
+    ReducingNeed,
+    UpdateNeed,
+    UpdatePeakNeed,
+)
+from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update, sparse_parameters, touched_rows
+from windtunnel.cost.rerun.partial import Ratios, known_ratios, measure_ratios
+from windtunnel.cost.rerun.prices import price_needs
+from windtunnel.cost.rerun.program import Call, Program, TensorSpec, program_of
+from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
+
+if TYPE_CHECKING:
+    from windtunnel.cost.rerun._arguments import DTYPES as DTYPES
+    from windtunnel.cost.rerun._arguments import fill as fill
+    from windtunnel.cost.rerun.rectified_norm import RectifiedNorm as RectifiedNorm
+
+__all__ = [
+    "BASELINE",
+    "SENDERS",
+    "AveragingNeed",
+    "Call",
+    "Form",
+    "Need",
+    "OperatorsNeed",
+    "PeakNeed",
+    "Program",
+    "ProgramPeak",
+    "Ratios",
+    "ReducingNeed",
+    "TensorSpec",
+    "UpdateForm",
+    "UpdateNeed",
+    "UpdatePeakNeed",
+    "in_order",
+    "known_ratios",
+    "measure_ratios",
+    "measure_update",
+    "price_needs",
+    "program_of",
+    "sparse_parameters",
+    "thin_factors",
+    "touched_rows",
+]
+
+# these need torch, and are imported when they are asked for
+_LAZY = {"DTYPES": "_arguments", "fill": "_arguments", "RectifiedNorm": "rectified_norm"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

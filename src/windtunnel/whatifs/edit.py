@@ -1,0 +1,98 @@
+"""Do what is asked of a graph, step by step (room whatifs).
+
+In: a graph, a request, and who prices what a step needs. Out: the graph after all steps, each of them one recorded
+edit. Not here: asking many (``ask``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from windtunnel import registry
+from windtunnel.cost.rerun import Need, price_needs
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import Graph
+from windtunnel.measure import ProfileDatabase
+from windtunnel.whatifs.request import Request, Step
+from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Pricer, Unpriced, checked_prices, priced
+
+__all__ = ["Database", "apply", "asked_of", "needs_of", "pricer_of"]
+
+Database = ProfileDatabase | str | None
+Progress = Callable[[str, int, int], None]
+
+
+def apply(
+    graph: Graph,
+    request: Request,
+    *,
+    prices: str = "auto",
+    database: Database = None,
+    budget_s: float | None = None,
+    pricer: Pricer | None = None,
+) -> Graph:
+    """Do the steps of a request one after the other.
+
+    Parameters
+    ----------
+    graph : Graph
+    request : Request
+    prices : str
+        ``auto``, ``measured`` or ``paper``; see :func:`windtunnel.whatif`.
+    database : ProfileDatabase or path, optional
+        The user's own by default.
+    budget_s : float, optional
+        Time to measure one need.
+    pricer : callable, optional
+        Who prices instead.
+
+    Raises
+    ------
+    NotApplicableError
+        A step has nothing to act on.
+    PriceError
+        What it needs cannot be priced.
+    """
+    checked_prices(prices)
+    price = pricer or pricer_of(database, budget_s)
+    for step in request.steps:
+        change = asked_of(graph, step)
+        changed = priced(change, prices, price) if isinstance(change, Unpriced) else change
+        graph = changed.as_one_edit(graph, step.name, step.parameters)
+    return graph
+
+
+def asked_of(graph: Graph, step: Step) -> Graph | Unpriced:
+    """What a what-if makes of a graph: the changed one, or what it needs to make it.
+
+    Raises
+    ------
+    NotApplicableError
+        It has nothing to act on.
+    """
+    if not graph.num_tasks:
+        raise NotApplicableError("the graph has no tasks", fix="capture at least one whole iteration")
+    change: Graph | Unpriced = registry.get("whatif", step.name).function(graph, **step.parameters)
+    return change
+
+
+def needs_of(change: Graph | Unpriced, prices: str) -> tuple[Sequence[Need], bool]:
+    """What must be priced for a change, and whether by measuring."""
+    if not isinstance(change, Unpriced) or change.finish is None or change.way(prices) == PUBLISHED:
+        return (), False
+    return change.needs, change.way(prices) == MEASURE
+
+
+def pricer_of(database: Database = None, budget_s: float | None = None, progress: Progress | None = None) -> Pricer:
+    """A pricer that asks ``cost`` for each need once."""
+    known: dict[tuple[Need, bool], Any] = {}
+
+    def price(needs: Sequence[Need], is_run: bool) -> Mapping[Need, Any]:
+        new = [need for need in needs if (need, is_run) not in known]
+        if new:
+            found = price_needs(new, database=database, budget_s=budget_s, is_run=is_run, progress=progress)
+            known.update({(need, is_run): value for need, value in found.items()})
+        return {need: known[need, is_run] for need in needs}
+
+    return price

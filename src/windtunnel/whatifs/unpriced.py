@@ -1,0 +1,102 @@
+"""A change that lacks prices (room whatifs): what must be priced, and the graph that the prices make.
+
+In: what a what-if returns where durations cannot be known from the graph alone. Out: the changed graph, once a pricer
+has answered. The pricer is handed in; nothing here measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.cost.rerun import Need
+from windtunnel.errors import InputError, NotApplicableError, PriceError, WindtunnelError
+from windtunnel.graph import Graph
+
+__all__ = ["PRICES", "Pricer", "Unpriced", "checked_prices", "priced"]
+
+# (needs, whether what is not known may be measured) -> price, error or None of each
+Pricer = Callable[[Sequence[Need], bool], Mapping[Need, Any]]
+PRICES = ("auto", "measured", "paper")
+MEASURE, LOOK_UP, PUBLISHED = "measure", "look up", "published"
+_WAYS = {"measured": MEASURE, "paper": PUBLISHED}
+
+
+@dataclass(frozen=True)
+class Unpriced:
+    """A change and the prices that it needs.
+
+    Parameters
+    ----------
+    needs : tuple of Need
+    finish : callable, optional
+        Makes the graph of one price per need, in their order; a pure function. None where nothing can be measured: the
+        graph does not know its operators.
+    published : callable, optional
+        Makes the graph of published ratios, or of an estimate; None where there are none.
+    by_default : str
+        What ``prices="auto"`` does: ``"measure"``, ``"look up"`` (use what the profile database knows, else what is
+        published) or ``"published"``.
+    """
+
+    needs: tuple[Need, ...]
+    finish: Callable[..., Graph] | None
+    published: Callable[[], Graph] | None = None
+    by_default: str = MEASURE
+
+    @classmethod
+    def only_published(cls, published: Callable[[], Graph]) -> Unpriced:
+        """A change of a graph that does not know its operators."""
+        return cls((), None, published, PUBLISHED)
+
+    def way(self, prices: str) -> str:
+        """How its prices are found: measured, looked up or published."""
+        return _WAYS.get(prices, self.by_default)
+
+
+def checked_prices(prices: str) -> str:
+    """The choice, if it is one.
+
+    Raises
+    ------
+    InputError
+        It is not known.
+    """
+    if prices not in PRICES:
+        raise InputError(f"prices cannot be {prices!r}", fix=f"use one of {', '.join(PRICES)}")
+    return prices
+
+
+def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
+    """The changed graph, with measured or published prices.
+
+    Raises
+    ------
+    NotApplicableError
+        Published prices are asked for, and nobody published any.
+    PriceError
+        Measured prices are asked for, and cannot be had.
+    """
+    way = change.way(prices)
+    if way == PUBLISHED:
+        return _published(change)
+    if change.finish is None:
+        raise PriceError(
+            "this graph does not say which operators were called with which arguments",
+            fix="capture the step with windtunnel, or take published ratios: prices='paper'",
+        )
+    found = pricer(change.needs, way == MEASURE)
+    given = [found[need] for need in change.needs]
+    if any(price is None for price in given):
+        return _published(change)
+    for price in given:
+        if isinstance(price, WindtunnelError):
+            raise price
+    return change.finish(*given)
+
+
+def _published(change: Unpriced) -> Graph:
+    if change.published is None:
+        raise NotApplicableError("nobody published ratios for this change", fix="measure it here: prices='auto'")
+    return change.published()
