@@ -7,6 +7,7 @@ what it forks are killed when its parent ends.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import os
@@ -40,5 +41,13 @@ def main(line_fd: int, parent: int, cores: str) -> int:
     return int(importlib.import_module(module).main(place) or 0)
 
 
+def _leave(code: int) -> None:
+    """End without the destructors of libraries: gloo's threads abort a process that has done its work."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    _leave(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
