@@ -198,6 +198,8 @@ def get(kind: str, name: str) -> Plugin:
     InputError
         No plug-in of this kind has the name; the nearest three are offered.
     """
+    if name in _plugins[kind]:  # what is installed is looked through for names that are not known yet
+        return _plugins[kind][name]
     known = all(kind)
     if name in known:
         return known[name]

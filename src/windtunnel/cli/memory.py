@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,11 +141,13 @@ def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
     elif not Path(target).is_file():
         return None
     command = [sys.executable, "-m", "windtunnel", "memory", "--fake", "--json", target, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    from windtunnel.measure.workers import run_to_end
+
+    done = run_to_end(command)
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout if done is not None else "")
     except ValueError:
-        reason = done.stderr.strip().splitlines()
+        reason = done.stderr.strip().splitlines() if done is not None else []
         advise(f"its peak cannot be predicted: {reason[0].removeprefix('error: ') if reason else 'it said nothing'}")
         return None
     return found

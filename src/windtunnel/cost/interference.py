@@ -7,9 +7,6 @@ Not here: who uses what.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import hardware
-from windtunnel.errors import FlightError, InputError
+from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, Graph, ResourceKind
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.workers import Workers
 
 __all__ = ["SHARED", "Interference", "fit_slowdown", "measured_interference", "shared_resource"]
 
@@ -31,30 +29,6 @@ SHARED = ("core", "memory")
 _METHOD = 1
 _RUN_S, _ROUNDS = 0.4, 3
 _START_S, _TIMEOUT_S = 1.0, 60.0
-# each child waits for one moment, works until another, and says how much it did
-_CHILD = """
-import hashlib, json, os, sys, time
-what, begin, end, core = sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-if core >= 0 and hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {core})
-if what == "memory":
-    import numpy as np
-    first = np.ones(int(sys.argv[5]) // 16); second = np.empty_like(first)
-    work = lambda: np.copyto(second, first)
-else:
-    chunk = bytes(1 << 16)
-    work = lambda: hashlib.sha256(chunk).digest()
-work()
-late = time.time() > begin
-while time.time() < begin:
-    pass
-count = 0
-began = time.perf_counter()
-while count == 0 or time.time() < end:
-    work()
-    count += 1
-print(json.dumps({"per_s": count / (time.perf_counter() - began), "late": late}))
-"""
 
 
 @dataclass(frozen=True)
@@ -187,20 +161,13 @@ def _rate(what: str, users: int) -> float:
     begin = time.time() + _START_S
     size = 4 * max([*hardware.machine().cache_bytes.values(), 2**24])
     chosen = [cores[0] if what == "core" else cores[number % len(cores)] for number in range(users)]
-    texts = [what, repr(begin), repr(begin + _RUN_S)]
-    last = str(min(size, 2**28))
-    processes = [
-        subprocess.Popen([sys.executable, "-c", _CHILD, *texts, str(core), last], stdout=subprocess.PIPE, text=True)
-        for core in chosen
-    ]
-    try:
-        answers = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
-    except subprocess.TimeoutExpired as error:
-        raise FlightError(f"a user of the {what} did not end within {_TIMEOUT_S:.0f} s") from error
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in processes):
-        raise FlightError(f"a user of the {what} failed", log_tail="\n".join(answers))
-    return float(np.mean([json.loads(answer)["per_s"] for answer in answers]))
+    task = (what, begin, begin + _RUN_S, min(size, 2**28))
+    with Workers(
+        "windtunnel.cost._neighbor",
+        task,
+        num_ranks=users,
+        title=f"user of the {what}",
+        cores=[[core] for core in chosen],
+        patience_s=_TIMEOUT_S,
+    ) as workers:
+        return float(np.mean(workers.gather()))

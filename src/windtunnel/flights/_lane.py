@@ -1,22 +1,18 @@
-"""One variant of a program, in a process of its own, that runs only when it is its turn (private; ``python -m``).
+"""One variant of a program, in a process of its own, that runs only when it is its turn (room flights, private).
 
-In: the path of a JSON file that says what to run, under which flights, and two pipes. Out, on one pipe: lines of
-JSON, one when ready and one per turn. In, on the other: how many iterations to run. A closed pipe ends the process.
+In: what to run, under which flights; then, turn by turn, how many iterations. Out: an answer when ready, and one per
+turn. A closed line ends the process. Only the first rank answers.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
@@ -25,6 +21,7 @@ from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._processes import LaneConfig
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.live import LiveProgram
@@ -38,10 +35,9 @@ _BOUNDARIES_BEFORE_READY = 4
 class _Timer:
     """Counts the iterations of a turn and waits for the next one at its end."""
 
-    def __init__(self, config: LaneConfig, program: LiveProgram) -> None:
+    def __init__(self, place: Place, program: LiveProgram) -> None:
         self._program = program
-        self._answers: IO[str] | None = os.fdopen(config.answers_fd, "w") if config.answers_fd >= 0 else None
-        self._orders: IO[str] | None = os.fdopen(config.orders_fd) if config.orders_fd >= 0 else None
+        self._place = place
         self._durations_ns: list[int] = []
         self._num_wanted = -1  # -1: not asked yet
         self._num_settling = 0
@@ -51,7 +47,7 @@ class _Timer:
     def boundary(self, *, is_regular: bool = True, num_settling: int = 1) -> None:
         """An iteration lies behind."""
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
-        if self._answers is None:
+        if self._place.rank:
             return
         if self._num_wanted < 0:
             self.tell({"ready": True, "iterations_per_sample": self._program.iterations_per_sample})
@@ -66,26 +62,24 @@ class _Timer:
         self._begun_ns = time.perf_counter_ns()
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Send one line to whoever gives the turns."""
-        if self._answers is not None:
-            self._answers.write(json.dumps(answer) + "\n")
-            self._answers.flush()
+        """Answer whoever gives the turns."""
+        if not self._place.rank:
+            self._place.tell(answer)
 
     def _await_order(self, num_settling: int) -> None:
-        assert self._orders is not None
-        order = self._orders.readline()
-        if not order:
-            raise EndOfScript
-        self._num_wanted, self._durations_ns = int(order), []
+        try:
+            self._num_wanted, self._durations_ns = self._place.order(), []
+        except EOFError:
+            raise EndOfScript from None
         self._num_settling = max(num_settling, self._program.iterations_per_sample)
 
 
-def main(path: str) -> int:
-    """Run the lane that the file describes."""
-    config = msgspec.json.decode(Path(path).read_bytes(), type=LaneConfig)
-    program = LiveProgram(rank=config.rank, num_ranks=config.num_ranks, is_hooked=bool(config.script))
-    program.kept["rendezvous"] = config.rendezvous
-    timer = _Timer(config, program)
+def main(place: Place) -> int:
+    """Run the lane that the parent describes."""
+    config: LaneConfig = place.config
+    program = LiveProgram(rank=place.rank, num_ranks=place.num_ranks, is_hooked=bool(config.script))
+    program.kept["rendezvous"] = place.rendezvous
+    timer = _Timer(place, program)
     _seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -141,7 +135,3 @@ def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> No
     while True:
         built.step()
         timer.boundary(num_settling=num_settling)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

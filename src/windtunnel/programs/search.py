@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from windtunnel.errors import FlightError, WindtunnelError
+from windtunnel.measure.workers import WorkerError
 from windtunnel.programs.program_set import ProgramSet
 from windtunnel.programs.run.batch import Measured, Member
 from windtunnel.programs.run.build import Target
 from windtunnel.programs.run.description import describe_device
 from windtunnel.programs.run.measure import MIN_QUIET, Band, Canary, Look, Timing, undisturbed_s
 from windtunnel.programs.run.tasks import Task
-from windtunnel.programs.run.worker import Drawn, Worker, WorkerDiedError
+from windtunnel.programs.run.worker import Drawn, Worker
 
 __all__ = [
     "Candidate",
@@ -93,7 +94,7 @@ def draw_candidates(
             drawn = worker.ask("draw", key, task, int(np.random.default_rng([seed, key]).integers(2**62)), is_gpu)
             worker.ask("forget", [key])
             found.setdefault(drawn.sched.tobytes(), Candidate(key, drawn))
-        except WorkerDiedError as error:
+        except WorkerError as error:
             reason = error.message
             worker.start()
         except WindtunnelError as error:
@@ -136,7 +137,7 @@ def build_candidates(
         try:
             worker.ask("replay", one.key, task, one.drawn.sched)
             worker.ask("build", one.key, task, [isa])
-        except WorkerDiedError:
+        except WorkerError:
             worker.start()
             built = build_candidates(worker, task, built, isa, len(built))
         except WindtunnelError:

@@ -1,15 +1,12 @@
-"""One workload of the suite, trained and measured in a process of its own (private; ``python -m``).
+"""One workload of the suite, trained and measured in a process of its own (room suite, private).
 
-In: the path of a JSON file with an ``Order``. Out: one result file, written whole, whatever happens; rank 0 writes it,
+In: an ``Order``. Out: one result file, written whole, whatever happens; rank 0 writes it,
 the other ranks train along until rank 0 is done. Not here: which cells there are, waiting for this process.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import signal
-import sys
 import time
 import traceback
 from contextlib import ExitStack
@@ -23,6 +20,7 @@ from windtunnel import registry
 from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
 from windtunnel.measure import ProfileDatabase, fingerprint
 from windtunnel.measure.fingerprint import installed_versions, now
+from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.suite.listing import fitting_parameters, predicted_memory
@@ -48,14 +46,12 @@ if TYPE_CHECKING:
 __all__ = ["main", "measure_cell"]
 
 _PEAK_DTYPES = ("float32", "bfloat16", "float16", "float64")
-_PR_SET_PDEATHSIG = 1
 _SHARE_OF_MEMORY = 0.9
 
 
-def main(path: str) -> int:
-    """Carry out the order in the file."""
-    order = msgspec.json.decode(Path(path).read_bytes(), type=Order)
-    _end_with_parent()
+def main(place: Place) -> int:
+    """Carry out the order."""
+    order = msgspec.structs.replace(place.config, rank=place.rank, rendezvous=place.rendezvous)
     if order.rank:
         _train_along(order)
         return 0
@@ -72,12 +68,6 @@ def main(path: str) -> int:
         result = _without_numbers(order, "failed", error)
     write_result(Path(order.folder), result)
     return 0
-
-
-def _end_with_parent() -> None:
-    """Be killed when the suite is: nobody would wait for what is measured then."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _without_numbers(order: Order, status: str, error: Exception) -> Result:
@@ -311,7 +301,3 @@ def _captured(order: Order, built: Workload) -> dict[str, Any]:
         save(graph.with_meta(origin=origin), path, overwrite=True)
         found["graph"] = str(path.relative_to(order.folder))
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import FlightError, InputError
+from windtunnel.measure.workers import run_to_end
 from windtunnel.suite.comparison import Comparison, compared_rounds, overall_of
 
 __all__ = ["Side", "compare_interleaved", "side_of"]
@@ -104,34 +102,29 @@ def _source(folder: Path) -> Path:
 
 def _git(*arguments: str) -> str | None:
     """What git answers; None where it fails or there is none."""
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+    done = run_to_end(["git", *arguments])
+    return None if done is None or done.code else done.stdout.strip()
 
 
 def _run(command: Sequence[str], environment: dict[str, str], folder: str | None = None) -> tuple[float, str]:
     """Run to the end: nanoseconds and stdout."""
-    begun_ns = time.perf_counter_ns()
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-    elapsed_ns = time.perf_counter_ns() - begun_ns
-    if done.returncode:
+    done = run_to_end(command, environment=environment, folder=folder)
+    if done is None:
+        raise FlightError("it could not be started", where=shlex.join(command))
+    if done.code:
         raise FlightError(
-            f"it ended with {done.returncode}",
-            where=shlex.join(command),
-            log_tail=(done.stderr or done.stdout)[-_TAIL:],
+            f"it ended with {done.code}", where=shlex.join(command), log_tail=(done.stderr or done.stdout)[-_TAIL:]
         )
-    return elapsed_ns, done.stdout
+    return done.elapsed_ns, done.stdout
 
 
 def _duration_of(side: Side) -> tuple[float, str]:
-    return _run(side.command, dict(os.environ))[0], "runs"
+    return _run(side.command, {})[0], "runs"
 
 
 def _suite_of(side: Side, workload: str, arguments: Sequence[str]) -> tuple[float, str]:
     assert side.checkout is not None
-    environment = {**os.environ, "PYTHONPATH": str(_source(side.checkout).parent)}
+    environment = {"PYTHONPATH": str(_source(side.checkout).parent)}
     with tempfile.TemporaryDirectory(prefix="windtunnel-side-") as scratch:
         verb = [sys.executable, "-m", "windtunnel", "suite", "run", workload, "--json", "--output", f"{scratch}/run"]
         # not from here: a package in the current folder would come before the checkout's

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Kind
 from windtunnel.measure.stats import Estimate, estimate_median
+from windtunnel.measure.workers import run_to_end
 from windtunnel.simulate import Timeline, replay
 from windtunnel.suite.stable import StablePhase, block_length, steady
 
@@ -253,9 +253,8 @@ def _gpu_power_w() -> float | None:
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_POLL_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):  # a driver that does not answer tells nothing
+    answer = run_to_end(query, timeout_s=_POLL_TIMEOUT_S)
+    if answer is None or answer.code:  # a driver that does not answer tells nothing
         return None
     watts = [float(line) for line in answer.stdout.split() if line.replace(".", "", 1).isdigit()]
     return sum(watts) if watts else None

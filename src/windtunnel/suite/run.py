@@ -8,14 +8,9 @@ extra loses nothing of the others; an interrupted suite goes on where it stopped
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +22,7 @@ from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.fingerprint import now
+from windtunnel.measure.workers import Workers
 from windtunnel.suite.listing import workload_plugins
 from windtunnel.suite.results import (
     Cell,
@@ -237,9 +233,10 @@ def _run_cell(order: Order, patience_s: float) -> Result:
     """Start its processes, wait, read what they wrote; a process that died without a word is a failed cell."""
     folder = Path(order.folder)
     begun_s = time.monotonic()
-    with _processes(order) as (processes, last_words):
-        is_late = not _ended(processes[0], patience_s)
-        code, log = processes[0].poll(), last_words()
+    threads = {"OMP_NUM_THREADS": str(order.cell.num_threads)}
+    with Workers("windtunnel.suite._cell", order, num_ranks=order.cell.num_ranks, environment=threads) as workers:
+        is_late = not workers.wait(patience_s)
+        code, log = workers.exit_codes()[0], workers.log_tail().strip()
     path = folder / "results" / f"{order.cell.key}.json"
     if code == 0:
         return msgspec.json.decode(path.read_bytes(), type=Result)
@@ -255,53 +252,8 @@ def _run_cell(order: Order, patience_s: float) -> Result:
     return result
 
 
-@contextlib.contextmanager
-def _processes(order: Order) -> Iterator[tuple[list[subprocess.Popen[bytes]], Callable[[], str]]]:
-    """One process per rank, in one group that is ended at the end; and the last words of rank 0."""
-    started: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="windtunnel-suite-") as scratch:
-        try:
-            for rank in range(order.cell.num_ranks):
-                path = Path(scratch) / f"order{rank}.json"
-                own = msgspec.structs.replace(order, rank=rank, rendezvous=f"{scratch}/meet")
-                path.write_bytes(msgspec.json.encode(own))
-                group = started[0].pid if started else 0
-                started.append(_start(path, Path(scratch) / f"log{rank}", order.cell.num_threads, group))
-            yield started, lambda: _tail(Path(scratch) / "log0")
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError, IndexError):
-                os.killpg(started[0].pid, signal.SIGKILL)
-            for process in started:
-                process.wait()
-
-
-def _start(order: Path, log: Path, num_threads: int, group: int) -> subprocess.Popen[bytes]:
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "windtunnel.suite._cell", str(order)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            process_group=group,
-            env={**os.environ, "OMP_NUM_THREADS": str(num_threads)},
-        )
-
-
-def _tail(log: Path) -> str:
-    return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
-
-
 def _death(code: int | None) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         return f"its process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
     return f"its process ended with {code}"
-
-
-def _ended(process: subprocess.Popen[bytes], patience_s: float) -> bool:
-    until_s = time.monotonic() + patience_s
-    while process.poll() is None:
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(_POLL_S)
-    return True

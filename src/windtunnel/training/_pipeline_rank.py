@@ -1,19 +1,15 @@
-"""One process of a flown pipeline (room training, private; ``python -m``).
+"""One process of a flown pipeline (room training, private).
 
-In: the path of an ``Orders`` file and a rank. Out: a file of that rank beside it with a ``Span`` for everything that
-it did, on the clock that all processes of a host share. All ranks hold the stages of all splits, whose weights do not
-move, and run in every round, in one shuffled order: messages, stages that only pass their input on, the whole model
-alone and beside others, each split.
+In: ``Orders`` and a rank. Out: a ``Span`` for everything that it did, on the clock that all processes of a host share.
+All ranks hold the stages of all splits, whose weights do not move, and run in every round, in one shuffled order:
+messages, stages that only pass their input on, the whole model alone and beside others, each split.
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import time
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.hardware.cores import allowed_cores, stay_on
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload
 from windtunnel.training.stages import schedule_of, split_model
 
@@ -128,31 +124,21 @@ def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def main(path: str, rank: int) -> int:
+def main(place: Place) -> None:
     """Run what the orders say."""
-    orders = msgspec.json.decode(Path(path).read_bytes(), type=Orders)
+    orders: Orders = place.config
     torch.set_num_threads(1)
     hold_heap()
-    _stay(rank)
-    dist.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=orders.num_ranks)
-    try:
-        spans = _rounds(orders, rank, Path(path))
-    except Exception:
-        traceback.print_exc()
-        return 1
-    Path(f"{path}.{rank}").write_bytes(msgspec.json.encode(spans))
+    meet = f"file://{place.rendezvous}"
+    dist.init_process_group("gloo", init_method=meet, rank=place.rank, world_size=place.num_ranks)
+    spans = _rounds(orders, place)
     dist.barrier()
     dist.destroy_process_group()
-    return 0
+    place.tell(spans)
 
 
-def _stay(rank: int) -> None:
-    """Each process has its core, or its share of one: what moves between cores is in nobody's model."""
-    cores = allowed_cores()
-    stay_on([cores[rank % len(cores)]])
-
-
-def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:
+def _rounds(orders: Orders, place: Place) -> list[Span]:
+    rank = place.rank
     whole = WholeModel(orders.workload, orders.parameters, orders.num_microbatches)
     actions: dict[Item, Callable[[], None]] = {}
     for size in orders.message_bytes:
@@ -164,11 +150,11 @@ def _rounds(orders: Orders, rank: int, path: Path) -> list[Span]:
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
     for number, stage_of in enumerate(orders.splits):
         actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank)
-        _told(path, rank, f"split {number + 1} {len(orders.splits)}")
-    return _timed(orders, actions, rank, path)
+        _told(place, "splits", number + 1, len(orders.splits))
+    return _timed(orders, actions, place)
 
 
-def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], rank: int, path: Path) -> list[Span]:
+def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place) -> list[Span]:
     spans: list[Span] = []
     items = sorted(actions)
     random = np.random.default_rng(orders.seed)
@@ -179,14 +165,14 @@ def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], rank: int, p
         dist.broadcast(goes_on, 0)  # one clock decides
         if not goes_on:
             break
-        for place in random.permutation(len(items)).tolist():
+        for which in random.permutation(len(items)).tolist():
             dist.barrier()
             begin_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns()
-            actions[items[place]]()
+            actions[items[which]]()
             end_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns() - computed_ns
-            spans.append(Span(number, items[place], begin_ns, end_ns, computed_ns))
+            spans.append(Span(number, items[which], begin_ns, end_ns, computed_ns))
         gc.collect()
-        _told(path, rank, f"round {number} {orders.rounds}")
+        _told(place, "rounds", number, orders.rounds)
     return spans
 
 
@@ -262,12 +248,6 @@ def _nothing() -> None:
     """This rank waits for the others."""
 
 
-def _told(path: Path, rank: int, line: str) -> None:
-    if rank == 0:
-        partial = Path(f"{path}.said")
-        partial.write_text(line, encoding="utf-8")
-        partial.replace(f"{path}.progress")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+def _told(place: Place, what: str, done: int, total: int) -> None:
+    if place.rank == 0:
+        place.tell((what, done, total))

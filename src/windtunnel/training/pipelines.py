@@ -12,13 +12,10 @@ which layer goes where (``planning``), stages (``training``).
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from windtunnel.cost.interference import Interference, fit_slowdown, shared_resource
@@ -27,6 +24,7 @@ from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.measure.threads import threads
+from windtunnel.measure.workers import Workers
 from windtunnel.planning.baselines import random_cut
 from windtunnel.planning.fleet import fleet_of
 from windtunnel.planning.from_graph import Layers, layers_of
@@ -36,7 +34,6 @@ from windtunnel.planning.problem import Problem
 from windtunnel.planning.rendezvous import receivers, rendezvous_pipeline
 from windtunnel.planning.stages import Schedule, stage_order
 from windtunnel.simulate import replay, replay_many
-from windtunnel.training._pipeline_processes import run_ranks
 
 if TYPE_CHECKING:
     from windtunnel.training._pipeline_rank import Item, Span
@@ -376,18 +373,19 @@ def _flown(
     time_limit_s: float,
     progress: Progress | None,
 ) -> _Flown:
-    from windtunnel.training._pipeline_rank import Orders, Span
+    from windtunnel.training._pipeline_rank import Orders
 
     orders = Orders(
         workload, dict(parameters), tuple(splits), num_ranks, num_microbatches, schedule, message_bytes, rounds,
         time_limit_s,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="windtunnel-pipeline-") as folder:
-        path = Path(folder) / "orders.json"
-        path.write_bytes(msgspec.json.encode(orders))
-        run_ranks(path, num_ranks, progress)
-        spans = [msgspec.json.decode(Path(f"{path}.{rank}").read_bytes(), type=list[Span]) for rank in range(num_ranks)]
-    return _sorted(spans)
+    cores = allowed_cores()
+    # each process has its core, or its share of one: what moves between cores is in nobody's model
+    own = [[cores[rank % len(cores)]] for rank in range(num_ranks)]
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    module = "windtunnel.training._pipeline_rank"
+    with Workers(module, orders, num_ranks=num_ranks, title="pipeline", cores=own, environment=one_thread) as ranks:
+        return _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
 
 
 def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:

@@ -12,6 +12,7 @@ import pytest
 from tests.programs.model.test_program_set import make_set
 from tests.programs.run.examples import SMALL
 from windtunnel.errors import FlightError, InputError
+from windtunnel.measure.workers import WorkerError
 from windtunnel.programs.program_set import ProgramSet
 from windtunnel.programs.run.batch import Bench, Member
 from windtunnel.programs.run.bridge import _judged
@@ -19,7 +20,7 @@ from windtunnel.programs.run.build import CUDA, parse_target, require_targets
 from windtunnel.programs.run.description import device_here
 from windtunnel.programs.run.generate import Plan, sample_programs
 from windtunnel.programs.run.measure import Canary
-from windtunnel.programs.run.worker import Worker, WorkerDiedError
+from windtunnel.programs.run.worker import Worker
 
 BASE = parse_target("sse4.2-1")
 NOISY = {"canary_tolerance": 1e9, "max_spread": 1e9}  # what is tested here is not the machine
@@ -106,8 +107,8 @@ def test_a_process_that_dies_is_told_and_replaced():
     pytest.importorskip("tvm")
     with Worker() as worker:
         worker.ask("forget", [])
-        os.kill(worker._process.pid, signal.SIGSEGV)
-        with pytest.raises(WorkerDiedError, match="died"):
+        os.kill(worker.process_id, signal.SIGSEGV)
+        with pytest.raises(WorkerError, match="killed by SIGSEGV"):
             worker.ask("draw", 0, SMALL[0], 1)
         worker.start()
         assert worker.ask("draw", 0, SMALL[0], 1).sched.any()
@@ -120,7 +121,7 @@ def test_a_program_that_takes_its_process_with_it_costs_only_itself(monkeypatch)
 
     def ask(self, order, *arguments):
         if order == "time" and arguments[0] == 1:
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.kill(self.process_id, signal.SIGKILL)
         return asked(self, order, *arguments)
 
     monkeypatch.setattr(Worker, "ask", ask)

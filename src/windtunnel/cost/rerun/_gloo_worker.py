@@ -1,17 +1,13 @@
-"""One process of a partial flight of gradient averaging (room cost, private; ``python -m``).
+"""One process that averages gradients with others, timed (room cost, private).
 
-In: rank, number of ranks, path of a rendezvous file, path of jobs as JSON (shapes of the parameters, how they are
-sent, sizes of the buckets), rounds. Out, of rank 0: one JSON line with the ns of a forward and backward pass without
-and with DistributedDataParallel, and the rounds' spread, per job.
+In: jobs (shapes of the parameters, how they are sent, sizes of the buckets) and rounds. Out, per job: the ns of a
+forward and backward pass without and with DistributedDataParallel, and the rounds' spread.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +15,7 @@ import torch.distributed as dist
 
 from windtunnel.cost.rerun.sending import SENDERS, in_order
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.workers import Place
 
 _WARMUP = 4
 _WIDTH, _NUM_PRODUCTS = 256, 10
@@ -52,17 +49,18 @@ class _Model(torch.nn.Module):
         return _Gradients.apply(x, *self.parts)
 
 
-def main(rank: int, num_ranks: int, rendezvous: str, jobs: list[dict[str, Any]], rounds: int) -> None:
+def main(place: Place) -> None:
     """Time both forms of every job in turns."""
+    jobs, rounds = place.config
+    meet = f"file://{place.rendezvous}"
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hold_heap()
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
+    dist.init_process_group("gloo", init_method=meet, rank=place.rank, world_size=place.num_ranks)
     dist.all_reduce = in_order(dist.all_reduce)  # only hooks send through it; DDP's own reducer does not
     found = [_timed(job, rounds) for job in jobs]
     dist.destroy_process_group()
-    if rank == 0:
-        print(json.dumps(found))  # noqa: T201 - the answer
+    place.tell(found)
 
 
 def _distributed(job: dict[str, Any]) -> torch.nn.Module:
@@ -96,7 +94,3 @@ def _timed(job: dict[str, Any], rounds: int) -> list[float]:
     added = statistics.median(distributed - plain for plain, distributed in pairs)
     low, middle, high = statistics.quantiles(distributed / plain for plain, distributed in pairs)
     return [old, old + added, (high - low) / middle]
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(Path(sys.argv[4]).read_text()), int(sys.argv[5]))

@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +19,7 @@ from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.workers import WorkerError, Workers
 
 __all__ = ["averaging_ns", "reducing_ns"]
 
@@ -136,37 +133,14 @@ def _key(job: dict[str, Any], num_ranks: int) -> tuple[str, str, str, str, int, 
 
 def _fly(num_ranks: int, jobs: list[dict[str, Any]]) -> list[list[float]]:
     require("torch", extra="torch")
-    with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
-        rendezvous, work = Path(folder) / "rendezvous", Path(folder) / "jobs.json"
-        work.write_text(json.dumps(jobs))
-        command = [sys.executable, "-m", "windtunnel.cost.rerun._gloo_worker"]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(num_ranks), str(rendezvous), str(work), str(ROUNDS)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-        try:
-            outputs = [rank.communicate(timeout=_TIMEOUT_S) for rank in ranks]
-        except subprocess.TimeoutExpired:
-            outputs = [("", f"no answer within {_TIMEOUT_S} s")] * num_ranks
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    return _read(outputs, num_ranks)
-
-
-def _read(outputs: list[tuple[str, str]], num_ranks: int) -> list[list[float]]:
-    answer = outputs[0][0].strip().splitlines()
-    if not answer:
-        reason = next((tail for _, tail in outputs if tail.strip()), "no answer").strip().splitlines()[-1]
+    module = "windtunnel.cost.rerun._gloo_worker"
+    try:
+        with Workers(module, (jobs, ROUNDS), num_ranks=num_ranks, title="reducer", patience_s=_TIMEOUT_S) as workers:
+            found: list[list[float]] = workers.gather()[0]
+    except WorkerError as error:
+        reason = (error.log_tail.strip() or error.message).splitlines()[-1]
         raise PriceError(
             f"averaging gradients between {num_ranks} processes could not be measured here: {reason}",
             fix="say how fast the link is: data-parallel:bandwidth_bytes_per_s=...",
-        )
-    found: list[list[float]] = json.loads(answer[-1])
+        ) from error
     return found

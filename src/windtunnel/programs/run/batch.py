@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import WindtunnelError
+from windtunnel.measure.workers import WorkerError
 from windtunnel.programs.program_set import ProgramSet
 from windtunnel.programs.run.build import Target
 from windtunnel.programs.run.measure import (
@@ -29,7 +30,7 @@ from windtunnel.programs.run.measure import (
     undisturbed_s,
 )
 from windtunnel.programs.run.tasks import Task
-from windtunnel.programs.run.worker import Drawn, Worker, WorkerDiedError
+from windtunnel.programs.run.worker import Drawn, Worker
 
 __all__ = ["Bench", "Measured", "Member"]
 
@@ -171,7 +172,7 @@ class Bench:
                     self.known.add(twin)
                 worker.ask("build", member.key, self._tasks[member.task], self._isas)
                 kept.append((member, drawn))
-            except WorkerDiedError:
+            except WorkerError:
                 dropped["compiler died"] += 1
                 kept = self._revive(worker, kept, dropped)
             except WindtunnelError as error:
@@ -193,7 +194,7 @@ class Bench:
                     worker.ask("replay", member.key, self._tasks[member.task], drawn.sched)
                     worker.ask("build", member.key, self._tasks[member.task], self._isas)
                 alive.append((member, drawn))
-            except WorkerDiedError:
+            except WorkerError:
                 worker.start()
                 others = [pair for pair in programs if self._owner(pair[0].task) is not worker]
                 dropped["compiler died"] += len(programs) - len(others)
@@ -248,7 +249,7 @@ class Bench:
         try:
             band_s = self._canary.band_s(str(target.num_threads))
             looks: Sequence[Look] = worker.ask("time", key, target.isa, target.num_threads, band_s)
-        except WorkerDiedError:
+        except WorkerError:
             found.dropped["program died"] += 1
             others = [program for program in found.programs if program[0].key != key]
             found.programs = self._revive(worker, others, found.dropped)

@@ -1,14 +1,12 @@
 """A process that draws, builds and times programs, and may die doing so (room programs, programs).
 
-In: orders over a pipe. Out: answers, or ``WorkerDiedError`` where a compiler took its process with it. The asking side
+In: orders. Out: answers, or ``WorkerError`` where a compiler took its process with it. The asking side
 needs no compiler, and waits without using a core while something is timed. Not here: which programs, and their order.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,15 +16,14 @@ import numpy as np
 
 from windtunnel.errors import FlightError, InputError, WindtunnelError
 from windtunnel.hardware.cores import allowed_cores, stay_on
+from windtunnel.measure.workers import Place, Workers
 from windtunnel.programs.run.tasks import Task
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from windtunnel.programs.run.build import Built
     from windtunnel.programs.run.measure import Band, Look
 
-__all__ = ["Drawn", "Worker", "WorkerDiedError"]
+__all__ = ["Drawn", "Worker", "main"]
 
 MAX_LEAVES = 16
 MAX_TEMPORARY_BYTES = 64 * 2**20
@@ -48,10 +45,6 @@ CANARY_STEPS = (
 """Whatever else changes, this kernel does not: times of batches are only alike if their canaries are."""
 _CANARY = (-1, "sse4.2")  # its key, and the instruction set that every host has
 GPU_CANARY_SEED = 3
-
-
-class WorkerDiedError(FlightError):
-    """The process ended, or did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +69,7 @@ class Worker:
 
     def __init__(self, num_threads: int = 2) -> None:
         self._num_threads = num_threads
-        self._context = multiprocessing.get_context("spawn")
-        self._process: Any = None
-        self._pipe: Any = None
+        self._workers: Workers | None = None
 
     def __enter__(self) -> Worker:
         self.start()
@@ -87,46 +78,41 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def process_id(self) -> int:
+        """Of the process that is asked now."""
+        assert self._workers is not None
+        return self._workers.process_ids[0]
+
     def start(self) -> None:
         """Begin with an empty process."""
         self.stop()
-        self._pipe, theirs = self._context.Pipe()
-        self._process = self._context.Process(target=_serve, args=(theirs, self._num_threads), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._workers = Workers(__name__, self._num_threads, title="process that runs programs", patience_s=PATIENCE_S)
+        self._workers.__enter__()
 
     def stop(self) -> None:
         """End the process, whatever it does."""
-        if self._process is None:
-            return
-        self._pipe.close()
-        self._process.kill()
-        self._process.join()
-        self._process = self._pipe = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def send(self, order: str, *arguments: Any) -> None:
         """Give an order whose answer is fetched later."""
-        try:
-            self._pipe.send((order, arguments))
-        except OSError as error:
-            raise self._death(order) from error
+        assert self._workers is not None
+        self._workers.send((order, arguments))
 
-    def receive(self, order: str = "order") -> Any:
+    def receive(self) -> Any:
         """The answer of the last order.
 
         Raises
         ------
-        WorkerDiedError
+        WorkerError
             There will be none; ``start`` makes a new process.
         WindtunnelError
             What the order itself met.
         """
-        try:
-            if not self._pipe.poll(PATIENCE_S):
-                raise WorkerDiedError(f"{order} did not end within {PATIENCE_S:g} s")
-            answer = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise self._death(order) from error
+        assert self._workers is not None
+        answer = self._workers.receive()
         if isinstance(answer, WindtunnelError):
             raise answer
         return answer
@@ -134,11 +120,7 @@ class Worker:
     def ask(self, order: str, *arguments: Any) -> Any:
         """Give an order and wait for its answer."""
         self.send(order, *arguments)
-        return self.receive(order)
-
-    def _death(self, order: str) -> WorkerDiedError:
-        self._process.join(1.0)
-        return WorkerDiedError(f"the process that was asked to {order} died (exit code {self._process.exitcode})")
+        return self.receive()
 
 
 @dataclass
@@ -150,23 +132,22 @@ class _State:
     code: dict[tuple[int, str], Built] = field(default_factory=dict)
 
 
-def _serve(pipe: Connection, num_threads: int) -> None:
-    """The process: orders in, answers out, until the pipe closes."""
+def main(place: Place) -> None:
+    """The process: orders in, answers out, until the line closes."""
     from windtunnel.programs.run.build import prepare_process
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking side is interrupted, and ends this one
-    prepare_process(num_threads)
+    prepare_process(place.config)
     state = _State(allowed_cores())
     with contextlib.suppress(EOFError, OSError):
         while True:
-            order, arguments = pipe.recv()
+            order, arguments = place.order()
             try:
                 answer = _ORDERS[order](state, *arguments)
             except WindtunnelError as error:
                 answer = error
             except Exception as error:  # the compiler has no common class for what it refuses
                 answer = FlightError(f"{type(error).__name__}: {str(error)[:300]}", where=order)
-            pipe.send(answer)
+            place.tell(answer)
 
 
 def _draw(state: _State, key: int, task: Task, seed: int, is_gpu: bool = False) -> Drawn:

@@ -1,0 +1,42 @@
+"""A process that uses a core or the memory for a moment, beside others (room cost, private).
+
+In: what is shared, when to begin and end by the clock that all processes of a host share, bytes to stream through.
+Out: how often per second it did its piece of work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from windtunnel.measure.workers import Place
+
+__all__ = ["main"]
+
+
+def main(place: Place) -> None:
+    """Work from one moment to another, and tell the rate."""
+    what, begin_s, end_s, size_bytes = place.config
+    if what == "memory":
+        import numpy as np
+
+        first = np.ones(size_bytes // 16)
+        second = np.empty_like(first)
+
+        def work() -> None:
+            np.copyto(second, first)
+    else:
+        chunk = bytes(1 << 16)
+
+        def work() -> None:
+            hashlib.sha256(chunk).digest()
+
+    work()
+    while time.time() < begin_s:
+        pass
+    count = 0
+    began_s = time.perf_counter()
+    while count == 0 or time.time() < end_s:
+        work()
+        count += 1
+    place.tell(count / (time.perf_counter() - began_s))

@@ -1,0 +1,44 @@
+"""The beginning of a process that ``workers`` started (room measure, private; ``python -m``).
+
+In: the number of its line's file, its parent, its cores; over the line a module and what it shall do. Out: what that
+module's ``main(place)`` does. Cores are kept to before any thread is started; where the system can, the process and
+what it forks are killed when its parent ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(line_fd: int, parent: int, cores: str) -> int:
+    """Wait for what to do, and do it."""
+    _die_with_parent()
+    os.register_at_fork(after_in_child=_die_with_parent)
+    if os.getppid() != parent:  # it ended before it could be heard of
+        return 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends this process
+    if cores != "-" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+    line = Connection(line_fd)
+    module, sys.path[:], rank, num_ranks, rendezvous = pickle.loads(line.recv_bytes())
+    from windtunnel.measure.workers import Place
+
+    place = Place(rank, num_ranks, rendezvous, line.recv(), line)
+    return int(importlib.import_module(module).main(place) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
