@@ -198,6 +198,14 @@ def test_over_a_slow_link_the_reducer_works_before_the_message(tmp_path):
     assert 600 + 5000 == min(start_of(timeline, "all-reduce.*"))
 
 
+def test_a_thousand_workers_of_one_host_are_not_started_unless_asked_for(tmp_path):
+    graph = flown_step(ProfileDatabase(str(tmp_path / "profile.db")))
+    few, many = (data_parallel(graph, num_ranks=count, num_cores=64) for count in (2, 1000))
+
+    assert ("measure", "published") == (few.way("auto"), many.way("auto"))
+    assert "measure" == many.way("measured")
+
+
 def test_powersgd_takes_what_its_hook_took_here(tmp_path):
     """9000 ns of hook in place of 5000 of reducer; 64 + 64 numbers and the vector's 64 travel: 768 bytes."""
     database = ProfileDatabase(str(tmp_path / "profile.db"))

@@ -17,13 +17,16 @@ from windtunnel.graph import Graph, Kind
 from windtunnel.whatifs._collectives import world_size
 from windtunnel.whatifs._gradients import Bucket, last_per_group, positions, registered_shapes
 from windtunnel.whatifs._kernels import insert_behind
+from windtunnel.whatifs._measured import has_program
+from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED
 
-__all__ = ["BUCKETS", "OWN_WORK", "described", "reducing_needs", "shared_out", "work_ahead"]
+__all__ = ["BUCKETS", "OWN_WORK", "described", "reducing_needs", "shared_out", "way_between", "work_ahead"]
 
 Ints = NDArray[np.int64]
 # note of the buckets of one iteration, in the order of its messages
 BUCKETS = "buckets"
 OWN_WORK = "reduce gradients"
+_MOST_PROCESSES = 32  # more are started only for prices="measured"
 
 
 def described(buckets: list[Bucket], bucket_bytes: int, first_bucket_bytes: int) -> dict[str, Any]:
@@ -54,6 +57,11 @@ def reducing_needs(
         layers = {layer for one in mine for layer in noted["filled"][one]["layers"]}
         needs.append(ReducingNeed(registered_shapes(graph, layers), ranks, sender, dict(options or {}), **caps))
     return tuple(needs)
+
+
+def way_between(graph: Graph, num_processes: int) -> str:
+    """How ``prices="auto"`` finds what so many processes do together: not by starting a thousand of them."""
+    return MEASURE if has_program(graph) and num_processes <= _MOST_PROCESSES else PUBLISHED
 
 
 def shared_out(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Ints:

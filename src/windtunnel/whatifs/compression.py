@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
-from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes
+from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes, world_size
 from windtunnel.whatifs._gradients import registered_shapes
 from windtunnel.whatifs._kernels import computes_on_host, memory_bandwidth, traffic_ns
-from windtunnel.whatifs._measured import has_program
-from windtunnel.whatifs._reducing import OWN_WORK, reducing_needs, shared_out, work_ahead
-from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Unpriced
+from windtunnel.whatifs._reducing import OWN_WORK, reducing_needs, shared_out, way_between, work_ahead
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]
 
@@ -97,7 +96,7 @@ def powersgd(
     def flown(*total_ns: int) -> Graph:
         return _flown(_without_reducer(graph), ratio, shared_out(graph, messages, total_ns))
 
-    return Unpriced(needs, flown, published, MEASURE if has_program(graph) else PUBLISHED)
+    return Unpriced(needs, flown, published, way_between(graph, world_size(graph, None)))
 
 
 def _without_reducer(graph: Graph) -> Graph:

@@ -32,10 +32,18 @@ from windtunnel.whatifs._gradients import (
     need_one_rank,
 )
 from windtunnel.whatifs._kernels import computes_on_host, is_on_host
-from windtunnel.whatifs._measured import SOURCE, has_program
-from windtunnel.whatifs._reducing import BUCKETS, OWN_WORK, described, reducing_needs, shared_out, work_ahead
+from windtunnel.whatifs._measured import SOURCE
+from windtunnel.whatifs._reducing import (
+    BUCKETS,
+    OWN_WORK,
+    described,
+    reducing_needs,
+    shared_out,
+    way_between,
+    work_ahead,
+)
 from windtunnel.whatifs._sharing import host_cores, host_threads, parallel_tasks, share_cores
-from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Unpriced
+from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["data_parallel"]
 
@@ -119,7 +127,6 @@ def data_parallel(
 
     if not computes_on_host(graph):
         return by_formula()
-    by_default = MEASURE if has_program(graph) else PUBLISHED
     if wire.name == "loopback":
         sizes = [size for buckets in rounds.values() for size in _reducer_bytes(buckets).values()]
         needs = tuple(AveragingNeed(size, num_ranks) for size in dict.fromkeys(sizes))
@@ -128,8 +135,8 @@ def data_parallel(
             known = {need.size_bytes: price for need, price in zip(needs, total_ns, strict=True)}
             return joined(lambda buckets: _averaged_ns(buckets, known), SOURCE)
 
-        return Unpriced(needs, averaged, by_formula, by_default)
-    return _with_own_work(by_formula(), by_formula, by_default)
+        return Unpriced(needs, averaged, by_formula, way_between(graph, num_ranks))
+    return _with_own_work(by_formula(), by_formula, way_between(graph, 1))
 
 
 def _reducer_bytes(buckets: list[Bucket]) -> Counter[int]:
