@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel import registry
 from windtunnel.cost.rerun import in_order, thin_factors
 from windtunnel.errors import FlightError
+from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.sources.torch.live import LiveProgram, Undo, on_ranks, swap
 
 if TYPE_CHECKING:
@@ -110,27 +111,19 @@ def _distribute(program: LiveProgram, model: torch.nn.Module, bucket_bytes: int)
 
 
 class SlowLink:
-    """A link of a given rate that carries one message after the other.
+    """A ring of links of a given rate that carries one message after the other.
 
-    A ring all-reduce of S bytes over n ranks takes ``2 (n - 1) / n * S / rate + 2 (n - 1) * latency``; the bucket
-    of tokens is the time at which the link is free again.
+    A ring all-reduce of S bytes over n ranks takes ``2 (n - 1) / n * S / rate + 2 (n - 1) * latency``.
     """
 
     def __init__(self, num_ranks: int, bandwidth_bytes_per_s: float, latency_ns: int) -> None:
-        self._num_ranks = num_ranks
-        self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
-        self._latency_ns = latency_ns
-        self._free_ns = 0
-
-    def transfer_ns(self, size_bytes: int) -> int:
-        """How long an all-reduce of so many bytes keeps the link busy."""
-        hops = 2 * (self._num_ranks - 1)
-        return round(hops / self._num_ranks * size_bytes / self._bandwidth_bytes_per_s * 1e9) + hops * self._latency_ns
+        self._num_hops, self._num_ranks, self._latency_ns = 2 * (num_ranks - 1), num_ranks, latency_ns
+        self._bucket = Bucket(bandwidth_bytes_per_s)
 
     def due_ns(self, size_bytes: int, now_ns: int) -> int:
-        """Reserve the link for a message that is ready now; when it will have arrived."""
-        self._free_ns = max(self._free_ns, now_ns) + self.transfer_ns(size_bytes)
-        return self._free_ns
+        """Reserve the ring for a message that is ready now; when it will have arrived."""
+        share = self._num_hops / self._num_ranks
+        return self._bucket.due_ns(share * size_bytes, now_ns, self._num_hops * self._latency_ns)
 
     def throttled(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
         """An ``all_reduce`` that ends no earlier than the link allows."""
@@ -139,7 +132,7 @@ class SlowLink:
             due_ns = self.due_ns(tensor.numel() * tensor.element_size(), time.monotonic_ns())
             work = all_reduce(tensor, *args, **kwargs)
             if work is None:
-                _sleep_until(due_ns)
+                sleep_until(due_ns)
                 return None
             return _LateWork(work, due_ns)
 
@@ -155,20 +148,14 @@ class _LateWork:
     def wait(self, *args: Any) -> bool:
         """Wait for both."""
         done = bool(self._work.wait(*args))
-        _sleep_until(self._due_ns)
+        sleep_until(self._due_ns)
         return done
 
     def get_future(self) -> Any:
         """A future of both."""
 
         def late(future: Any) -> Any:
-            _sleep_until(self._due_ns)
+            sleep_until(self._due_ns)
             return future.value()
 
         return self._work.get_future().then(late)
-
-
-def _sleep_until(due_ns: int) -> None:
-    left_ns = due_ns - time.monotonic_ns()
-    if left_ns > 0:
-        time.sleep(left_ns / 1e9)

@@ -92,6 +92,8 @@ class Workers:
         How long a silent process is waited for.
     fds : sequence of int
         Open files that the processes inherit.
+    prefixes : sequence of str sequences, optional
+        What comes before the command of each rank, such as that of ``links.ShapedLink``; it must not fork.
 
     Raises
     ------
@@ -110,9 +112,11 @@ class Workers:
         environment: Mapping[str, str] | None = None,
         patience_s: float = 300.0,
         fds: Sequence[int] = (),
+        prefixes: Sequence[Sequence[str]] = (),
     ) -> None:
         self.title, self.num_ranks, self.patience_s = title, num_ranks, patience_s
         self._module, self._config, self._cores, self._fds = module, config, cores, tuple(fds)
+        self._prefixes = prefixes
         self._environment = {**os.environ, **(environment or {})}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -286,7 +290,16 @@ class Workers:
         assert self._folder is not None
         ours, theirs = Pipe()
         cores = ",".join(map(str, self._cores[rank])) if self._cores else "-"
-        child = [sys.executable, "-m", "windtunnel.measure._worker", str(theirs.fileno()), str(os.getpid()), cores]
+        prefix = list(self._prefixes[rank]) if self._prefixes else []
+        child = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "windtunnel.measure._worker",
+            str(theirs.fileno()),
+            str(os.getpid()),
+            cores,
+        ]
         with theirs, self._log(rank).open("wb") as log:
             process = subprocess.Popen(
                 child,

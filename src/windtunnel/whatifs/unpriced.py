@@ -88,11 +88,11 @@ def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
         )
     found = pricer(change.needs, way == MEASURE)
     given = [found[need] for need in change.needs]
-    if any(price is None for price in given):
-        return _published(change)
     for price in given:
         if isinstance(price, WindtunnelError):
             raise price
+    if any(price is None for price in given):
+        return _published(change)
     return change.finish(*given)
 
 

@@ -1,0 +1,203 @@
+"""Links between processes of one host that are really as slow as asked for (room measure).
+
+In: how many ranks, a rate, a latency. Out: how each rank is started so that what it sends goes over such a link, and
+which mechanism that is. Where the process may, every rank gets a network namespace of its own, joined to the others by
+a bridge and shaped in the kernel (token bucket filter); else a bucket of tokens in user space holds messages back. Not
+here: what is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.measure.workers import run_to_end
+
+__all__ = ["KERNEL", "USER_SPACE", "Bucket", "ShapedLink", "can_shape", "shaped_link", "sleep_until"]
+
+KERNEL, USER_SPACE = "network namespaces with tc tbf", "token bucket in user space"
+_PREFIX = "windtunnel"
+_INTERFACE = "eth0"
+_BURST_S, _LEAST_BURST_BYTES = 0.002, 16_000
+_QUEUE_S, _LEAST_QUEUE_BYTES = 0.5, 1 << 20
+
+
+class Bucket:
+    """A link in user space that carries one message after the other; its tokens are the time at which it is free.
+
+    Parameters
+    ----------
+    bandwidth_bytes_per_s : float
+    """
+
+    def __init__(self, bandwidth_bytes_per_s: float) -> None:
+        self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
+        self._free_ns = 0
+
+    def due_ns(self, size_bytes: float, now_ns: int, latency_ns: int = 0) -> int:
+        """Reserve the link for a message that is ready now; when it will have arrived.
+
+        The latency keeps the link busy, as each step of a ring waits for the one before.
+        """
+        taken_ns = round(size_bytes / self.bandwidth_bytes_per_s * 1e9) + latency_ns
+        self._free_ns = max(self._free_ns, now_ns) + taken_ns
+        return self._free_ns
+
+
+def sleep_until(due_ns: int) -> None:
+    """Sleep until a moment of the monotonic clock; not at all if it is past."""
+    left_ns = due_ns - time.monotonic_ns()
+    if left_ns > 0:
+        time.sleep(left_ns / 1e9)
+
+
+@dataclass(frozen=True)
+class ShapedLink:
+    """How ranks are started on a link.
+
+    Attributes
+    ----------
+    how : str
+        ``KERNEL``: the kernel shapes what goes through it. ``USER_SPACE``: whoever sends asks a ``Bucket`` of this rate
+        when a message is due.
+    prefixes : tuple of str tuples
+        What comes before the command of each rank (``Workers(prefixes=...)``).
+    addresses : tuple of str
+        Of each rank.
+    environment : dict
+        What gloo needs to find the link.
+    bandwidth_bytes_per_s : float
+    delay_ns : int
+        Latency that the kernel does not give; the sender has to wait for it.
+    """
+
+    how: str
+    prefixes: tuple[tuple[str, ...], ...]
+    addresses: tuple[str, ...]
+    environment: dict[str, str]
+    bandwidth_bytes_per_s: float
+    delay_ns: int = 0
+
+
+@contextlib.contextmanager
+def shaped_link(
+    num_ranks: int, bandwidth_bytes_per_s: float, latency_ns: int = 0, *, is_in_kernel: bool | None = None
+) -> Iterator[ShapedLink]:
+    """Join ranks by links of this rate, one each to a common switch, in both directions.
+
+    Parameters
+    ----------
+    num_ranks : int
+    bandwidth_bytes_per_s : float
+    latency_ns : int
+        One way.
+    is_in_kernel : bool, optional
+        By default, where this process may.
+
+    Raises
+    ------
+    InputError
+        A number means nothing, or the kernel is asked for and cannot do it.
+    """
+    if num_ranks < 1 or not 0 < bandwidth_bytes_per_s < float("inf") or latency_ns < 0:
+        raise InputError(
+            f"no link joins {num_ranks} ranks at {bandwidth_bytes_per_s:g} bytes/s and {latency_ns} ns",
+            fix="give at least one rank, a rate above 0 and a latency of 0 or more",
+        )
+    if is_in_kernel and not can_shape():
+        raise InputError(
+            "this process may make no network namespaces", fix="run as root with iproute2, or leave it out"
+        )
+    if is_in_kernel is False or not can_shape():
+        local = ("127.0.0.1",) * num_ranks
+        yield ShapedLink(USER_SPACE, ((),) * num_ranks, local, {}, bandwidth_bytes_per_s, latency_ns)
+        return
+    _sweep()
+    names = [f"{_PREFIX}-{os.getpid()}-{number}" for number in range(num_ranks + 1)]  # the last is the switch
+    try:
+        delay_ns = _built(names, bandwidth_bytes_per_s, latency_ns)
+        prefixes = tuple(("ip", "netns", "exec", name) for name in names[:-1])
+        addresses = tuple(_address(rank) for rank in range(num_ranks))
+        environment = {"GLOO_SOCKET_IFNAME": _INTERFACE, "TP_SOCKET_IFNAME": _INTERFACE}
+        yield ShapedLink(KERNEL, prefixes, addresses, environment, bandwidth_bytes_per_s, delay_ns)
+    finally:
+        for name in names:
+            run_to_end(["ip", "netns", "delete", name])
+
+
+@cache
+def can_shape() -> bool:
+    """Whether this process may make network namespaces and shape links in them."""
+    if not sys.platform.startswith("linux") or not (shutil.which("ip") and shutil.which("tc")):
+        return False
+    name = f"{_PREFIX}-{os.getpid()}-probe"
+    try:
+        return _is_done("ip", "netns", "add", name) and _is_done(
+            "ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", *_tbf(1e6)
+        )
+    finally:
+        run_to_end(["ip", "netns", "delete", name])
+
+
+def _built(names: list[str], bandwidth_bytes_per_s: float, latency_ns: int) -> int:
+    """Namespaces, a bridge in the last, shaped cables; latency that is left to user space, in ns."""
+    *ranks, switch = names
+    for name in names:
+        _do("ip", "netns", "add", name)
+        _do("ip", "-n", name, "link", "set", "lo", "up")
+    _do("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+    _do("ip", "-n", switch, "link", "set", "bridge", "up")
+    is_delayed = bool(latency_ns)
+    for rank, name in enumerate(ranks):
+        port = f"port{rank}"
+        _do("ip", "-n", name, "link", "add", _INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
+        _do("ip", "-n", name, "address", "add", f"{_address(rank)}/16", "dev", _INTERFACE)
+        _do("ip", "-n", switch, "link", "set", port, "master", "bridge")
+        for space, device in ((name, _INTERFACE), (switch, port)):
+            _do("ip", "-n", space, "link", "set", device, "up")
+            shape = ["tc", "-n", space, "qdisc", "add", "dev", device]
+            _do(*shape, "root", "handle", "1:", *_tbf(bandwidth_bytes_per_s))
+        if is_delayed:  # once per way: where a rank sends
+            netem = ["netem", "delay", f"{latency_ns // 1000}us", "limit", "100000"]
+            is_delayed = _is_done("tc", "-n", name, "qdisc", "add", "dev", _INTERFACE, "parent", "1:", *netem)
+    return 0 if is_delayed else latency_ns
+
+
+def _tbf(bandwidth_bytes_per_s: float) -> list[str]:
+    burst = max(_LEAST_BURST_BYTES, round(_BURST_S * bandwidth_bytes_per_s))
+    queue = max(_LEAST_QUEUE_BYTES, round(_QUEUE_S * bandwidth_bytes_per_s))
+    return ["tbf", "rate", f"{round(8 * bandwidth_bytes_per_s)}bit", "burst", f"{burst}", "limit", f"{queue}"]
+
+
+def _address(rank: int) -> str:
+    return f"10.77.{(rank + 1) // 250}.{(rank + 1) % 250 + 1}"
+
+
+def _sweep() -> None:
+    """Remove what processes left that were killed."""
+    folder = Path("/run/netns")
+    for entry in folder.glob(f"{_PREFIX}-*") if folder.is_dir() else ():
+        found = re.fullmatch(rf"{_PREFIX}-(\d+)-\w+", entry.name)
+        if found and not Path(f"/proc/{found[1]}").exists():
+            run_to_end(["ip", "netns", "delete", entry.name])
+
+
+def _is_done(*command: str) -> bool:
+    done = run_to_end(command)
+    return done is not None and done.code == 0
+
+
+def _do(*command: str) -> None:
+    done = run_to_end(command)
+    if done is None or done.code:
+        said = done.stderr.strip() if done is not None else "it could not be started"
+        raise InputError(f"a link cannot be shaped: {said}", where=" ".join(command), fix="is_in_kernel=False")
