@@ -194,7 +194,7 @@ def test_lanes_follow_the_instruction_set(isa, dtype, lanes):
 @pytest.mark.slow
 def test_a_captured_net_counts_the_same_flops_as_the_counter():
     torch = pytest.importorskip("torch", reason="needs the extra torch")
-    from windtunnel.cost.flops import count
+    from windtunnel.sources.torch.flop_count import count
     from windtunnel.sources.torch.step import capture
     from windtunnel.workloads.cells import network
 
