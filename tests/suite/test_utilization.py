@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from windtunnel.cost.ceilings import Ceilings, lanes_of
 from windtunnel.cost.peak import Bandwidth, Peak
-from windtunnel.cost.quantization import padding_ratio, product_ratio, wave_ratio
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph
+from windtunnel.suite.quantization import padding_ratio, product_ratio, wave_ratio
 from windtunnel.suite.utilization import LOSSES, utilization
 
 # 1 flop per ns, 1 byte per ns, 16 lanes
