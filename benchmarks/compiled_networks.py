@@ -30,12 +30,12 @@ def options() -> argparse.Namespace:
 
 
 def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
+    from benchmarks.peers.network import call_ns, chain, fly, library_of
     from windtunnel.cost.pricing import price
     from windtunnel.graph import Kind
     from windtunnel.hardware import Device
     from windtunnel.programs.pricer import AstPricer
     from windtunnel.programs.run.harvest import record
-    from windtunnel.programs.run.network import call_ns, chain, fly, library_of
     from windtunnel.programs.run.pages import OTHERS, RATES
     from windtunnel.simulate import replay
 

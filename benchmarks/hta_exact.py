@@ -10,7 +10,7 @@ import sys
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.sources.kineto.hta import HtaPath, hta_critical_path
+from benchmarks.peers.hta import HtaPath, hta_critical_path
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 # (event, is its end) -> (event, is its end): µs

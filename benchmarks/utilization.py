@@ -23,9 +23,9 @@ from torch import nn
 
 from benchmarks.bar import report, table
 from windtunnel.cost import measured_ceilings
-from windtunnel.cost.flops import conv_flops, count, linear_flops
 from windtunnel.cost.lookup import fit_overhead
 from windtunnel.measure import ProfileDatabase
+from windtunnel.sources.torch.flop_count import conv_flops, count, linear_flops
 from windtunnel.sources.torch.step import capture
 from windtunnel.suite.few_shot import rank_correlation
 from windtunnel.suite.inference import FlownNet, SurveyRow, fly_nets, survey

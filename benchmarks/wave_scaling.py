@@ -18,11 +18,8 @@ import pyarrow.csv
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.cost.bounds import Bounds, bounds_on
-from windtunnel.cost.operators.physics import bytes_of, flops_of
-from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable, read_op_set, read_sheet
-from windtunnel.cost.operators.wave import Launches, keep_efficiency, pool, wave_scale
-from windtunnel.cost.operators.wave_network import (
+from benchmarks.peers.wave import Launches, keep_efficiency, pool, wave_scale
+from benchmarks.peers.wave_network import (
     PRESETS,
     Operators,
     RatioNetwork,
@@ -30,6 +27,9 @@ from windtunnel.cost.operators.wave_network import (
     device_features,
     fit_ratio_network,
 )
+from windtunnel.cost.bounds import Bounds, bounds_on
+from windtunnel.cost.operators.physics import bytes_of, flops_of
+from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable, read_op_set, read_sheet
 from windtunnel.hardware import Device
 
 VECTOR = tuple(name for name in CLASSES if name not in PRODUCTS)

@@ -10,11 +10,11 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 import torch
 
-from windtunnel.cost.flops import count
 from windtunnel.cost.kernels import trace
 from windtunnel.cost.lookup import Overhead
 from windtunnel.cost.peak import Peak
 from windtunnel.errors import InputError
+from windtunnel.sources.torch.flop_count import count
 from windtunnel.suite import cell_search as planning
 from windtunnel.suite.cell_search import CellParts, CellPrices, PricedCell, front_of, hypervolume, search_cells
 from windtunnel.workloads.cells import NUM_CELLS, Cell, network

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from windtunnel.cost.ceilings import Ceilings, lanes_of
 from windtunnel.cost.peak import Bandwidth, Peak
-from windtunnel.cost.quantization import padding_ratio, product_ratio, wave_ratio
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph
+from windtunnel.suite.quantization import padding_ratio, product_ratio, wave_ratio
 from windtunnel.suite.utilization import LOSSES, utilization
 
 # 1 flop per ns, 1 byte per ns, 16 lanes
@@ -194,7 +194,7 @@ def test_lanes_follow_the_instruction_set(isa, dtype, lanes):
 @pytest.mark.slow
 def test_a_captured_net_counts_the_same_flops_as_the_counter():
     torch = pytest.importorskip("torch", reason="needs the extra torch")
-    from windtunnel.cost.flops import count
+    from windtunnel.sources.torch.flop_count import count
     from windtunnel.sources.torch.step import capture
     from windtunnel.workloads.cells import network
 

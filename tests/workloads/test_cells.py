@@ -8,8 +8,8 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 import torch
 
-from windtunnel.cost.flops import count
 from windtunnel.errors import InputError
+from windtunnel.sources.torch.flop_count import count
 from windtunnel.workloads.cells import NUM_CELLS, OPERATIONS, Cell, network
 
 

@@ -16,6 +16,7 @@ from windtunnel.cli.cost_search import needed_predictor
 
 if TYPE_CHECKING:
     from windtunnel.cost.metrics import Errors
+    from windtunnel.programs.model.predictor import Recipe
     from windtunnel.programs.model.splits import Split
     from windtunnel.programs.program_set import ProgramSet
 
@@ -41,6 +42,10 @@ def train_programs(
     device: Device = "",
     hold_out: By = "tasks",
     budget: Annotated[str, typer.Option(metavar="TIME", help="Train for at most this time.")] = "5m",
+    tune: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Search N recipes near paper-small or paper, each in --budget."),
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     force: Force = False,
     as_json: Json = False,
@@ -65,7 +70,10 @@ def train_programs(
         begun = needed_predictor(None if start == "shipped" else Path(start))
         chosen = going_on(chosen, begun)
     split = _split(programs, device, hold_out, seed)
-    training = replace(chosen.training, budget_s=parse_duration(budget) / 1e9, seed=seed)
+    budget_s = parse_duration(budget) / 1e9
+    if tune:
+        chosen = _tuned(programs, split, chosen, num_trials=tune, budget_s=budget_s, seed=seed, is_begun=bool(start))
+    training = replace(chosen.training, budget_s=budget_s, seed=seed)
     with Progress("training") as progress:
         predictor, history = train(
             programs,
@@ -126,6 +134,32 @@ def eval_programs(
     _print_errors(errors, split)
     if known != split.digest():
         advise("this model was trained on another split: some of these programs may be among what it learned from")
+
+
+def _tuned(
+    programs: ProgramSet, split: Split, base: Recipe, *, num_trials: int, budget_s: float, seed: int, is_begun: bool
+) -> Recipe:
+    """The recipe of the least validation error in CDMPP's search space."""
+    from windtunnel.errors import InputError
+    from windtunnel.programs.model.network import NetworkConfig
+    from windtunnel.programs.model.tuner import tune
+
+    if is_begun:
+        raise InputError("a model that is trained on keeps its recipe", where="--tune", fix="leave out --from")
+    if not isinstance(base.network, NetworkConfig):
+        raise InputError("only CDMPP's own network is searched", where="--tune", fix="--recipe paper-small")
+    with Progress("tuning") as progress:
+        found = tune(
+            programs,
+            split,
+            num_trials=num_trials,
+            trial_budget_s=budget_s,
+            base=base,
+            seed=seed,
+            on_trial=lambda trial: progress("recipes", trial, num_trials),
+        )
+    advise(f"best of {num_trials} recipes: validation error {100 * found.error:.1f} %")
+    return found.recipe
 
 
 def _measured_on(programs: ProgramSet, device: str) -> ProgramSet:

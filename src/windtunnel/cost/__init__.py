@@ -8,7 +8,6 @@ measured. Not here: search, edits.
 from windtunnel import registry
 from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
-from windtunnel.cost.flops import FlopCount
 from windtunnel.cost.measured import CalibratedPricer, MeasuredPricer
 from windtunnel.cost.operators.tile_pricer import TilePricer
 from windtunnel.cost.peak import Bandwidth, Peak, measured_bandwidth, measured_peak
@@ -22,7 +21,6 @@ __all__ = [
     "Bounds",
     "CalibratedPricer",
     "Ceilings",
-    "FlopCount",
     "MeasuredPricer",
     "Peak",
     "Pricer",

@@ -17,10 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.peak import SHORT_NAMES
-from windtunnel.cost.quantization import padding_ratios
 from windtunnel.hardware import Device
 
-__all__ = ["Binding", "Bounds", "bounds", "bounds_on"]
+__all__ = ["Binding", "Bounds", "bounds", "bounds_on", "padding_ratios"]
 
 # P rows of work
 Floats = NDArray[np.float64]
@@ -135,6 +134,19 @@ def bounds(
     bound = overhead + np.maximum(compute, memory)
     binding = _binding(unquantized, compute, memory, overhead)
     return Bounds(bound, compute, memory, overhead, waves.astype(np.int64), binding)
+
+
+def padding_ratios(sizes: Floats | np.float64, multiples: Floats | np.float64) -> Floats:
+    """Sizes rounded up to whole multiples, over themselves; 1 where a size is 0, so not known.
+
+    Examples
+    --------
+    >>> padding_ratios(np.array([133.0, 132.0, 0.0]), np.array(132.0)).tolist()
+    [1.9849624060150375, 1.0, 1.0]
+    """
+    whole = np.ceil(sizes / multiples) * multiples
+    ratios: Floats = np.where(sizes > 0, whole / np.where(sizes > 0, sizes, 1.0), 1.0)
+    return ratios
 
 
 def bounds_on(

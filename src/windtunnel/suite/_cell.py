@@ -250,8 +250,8 @@ def _phase_fields(phase: StablePhase) -> dict[str, Any]:
 
 def _looked_into(order: Order, built: Workload, phase: StablePhase, notes: list[str]) -> dict[str, Any]:
     """FLOP, peaks and the graph; what cannot be had is a note, not an error: the times are good."""
-    from windtunnel.cost.flops import count
     from windtunnel.cost.peak import measured_peak
+    from windtunnel.sources.torch.flop_count import count
 
     found: dict[str, Any] = {"notes": notes}
     try:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.cost import Peak
-from windtunnel.cost.flops import count
 from windtunnel.cost.kernels import Kernel, trace
 from windtunnel.cost.lookup import Overhead, Table
 from windtunnel.errors import InputError
 from windtunnel.extras import require
+from windtunnel.sources.torch.flop_count import count
 from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell, cell_parts
 
 __all__ = [

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.cost import Peak, measured_peak
-from windtunnel.cost.flops import count
 from windtunnel.cost.kernels import Kernel, trace
 from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, quiet_ns
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
 from windtunnel.extras import require
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.threads import threads
+from windtunnel.sources.torch.flop_count import count
 from windtunnel.workloads.vision import vision_model
 
 if TYPE_CHECKING:

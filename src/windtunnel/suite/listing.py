@@ -189,7 +189,7 @@ def _real(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], An
 
 
 def _count(built: Workload) -> dict[str, Any]:
-    from windtunnel.cost.flops import count
+    from windtunnel.sources.torch.flop_count import count
 
     flops = count(built.step).total
     return {

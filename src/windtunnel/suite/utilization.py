@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.ceilings import Ceilings
-from windtunnel.cost.quantization import quantization_ratios
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.flops import CONTRACTIONS
 from windtunnel.simulate import replay
+from windtunnel.suite.quantization import quantization_ratios
 
 __all__ = ["LOSSES", "LayerUse", "Loss", "Utilization", "utilization"]
 

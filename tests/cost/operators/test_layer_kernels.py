@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.shared_data import shared_path
-from windtunnel.cost.flops import count
 from windtunnel.cost.operators.layer_kernels import LayerKernel, build, read_prior, split
 from windtunnel.cost.operators.runtimes import RUNTIMES, compile_for, find_fusions, in_turn, is_fused, measure_kernels
 from windtunnel.errors import InputError, PriceError
+from windtunnel.sources.torch.flop_count import count
 from windtunnel.workloads.cells import network
 
 FUSED = {("conv", "bn"), ("conv-bn", "relu")}

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from benchmarks.peers.network import chain
 
 from tests.programs.model.small_set import small_set
 from windtunnel.cost import price
@@ -19,7 +20,6 @@ from windtunnel.hardware import Device
 from windtunnel.programs.model.predictor import least_kept
 from windtunnel.programs.pricer import AstPricer, ast, cold_s
 from windtunnel.programs.run.captured import TENSOR
-from windtunnel.programs.run.network import chain
 from windtunnel.programs.run.tasks import Task
 from windtunnel.simulate import replay
 

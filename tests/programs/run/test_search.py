@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.peers.network import call_ns, fly, library_of
 from typer.testing import CliRunner
 
 from windtunnel.errors import InputError
 from windtunnel.programs.run.build import parse_target
-from windtunnel.programs.run.network import call_ns, fly, library_of
 from windtunnel.programs.run.tasks import Task
 from windtunnel.programs.run.worker import Worker
 from windtunnel.programs.search import draw_candidates, in_turn, ranked, search

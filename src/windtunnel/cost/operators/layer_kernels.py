@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cost.flops import conv_output_size
 from windtunnel.errors import InputError, PriceError
 from windtunnel.extras import require
 
@@ -93,7 +92,8 @@ class LayerKernel:
         """Height and width of the output."""
         if self.layers[0] == "globalpool":
             return 1
-        return conv_output_size(self.size, self.kernel, self.stride, (self.kernel - 1) // 2)
+        padding = (self.kernel - 1) // 2
+        return (self.size + 2 * padding - self.kernel) // self.stride + 1
 
     @property
     def num_parameters(self) -> int:

@@ -91,8 +91,9 @@ def tune(
     base: Recipe = RECIPES["paper-small"],
     seed: int = 0,
     suggest_recipe: Callable[[Any, Recipe], Recipe] = suggest,
+    on_trial: Callable[[int], object] = lambda _: None,
 ) -> Tuned:
-    """Search for the recipe of the least validation error.
+    """Search for the recipe of the least validation error; ``on_trial`` hears how many trials are over.
 
     Raises
     ------
@@ -113,6 +114,9 @@ def tune(
 
         return train(programs, split, recipe, on_epoch=on_epoch)[1].best_error
 
+    def told(_: Any, trial: Any) -> None:
+        on_trial(trial.number + 1)
+
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -120,7 +124,7 @@ def tune(
             sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.SuccessiveHalvingPruner()
         )
         # a rate of 0.9 may well diverge: that trial is lost, the search goes on
-        study.optimize(objective, n_trials=num_trials, catch=(InputError,))
+        study.optimize(objective, n_trials=num_trials, catch=(InputError,), callbacks=[told])
     finally:
         optuna.logging.set_verbosity(verbosity)
     trials = tuple((trial.state.name, trial.value, dict(trial.params)) for trial in study.trials)

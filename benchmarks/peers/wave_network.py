@@ -1,4 +1,4 @@
-"""Kernels that each GPU runs with other code, by a network used as a ratio (room cost, after Habitat).
+"""Kernels that each GPU runs with other code, by a network used as a ratio (benchmarks, after Habitat).
 
 In: measured operators (shapes, device, bound, time) of one kind on several GPUs. Out: ``RatioNetwork``: from a time on
 an origin to a time on a target by what the network says of both, so that an error that it makes on both cancels. The

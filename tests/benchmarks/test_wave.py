@@ -4,11 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from windtunnel.cost.bounds import bounds_on
-from windtunnel.cost.operators.wave import (
+from benchmarks.peers.wave import (
     Launches,
     carry_overhead,
     gamma,
@@ -18,6 +14,10 @@ from windtunnel.cost.operators.wave import (
     wave_scale,
     wave_size,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.cost.bounds import bounds_on
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device, device
 

@@ -1,4 +1,4 @@
-"""Work that is done because shapes do not fill the machine (room cost, private).
+"""Work that is done because shapes do not fill the machine (room suite, private).
 
 In: shapes of products, vector width, number of threads. Out: work really done over work asked for, >= 1. A kernel
 computes whole vectors of channels, and the last thread's share decides when all are done. On a GPU the same holds for
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.bounds import padding_ratios
 from windtunnel.cost.ceilings import Ceilings, lanes_of
 from windtunnel.graph import Graph
 
-__all__ = ["padding_ratio", "padding_ratios", "product_ratio", "quantization_ratios", "wave_ratio"]
+__all__ = ["padding_ratio", "product_ratio", "quantization_ratios", "wave_ratio"]
 
 _FEW_INPUTS = 4  # images have three channels, and kernels of their own that do not pad them
 _ROWS_PER_TILE = 16
@@ -33,21 +34,6 @@ def padding_ratio(size: int, multiple: int) -> float:
     (1.3333333333333333, 1.0)
     """
     return float(padding_ratios(np.float64(size), np.float64(multiple)))
-
-
-def padding_ratios(
-    sizes: NDArray[np.float64] | np.float64, multiples: NDArray[np.float64] | np.float64
-) -> NDArray[np.float64]:
-    """The same by row; 1 where a size is 0, so not known.
-
-    Examples
-    --------
-    >>> padding_ratios(np.array([133.0, 132.0, 0.0]), np.array(132.0)).tolist()
-    [1.9849624060150375, 1.0, 1.0]
-    """
-    whole = np.ceil(sizes / multiples) * multiples
-    ratios: NDArray[np.float64] = np.where(sizes > 0, whole / np.where(sizes > 0, sizes, 1.0), 1.0)
-    return ratios
 
 
 def wave_ratio(num_tiles: int, num_workers: int) -> float:

@@ -1,7 +1,7 @@
-"""Nodes and edges of the critical-path graph of HolisticTraceAnalysis (sources, Kineto).
+"""Nodes and edges of the critical-path graph of HolisticTraceAnalysis (benchmarks).
 
 In: a `Trace`, a window. Out: edges between starts and ends of events, in the order in which that tool makes them.
-Not here: the path (`kineto_hta`).
+Not here: the path (`hta`).
 """
 
 from __future__ import annotations

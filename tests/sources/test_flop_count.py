@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from windtunnel.cost.flops import conv_flops, conv_output_size, count, linear_flops
 from windtunnel.graph.flops import operator_flops
+from windtunnel.sources.torch.flop_count import conv_flops, conv_output_size, count, linear_flops
 
 # inputs, outputs, kernel, size, and what differs from the default
 CONVOLUTIONS = [

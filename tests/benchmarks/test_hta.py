@@ -4,11 +4,11 @@ import gzip
 import json
 
 import pytest
+from benchmarks.peers.hta import hta_critical_path
 
 from tests.shared_data import shared_path
 from tests.sources.kineto_traces import annotation, call, kernel, op, write
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto.hta import hta_critical_path
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 

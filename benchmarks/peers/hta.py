@@ -1,4 +1,4 @@
-"""The critical path of a trace as HolisticTraceAnalysis defines it: a mode for comparison (sources, Kineto).
+"""The critical path of a trace as HolisticTraceAnalysis defines it: a mode for comparison (benchmarks).
 
 In: a trace, a window. Out: nodes, weighted edges and the heaviest path, by exactly that tool's rules. It shows what
 bounded the recorded run; it cannot predict, because the waits that it saw are weights. Predictions come from
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.peers.hta_edges import DEVICE, Events, Node, all_edges
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto._hta import DEVICE, Events, Node, all_edges
 from windtunnel.sources.kineto._trace import event_label, read_trace
 
 __all__ = ["EDGE_TYPES", "HtaPath", "hta_critical_path"]

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
-from windtunnel.cost.operators.wave_network import PRESETS, Operators, device_features, fit_ratio_network
+from benchmarks.peers.wave_network import PRESETS, Operators, device_features, fit_ratio_network
+
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 

@@ -1,4 +1,4 @@
-"""Kernels that were measured on one GPU, priced for another (room cost, after Habitat).
+"""Kernels that were measured on one GPU, priced for another (benchmarks, after Habitat).
 
 In: times of kernels on an origin, what they compute, move and launch, and two devices. Out: their times on the target.
 A kernel runs in waves of thread blocks; between two GPUs a wave changes by bandwidth, clock and units, mixed by how

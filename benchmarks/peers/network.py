@@ -1,4 +1,4 @@
-"""A network as the chain of its tasks (room programs, programs): priced by a model, replayed, and really run.
+"""A network as the chain of its tasks (benchmarks): priced by a model, replayed, and really run.
 
 In: a network's name. Out: its tasks in the order in which they are called; a graph of them; the seconds that compiled
 programs of these tasks take one after another. Every call has arguments of its own, as every layer has its weights:
