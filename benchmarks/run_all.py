@@ -24,6 +24,7 @@ BARS = (
     "replay_speed",
     "identity",
     "pure_whatifs",
+    "ranks_build",
     "hta_exact",
     "chakra_exact",
     "trace_load",

@@ -238,7 +238,6 @@ def test_a_slow_link_carries_one_message_after_the_other():
     link = SlowLink(4, bandwidth_bytes_per_s=1e9, latency_ns=1000)
 
     # 2 (4 - 1) / 4 * 1e6 bytes at 1 GB/s, and 6 latencies
-    assert 1_506_000 == link.due_ns(1_000_000, now_ns=0)
     assert 10 + 1_506_000 == link.due_ns(1_000_000, now_ns=10)
     assert 10 + 2 * 1_506_000 == link.due_ns(1_000_000, now_ns=20)
     assert 10**9 + 1_506_000 == link.due_ns(1_000_000, now_ns=10**9)

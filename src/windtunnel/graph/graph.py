@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.graph import edits as _edits
+from windtunnel.graph import ranks as _ranks
 from windtunnel.graph import rows as _rows
 from windtunnel.graph import structure as _structure
 from windtunnel.graph._topology import adjacency, kahn_order
@@ -304,9 +305,14 @@ class Graph:
         return _rows.insert(self, columns, after, before, edge_kind, lag_ns, splice)
 
     @recorded
-    def replicate(self, num_ranks: int) -> Graph:
-        """Copy the graph once per worker; see :func:`windtunnel.graph.rows.replicate`."""
-        return _rows.replicate(self, num_ranks)
+    def replicate(self, num_ranks: int, shared: ArrayLike | None = None) -> Graph:
+        """Copy the graph once per worker; see :func:`windtunnel.graph.ranks.replicate`."""
+        return _ranks.replicate(self, num_ranks, shared)
+
+    @recorded
+    def meet(self, members: ArrayLike, meetings: ArrayLike, duration_ns: ArrayLike | None = None) -> Graph:
+        """Let tasks of several ranks begin together; see :func:`windtunnel.graph.ranks.meet`."""
+        return _ranks.meet(self, members, meetings, duration_ns)
 
     @recorded
     def concat(self, num_iterations: int, across: ArrayLike | None = None) -> Graph:

@@ -21,7 +21,7 @@ from windtunnel.graph.table import Array, Strings, Table
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
 
-__all__ = ["concat", "fuse", "insert", "replicate", "split"]
+__all__ = ["concat", "fuse", "insert", "split"]
 
 Mask = NDArray[np.bool_]
 
@@ -284,36 +284,6 @@ def _copied_edges(graph: Graph, count: int) -> Table:
     edges = _copies(graph.edges, count)
     offset = (np.repeat(np.arange(count), graph.num_edges) * graph.num_tasks).astype(np.int32)
     return edges.replace(src=edges["src"] + offset, dst=edges["dst"] + offset)
-
-
-def replicate(graph: Graph, num_ranks: int) -> Graph:
-    """Copy tasks, edges and resources once per worker; column ``rank`` tells them apart. Nothing joins them yet.
-
-    Parameters
-    ----------
-    graph : Graph
-        Of one rank.
-    num_ranks : int
-
-    Raises
-    ------
-    InputError
-        ``num_ranks`` is below 1, or the graph already has several ranks.
-    """
-    if num_ranks < 1 or graph.num_ranks > 1:
-        raise InputError(f"cannot make {num_ranks} ranks from a graph of {graph.num_ranks}")
-    ranks = np.arange(num_ranks, dtype=np.int32)
-    tasks = _copies(graph.tasks, num_ranks)
-    of_task, of_resource = np.repeat(ranks, graph.num_tasks), np.repeat(ranks, graph.num_resources)
-    resource = tasks["resource"]
-    placed = np.where(resource == UNPLACED, UNPLACED, resource + of_task * np.int32(graph.num_resources))
-    tasks = tasks.replace(rank=of_task, resource=placed.astype(np.int32))
-    resources = _copies(graph.resources, num_ranks)
-    names = [
-        f"rank {rank} {name}" for rank, name in zip(of_resource, resources.strings("name").to_numpy(), strict=True)
-    ]
-    resources = resources.replace(name=Strings.of(names), machine=of_resource)
-    return replace(graph, tasks=tasks, resources=resources, edges=_copied_edges(graph, num_ranks))
 
 
 def concat(graph: Graph, num_iterations: int, across: ArrayLike | None = None) -> Graph:

@@ -114,6 +114,10 @@ TASK_COLUMNS: dict[str, Column] = {
     "bytes_written": _WORK,
     "message_bytes": _WORK,
     "group": Column(np.int32, default=-1),
+    # the n-th collective of its group; for a message between two ranks, the other rank and the tag
+    "sequence": Column(np.int64, default=-1),
+    "peer": Column(np.int32, default=-1, minimum=-1),
+    "tag": Column(np.int32, default=-1),
     "param_bytes": _WORK,
     "output_bytes": _WORK,
     "freed_bytes": _WORK,

@@ -6,7 +6,7 @@ once per distinct value (``Strings``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import GraphError
 from windtunnel.graph.schema import Column
 
-__all__ = ["Array", "Strings", "Table", "frozen"]
+__all__ = ["Array", "Strings", "Table", "concat_all", "frozen"]
 
 Array = NDArray[Any]
 
@@ -85,12 +85,20 @@ class Strings:
         distinct = Strings.of(self.values[code] for code in used)
         return Strings(frozen(distinct.codes[inverse].astype(np.int32)), distinct.values)
 
+    @classmethod
+    def concat_all(cls, parts: Sequence[Strings]) -> Strings:
+        """The rows of all columns, one column after the other."""
+        first, *others = parts
+        index = {value: code for code, value in enumerate(first.values)}
+        codes = [first.codes]
+        for part in others:
+            mapped = [index.setdefault(value, len(index)) for value in part.values]
+            codes.append(np.array(mapped, dtype=np.int32)[part.codes] if mapped else part.codes)
+        return cls(frozen(np.concatenate(codes)), tuple(index))
+
     def concat(self, other: Strings) -> Strings:
         """This column with the other's rows appended."""
-        index = {value: code for code, value in enumerate(self.values)}
-        mapped = [index.setdefault(value, len(index)) for value in other.values]
-        codes = np.array(mapped, dtype=np.int32)[other.codes] if mapped else other.codes
-        return Strings(frozen(np.concatenate([self.codes, codes])), tuple(index))
+        return Strings.concat_all([self, other])
 
     def assign(self, rows: Array, text: str) -> Strings:
         """This column with the given rows set to ``text``."""
@@ -176,12 +184,7 @@ class Table(Mapping[str, "Array | Strings"]):
 
     def concat(self, other: Table, schema: Mapping[str, Column]) -> Table:
         """This table with the other's rows appended; a column that one side lacks gets its default there."""
-        names = [*self._columns, *(name for name in other if name not in self)]
-        columns = {
-            name: _joined(_column_or_default(self, name, other, schema), _column_or_default(other, name, self, schema))
-            for name in names
-        }
-        return Table(columns, self.num_rows + other.num_rows)
+        return concat_all([self, other], schema)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Table) or set(self) != set(other):
@@ -198,17 +201,18 @@ def _same(left: Array | Strings, right: Array | Strings) -> bool:
     return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
 
 
-def _joined(left: Array | Strings, right: Array | Strings) -> Array | Strings:
-    if isinstance(left, Strings) and isinstance(right, Strings):
-        return left.concat(right)
-    return np.concatenate([np.asarray(left), np.asarray(right)])
+def concat_all(tables: Sequence[Table], schema: Mapping[str, Column]) -> Table:
+    """The rows of all tables, one table after the other; a column that one lacks gets its default there."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    columns: dict[str, Array | Strings] = {}
+    for name in names:
+        like = next(table[name] for table in tables if name in table)
+        parts: list[Any] = [table[name] if name in table else _default(table, name, like, schema) for table in tables]
+        columns[name] = Strings.concat_all(parts) if isinstance(like, Strings) else np.concatenate(parts)
+    return Table(columns, sum(table.num_rows for table in tables))
 
 
-def _column_or_default(table: Table, name: str, other: Table, schema: Mapping[str, Column]) -> Array | Strings:
-    if name in table:
-        column: Array | Strings = table[name]
-        return column
-    like = other[name]
+def _default(table: Table, name: str, like: Array | Strings, schema: Mapping[str, Column]) -> Array | Strings:
     default = schema[name].default if name in schema else ""
     if isinstance(like, Strings):
         return Strings.repeat(str(default), table.num_rows)
@@ -227,7 +231,8 @@ def typed_column(name: str, values: Any, schema: Mapping[str, Column]) -> Array 
     if isinstance(values, Strings):
         return values
     column = schema.get(name)
-    if column is not None and column.dtype is None and not isinstance(values, np.ndarray):
+    is_text = column.dtype is None if column is not None else _starts_with_text(values)
+    if is_text and not isinstance(values, np.ndarray):
         return Strings.of([str(value) for value in values])  # an array of text is as wide as its longest, in every row
     array = np.asarray(values)
     if (column is None and array.dtype.kind in "UO") or (column is not None and column.dtype is None):
@@ -235,6 +240,10 @@ def typed_column(name: str, values: Any, schema: Mapping[str, Column]) -> Array 
     if column is None:
         return array
     return _cast(name, array, np.dtype(column.dtype))
+
+
+def _starts_with_text(values: Any) -> bool:
+    return isinstance(values, list | tuple) and bool(values) and isinstance(values[0], str)
 
 
 def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:

@@ -105,20 +105,16 @@ def data_parallel(
     crowd = _crowd(graph, num_ranks, wire, num_cores)
 
     def joined(price: Callable[[list[Bucket]], list[float]], cost_source: str) -> Graph:
-        copies = num_ranks if crowd is not None else 1
-        workers = graph.replicate(num_ranks) if crowd is not None else graph
-        for rank in range(copies):
-            workers, comm = workers.add_resource(f"all-reduce, rank {rank}", ResourceKind.LINK)
-            for iteration, buckets in rounds.items():
-                columns = {
-                    "iteration": iteration,
-                    "resource": comm,
-                    "duration_ns": [round(in_situ_ratio * price_ns) for price_ns in price(buckets)],
-                    "cost_source": cost_source,
-                }
-                workers = _communicate(workers, buckets, columns, rank, np.arange(copies) * graph.num_tasks)
-        if crowd is not None:
-            workers = _crowded(workers, crowd, num_ranks)
+        worker, comm = graph.add_resource("all-reduce", ResourceKind.LINK)
+        for iteration, buckets in rounds.items():
+            columns = {
+                "iteration": iteration,
+                "resource": comm,
+                "duration_ns": [round(in_situ_ratio * price_ns) for price_ns in price(buckets)],
+                "cost_source": cost_source,
+            }
+            worker = _communicate(worker, buckets, columns)
+        workers = worker if crowd is None else _crowded(worker, crowd, num_ranks, graph.num_tasks)
         noted = _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
         return noted.note({BUCKETS: described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
 
@@ -194,8 +190,8 @@ def _crowd(graph: Graph, num_ranks: int, wire: Link, num_cores: int | None) -> _
     return _Crowd(cores, threads, large, on_host & ~large, moves_bytes)
 
 
-def _communicate(graph: Graph, buckets: list[Bucket], given: dict[str, Any], rank: int, offsets: Rows) -> Graph:
-    """Add one rank's all-reduces of an iteration; each waits for its gradients on every worker that is there."""
+def _communicate(graph: Graph, buckets: list[Bucket], given: dict[str, Any]) -> Graph:
+    """Add a worker's all-reduces of an iteration, each behind its gradients and the one before."""
     count = len(buckets)
     columns = {
         **given,
@@ -203,11 +199,10 @@ def _communicate(graph: Graph, buckets: list[Bucket], given: dict[str, Any], ran
         "op": "all_reduce",
         "kind": int(Kind.COMM),
         "phase": int(Phase.BACKWARD),
-        **({"rank": rank} if len(offsets) > 1 else _own_rank(graph)),
+        **_own_rank(graph),
         "message_bytes": [bucket.size_bytes for bucket in buckets],
     }
-    after = [(np.array(bucket.ready)[None, :] + offsets[:, None]).ravel() for bucket in buckets]
-    before = [np.array(bucket.updates, dtype=np.int64) + offsets[rank] for bucket in buckets]
+    after, before = [bucket.ready for bucket in buckets], [bucket.updates for bucket in buckets]
     new = np.arange(graph.num_tasks, graph.num_tasks + count)
     return graph.insert(columns, after, before).connect(new[:-1], new[1:], EdgeKind.ORDER)
 
@@ -216,15 +211,18 @@ def _own_rank(graph: Graph) -> dict[str, int]:
     return {"rank": int(graph.tasks["rank"][0])} if "rank" in graph.tasks else {}
 
 
-def _crowded(graph: Graph, crowd: _Crowd, num_ranks: int) -> Graph:
-    """Put everyone's tasks on the cores that there are."""
-    added = graph.num_tasks - num_ranks * len(crowd.large)
-    messages = np.full(added, crowd.moves_bytes)
-    large = np.append(np.tile(crowd.large, num_ranks), messages)
-    small = np.append(np.tile(crowd.small, num_ranks), np.zeros(added, dtype=bool))
+def _crowded(worker: Graph, crowd: _Crowd, num_ranks: int, num_before: int) -> Graph:
+    """Copies of a worker that meet in every all-reduce, all on the cores that there are."""
+    count = worker.num_tasks
+    messages = np.arange(num_before, count)
+    rows = (messages + count * np.arange(num_ranks)[:, None]).ravel()
+    workers = worker.replicate(num_ranks).meet(rows, np.tile(messages - num_before, num_ranks))
+    sent, waiting = np.full(len(messages), crowd.moves_bytes), np.zeros(workers.num_tasks - num_ranks * count, bool)
+    large = np.append(np.tile(np.append(crowd.large, sent), num_ranks), waiting)
+    small = np.append(np.tile(np.append(crowd.small, np.zeros(len(messages), bool)), num_ranks), waiting)
     if crowd.threads == 1:
-        return share_cores(graph, large | small, crowd.num_cores)
-    shared = share_cores(graph, large, crowd.num_cores, threads_per_task=crowd.threads, name="cores, parallel")
+        return share_cores(workers, large | small, crowd.num_cores)
+    shared = share_cores(workers, large, crowd.num_cores, threads_per_task=crowd.threads, name="cores, parallel")
     return share_cores(shared, small, crowd.num_cores, name="cores, serial")
 
 

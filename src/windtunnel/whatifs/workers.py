@@ -94,7 +94,6 @@ def straggler(graph: Graph, factor: float = 1.5, rank: int | None = None) -> Gra
 
 def _with_second_rank(graph: Graph, communicates: np.ndarray) -> Graph:
     """Two ranks that meet in every collective: each waits for what the other's waits for."""
-    both, edges, count = graph.replicate(2), graph.edges, graph.num_tasks
-    into = np.flatnonzero(communicates[edges["dst"]] & ~communicates[edges["src"]])
-    src, dst = edges["src"][into].astype(np.int64), edges["dst"][into].astype(np.int64)
-    return both.connect(np.append(src, src + count), np.append(dst + count, dst))
+    rows = np.flatnonzero(communicates)
+    number = np.arange(len(rows))
+    return graph.replicate(2).meet(np.append(rows, rows + graph.num_tasks), np.append(number, number))

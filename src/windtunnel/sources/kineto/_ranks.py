@@ -8,16 +8,15 @@ arrived, and last as long as the shortest kernel: the rank that came last did no
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
-from windtunnel.graph import EdgeKind, Graph, Kind, Strings, Table
-from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, TASK_COLUMNS
+from windtunnel.graph import Graph, Kind, Strings, Table
+from windtunnel.graph.ranks import join
 from windtunnel.sources.kineto._device import Cause
 
 __all__ = ["merge_ranks"]
@@ -50,19 +49,13 @@ def merge_ranks(graphs: list[Graph], names: list[str], *, noise_ns: int, allow_m
     origin = min(int(graph.meta["origin_ns"]) for graph in graphs)
     groups = _common_groups(graphs)
     parts = [_on_common_clock(graph, rank, origin, groups) for graph, rank in zip(graphs, ranks, strict=True)]
-    offsets = np.cumsum([0, *(graph.num_tasks for graph in graphs)])
-    tasks = functools.reduce(lambda left, right: left.concat(right, TASK_COLUMNS), parts)
-    edges = functools.reduce(
-        lambda left, right: left.concat(right, EDGE_COLUMNS),
-        [_moved_edges(graph, int(offset)) for graph, offset in zip(graphs, offsets[:-1], strict=True)],
-    )
-    resources = functools.reduce(
-        lambda left, right: left.concat(right, RESOURCE_COLUMNS),
-        [_named_resources(graph, rank) for graph, rank in zip(graphs, ranks, strict=True)],
-    )
-    tasks = tasks.replace(resource=_moved_resources(graphs))
+    named = [
+        replace(graph, tasks=part, resources=_named_resources(graph, rank))
+        for graph, part, rank in zip(graphs, parts, ranks, strict=True)
+    ]
+    tasks, edges, resources = join(named)
     members = _match(tasks, names, ranks, groups)
-    tasks, edges = _join(tasks, edges, members, noise_ns)
+    tasks, edges = _joined(Graph(tasks, edges, resources), members, noise_ns)
     meta = _meta(graphs, names, ranks, origin, groups)
     return Graph(tasks, edges, resources, meta).validate()
 
@@ -117,21 +110,9 @@ def _on_common_clock(graph: Graph, rank: int, origin: int, groups: Groups) -> Ta
     return graph.tasks.replace(**columns)
 
 
-def _moved_edges(graph: Graph, offset: int) -> Table:
-    step = np.int32(offset)
-    return graph.edges.replace(src=graph.edges["src"] + step, dst=graph.edges["dst"] + step)
-
-
 def _named_resources(graph: Graph, rank: int) -> Table:
     names = [f"rank {rank} {name}" for name in graph.resources.strings("name").to_numpy()]
     return graph.resources.replace(name=Strings.of(names), machine=np.zeros(graph.num_resources, np.int32))
-
-
-def _moved_resources(graphs: list[Graph]) -> NDArray[np.int32]:
-    offsets = np.cumsum([0, *(graph.num_resources for graph in graphs)])
-    moved = [graph.tasks["resource"] + np.int32(offset) for graph, offset in zip(graphs, offsets[:-1], strict=True)]
-    column: NDArray[np.int32] = np.concatenate(moved)
-    return column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,65 +184,24 @@ def _check_agreement(tasks: Table, lists: dict[int, Int64s], names: dict[int, st
         )
 
 
-def _join(tasks: Table, edges: Table, members: _Members, noise_ns: int) -> tuple[Table, Table]:
-    """Add an arrival before every member and a virtual task that waits for all arrivals of a collective."""
-    num_tasks, num_members, num_collectives = tasks.num_rows, len(members.row), members.num_collectives
-    if not num_members:
-        return tasks, edges
-    duration = tasks["duration_ns"].copy()
-    shortest = np.full(num_collectives, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, members.collective, duration[members.row])
-    wait = duration[members.row] - shortest[members.collective]
-    duration[members.row] -= wait
-    start = tasks["start_ns"].copy()
-    start[members.row] += wait
-    cause = tasks["start_cause"].copy()
-    cause[members.row] = np.where(wait > noise_ns, Cause.COLLECTIVE_PEER, -1)
-    earliest = tasks["earliest_ns"].copy()
-    earliest[members.row] = 0
-    arrivals = _arrivals(tasks, members)
-    hubs = _hubs(tasks, members, start)
-    tasks = tasks.replace(duration_ns=duration, start_ns=start, start_cause=cause, earliest_ns=earliest)
-    tasks = tasks.concat(arrivals, TASK_COLUMNS).concat(hubs, TASK_COLUMNS)
-    arrival = num_tasks + np.arange(num_members)
-    moved = np.arange(num_tasks, dtype=np.int32)
-    moved[members.row] = arrival
-    hub = num_tasks + num_members + members.collective
-    new: dict[str, Any] = {
-        "src": np.concatenate([arrival, arrival, hub]).astype(np.int32),
-        "dst": np.concatenate([hub, members.row, members.row]).astype(np.int32),
-        "kind": np.repeat([EdgeKind.MESSAGE, EdgeKind.ORDER, EdgeKind.MESSAGE], num_members).astype(np.int8),
-        "lag_ns": np.zeros(3 * num_members, np.int64),
-        "from_start": np.zeros(3 * num_members, bool),
-    }
-    return tasks, edges.replace(dst=moved[edges["dst"]]).concat(Table(new), EDGE_COLUMNS)
-
-
-def _arrivals(tasks: Table, members: _Members) -> Table:
-    """What waits for the peers: begins when the kernel was measured to begin, does nothing itself."""
-    nothing = np.zeros(len(members.row), np.int64)
-    taken = tasks.take(members.row)
-    columns: dict[str, Any] = {"duration_ns": nothing, "kind": np.full(len(nothing), Kind.SYNC, np.int8)}
-    if "message_bytes" in taken:
-        columns["message_bytes"] = nothing
-    return taken.replace(**columns)
-
-
-def _hubs(tasks: Table, members: _Members, start: Int64s) -> Table:
-    """One virtual task per collective, on no resource: it ends when the last rank has arrived."""
-    first = members.row[np.unique(members.collective, return_index=True)[1]]
+def _joined(graph: Graph, members: _Members, noise_ns: int) -> tuple[Table, Table]:
+    """Let the members of each collective meet: they last as long as the shortest, what is longer was waiting."""
+    if not len(members.row):
+        return graph.tasks, graph.edges
+    num_tasks, row, collective = graph.num_tasks, members.row, members.collective
+    duration, start = graph.duration_ns, graph.tasks["start_ns"]
+    shortest = np.full(members.num_collectives, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, collective, duration[row])
+    wait = duration[row] - shortest[collective]
+    met = graph.meet(row, collective, shortest)
+    columns = {name: met.tasks[name].copy() for name in ("start_ns", "start_cause")}
+    columns["start_ns"][row] += wait
+    columns["start_cause"][row] = np.where(wait > noise_ns, Cause.COLLECTIVE_PEER, -1)
     latest = np.zeros(members.num_collectives, np.int64)
-    np.maximum.at(latest, members.collective, start[members.row])
-    num = len(first)
-    columns: dict[str, Any] = {
-        "duration_ns": np.zeros(num, np.int64),
-        "kind": np.full(num, Kind.VIRTUAL, np.int8),
-        "resource": np.full(num, -1, np.int32),
-        "start_ns": latest,
-        "earliest_ns": np.zeros(num, np.int64),
-        "start_cause": np.full(num, -1, np.int8),
-    }
-    return tasks.take(first).replace(**columns)
+    np.maximum.at(latest, collective, start[row] + wait)
+    columns["start_ns"][num_tasks + len(row) :] = latest
+    columns["start_cause"][num_tasks + len(row) :] = -1
+    return met.tasks.replace(**columns), met.edges
 
 
 def _meta(graphs: list[Graph], names: list[str], ranks: list[int], origin: int, groups: Groups) -> dict[str, Any]:

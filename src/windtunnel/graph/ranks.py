@@ -1,0 +1,215 @@
+"""Many ranks in one graph (room graph): copies of one rank, several graphs joined, and ranks that meet.
+
+In: graphs. Out: graphs in which column ``rank`` tells workers apart. All of it is done in bulk, as a thousand ranks of
+a thousand tasks are usual. A meeting (a collective, or a message that both sides wait for) is said here and nowhere
+else: each member arrives, all wait for the last arrival, then all go on together. Not here: how long a message takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, TASK_COLUMNS, UNPLACED, EdgeKind, Kind
+from windtunnel.graph.table import Strings, Table, concat_all
+
+if TYPE_CHECKING:
+    from windtunnel.graph.graph import Graph
+
+__all__ = ["join", "meet", "replicate"]
+
+# R ranks or copies, T tasks, M members of K meetings
+Rows = NDArray[np.int64]
+# what a task that only waits does not do
+_WORK = ("duration_ns", "flops", "bytes_read", "bytes_written", "message_bytes", "param_bytes", "output_bytes")
+_NO_WORK = (*_WORK, "freed_bytes", "workspace_bytes", "duration_std_ns", "samples_ns")
+_RANK_NAME = re.compile(r"rank (\d+) ")
+
+
+def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) -> Graph:
+    """Copy tasks, edges and resources; column ``rank`` tells the copies apart. Nothing joins them yet.
+
+    A graph of several ranks can be copied again: data x pipeline x tensor parallel ranks are three copies in a row,
+    the innermost first. Rank r of copy c becomes rank ``c * num_ranks + r``.
+
+    Parameters
+    ----------
+    graph : Graph
+    num_copies : int
+    shared : mask or rows of resources, optional
+        What all copies use together, such as the NIC of their host; it is not copied.
+
+    Raises
+    ------
+    InputError
+        ``num_copies`` is below 1.
+    """
+    if num_copies < 1:
+        raise InputError(f"cannot make {num_copies} ranks from a graph of {graph.num_ranks}")
+    count, ranks = graph.num_tasks, _ranks_of(graph)
+    width = int(ranks.max(initial=0)) + 1
+    is_shared = np.zeros(graph.num_resources + 1, dtype=bool)  # the last entry is for unplaced tasks
+    is_shared[[] if shared is None else np.asarray(shared)] = True
+    is_shared[-1] = True
+    own = np.flatnonzero(~is_shared[:-1])
+    # row of each resource in the first copy, and whether a further copy has its own
+    place = np.arange(graph.num_resources + 1)
+    place[-1] = UNPLACED
+    number = np.zeros(graph.num_resources + 1, dtype=np.int64)
+    number[own] = np.arange(len(own))
+    copies = np.arange(num_copies, dtype=np.int64)[:, None]
+    resource = graph.tasks["resource"]
+    further = graph.num_resources + (copies - 1) * len(own) + number[resource]
+    placed = np.where((copies == 0) | is_shared[resource], place[resource], further)
+    rank = (copies * width + ranks).ravel().astype(np.int32)
+    tasks = graph.tasks.take(np.tile(np.arange(count), num_copies))
+    tasks = tasks.replace(rank=rank, resource=placed.ravel().astype(np.int32))
+    return replace(graph, tasks=tasks, resources=_resources(graph, num_copies, own, width), edges=_edges(graph, copies))
+
+
+def _ranks_of(graph: Graph) -> NDArray[np.int32]:
+    return graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int32))  # type: ignore[no-any-return]
+
+
+def _resources(graph: Graph, num_copies: int, own: Rows, width: int) -> Table:
+    """The resources of the first copy, then those of each further copy that it does not share."""
+    rows = np.concatenate([np.arange(graph.num_resources), np.tile(own, num_copies - 1)])
+    copy = np.concatenate(
+        [np.zeros(graph.num_resources, dtype=np.int64), np.repeat(np.arange(1, num_copies), len(own))]
+    )
+    names = graph.resources.strings("name").to_numpy()
+    of_rank = np.zeros(graph.num_resources, dtype=np.int64)
+    used = graph.tasks["resource"]
+    of_rank[used[used != UNPLACED]] = _ranks_of(graph)[used != UNPLACED]
+    for row, found in enumerate(_RANK_NAME.match(name) for name in names):
+        if found is not None:  # one that no task uses is known by its name alone
+            of_rank[row] = int(found[1])
+    is_own = np.zeros(graph.num_resources, dtype=bool)
+    is_own[own] = True
+    bare = [_RANK_NAME.sub("", name, count=1) for name in names]
+    machine = graph.resources.get("machine", np.zeros(graph.num_resources, dtype=np.int32))
+    named = [
+        f"rank {each * width + of_rank[row]} {bare[row]}" if is_own[row] else names[row]
+        for row, each in zip(rows.tolist(), copy.tolist(), strict=True)
+    ]
+    span = int(machine.max(initial=0)) + 1
+    return graph.resources.take(rows).replace(
+        name=Strings.of(named), machine=(copy * span + machine[rows]).astype(np.int32)
+    )
+
+
+def _edges(graph: Graph, copies: Rows) -> Table:
+    num_copies = len(copies)
+    edges = graph.edges.take(np.tile(np.arange(graph.num_edges), num_copies))
+    offset = np.repeat(copies.ravel() * graph.num_tasks, graph.num_edges).astype(np.int32)
+    return edges.replace(src=edges["src"] + offset, dst=edges["dst"] + offset)
+
+
+def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
+    """Tasks, edges and resources of several graphs side by side; a column that one lacks gets its default there.
+
+    Nothing is renamed: ranks, groups and clocks must be made common before.
+    """
+    tasks, resources = (
+        np.cumsum([0, *counts]) for counts in zip(*[(g.num_tasks, g.num_resources) for g in graphs], strict=True)
+    )
+    placed = [
+        graph.tasks.replace(resource=np.where(column == UNPLACED, UNPLACED, column + offset).astype(np.int32))
+        for graph, offset in zip(graphs, resources.tolist(), strict=False)
+        for column in [graph.tasks["resource"]]
+    ]
+    moved = [
+        graph.edges.replace(src=graph.edges["src"] + np.int32(offset), dst=graph.edges["dst"] + np.int32(offset))
+        for graph, offset in zip(graphs, tasks.tolist(), strict=False)
+    ]
+    return (
+        concat_all(placed, TASK_COLUMNS),
+        concat_all(moved, EDGE_COLUMNS),
+        concat_all([graph.resources for graph in graphs], RESOURCE_COLUMNS),
+    )
+
+
+def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: ArrayLike | None = None) -> Graph:
+    """Let tasks of several ranks begin together, when the last of them can.
+
+    In front of each member comes an arrival on the member's resource, which takes all that the member waited for, and
+    per meeting one virtual task that waits for all arrivals.
+
+    Parameters
+    ----------
+    graph : Graph
+    members : int [M]
+        Rows of tasks, each once.
+    meetings : int [M]
+        Number of the meeting of each, 0 to K - 1; none is empty.
+    duration_ns : int [K], optional
+        What each member of a meeting takes once all are there; as they are by default.
+
+    Returns
+    -------
+    Graph
+        With M arrivals, then K virtual tasks appended.
+
+    Raises
+    ------
+    InputError
+        A task is in two meetings, or the numbers of meetings have gaps.
+    """
+    row, meeting = np.asarray(members, dtype=np.int64), np.asarray(meetings, dtype=np.int64)
+    if not len(row) and not len(meeting):
+        return graph
+    num_tasks, num_meetings = graph.num_tasks, int(meeting.max(initial=-1)) + 1
+    first = np.full(num_meetings, -1, dtype=np.int64)
+    if len(row) == len(meeting):
+        first[meeting[::-1]] = row[::-1]
+    if len(np.unique(row)) != len(row) or (first < 0).any():
+        raise InputError(
+            f"{len(row)} members of {num_meetings} meetings",
+            where="meet",
+            fix="give each task once, number without gaps",
+        )
+    tasks = graph.tasks
+    arrivals = _waiting(tasks, row, {"kind": int(Kind.SYNC)})
+    names = arrivals.strings("name")
+    arrivals = arrivals.replace(name=Strings(names.codes, tuple(f"arrival at {name}" for name in names.values)))
+    hubs = _waiting(tasks, first, {"kind": int(Kind.VIRTUAL), "resource": UNPLACED, "earliest_ns": 0, "rank": 0})
+    changed: dict[str, Any] = {}
+    if duration_ns is not None:
+        changed["duration_ns"] = tasks["duration_ns"].copy()
+        changed["duration_ns"][row] = np.asarray(duration_ns, dtype=np.int64)[meeting]
+    if "earliest_ns" in tasks:
+        changed["earliest_ns"] = tasks["earliest_ns"].copy()
+        changed["earliest_ns"][row] = 0
+    arrival, hub = num_tasks + np.arange(len(row)), num_tasks + len(row) + meeting
+    moved = np.arange(num_tasks, dtype=np.int32)
+    moved[row] = arrival
+    new: dict[str, Any] = {
+        "src": np.concatenate([arrival, arrival, hub]).astype(np.int32),
+        "dst": np.concatenate([hub, row, row]).astype(np.int32),
+        "kind": np.repeat([EdgeKind.MESSAGE, EdgeKind.ORDER, EdgeKind.MESSAGE], len(row)).astype(np.int8),
+        "lag_ns": np.zeros(3 * len(row), np.int64),
+        "from_start": np.zeros(3 * len(row), bool),
+    }
+    edges = graph.edges.replace(dst=moved[graph.edges["dst"]])
+    return replace(
+        graph,
+        tasks=concat_all([tasks.replace(**changed), arrivals, hubs], TASK_COLUMNS),
+        edges=concat_all([edges, Table(new)], EDGE_COLUMNS),
+    )
+
+
+def _waiting(tasks: Table, rows: Rows, columns: Mapping[str, int]) -> Table:
+    """Tasks like these that do nothing."""
+    taken = tasks.take(rows)
+    values = dict.fromkeys(_NO_WORK, 0) | dict(columns)
+    return taken.replace(**{name: _all(taken[name], value) for name, value in values.items() if name in taken})
+
+
+def _all(column: NDArray[Any], value: int) -> NDArray[Any]:
+    return np.full(column.shape, value, dtype=column.dtype)
