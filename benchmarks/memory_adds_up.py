@@ -30,7 +30,7 @@ from windtunnel.sources.memory._log import AllocatorLog
 from windtunnel.sources.memory._places import PHASES
 from windtunnel.sources.memory._storages import all_storages
 from windtunnel.sources.memory._tracker import StorageTracker
-from windtunnel.sources.memory._watch import Watch
+from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
 from windtunnel.sources.memory.tracking import track_memory
 

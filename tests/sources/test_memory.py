@@ -61,7 +61,7 @@ def convolutional():
 
 def test_categories_sum_to_what_the_allocator_holds_after_every_event():
     """Its own counter, not the books."""
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
     model, step, optimizer = convolutional()
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_categories_sum_to_what_the_allocator_holds_after_every_event():
 def test_categories_of_fake_tensors_sum_to_all_that_is_alive_after_every_event():
     """Asked of the storages themselves, one by one, and not of the books."""
     from windtunnel.sources.memory._fake import fake_tensors
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
     with fake_tensors():
         model, step, optimizer = convolutional()
@@ -219,7 +219,7 @@ def test_a_gradient_of_a_gradient_is_followed():
 def test_a_storage_that_grows_is_seen_to_grow():
     from windtunnel.sources.memory._storages import RESIZE
     from windtunnel.sources.memory._tracker import StorageTracker
-    from windtunnel.sources.torch._annotate import Discovery
+    from windtunnel.sources.torch.annotate import Discovery
 
     def step():
         grown = torch.zeros(10)

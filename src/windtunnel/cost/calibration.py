@@ -27,6 +27,7 @@ from windtunnel.extras import require
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.rounds import rounds
 from windtunnel.measure.threads import threads
 
 __all__ = ["Calibrated", "Round", "calibrate", "forecast_gain"]
@@ -117,19 +118,19 @@ def calibrate(
     device = host_device(num_threads, database=kept)
     rng = np.random.default_rng(seed)
     begin = time.monotonic()
-    rounds: list[Round] = []
+    found_rounds: list[Round] = []
     found, gain, reason = _fit(kept, device), float("inf"), ""
     while not reason:
         elapsed_s = time.monotonic() - begin
         if progress is not None:
-            progress(f"round {len(rounds) + 1}", min(int(elapsed_s), int(budget_s)), max(int(budget_s), 1))
+            progress(f"round {len(found_rounds) + 1}", min(int(elapsed_s), int(budget_s)), max(int(budget_s), 1))
         kept.add(_measured(_wanted(found, rng), device.num_units))
         found = _fit(kept, device)
-        rounds.append(Round(sum(len(one.left_out) for one in found.processes.values()), found.error))
-        gain = forecast_gain(rounds)
+        found_rounds.append(Round(sum(len(one.left_out) for one in found.processes.values()), found.error))
+        gain = forecast_gain(found_rounds)
         reason = "settled" if gain < MIN_GAIN else "budget" if time.monotonic() - begin > budget_s else ""
     samples = _samples(kept, device)
-    return Calibrated(device, _bound_error(samples, device), tuple(rounds), found.errors, gain, reason, found)
+    return Calibrated(device, _bound_error(samples, device), tuple(found_rounds), found.errors, gain, reason, found)
 
 
 def forecast_gain(rounds: Sequence[Round]) -> float:
@@ -202,11 +203,8 @@ def _times(kernels: Sequence[Kernel], num_threads: int) -> Table:
         clock = time.thread_time_ns if num_threads == 1 else time.perf_counter_ns
         stand = Stand([call, *kernels], clock, is_warm=True)
         stand.rehearse()
-        begin = time.perf_counter()
-        for turn in range(_MOST_TURNS):
+        for _ in rounds(_FEWEST_TURNS, _MOST_TURNS, _ROUND_S * len(kernels)):
             stand.round()
-            if turn + 1 >= _FEWEST_TURNS and time.perf_counter() - begin > _ROUND_S * len(kernels):
-                break
     table = stand.table()
     return {kernel: max(table[kernel] - table[call], _LEAST_SHARE * table[kernel]) for kernel in kernels}
 

@@ -23,9 +23,10 @@ from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 from windtunnel.measure.threads import threads
 
-__all__ = ["Overhead", "Stand", "Table", "fit_overhead", "measure", "quiet_ns"]
+__all__ = ["Overhead", "Stand", "Table", "fit_overhead", "measure"]
 
 Progress = Callable[[str, int, int], None]
 Clock = Callable[[], int]
@@ -74,10 +75,10 @@ def measure(
     found = {kernel: known[key].new_ns for kernel, key in keys.items() if key in known and known[key].is_trusted}
     wanted = [kernel for kernel in distinct if kernel not in found]
     times_KR = _measure_in_turn(wanted, num_threads, budget_s, progress)
-    measured = {kernel: quiet_ns(times) for kernel, times in times_KR.items()}
+    measured = {kernel: quiet(times) for kernel, times in times_KR.items()}
     if database is not None:
         database.add(
-            Measurement(*keys[kernel], took, took, _spread(times_KR[kernel]), len(times_KR[kernel]))
+            Measurement(*keys[kernel], took, took, spread_ratio(times_KR[kernel]), len(times_KR[kernel]))
             for kernel, took in measured.items()
             if len(times_KR[kernel])
         )
@@ -87,11 +88,6 @@ def measure(
 def _key(kernel: Kernel, num_threads: int) -> _Key:
     change = f"alone, in turn (method {_METHOD})"
     return kernel.operator, kernel.signature, "forward", change, num_threads, machine(), libraries()
-
-
-def _spread(times: Sequence[float]) -> float:
-    low, median, high = np.percentile(times, [25, 50, 75])
-    return float((high - low) / median)
 
 
 class Stand:
@@ -132,12 +128,7 @@ class Stand:
 
     def table(self) -> dict[Kernel, float]:
         """Lower quartile of each kernel, NaN where it cannot be run: what else runs only makes a kernel longer."""
-        return {kernel: quiet_ns(times) for kernel, times in self.times.items()}
-
-
-def quiet_ns(times: Sequence[float]) -> float:
-    """Lower quartile of repeated times; NaN of none."""
-    return float(np.percentile(times, 25)) if len(times) else float("nan")
+        return {kernel: quiet(times) for kernel, times in self.times.items()}
 
 
 def _rehearsed(run: Callable[[], float] | None) -> Callable[[], float] | None:
@@ -156,13 +147,8 @@ def _measure_in_turn(
     with threads(num_threads):
         stand = Stand(kernels)
         stand.rehearse()
-        begin = time.perf_counter()
-        for turn in range(_MAX_ROUNDS):
+        for _ in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="measuring kernels"):
             stand.round()
-            if progress is not None:
-                progress("measuring kernels", turn + 1, _MAX_ROUNDS)
-            if turn + 1 >= _MIN_ROUNDS and time.perf_counter() - begin > budget_s:
-                break
     return stand.times
 
 

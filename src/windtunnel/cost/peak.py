@@ -7,18 +7,16 @@ this machine and these libraries. Not here: what a program reaches of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.rounds import elapsed_ns, quiet, spread_ratio
 from windtunnel.measure.threads import threads
 
 if TYPE_CHECKING:
@@ -224,8 +222,7 @@ def _triad(length: int, device: str) -> Callable[[], object]:
 def _timed(key: _Key, run: Callable[[], object], num_threads: int, device: str) -> Measurement:
     with threads(num_threads):
         times_ns = _times(run, device)
-    low, median, high = np.percentile(times_ns, [25, 50, 75])
-    return Measurement(*key, float(low), float(low), float((high - low) / median), len(times_ns))
+    return Measurement(*key, quiet(times_ns), quiet(times_ns), spread_ratio(times_ns), len(times_ns))
 
 
 def _times(run: Callable[[], object], device: str) -> list[float]:
@@ -246,8 +243,9 @@ def _times(run: Callable[[], object], device: str) -> list[float]:
 def _seconds(run: Callable[[], object], device: str) -> float:
     import torch
 
-    begin = time.perf_counter()
-    run()
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
+    def whole() -> None:
+        run()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+
+    return elapsed_ns(whole) / 1e9

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.measure.rounds import elapsed_ns
 
 __all__ = ["Disk", "measured_disk"]
 
@@ -81,23 +81,26 @@ def measured_disk(folder: str | Path, size_bytes: int = _SIZE_BYTES) -> Disk:
 
 
 def _written(file: int, block: bytes, num_blocks: int) -> float:
-    begun_s = time.perf_counter()
-    for _ in range(num_blocks):
-        left = memoryview(block)
-        while left:
-            left = left[os.write(file, left) :]
-    os.fsync(file)
-    return time.perf_counter() - begun_s
+    def write() -> None:
+        for _ in range(num_blocks):
+            left = memoryview(block)
+            while left:
+                left = left[os.write(file, left) :]
+        os.fsync(file)
+
+    return elapsed_ns(write) / 1e9
 
 
 def _read_back(file: int, block_bytes: int) -> float:
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.lseek(file, 0, os.SEEK_SET)
-    begun_s = time.perf_counter()
-    while os.read(file, block_bytes):
-        pass
-    return time.perf_counter() - begun_s
+
+    def read() -> None:
+        while os.read(file, block_bytes):
+            pass
+
+    return elapsed_ns(read) / 1e9
 
 
 def _device_bytes() -> int | None:

@@ -22,7 +22,7 @@ __all__ = ["each_block", "matching", "outermost", "paths_of", "repeated_blocks"]
 
 def paths_of(program: LiveProgram, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Modules of a model by the path that a capture gives them; the model itself has the name of its class."""
-    from windtunnel.sources.torch._annotate import module_paths
+    from windtunnel.sources.torch.annotate import module_paths
 
     paths = module_paths(program.models)
     return {paths[id(module)]: module for module in model.modules()}

@@ -6,13 +6,13 @@ left after it, so that baseline and changed program can be one and the same: sam
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
+from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.turns import Turn
 from windtunnel.sources.torch.live import LiveProgram
 
@@ -52,18 +52,13 @@ class StepLane:
             with self._flying(), self._losses.watching():
                 for _ in range(self.iterations_per_sample):
                     self._step()
-                durations_ns = [self._timed() for _ in range(num_iterations)]
+                durations_ns = [elapsed_ns(self._step) for _ in range(num_iterations)]
         except WindtunnelError:
             raise
         except Exception as error:
             which = "changed step" if self._flights else "step"
             raise FlightError(f"the {which} raised {type(error).__name__}: {error}", where=repr(self._step)) from error
         return Turn(durations_ns, self._losses.read())
-
-    def _timed(self) -> int:
-        begun_ns = time.perf_counter_ns()
-        self._step()
-        return time.perf_counter_ns() - begun_ns
 
     def log_tail(self) -> str:
         """A step function prints where its caller prints."""

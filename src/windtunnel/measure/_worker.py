@@ -19,17 +19,27 @@ from multiprocessing.connection import Connection
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before it could be heard of
+        os._exit(1)
+
+
+def _tie_children() -> None:
+    """Let what this process forks die with it, too."""
+    parents: list[int] = []
+    os.register_at_fork(
+        before=lambda: parents.append(os.getpid()),
+        after_in_parent=parents.clear,
+        after_in_child=lambda: _die_with(parents.pop()),
+    )
 
 
 def main(line_fd: int, parent: int, cores: str) -> int:
     """Wait for what to do, and do it."""
-    _die_with_parent()
-    os.register_at_fork(after_in_child=_die_with_parent)
-    if os.getppid() != parent:  # it ended before it could be heard of
-        return 1
+    _die_with(parent)
+    _tie_children()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends this process
     if cores != "-" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cost.lookup import Stand, quiet_ns
+from windtunnel.cost.lookup import Stand
 from windtunnel.errors import NotApplicableError
 from windtunnel.extras import require
+from windtunnel.measure.rounds import quiet
 from windtunnel.measure.threads import threads
 from windtunnel.suite.advice import Advice
 from windtunnel.suite.inference import fly_nets
@@ -90,7 +91,7 @@ def _fly_layers(advice: Advice, num_threads: int, rounds: int, clock: Clock) -> 
         stand.rehearse()
         for _ in range(rounds):
             stand.round()
-    table = {kernel: quiet_ns(times) for kernel, times in stand.times.items()}
+    table = {kernel: quiet(times) for kernel, times in stand.times.items()}
     # equal kernels stand once and run as often as they are named
     return sum(table[one] for one in advice.before), sum(table[one] for one in advice.after)
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.cost import Peak, measured_peak
 from windtunnel.cost.kernels import Kernel, trace
-from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, quiet_ns
+from windtunnel.cost.lookup import Overhead, Stand, fit_overhead
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
 from windtunnel.extras import require
 from windtunnel.measure import ProfileDatabase
+from windtunnel.measure.rounds import quiet
 from windtunnel.measure.threads import threads
 from windtunnel.sources.torch.flop_count import count
 from windtunnel.workloads.vision import vision_model
@@ -115,7 +116,7 @@ def fly_nets(
         FlownNet(
             name,
             int(inputs[0].shape[0]),
-            quiet_ns(times[name]),
+            quiet(times[name]),
             counts[name].total,
             counts[name].elementwise,
             sum(parameter.numel() for parameter in model.parameters()),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.stats import Estimate, estimate_median, has_trend
 
 __all__ = [
@@ -377,9 +378,7 @@ def run_until_stable(
     def timed() -> Iterator[int]:
         begun_s = math.inf
         for number in count(1):
-            before_ns = time.perf_counter_ns()
-            step()
-            duration_ns = time.perf_counter_ns() - before_ns
+            duration_ns = elapsed_ns(step)
             after_step(duration_ns)
             yield duration_ns
             if number == 1:

@@ -7,7 +7,6 @@ forward and backward pass without and with DistributedDataParallel, and the roun
 from __future__ import annotations
 
 import statistics
-import time
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from windtunnel.cost.rerun.sending import SENDERS, in_order
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.workers import Place
 
 _WARMUP = 4
@@ -85,9 +85,7 @@ def _timed(job: dict[str, Any], rounds: int) -> list[float]:
             for parameter in form.parameters():
                 parameter.grad = None
             dist.barrier()
-            begun_ns = time.perf_counter_ns()
-            form(x).sum().backward()
-            kept.append(time.perf_counter_ns() - begun_ns)
+            kept.append(elapsed_ns(lambda form=form: form(x).sum().backward()))  # type: ignore[misc]
     pairs = list(zip(*(kept[_WARMUP:] for kept in samples), strict=True))
     old = statistics.median(plain for plain, _ in pairs)
     # of one round, so that a host that is slow for a while is slow for both

@@ -87,7 +87,7 @@ def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
 @lru_cache(maxsize=64)  # the baseline is asked for again with every what-if
 def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
     from windtunnel.cost.rerun._interpreter import Interpreter
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
     ready = Interpreter(keyed.program, form, set(opaque))
     ready.rehearse()
@@ -114,7 +114,7 @@ def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm
         A class is not one of ``torch.optim``, or it does not know an option.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
     most = 0
     for one in optimizers:

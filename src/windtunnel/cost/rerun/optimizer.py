@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import json
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_ratio
 
 if TYPE_CHECKING:
     import torch
@@ -144,22 +144,18 @@ def _fly(
     captured = threads or torch.get_num_threads()
     old_ns: list[float] = []
     new_ns: list[float] = []
-    begun = time.perf_counter()
-    for turn in range(_WARMUP + _MAX_ROUNDS):
+    for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, warmup=_WARMUP):
         evicted.add_(1.0)
         first = _timed(before, captured)
         evicted.add_(1.0)
         second = _timed(after, new.threads or captured)
-        if turn >= _WARMUP:
+        if turn >= 0:
             old_ns.append(first)
             new_ns.append(second)
-        if len(old_ns) >= _MIN_ROUNDS and time.perf_counter() - begun > budget_s:
-            break
-    low, median, high = np.percentile(np.array(new_ns) / np.array(old_ns), [25, 50, 75])
     return {
-        "old_ns": float(np.percentile(old_ns, 25)),
-        "new_ns": float(np.percentile(new_ns, 25)),
-        "spread_ratio": float((high - low) / median) if median > 0 else 0.0,
+        "old_ns": quiet(old_ns),
+        "new_ns": quiet(new_ns),
+        "spread_ratio": spread_ratio(np.array(new_ns) / np.array(old_ns)),
         "rounds": len(old_ns),
     }
 
@@ -170,10 +166,7 @@ def _timed(steps: list[Callable[[], Any]], threads: int) -> float:
     current = torch.get_num_threads()
     if threads != current:
         torch.set_num_threads(threads)
-    begun = time.perf_counter_ns()
-    for step in steps:
-        step()
-    elapsed = time.perf_counter_ns() - begun
+    elapsed = elapsed_ns(lambda: [step() for step in steps])
     if threads != current:
         torch.set_num_threads(current)
     return float(elapsed)

@@ -9,7 +9,6 @@ step. Results are kept in the profile database.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_ratio
 
 if TYPE_CHECKING:
     from windtunnel.cost.rerun._interpreter import Interpreter, Lap
@@ -107,9 +107,8 @@ def measure_ratios(
     known = known_ratios(program, new, old, database=database)
     if known is not None:
         return known
-    rounds = _fly(program, new, old, budget_s, progress)
     groups = _groups(program, new, old)
-    measurements = _summarize(program, rounds, groups, new, old)
+    measurements = _summarize(program, _fly(program, new, old, budget_s, progress), groups, new, old)
     if database is not None:
         database.add(measurements.values())
     return _ratios(program, groups, measurements)
@@ -136,15 +135,15 @@ def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Prog
     try:
         pair = Interpreter(program, old, opaque), Interpreter(program, new, opaque)
         _rehearse(*pair, opaque)
-        rounds = _interleave(*pair, budget_s, progress)
+        found = _interleave(*pair, budget_s, progress)
     except (RuntimeError, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
             where=f"form {new.label}",
             fix="take published ratios (prices='paper'), or verify the what-if by a real run",
         ) from error
-    rounds.bytes_ratio = _bytes_ratio(pair[0].output_bytes, pair[1].output_bytes)
-    return rounds
+    found.bytes_ratio = _bytes_ratio(pair[0].output_bytes, pair[1].output_bytes)
+    return found
 
 
 def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None:
@@ -157,25 +156,17 @@ def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None
 
 
 def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None) -> _Rounds:
-    rounds = _Rounds()
-    begun = time.perf_counter()
-    total = _MAX_ROUNDS
-    for turn in range(_MAX_ROUNDS):
+    found = _Rounds()
+    for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
         if turn % 2:
             after, before = new.run(), old.run()
         else:
             before, after = old.run(), new.run()
-        rounds.old.append(before)
-        rounds.new.append(after)
-        rounds.old_detail.append(old.run(detail=True))
-        rounds.new_detail.append(new.run(detail=True))
-        elapsed = time.perf_counter() - begun
-        total = min(_MAX_ROUNDS, max(_MIN_ROUNDS, int(budget_s * (turn + 1) / elapsed)))
-        if progress is not None:
-            progress("partial flight", turn + 1, total)
-        if turn + 1 >= total:
-            break
-    return rounds
+        found.old.append(before)
+        found.new.append(after)
+        found.old_detail.append(old.run(detail=True))
+        found.new_detail.append(new.run(detail=True))
+    return found
 
 
 def _bytes_ratio(old: Floats, new: Floats) -> Floats:
@@ -199,32 +190,32 @@ def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
 
 
 def _summarize(
-    program: Program, rounds: _Rounds, groups: NDArray[np.int64], new: Form, old: Form
+    program: Program, found: _Rounds, groups: NDArray[np.int64], new: Form, old: Form
 ) -> dict[tuple[int, str], Measurement]:
     """One measurement per group and phase."""
-    times = _phase_times(rounds)
-    found: dict[tuple[int, str], Measurement] = {}
-    for phase, (old_C, new_C, spread_ratio) in times.items():
+    times = _phase_times(found)
+    rows: dict[tuple[int, str], Measurement] = {}
+    for phase, (old_C, new_C, spread) in times.items():
         for group in range(int(groups.max(initial=-1)) + 1):
             members = np.flatnonzero(groups == group)
-            found[group, phase] = Measurement(
+            rows[group, phase] = Measurement(
                 *_key(program, int(members[0]), phase, new, old),
                 float(old_C[members].sum()),
                 float(new_C[members].sum()),
-                spread_ratio,
-                len(rounds.old),
-                float(np.median(rounds.bytes_ratio[members])),
+                spread,
+                len(found.old),
+                float(np.median(found.bytes_ratio[members])),
             )
-    return found
+    return rows
 
 
-def _phase_times(rounds: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
-    """Old and new time per call, of each phase; the sums are those of the undisturbed rounds."""
-    forward = [_quiet([lap.forward_ns for lap in laps]) for laps in (rounds.old, rounds.new)]
-    backward = [_quiet([lap.backward_ns for lap in laps]) for laps in (rounds.old_detail, rounds.new_detail)]
+def _phase_times(found: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
+    """Old and new time per call, of each phase; the sums are those of the undisturbed found."""
+    forward = [quiet_rows([lap.forward_ns for lap in laps]) for laps in (found.old, found.new)]
+    backward = [quiet_rows([lap.backward_ns for lap in laps]) for laps in (found.old_detail, found.new_detail)]
     totals = [
-        [[lap.forward_total_ns for lap in laps] for laps in (rounds.old, rounds.new)],
-        [[lap.backward_total_ns for lap in laps] for laps in (rounds.old, rounds.new)],
+        [[lap.forward_total_ns for lap in laps] for laps in (found.old, found.new)],
+        [[lap.backward_total_ns for lap in laps] for laps in (found.old, found.new)],
     ]
     return {
         phase: (_scaled_to(parts[0], total[0]), _scaled_to(parts[1], total[1]), _spread(*total))
@@ -232,16 +223,10 @@ def _phase_times(rounds: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
     }
 
 
-def _quiet(samples: Any) -> Floats:
-    """The lower quartile: what else runs on the machine only ever makes a run longer."""
-    return np.asarray(np.percentile(np.asarray(samples), 25, axis=0), dtype=np.float64)
-
-
 def _spread(old: list[float], new: list[float]) -> float:
     if min(old, default=0.0) <= 0:
         return 0.0
-    low, median, high = np.percentile(np.array(new) / np.array(old), [25, 50, 75])
-    return float((high - low) / median)
+    return spread_ratio(np.array(new) / np.array(old))
 
 
 def _pooled(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int, str], Measurement]:
@@ -257,7 +242,7 @@ def _pooled(measurements: dict[tuple[int, str], Measurement]) -> dict[tuple[int,
 
 
 def _scaled_to(parts: Floats, totals: list[float]) -> Floats:
-    return parts * (_quiet(totals) / parts.sum()) if parts.sum() > 0 else parts
+    return parts * (quiet(totals) / parts.sum()) if parts.sum() > 0 else parts
 
 
 def _key(program: Program, place: int, phase: str, new: Form, old: Form) -> _Key:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import FlightError, InputError
 from windtunnel.extras import require
+from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.programs.run import references
 from windtunnel.programs.run.tasks import Task
 
@@ -147,9 +147,7 @@ class Built:
         if self.device.type != "cpu":
             return self.evaluate(1, 1)[0]
         call = self.executable["main"]
-        began_ns = time.perf_counter_ns()
-        call(*self.values)
-        return (time.perf_counter_ns() - began_ns) / 1e9
+        return elapsed_ns(lambda: call(*self.values)) / 1e9
 
 
 def arguments_of(task: Task, isa: str = "") -> tuple[list[Any], Any]:
@@ -181,10 +179,7 @@ def build(module: Any, isa: str, values: list[Any], expected: Any) -> Built:
     """
     executable = compiled(module, isa)
     run, device = executable["main"], values[-1].device
-    began_ns = time.perf_counter_ns()
-    run(*values)
-    device.sync()
-    first_run_ns = time.perf_counter_ns() - began_ns
+    first_run_ns = elapsed_ns(lambda: (run(*values), device.sync()))
     if not references.is_right(values[-1].numpy(), expected):
         raise FlightError("the program computes something else than its task", where=isa)
     return Built(executable, values, device, first_run_ns)

@@ -18,7 +18,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from windtunnel.sources.torch._annotate import is_compiling, module_paths
+from windtunnel.sources.torch.annotate import is_compiling, module_paths
 
 __all__ = ["BACKWARD", "BEFORE", "DATA", "FORWARD", "PHASES", "UPDATE", "Interned", "Lines", "NodeLayers", "Places"]
 

@@ -34,7 +34,7 @@ from windtunnel.sources.memory._storages import (
     buffers_of,
     storages_of,
 )
-from windtunnel.sources.torch._annotate import Discovery, is_compiling, module_paths
+from windtunnel.sources.torch.annotate import Discovery, is_compiling, module_paths
 
 __all__ = ["Mark", "Outside", "Sightings"]
 

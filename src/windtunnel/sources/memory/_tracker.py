@@ -39,7 +39,7 @@ from windtunnel.sources.memory._storages import (
     buffers_of,
     storages_of,
 )
-from windtunnel.sources.torch._annotate import Discovery
+from windtunnel.sources.torch.annotate import Discovery
 
 __all__ = ["StorageTracker"]
 

@@ -18,7 +18,7 @@ from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.script import EndOfScript, checked_script, run_until_enough
 
 if TYPE_CHECKING:
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
 __all__ = ["track_script"]
 
@@ -112,7 +112,7 @@ class _Pilot:
             self._begin(hooks)
 
     def _begin(self, hooks: StepHooks) -> None:
-        from windtunnel.sources.memory._watch import Watch
+        from windtunnel.sources.memory.watch import Watch
 
         self._watch = Watch(**self._options)
         self._watch.discovery.add(hooks.models, hooks.optimizers)

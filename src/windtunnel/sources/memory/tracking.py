@@ -20,7 +20,7 @@ from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
 from windtunnel.units import format_ratio, format_size
 
 if TYPE_CHECKING:
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
 __all__ = ["CATEGORIES", "MemoryProfile", "predict_memory", "require_fit", "track_memory"]
 
@@ -76,7 +76,7 @@ def track_memory(
     """
     _check(step, warmup, steps)
     require("torch", extra="torch")
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
     watch = Watch(workspace=workspace, limit_bytes=limit_bytes)
     watch.discovery.add(_listed(model), _listed(optimizer))
@@ -123,7 +123,7 @@ def predict_memory(build: Callable[[], Any], *, warmup: int = 2, steps: int = 1)
     _check(build, warmup, steps)
     require("torch", extra="torch")
     from windtunnel.sources.memory._fake import fake_tensors
-    from windtunnel.sources.memory._watch import Watch
+    from windtunnel.sources.memory.watch import Watch
 
     watch = Watch(is_fake=True)
     with fake_tensors() as guesses:

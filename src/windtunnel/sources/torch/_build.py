@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
-from windtunnel.sources.torch._annotate import MODULE
 from windtunnel.sources.torch._dataflow import Flow, trace_flow
 from windtunnel.sources.torch._loader import Loading, with_workers
 from windtunnel.sources.torch._memory import MemoryUse, account
@@ -29,6 +28,7 @@ from windtunnel.sources.torch._profile import ITERATION, Events
 from windtunnel.sources.torch._program import calls_of_slices, keep_models, keep_optimizers, keep_program
 from windtunnel.sources.torch._recorder import Recording
 from windtunnel.sources.torch._segments import Stretches, stretches
+from windtunnel.sources.torch.annotate import MODULE
 
 __all__ = ["build_graph", "summary_ns"]
 

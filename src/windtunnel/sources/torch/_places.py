@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from windtunnel.graph import Phase
-from windtunnel.sources.torch._annotate import MODULE, PARAMETER, STATE
 from windtunnel.sources.torch._ops import Operator
 from windtunnel.sources.torch._points import Points
 from windtunnel.sources.torch._profile import Events
+from windtunnel.sources.torch.annotate import MODULE, PARAMETER, STATE
 
 __all__ = ["layers_of", "parameter_storages", "phases_of"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from windtunnel.sources.torch._annotate import PARAMETER, Discovery, module_paths
 from windtunnel.sources.torch._points import Points
 from windtunnel.sources.torch._profile import Events
+from windtunnel.sources.torch.annotate import PARAMETER, Discovery, module_paths
 
 __all__ = ["NO_CALL", "calls_of_slices", "keep_models", "keep_optimizers", "keep_program", "trace_program"]
 

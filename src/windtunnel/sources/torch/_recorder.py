@@ -20,13 +20,13 @@ from typing import Any
 
 from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
-from windtunnel.sources.memory._watch import Watch
 from windtunnel.sources.memory.profile import MemoryProfile
-from windtunnel.sources.torch._annotate import Annotator, Discovery, is_compiling, require_host
+from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch._loader import LoaderMeter
 from windtunnel.sources.torch._profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
 from windtunnel.sources.torch._segments import Marks, PhaseClock
 from windtunnel.sources.torch._shapes import ShapeSorter
+from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, require_host
 
 __all__ = ["Progress", "Recorder", "Recording", "Slot"]
 

@@ -117,7 +117,7 @@ class StepHooks:
     def unwatch_modules(self) -> None:
         """Stop looking for models: the hook on every module call is only needed until they are known."""
         if self._handles:
-            from windtunnel.sources.torch._annotate import outermost
+            from windtunnel.sources.torch.annotate import outermost
 
             self.models[:] = outermost(self.models)
         for handle in self._handles:

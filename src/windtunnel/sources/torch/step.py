@@ -64,9 +64,9 @@ def capture(
             where=f"step={step!r}, iterations={iterations}",
             fix="pass a function that does one training iteration",
         )
-    from windtunnel.sources.torch._annotate import Discovery
     from windtunnel.sources.torch._build import build_graph
     from windtunnel.sources.torch._recorder import Recorder
+    from windtunnel.sources.torch.annotate import Discovery
 
     discovery = Discovery().add(_listed(model), _listed(optimizer))
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), discovery=discovery, progress=progress)

@@ -24,7 +24,7 @@ from windtunnel.sources.memory._sightings import Sightings
 from windtunnel.sources.memory._storages import EVENTS
 from windtunnel.sources.memory._tracker import StorageTracker
 from windtunnel.sources.memory.profile import CATEGORIES, COLUMNS, MemoryProfile
-from windtunnel.sources.torch._annotate import Discovery
+from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.units import format_size
 
 __all__ = ["Watch", "tracked_profile"]
