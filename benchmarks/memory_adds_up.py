@@ -30,9 +30,9 @@ from windtunnel.sources.memory._log import AllocatorLog
 from windtunnel.sources.memory._places import PHASES
 from windtunnel.sources.memory._storages import all_storages
 from windtunnel.sources.memory._tracker import StorageTracker
-from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
 from windtunnel.sources.memory.tracking import track_memory
+from windtunnel.sources.memory.watch import Watch
 
 TOTAL_TARGET, OVERHEAD_TARGET = 0.02, 0.25
 ROUNDS, LEARNING_ROUNDS, WARMUP = 9, 3, 3

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "receipts" / "bars.json"
 BARS = (
     "style",
+    "house",
     "import_time",
     "replay_exact",
     "replay_speed",

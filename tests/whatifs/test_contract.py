@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,9 +13,9 @@ from tests.whatifs.prices import published
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel import registry
 from windtunnel.cost.rerun import AveragingNeed, ReducingNeed
-from windtunnel.errors import NotApplicableError, PriceError, WindtunnelError
-from windtunnel.graph import Graph, GraphBuilder, Kind, apply_edits
-from windtunnel.simulate import replay
+from windtunnel.errors import WindtunnelError
+from windtunnel.graph import Graph
+from windtunnel.testing import WhatIfContract
 from windtunnel.whatifs import apply, parse_request
 from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.edit import pricer_of
@@ -72,46 +69,18 @@ def attempt(name: str, graph: Graph) -> Graph | WindtunnelError:
         return error
 
 
-FRESH = {name: replace(graph) for name, graph in SAMPLES.items()} | dict(samples())
 OUTCOMES = {(name, sample): attempt(name, graph) for name in NAMES for sample, graph in SAMPLES.items()}
 APPLICABLE = [key for key, outcome in OUTCOMES.items() if isinstance(outcome, Graph)]
 
 
-@pytest.mark.parametrize(("name", "sample"), APPLICABLE)
-class TestEveryChange:
-    def test_leaves_a_valid_graph_and_the_old_one_untouched(self, name, sample):
-        graph, fresh = SAMPLES[sample], FRESH[sample]
-        changed = OUTCOMES[name, sample].validate()
+def contract_of(name: str) -> type:
+    """The contract that every what-if inherits, on the samples to which it applies."""
+    graphs_of_it = [SAMPLES[sample] for each, sample in APPLICABLE if each == name]
+    methods = {"graphs": lambda _: graphs_of_it, "price": lambda _, needs, is_run: price(needs, is_run)}
+    return type(f"Test {name}", (WhatIfContract,), {"name": name, "prices": "auto", **methods})
 
-        assert replay(changed).makespan_ns > 0
-        assert graph.equals(fresh)
 
-    def test_gives_the_same_graph_twice(self, name, sample):
-        assert OUTCOMES[name, sample].equals(attempt(name, SAMPLES[sample]))
-
-    def test_is_done_again_by_its_recorded_edits(self, name, sample):
-        graph, changed = SAMPLES[sample], OUTCOMES[name, sample]
-        edits = changed.edits[len(graph.edits) :]
-        again = apply_edits(graph, [type(edit).from_json(json.loads(json.dumps(edit.json()))) for edit in edits])
-
-        assert edits
-        assert changed.equals(again)
-        assert changed.meta == again.meta
-
-    def test_can_be_undone(self, name, sample):
-        graph, changed = SAMPLES[sample], OUTCOMES[name, sample]
-        for _ in changed.edits[len(graph.edits) :]:
-            changed = changed.undo()
-
-        assert graph.equals(changed)
-
-    def test_says_who_priced_what_it_added(self, name, sample):
-        graph, changed = SAMPLES[sample], OUTCOMES[name, sample]
-        added = changed.duration_ns[graph.num_tasks :] > 0
-        is_copy = changed.num_iterations != graph.num_iterations or changed.num_ranks != graph.num_ranks
-
-        if added.any() and not is_copy:
-            assert "" not in changed.tasks.strings("cost_source").to_numpy()[graph.num_tasks :][added].tolist()
+globals().update({f"Test_{name}": contract_of(name) for name in NAMES})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,30 +91,6 @@ class TestEveryRegistration:
         outcome = attempt(name, graph)
 
         assert outcome.message if isinstance(outcome, WindtunnelError) else outcome.validate().num_tasks >= 0
-
-    def test_refuses_an_empty_graph_kindly(self, name):
-        with pytest.raises(NotApplicableError, match="no tasks"):
-            apply(GraphBuilder().build(), parse_request(name))
-
-    def test_itself_refuses_a_graph_that_holds_nothing_for_it(self, name):
-        builder = GraphBuilder()
-        builder.task("join", kind=Kind.VIRTUAL, duration_ns=0)
-        plugin = registry.get("whatif", name)
-
-        with pytest.raises((NotApplicableError, PriceError)):
-            published(plugin.function(builder.build()))
-
-    def test_is_documented_and_has_a_source(self, name):
-        plugin = registry.get("whatif", name)
-
-        assert plugin.source
-        assert plugin.summary.endswith(".")
-        assert name == name.lower()
-
-    def test_has_a_default_for_every_parameter(self, name):
-        parameters = registry.get("whatif", name).parameters.values()
-
-        assert [] == [one.name for one in parameters if one.default is inspect.Parameter.empty]
 
     def test_says_in_words_why_it_does_not_apply(self, name):
         reasons = [OUTCOMES[name, sample] for sample in SAMPLES if (name, sample) not in APPLICABLE]
