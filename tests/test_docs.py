@@ -55,3 +55,54 @@ def test_commands_in_the_docs_exist_with_their_options(code):
 
         assert shown.exit_code == 0, line
         assert [o for o in options if o not in shown.output] == [], line
+
+
+def test_prose_is_wrapped_at_100_columns():
+    """Code, tables and generated pages may be wider."""
+    wide = []
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        is_code = False
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            is_code ^= line.lstrip().startswith("```")
+            if len(line) > 100 and not is_code and not line.lstrip().startswith("|"):
+                wide.append(f"{page.name}:{number}")
+
+    assert [] == wide
+
+
+def test_the_glossary_has_at_most_forty_words():
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    words = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")][1:]
+
+    assert 0 < len(words) <= 40
+    assert sorted(words) == words
+
+
+def test_modules_that_the_docs_name_are_there():
+    import importlib
+
+    named = set()
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        named |= set(re.findall(r"`(windtunnel(?:\.[a-z_]+)+)", page.read_text(encoding="utf-8")))
+    missing = []
+    for name in sorted(named):
+        parent, _, attribute = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            try:
+                getattr(importlib.import_module(parent), attribute)
+            except (ImportError, AttributeError):
+                missing.append(name)
+
+    assert [] == missing
+
+
+def test_files_that_the_docs_name_are_there():
+    missing = []
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for path in re.findall(r"`((?:src|tests|benchmarks|docs)/[\w/.-]+)`", page.read_text(encoding="utf-8")):
+            if not (ROOT / path).exists() and "my_" not in path:
+                missing.append(f"{page.name}: {path}")
+
+    assert [] == missing
