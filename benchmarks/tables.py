@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 from windtunnel import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "receipts" / "bars.json"
+PAGE_WIDTH = 100
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEADINGS = {
     "source": "Sources: what a graph can be made from",
@@ -57,11 +59,11 @@ def measured_page(rows: list[dict[str, object]]) -> str:
     dates = sorted({str(row["date"]) for row in rows})
     machines = sorted({str(row["machine"]) for row in rows})
     intro = f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {'; '.join(machines)}." if rows else ""
-    return (
-        "# What we measured\n\n"
-        "Every number on this site comes from a script in `benchmarks/` that anybody can run; `make bars` runs "
-        f"them all. What fails stays in the table as failing. {intro}\n\n{measured_table(rows)}\n"
+    opening = (
+        "Every number on this site comes from a script in `benchmarks/` that anybody can run; "
+        f"`make bars` runs them all. What fails stays in the table as failing. {intro}"
     )
+    return f"# What we measured\n\n{textwrap.fill(opening, PAGE_WIDTH)}\n\n{measured_table(rows)}\n"
 
 
 def plugins_page() -> str:

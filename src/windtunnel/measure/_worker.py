@@ -27,13 +27,25 @@ def _die_with(parent: int) -> None:
 
 
 def _tie_children() -> None:
-    """Let what this process forks die with it, too."""
-    parents: list[int] = []
-    os.register_at_fork(
-        before=lambda: parents.append(os.getpid()),
-        after_in_parent=parents.clear,
-        after_in_child=lambda: _die_with(parents.pop()),
-    )
+    """Let what this process forks die with it, too; fork returns here only once the child is tied."""
+    forks: list[tuple[int, int, int]] = []
+
+    def before() -> None:
+        forks.append((os.getpid(), *os.pipe()))
+
+    def in_child() -> None:
+        parent, heard, told = forks.pop()
+        os.close(heard)
+        _die_with(parent)
+        os.close(told)
+
+    def in_parent() -> None:
+        _, heard, told = forks.pop()
+        os.close(told)
+        os.read(heard, 1)  # ends when the child has closed its side
+        os.close(heard)
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def main(line_fd: int, parent: int, cores: str) -> int:
