@@ -28,7 +28,7 @@ def row(name: str, num_threads: int) -> dict[str, object]:
     torch.set_num_threads(num_threads)
     workload = registry.get("workload", name).function()
     graph = capture(workload.step, iterations=ITERATIONS, model=workload.models, optimizer=workload.optimizers)
-    overhead = graph.meta["overhead"]
+    overhead = graph.meta.overhead
     kept_aside_ns = overhead["kept_aside_ns"]
     measured_ns = statistics.median(kept_aside_ns)
     replayed_ns = replay(graph).makespan_ns

@@ -86,7 +86,7 @@ def edits(name: str) -> jobs.Row:
             if not predicted.is_applicable:
                 raise NotApplicableError(predicted.reason)
             real = flown(name, edit)
-            before = graph.meta["memory"]["peak_bytes"]
+            before = graph.meta.memory["peak_bytes"]
             found[edit] = {"before": before, "predicted": predicted.peak_bytes, "real": real}
         except NotApplicableError as error:
             found[edit] = {"not applicable": error.message}

@@ -23,10 +23,10 @@ def row(name: str) -> dict[str, object]:
     """Capture one workload."""
     workload = registry.get("workload", name).function()
     graph = capture(workload.step, iterations=ITERATIONS, model=workload.models, optimizer=workload.optimizers)
-    overhead = graph.meta["overhead"]
+    overhead = graph.meta.overhead
     return {
         "model": name,
-        "bare_ms": graph.meta["iteration_ns"]["median"] / 1e6,
+        "bare_ms": graph.meta.iteration_ns["median"] / 1e6,
         "profiled_ratio": overhead["profiled_ratio"],
         "event_ns": overhead["event_enter_ns"] + overhead["event_leave_ns"],
         "sum_error": overhead["kept_aside_error_ratio"],

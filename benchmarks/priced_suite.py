@@ -69,7 +69,7 @@ def is_recorded(name: str, pair: int, folder: Path) -> bool:
 
 def off(graph: Graph, device: Device, *pricers: object) -> float:
     """Replayed over really run, minus 1."""
-    truth = statistics.median(graph.meta["overhead"].get("kept_aside_ns") or graph.meta["iteration_ns"]["samples"])
+    truth = statistics.median(graph.meta.overhead.get("kept_aside_ns") or graph.meta.iteration_ns["samples"])
     return replay(price(graph, device, pricers)).makespan_ns / truth - 1.0
 
 
@@ -108,7 +108,7 @@ def pair_errors(name: str, pair: int, others: CalibratedPricer, device: Device, 
         "measured": off(graph, device, MeasuredPricer(own), others, RooflinePricer()),
         "learned": off(graph, device, others, RooflinePricer()),
         "bound": off(graph, device, RooflinePricer()),
-        "replay": replay(graph).makespan_ns / statistics.median(graph.meta["iteration_ns"]["samples"]) - 1,
+        "replay": replay(graph).makespan_ns / statistics.median(graph.meta.iteration_ns["samples"]) - 1,
     }
 
 

@@ -79,7 +79,7 @@ def captured(subject: WorkloadName, iterations: int) -> tuple[Graph, dict[str, o
         begun_s = time.monotonic()
         graph = subject.capture(iterations, None)
         seconds = time.monotonic() - begun_s
-        overhead = graph.meta["overhead"]
+        overhead = graph.meta.overhead
         affordable = min(MOST_ITERATIONS, int(iterations * TIME_CAP_S / seconds))
         wanted = min(affordable, max(iterations + 1, int(SPARE * overhead["iterations_wanted"])))
         if overhead["standard_error_ratio"] <= STANDARD_ERROR or wanted <= iterations:
@@ -96,7 +96,7 @@ def captured(subject: WorkloadName, iterations: int) -> tuple[Graph, dict[str, o
 
 def replayed(model: str, graph: Graph) -> dict[str, object]:
     """How far the replay is off the bare iterations that were kept aside."""
-    measured_ns = statistics.median(graph.meta["overhead"]["kept_aside_ns"])
+    measured_ns = statistics.median(graph.meta.overhead["kept_aside_ns"])
     error = replay(graph).makespan_ns / measured_ns - 1
     return {"model": model, "replay_error": error, "measured_ms": measured_ns / 1e6, "tasks": graph.num_tasks}
 

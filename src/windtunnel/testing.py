@@ -244,7 +244,7 @@ class SourceContract(PluginContract):
         for path in self.files(tmp_path):
             graph = self.plugin.function(path).validate()
             assert graph.num_tasks
-            assert graph.meta.get("source")
+            assert graph.meta.source
 
     def test_a_file_that_is_cut_off_is_an_error_for_people(self, tmp_path: Path) -> None:
         """Never a traceback."""

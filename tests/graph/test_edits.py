@@ -126,7 +126,7 @@ def test_new_resources_and_columns_are_part_of_the_record():
     again = apply_edits(graph, [type(e).from_json(e.json()) for e in edited.edits])
 
     assert edited.equals(again)
-    assert 2 == again.meta["world_size"]
+    assert 2 == again.meta.world_size
     assert graph is edited.undo().undo().undo().undo()
 
 

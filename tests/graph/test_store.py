@@ -21,7 +21,7 @@ def test_a_stored_graph_comes_back_column_for_column(tmp_path_factory, sample):
     back = load(save(graph, tmp_path_factory.mktemp("store") / "g.wt"))
 
     assert graph.equals(back)
-    assert dict(graph.meta) == dict(back.meta)
+    assert graph.meta == back.meta
     assert [e.json() for e in graph.edits] == [e.json() for e in back.edits]
 
 
@@ -50,7 +50,7 @@ def test_a_failed_save_leaves_the_old_graph_and_no_litter(tmp_path):
     path = save(small(), tmp_path / "g.wt")
 
     with pytest.raises(InputError, match="meta cannot hold"):
-        save(small().with_meta(bad=object()), path, overwrite=True)
+        save(small().with_meta(own={"mine": object()}), path, overwrite=True)
     assert ["g.wt"] == [entry.name for entry in tmp_path.iterdir()]
     assert small().equals(load(path))
 

@@ -54,7 +54,7 @@ def test_the_published_trace_has_its_published_counts():
 
     assert (3664, 181_878) == (graph.num_tasks, graph.num_edges)
     assert {"COMP": 3643, "COMM_COLL": 21} == {
-        name: int((graph.tasks.strings("node_type").to_numpy() == name).sum()) for name in ("COMP", "COMM_COLL")
+        name: int((graph.tasks.strings("chakra.node_type").to_numpy() == name).sum()) for name in ("COMP", "COMM_COLL")
     }
     assert (52_252, 329_543) == (durations_us[on_cpu].sum(), durations_us[~on_cpu].sum())
     assert 36_715 == durations_us[graph.tasks["resource"] == 2].sum()
@@ -87,12 +87,15 @@ def test_the_published_trace_survives_writing_and_reading(tmp_path):
 
 def test_a_lowered_collective_keeps_its_sends_and_receives():
     graph = load_chakra(shared_path("replay/astra_sim/msccl/custom_allreduce.0.et.gz"))
-    types = graph.tasks.strings("node_type").to_numpy()
+    types = graph.tasks.strings("chakra.node_type").to_numpy()
 
     assert (14, 14, 7) == tuple(int((types == name).sum()) for name in ("COMM_SEND", "COMM_RECV", "COMP"))
     assert {131_072} == set(graph.tasks["message_bytes"][types != "COMP"].tolist())
-    assert {7} == set(graph.tasks["comm_src"][types == "COMM_RECV"].tolist())
-    assert {1} == set(graph.tasks["comm_dst"][types == "COMM_SEND"].tolist())
+    assert {7} == set(graph.tasks["chakra.comm_src"][types == "COMM_RECV"].tolist())
+    assert {1} == set(graph.tasks["chakra.comm_dst"][types == "COMM_SEND"].tolist())
+    assert {7} == set(graph.tasks["peer"][types == "COMM_RECV"].tolist())
+    assert {1} == set(graph.tasks["peer"][types == "COMM_SEND"].tolist())
+    assert {-1} == set(graph.tasks["peer"][types == "COMP"].tolist())
 
 
 # --- laws ---------------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ def test_what_is_not_kept_is_counted(tmp_path):
     body = field_varint(1, 1) + field_varint(3, 4) + field_bytes(8, b"") + field_bytes(9, b"")
     graph = load_chakra(written(tmp_path, varint(len(body)) + body))
 
-    assert {"tensor descriptions": 2} == graph.meta["trace"]["dropped"]
+    assert {"tensor descriptions": 2} == graph.meta.trace["dropped"]
 
 
 def test_device_tasks_keep_their_consumers_in_an_export(tmp_path):

@@ -19,7 +19,7 @@ from tests.shared_data import find_shared, shared_path
 from tests.simulate.reference import reference_replay
 from windtunnel import registry
 from windtunnel.errors import GraphError, InputError, TraceError
-from windtunnel.graph import EdgeKind, Kind, Phase
+from windtunnel.graph import EdgeKind, Kind, Phase, ProcessGroup
 from windtunnel.reports import explain
 from windtunnel.simulate import replay
 from windtunnel.sources.execution_trace.reader import count_unmeasured, is_execution_trace, load_execution_trace
@@ -137,7 +137,7 @@ def test_an_operator_that_only_calls_others_is_no_task(tmp_path):
     graph = load_execution_trace(written(tmp_path, calls, node(11, "aten::mm", MM, [X, W], [Y], parent=10)))
 
     assert ["aten::mm"] == graph.tasks.strings("name").to_numpy().tolist()
-    assert 1 == graph.meta["trace"]["nodes without work of their own"]
+    assert 1 == graph.meta.trace["nodes without work of their own"]
 
 
 def test_an_accelerator_has_tasks_of_its_own(tmp_path):
@@ -186,7 +186,7 @@ def test_collectives_run_beside_and_a_wait_holds_the_stream_up(tmp_path):
         for row in np.flatnonzero(comm)
     ]
     assert ["all_reduce"] == graph.tasks.strings("op").to_numpy()[comm].tolist()
-    assert [{"name": "7", "ranks": ""}] == graph.meta["groups"]
+    assert (ProcessGroup("7"),) == graph.meta.groups
     waited = ("record_param_comms @ cuda:0 communication", "aten::mm @ cuda:0 compute")
     assert {waited} == edges(graph, EdgeKind.SYNC)
 
@@ -241,7 +241,7 @@ def test_without_durations_it_says_so_and_predicts_nothing(tmp_path):
 
     assert {0} == set(graph.duration_ns.tolist())
     assert {"unmeasured"} == set(graph.tasks.strings("cost_source").to_numpy())
-    assert graph.num_tasks == graph.meta["num_unmeasured_tasks"] == count_unmeasured(graph)
+    assert graph.num_tasks == graph.meta.num_unmeasured_tasks == count_unmeasured(graph)
     assert f"no durations: all {graph.num_tasks} tasks are unmeasured" in str(explain(graph))
     with pytest.raises(InputError, match="takes no time"):
         whatif(graph, "amp")
@@ -319,8 +319,8 @@ def test_the_kineto_trace_of_the_run_gives_every_duration(recorded, tmp_path, na
     measured = load_kineto(kineto)
 
     assert 0 == count_unmeasured(graph)
-    assert by == graph.meta["trace"]["joined"]["by"]
-    assert 0 == graph.meta["trace"]["joined"]["kineto tasks of no node"]
+    assert by == graph.meta.trace["joined"]["by"]
+    assert 0 == graph.meta.trace["joined"]["kineto tasks of no node"]
     assert measured.duration_ns.sum() == graph.duration_ns.sum()
 
 
@@ -365,7 +365,7 @@ def test_published_traces_are_read_and_replayed_as_the_reference_does(name, num_
     priced = graph.set_duration(graph.all_tasks, random)
     start, finish = reference_replay(priced)
 
-    assert num_nodes == graph.meta["trace"]["num_nodes"]
+    assert num_nodes == graph.meta.trace["num_nodes"]
     assert (start, finish) == (replay(priced).start_ns.tolist(), replay(priced).finish_ns.tolist())
     assert (graph.edges["src"] < graph.edges["dst"]).all()
 
@@ -377,7 +377,7 @@ def test_a_published_rank_takes_its_durations_from_its_kineto_trace():
     measured = load_kineto(folder / "rank0.json.gz")
     collective = graph.tasks["kind"] == Kind.COMM
 
-    assert ("order", 1670) == tuple(graph.meta["trace"]["joined"][key] for key in ("by", "nodes"))
+    assert ("order", 1670) == tuple(graph.meta.trace["joined"][key] for key in ("by", "nodes"))
     assert 8 == collective.sum()
     assert measured.duration_ns[measured.select(kind=Kind.COMM)].tolist() == graph.duration_ns[collective].tolist()
     on_device = [one.resources["kind"][one.tasks["resource"]] == 1 for one in (measured, graph)]
@@ -491,9 +491,9 @@ def test_it_is_registered_and_recognized_by_its_content(tmp_path):
     chakra = {"Id": 1, "Name": "a", "NodeType": 4, "data_deps": [], "ctrlDeps": [], "runtime": 5}
     (tmp_path / "chakra.json").write_text(json.dumps({"workload_graph": [chakra]}))
 
-    assert "execution-trace" == open_graph(packed).meta["source"]
-    assert "chakra" == open_graph(tmp_path / "chakra.json").meta["source"]
-    assert "kineto" == open_graph(tmp_path).meta["source"]  # of a folder, those of the profiler
+    assert "execution-trace" == open_graph(packed).meta.source
+    assert "chakra" == open_graph(tmp_path / "chakra.json").meta.source
+    assert "kineto" == open_graph(tmp_path).meta.source  # of a folder, those of the profiler
     with pytest.raises(InputError, match="cut while it is read"):
         open_graph(path, window="step")
 

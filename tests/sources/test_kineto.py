@@ -10,7 +10,7 @@ from tests.shared_data import find_shared, shared_path
 from tests.sources.kineto_traces import annotation, call, kernel, op, traces, write
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError, TraceError, WindtunnelError
-from windtunnel.graph import EdgeKind, Kind, Phase, ResourceKind
+from windtunnel.graph import EdgeKind, Kind, Phase, ProcessGroup, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
@@ -117,10 +117,10 @@ def test_time_that_no_event_covers_is_the_lag_between_two_tasks(load):
 def test_long_gaps_are_counted_when_asked(load):
     events = [op("A", 0, 10), op("B", 35, 5), op("C", 1040, 5)]
 
-    told = load(events, rules=KinetoRules(max_gap_ns=20_000)).meta["trace"]
+    told = load(events, rules=KinetoRules(max_gap_ns=20_000)).meta.trace
 
     assert {"number": 2, "longest_ns": 1_000_000, "sum_ns": 1_025_000} == told["gaps of threads"]
-    assert "gaps of threads" not in load(events).meta["trace"]
+    assert "gaps of threads" not in load(events).meta.trace
 
 
 def test_rules_below_zero_are_refused():
@@ -140,8 +140,8 @@ def test_a_child_that_outlives_its_parent_is_cut_and_counted_beyond_rounding(loa
     outlived = load([op("A", 0, 10), op("B", 5, 20)])
 
     assert [5_000, 5_000] == rounded.duration_ns.tolist() == outlived.duration_ns.tolist()
-    assert "host events cut at the end of their parent" not in rounded.meta["trace"]
-    assert "event 1" == outlived.meta["trace"]["first of them"]
+    assert "host events cut at the end of their parent" not in rounded.meta.trace
+    assert "event 1" == outlived.meta.trace["first of them"]
 
 
 def test_work_that_another_thread_did_in_a_gap_was_handed_off(load):
@@ -242,7 +242,7 @@ def test_a_graph_launch_starts_all_its_kernels_and_branches_run_side_by_side(loa
     graph = load([call("cudaGraphLaunch", 0, 5, 5), *kernels])
 
     assert {"x", "y", "z"} == {target for _, target, _ in edges(graph, EdgeKind.LAUNCH)}
-    assert 1 == graph.meta["trace"]["device tasks that overlap on one stream"]
+    assert 1 == graph.meta.trace["device tasks that overlap on one stream"]
     assert "device 0 stream 7 lane 1" in graph.resources.strings("name").to_numpy().tolist()
     assert 0 == worst_start_error_ns(graph)
 
@@ -250,7 +250,7 @@ def test_a_graph_launch_starts_all_its_kernels_and_branches_run_side_by_side(loa
 def test_a_kernel_without_launch_is_kept_at_its_time_and_counted(load):
     graph = load([op("A", 0, 10), kernel("orphan", 40, 10, 77)])
 
-    assert 1 == graph.meta["trace"]["device tasks without launch"]
+    assert 1 == graph.meta.trace["device tasks without launch"]
     assert 40_000 == graph.tasks["earliest_ns"][row(graph, "orphan")]
     assert 0 == worst_start_error_ns(graph)
 
@@ -277,7 +277,7 @@ def test_an_id_that_is_used_twice_belongs_to_the_latest_call_before(load):
     graph = load([*launch("early", 0, 4, 10, 5), *launch("late", 100, 4, 108, 5)])
 
     assert [("launchAnything", "early", 10_000), ("launchAnything", "late", 8_000)] == edges(graph, EdgeKind.LAUNCH)
-    assert 1 == graph.meta["trace"]["calls with a correlation id used before"]
+    assert 1 == graph.meta.trace["calls with a correlation id used before"]
 
 
 def test_processes_in_one_file_keep_their_own_ids(load):
@@ -414,7 +414,7 @@ def test_a_window_holds_what_was_launched_in_it_also_if_it_runs_later(load):
     assert [10_000, 45_000, 112_000] == graph.tasks["start_ns"].tolist()
     assert 112_000 == graph.tasks["earliest_ns"][2]  # what it queued behind lies outside
     assert 0 == worst_start_error_ns(graph)
-    assert 50_000 == graph.meta["window"]["duration_ns"]
+    assert 50_000 == graph.meta.window["duration_ns"]
 
 
 def test_steps_of_the_profiler_number_the_iterations(load):
@@ -424,7 +424,7 @@ def test_steps_of_the_profiler_number_the_iterations(load):
 
     iteration = dict(zip(names(graph), graph.tasks["iteration"].tolist(), strict=True))
     assert {"A": 0, "launchAnything": 0, "k": 0, "B": 1} == iteration
-    assert 90_000 == graph.meta["profiled_iteration_ns"]["median"]
+    assert 90_000 == graph.meta.profiled_iteration_ns["median"]
 
 
 def test_an_occurrence_of_a_window_is_counted_from_the_first_or_the_last(load):
@@ -451,7 +451,7 @@ def test_collectives_carry_their_bytes_and_group(load):
     assert Kind.COMM == graph.tasks["kind"][comm]
     assert "all_reduce" == graph.tasks.strings("op").decode(comm)
     assert (200, 4) == (graph.tasks["message_bytes"][comm], graph.tasks["sequence"][comm])
-    assert [{"name": "0", "ranks": "[0, 1]"}] == graph.meta["groups"]
+    assert (ProcessGroup("0", (0, 1)),) == graph.meta.groups
     assert 0 == graph.tasks["group"][comm]
 
 
@@ -476,13 +476,13 @@ def test_ranks_and_clocks_are_kept(load):
     graph = load([op("A", 7, 10)], top)
 
     assert [3] == graph.tasks["rank"].tolist()
-    assert 1_007_000 == graph.meta["origin_ns"]
+    assert 1_007_000 == graph.meta.origin_ns
 
 
 def test_what_is_no_task_is_counted_by_reason(load):
     events = [op("A", 0, 5), op("x", 0, 5, cat="overhead"), {"ph": "C", "name": "counter", "ts": 1}]
 
-    counts = load(events).meta["trace"]
+    counts = load(events).meta.trace
 
     assert {"ph X": 2, "ph C": 1} == counts["events"]
     assert {"overhead": 1} == counts["categories that are no tasks"]
@@ -492,7 +492,7 @@ def test_on_a_machine_without_device_the_operators_are_the_computation(load):
     graph = load([op("aten::linear", 0, 20), op("aten::addmm", 5, 10)])
 
     assert [Kind.HOST, Kind.COMPUTE, Kind.HOST] == graph.tasks["kind"].tolist()
-    assert 1.0 == graph.meta["other_ratio"]
+    assert 1.0 == graph.meta.other_ratio
 
 
 def test_the_reader_is_registered_with_its_source():
@@ -510,9 +510,9 @@ def test_public_collectives_have_the_published_counts():
 
 def test_public_ranks_hold_the_published_number_of_tasks_without_launch():
     counts = [
-        load_kineto(shared_path(f"replay/kineto_dlrm_8ranks/rank{rank}.json.gz"))
-        .meta["trace"]
-        .get("device tasks without launch", 0)
+        load_kineto(shared_path(f"replay/kineto_dlrm_8ranks/rank{rank}.json.gz")).meta.trace.get(
+            "device tasks without launch", 0
+        )
         for rank in range(8)
     ]
 
@@ -530,4 +530,4 @@ def test_the_data_finder_and_the_list_of_traces_agree():
 def test_a_loaded_graph_survives_json_of_its_meta(load):
     graph = load([*launch("k", 0, 1, 10, 5)], {"deviceProperties": [{"id": 0, "name": "chip"}]})
 
-    assert "chip" in json.dumps(dict(graph.meta))
+    assert "chip" in json.dumps(graph.meta.to_dict())

@@ -153,7 +153,7 @@ def test_the_events_before_a_cut_can_be_kept(trace_file):
     graph = load_kineto(trace_file(text[:-20]), partial=True)
 
     assert ["a", "b"] == graph.tasks.strings("name").to_numpy().tolist()
-    assert graph.meta["trace"]["partial"]
+    assert graph.meta.trace["partial"]
 
 
 @pytest.mark.parametrize(

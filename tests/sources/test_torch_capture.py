@@ -133,11 +133,11 @@ def test_every_profiled_iteration_keeps_its_own_durations(graph):
 def test_meta_tells_both_times_and_what_was_taken_out(graph):
     meta = graph.meta
 
-    assert 6 == len(meta["iteration_ns"]["samples"]) == len(meta["profiled_iteration_ns"]["samples"])
-    assert 0 < meta["overhead"]["event_enter_ns"] < 20_000
-    assert 3 == len(meta["overhead"]["kept_aside_ns"])
-    assert meta["memory_base_bytes"] > 4 * (32 * 64 + 64 * 8)
-    json.dumps(dict(meta))
+    assert 6 == len(meta.iteration_ns["samples"]) == len(meta.profiled_iteration_ns["samples"])
+    assert 0 < meta.overhead["event_enter_ns"] < 20_000
+    assert 3 == len(meta.overhead["kept_aside_ns"])
+    assert meta.memory_base_bytes > 4 * (32 * 64 + 64 * 8)
+    json.dumps(meta.to_dict())
 
 
 def test_python_between_operators_is_host_time_of_its_phase(graph):
@@ -179,7 +179,7 @@ def test_iterations_that_differ_keep_their_whole_length():
 
     graph = capture(step, iterations=6, warmup=2)
 
-    assert graph.meta["overhead"]["num_unlike_iterations"] >= 1
+    assert graph.meta.overhead["num_unlike_iterations"] >= 1
     assert 6 == graph.tasks["samples_ns"].shape[1]
 
 
@@ -259,7 +259,7 @@ def test_sparse_gradients_are_kept_and_no_fused_update_is_promised_for_them():
             updater.zero_grad()
 
     graph = capture(step, iterations=2, warmup=1)
-    groups = [one["groups"][0] for one in graph.meta["optimizers"]]
+    groups = [one["groups"][0] for one in graph.meta.optimizers]
     (fused,) = whatif(graph, "fused-optimizer", database=":memory:", budget_s=0.01)
     (listed,) = whatif(graph, "foreach-optimizer", database=":memory:", budget_s=0.01)
 
@@ -282,14 +282,14 @@ def test_iterations_that_vary_are_told(caplog):
         model(inputs).sum().backward()
         updater.step()
 
-    overhead = capture(step, iterations=10, warmup=1).meta["overhead"]
+    overhead = capture(step, iterations=10, warmup=1).meta.overhead
 
     assert overhead["iterations_wanted"] > 10
     assert [overhead["note"]] == [record.message for record in caplog.records]
 
 
 def test_memory_is_kept_over_time_and_at_its_peak():
-    memory = json.loads(json.dumps(capture(training_step(), iterations=2, warmup=1).meta["memory"]))
+    memory = json.loads(json.dumps(capture(training_step(), iterations=2, warmup=1).meta.memory))
     curves = np.array(list(memory["curve"]["by_category"].values()))
 
     assert memory["peak_bytes"] == curves.sum(axis=0).max() == sum(memory["by_category"].values())

@@ -127,7 +127,7 @@ def test_any_loop_is_captured_and_then_ended(tmp_path, name):
     assert count(graph, phase=Phase.FORWARD, kind=Kind.COMPUTE)
     assert count(graph, phase=Phase.BACKWARD, kind=Kind.COMPUTE)
     assert count(graph, phase=Phase.UPDATE, kind=Kind.COMPUTE)
-    assert 3 == len(graph.meta["iteration_ns"]["samples"])
+    assert 3 == len(graph.meta.iteration_ns["samples"])
 
 
 def test_an_accumulated_iteration_holds_all_its_passes(tmp_path):
@@ -200,7 +200,7 @@ def test_a_script_that_raises_keeps_what_was_captured(tmp_path):
     assert "train.py raised RuntimeError after 20 optimizer steps: out of luck" in str(caught.value)
     assert f"{script}:" in caught.value.where
     assert count(caught.value.graph, phase=Phase.UPDATE)
-    assert not caught.value.graph.meta["is_complete"]
+    assert not caught.value.graph.meta.is_complete
     assert 2 == caught.value.exit_code
 
 

@@ -39,13 +39,13 @@ def test_shapes_are_found_in_nested_arguments():
 def test_only_the_commonest_form_is_captured():
     step, model = stepping(endless(2, 2, 7, 2, 2, 5, 2))
     graph = capture(step, iterations=6, model=model)
-    shapes = graph.meta["shapes"]
+    shapes = graph.meta.shapes
 
     assert [[4, 8]] * 2 == shapes["inputs"]
     assert {5, 7} == {len(other["inputs"]) for other in shapes["others"]}
     assert 0.5 < shapes["share"] < 0.9
     assert not shapes["is_mixed"]
-    assert 0 == graph.meta["overhead"]["num_unlike_iterations"]
+    assert 0 == graph.meta.overhead["num_unlike_iterations"]
     assert 2 == graph.select(op="aten::addmm", kind=Kind.COMPUTE).sum()
     assert any("3 forms" in note for note in explain(graph).notes)
 
@@ -54,14 +54,14 @@ def test_a_step_without_a_common_form_is_still_captured_and_says_so():
     step, model = stepping(iter(range(1, 10_000)))
     graph = capture(step, iterations=2, model=model, warmup=1)
 
-    assert graph.meta["shapes"]["is_mixed"]
+    assert graph.meta.shapes["is_mixed"]
     assert any("mixed" in note for note in explain(graph).notes)
 
 
 def test_equal_steps_have_no_forms_to_tell():
     step, model = stepping(endless(3))
 
-    assert {} == capture(step, iterations=2, model=model).meta["shapes"]
+    assert {} == capture(step, iterations=2, model=model).meta.shapes
     assert not model._forward_pre_hooks
 
 

@@ -109,10 +109,10 @@ def test_compressing_delays_the_next_backward_task_and_restoring_delays_the_upda
 
 
 def test_compression_keeps_what_it_does_not_send():
-    base = parallel().meta["memory_base_bytes"]
+    base = parallel().meta.memory_base_bytes
 
-    assert base + 8000 == top_k(parallel(), bandwidth_bytes_per_s=1e9).meta["memory_base_bytes"]
-    assert base + 16_000 == dgc(parallel(), bandwidth_bytes_per_s=1e9).meta["memory_base_bytes"]
+    assert base + 8000 == top_k(parallel(), bandwidth_bytes_per_s=1e9).meta.memory_base_bytes
+    assert base + 16_000 == dgc(parallel(), bandwidth_bytes_per_s=1e9).meta.memory_base_bytes
 
 
 def test_sharded_updates_take_a_share_and_parameters_are_gathered_after_them():
@@ -132,8 +132,8 @@ def test_sharded_gradients_are_scattered_in_half_the_time():
 def test_sharding_saves_all_but_one_share_of_what_is_sharded():
     graph = parallel().with_meta(memory_base_bytes=100_000)
 
-    assert 100_000 - 2 * 8000 * 3 // 4 == zero_1(graph).meta["memory_base_bytes"]
-    assert 100_000 - 3 * 8000 * 3 // 4 == zero_2(graph).meta["memory_base_bytes"]
+    assert 100_000 - 2 * 8000 * 3 // 4 == zero_1(graph).meta.memory_base_bytes
+    assert 100_000 - 3 * 8000 * 3 // 4 == zero_2(graph).meta.memory_base_bytes
 
 
 def test_another_number_of_ranks_is_priced_by_the_ring():
@@ -141,7 +141,7 @@ def test_another_number_of_ranks_is_priced_by_the_ring():
     graph = rank_count(parallel(), num_ranks=8)
 
     assert [7000, 7000] == messages(graph)
-    assert 8 == graph.meta["world_size"] == graph.meta["samples_ratio"]
+    assert 8 == graph.meta.world_size == graph.meta.samples_ratio
 
 
 def test_a_straggler_holds_up_the_others_where_they_meet():

@@ -212,13 +212,13 @@ class TestFlown:
 
         assert 3.0 == factor_of(graph, changed, phase=Phase.FORWARD)
         assert 1.0 == factor_of(graph, changed, phase=Phase.UPDATE)
-        assert 3.0 == changed.meta["samples_ratio"]
+        assert 3.0 == changed.meta.samples_ratio
 
     def test_a_larger_batch_trains_on_more_samples_and_keeps_more(self):
         graph = perceptron_graph()
         changed = measured(batch_size(graph, factor=2.0))
 
-        assert 2.0 == changed.meta["samples_ratio"]
+        assert 2.0 == changed.meta.samples_ratio
         assert changed.tasks["output_bytes"].sum() > 1.5 * graph.tasks["output_bytes"].sum()
 
     def test_frozen_layers_need_neither_gradients_nor_updates(self):

@@ -46,7 +46,7 @@ def test_a_capture_knows_the_peak_of_a_real_step(graph):
     profile = track_memory(built.step, model=built.models, optimizer=built.optimizers)
 
     assert profile.peak_bytes == recorded_peak(graph)
-    memory = graph.meta["memory"]
+    memory = graph.meta.memory
     assert recorded_peak(graph) == max(memory["passes"]["peak_bytes"], memory["update"]["peak_bytes"])
     assert recorded_peak(graph) == sum(memory["by_category"].values())
 

@@ -53,7 +53,7 @@ def capture(
         from windtunnel.reports import explain
 
         say(f"{path}: {graph.num_tasks:,} tasks, {explain(graph).headline}")
-    if note := graph.meta["overhead"].get("note"):
+    if note := graph.meta.overhead.get("note"):
         advise(note)
     advise(f"next: windtunnel explain {path}")
 
@@ -66,4 +66,4 @@ def _keep(graph: Graph, path: Path, force: bool) -> None:
 
 def _document(graph: Graph, path: Path) -> dict[str, object]:
     counts = {"num_tasks": graph.num_tasks, "num_edges": graph.num_edges, "num_resources": graph.num_resources}
-    return {"schema": "windtunnel.capture/1", "path": str(path), **counts, "meta": dict(graph.meta)}
+    return {"schema": "windtunnel.capture/1", "path": str(path), **counts, "meta": graph.meta.to_dict()}

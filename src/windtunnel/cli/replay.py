@@ -73,7 +73,7 @@ def _print_measured(timeline: Timeline) -> None:
     """Say how far the replay is from the measurement, where there was one."""
     from windtunnel.units import format_duration
 
-    measured = timeline.graph.meta.get("iteration_ns") or {}
+    measured = timeline.graph.meta.iteration_ns
     if not measured.get("median"):
         return
     iteration_ns = timeline.makespan_ns / max(1, timeline.graph.num_iterations)

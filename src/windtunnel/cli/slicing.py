@@ -100,5 +100,5 @@ def _in_window(graph: Graph, mask: Mask, since: str, until: str) -> tuple[Graph,
 
 def _part(graph: Graph, mask: Mask) -> Graph:
     part = graph.remove(~mask)
-    kept = {key: value for key, value in part.meta.items() if key not in _WHOLE}
-    return type(part)(part.tasks, part.edges, part.resources, {**kept, "slice_of": graph.num_tasks}).validate()
+    meta = part.meta.with_entries({key: {} for key in _WHOLE} | {"slice_of": graph.num_tasks})
+    return type(part)(part.tasks, part.edges, part.resources, meta).validate()

@@ -103,7 +103,7 @@ def _advise_next(answers: list[Answer], path: Path) -> None:
     from windtunnel import registry
 
     flown = [answer for answer in answers if all(step.name in registry.all("flight") for step in answer.request.steps)]
-    target = path if answers[0].baseline.graph.meta.get("origin") else "SCRIPT.py"
+    target = path if answers[0].baseline.graph.meta.origin else "SCRIPT.py"
     if flown:
         advise(f"next: windtunnel verify {target} --whatif {flown[0].request}")
     else:

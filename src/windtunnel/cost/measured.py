@@ -75,7 +75,7 @@ def remember(graph: Graph, database: ProfileDatabase) -> int:
 
 def _captured_here(graph: Graph) -> int:
     """Threads of a capture on this host with these libraries."""
-    known = dict(graph.meta.get("hardware", {}))
+    known = dict(graph.meta.hardware)
     processor, ours = plain_name(str(known.get("processor", ""))), plain_name(machine_of_host().cpu_name)
     if processor != ours or not libraries().startswith(f"torch {known.get('torch')} "):
         raise InputError(

@@ -6,6 +6,7 @@ In: columns from a reader, or a stored folder. Out: ``Graph`` values. May not en
 from windtunnel.graph.builder import GraphBuilder
 from windtunnel.graph.graph import Graph
 from windtunnel.graph.history import Edit, apply_edits
+from windtunnel.graph.meta import Meta, ProcessGroup
 from windtunnel.graph.schema import (
     SCHEMA_VERSION,
     UNPLACED,
@@ -28,7 +29,9 @@ __all__ = [
     "Graph",
     "GraphBuilder",
     "Kind",
+    "Meta",
     "Phase",
+    "ProcessGroup",
     "ResourceKind",
     "Strings",
     "Table",

@@ -10,6 +10,7 @@ from typing import Any
 
 from windtunnel.errors import GraphError
 from windtunnel.graph.graph import Graph
+from windtunnel.graph.meta import Meta
 from windtunnel.graph.schema import (
     EDGE_COLUMNS,
     RESOURCE_COLUMNS,
@@ -85,7 +86,7 @@ class GraphBuilder:
             {"src": src, "dst": dst, "kind": kind, "lag_ns": lag_ns, "from_start": from_start, **columns}
         )
 
-    def build(self, meta: Mapping[str, Any] | None = None) -> Graph:
+    def build(self, meta: Meta | Mapping[str, Any] | None = None) -> Graph:
         """Make the graph.
 
         Raises

@@ -20,6 +20,7 @@ from windtunnel.graph import rows as _rows
 from windtunnel.graph import structure as _structure
 from windtunnel.graph._topology import adjacency, kahn_order
 from windtunnel.graph.history import Edit, as_one_edit, recorded, undone
+from windtunnel.graph.meta import Meta
 from windtunnel.graph.schema import (
     EDGE_COLUMNS,
     RESOURCE_COLUMNS,
@@ -45,7 +46,7 @@ class Graph:
     ----------
     tasks, edges, resources : Table
         Columns as in ``windtunnel.graph.schema``.
-    meta : mapping
+    meta : Meta
         Source, hardware, the measured iteration time, the overhead of measuring.
     edits : tuple of Edit
         What was done to the measured graph, oldest first.
@@ -67,7 +68,7 @@ class Graph:
     tasks: Table
     edges: Table
     resources: Table
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Meta = field(default_factory=Meta)
     edits: tuple[Edit, ...] = ()
     root: Graph | None = field(default=None, repr=False)
 
@@ -77,9 +78,9 @@ class Graph:
         tasks: Mapping[str, Any],
         edges: Mapping[str, Any],
         resources: Mapping[str, Any],
-        meta: Mapping[str, Any] | None = None,
+        meta: Meta | Mapping[str, Any] | None = None,
     ) -> Graph:
-        """Build and validate a graph from arrays by column name.
+        """Build and validate a graph from arrays by column name, and from fields of ``Meta``.
 
         Raises
         ------
@@ -90,7 +91,7 @@ class Graph:
             Table.typed(tasks, TASK_COLUMNS),
             Table.typed(edges, EDGE_COLUMNS),
             Table.typed(resources, RESOURCE_COLUMNS),
-            dict(meta or {}),
+            Meta.of(meta),
         )
         return graph.validate()
 
@@ -214,13 +215,13 @@ class Graph:
         return replace(self, tasks=self.tasks.replace(**Table.typed(columns, TASK_COLUMNS)))
 
     def with_meta(self, **meta: Any) -> Graph:
-        """Set entries of ``meta``: what a reader knows about the whole graph; of an edited graph, as an edit."""
-        return replace(self, meta={**self.meta, **meta}) if self.root is None else self.note(meta)
+        """Set fields of ``meta``: what a reader knows about the whole graph; of an edited graph, as an edit."""
+        return replace(self, meta=self.meta.with_entries(meta)) if self.root is None else self.note(meta)
 
     @recorded
     def note(self, entries: Mapping[str, Any]) -> Graph:
-        """Set entries of ``meta`` as an edit, so that it is recorded and can be undone."""
-        return replace(self, meta={**self.meta, **entries})
+        """Set fields of ``meta`` as an edit, so that it is recorded and can be undone."""
+        return replace(self, meta=self.meta.with_entries(entries))
 
     @recorded
     def with_resources(self, resources: Mapping[str, Any]) -> Graph:

@@ -1,11 +1,13 @@
 """The columns of a graph: names, types and enumerations (room graph).
 
 In: nothing. Out: what every other file of the room, and every reader of a stored graph, agrees on.
-A column that is not known yet is absent, never zero.
+A column that is not known yet is absent, never zero. A column of a plug-in carries its name and a dot,
+``chakra.stream``; any other that is not here is refused.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -26,7 +28,7 @@ __all__ = [
     "ResourceKind",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 UNPLACED = -1
 
 
@@ -87,7 +89,8 @@ class Column:
     """One column: its type, whether every graph has it, and what its values may be.
 
     ``dtype`` None means dictionary-encoded text. ``merge`` says what a fused task gets: the sum, the largest, or
-    the first of its members' values. ``default`` fills rows that an edit adds without a value.
+    the first of its members' values. ``default`` fills rows that an edit adds without a value. ``may_be_nan`` allows
+    a float that is not known.
     """
 
     dtype: DTypeLike | None
@@ -96,10 +99,12 @@ class Column:
     merge: str = "first"
     default: int | float | str = 0
     minimum: int | None = None
+    may_be_nan: bool = False
 
 
 _TEXT = Column(None, default="")
 _WORK = Column(np.int64, merge="sum", minimum=0)
+_EFFICIENCY = Column(np.float64, default=math.nan, may_be_nan=True)
 
 TASK_COLUMNS: dict[str, Column] = {
     "name": Column(None, required=True, default=""),
@@ -117,7 +122,7 @@ TASK_COLUMNS: dict[str, Column] = {
     # the n-th collective of its group; for a message between two ranks, the other rank and the tag
     "sequence": Column(np.int64, default=-1),
     "peer": Column(np.int32, default=-1, minimum=-1),
-    "tag": Column(np.int32, default=-1),
+    "tag": Column(np.int64, default=-1),
     "param_bytes": _WORK,
     "output_bytes": _WORK,
     "freed_bytes": _WORK,
@@ -134,6 +139,24 @@ TASK_COLUMNS: dict[str, Column] = {
     "is_arrival_join": Column(np.bool_),
     # row of the captured program's calls that a task belongs to; rows that an edit adds belong to none
     "call": Column(np.int32, default=-1, minimum=-1),
+    # position in the trace's file; id of the trace's node, and of the node that called it
+    "event": Column(np.int64, default=-1, minimum=-1),
+    "node": Column(np.int64, default=-1),
+    "parent": Column(np.int64, default=-1),
+    # what the operator was called with, as JSON
+    "op_schema": _TEXT,
+    "input_shapes": _TEXT,
+    "input_dtypes": _TEXT,
+    "input_strides": _TEXT,
+    "input_args": _TEXT,
+    # why a device task began when it did (sources.kineto.Cause), and what of its wait nothing explains
+    "start_cause": Column(np.int8, default=-1, minimum=-1),
+    "unexplained_ns": Column(np.int64, minimum=0),
+    # of a price: what limits the task, the share of that limit that it reaches, and how sure that is; NaN: not known
+    "binding": _TEXT,
+    "efficiency": _EFFICIENCY,
+    "efficiency_low": _EFFICIENCY,
+    "efficiency_high": _EFFICIENCY,
 }
 
 EDGE_COLUMNS: dict[str, Column] = {

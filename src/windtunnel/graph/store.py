@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.graph.graph import Graph
 from windtunnel.graph.history import Edit
+from windtunnel.graph.meta import Meta
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSION, TASK_COLUMNS, Column
 from windtunnel.graph.table import Array, Strings, Table, frozen
 
@@ -63,7 +64,7 @@ def _write(graph: Graph, folder: Path) -> None:
         pq.write_table(table, folder / f"{title}.parquet", compression="zstd", compression_level=6)
     document = {
         "schema_version": SCHEMA_VERSION,
-        "meta": dict(graph.meta),
+        "meta": graph.meta.to_dict(),
         "edits": [edit.json() for edit in graph.edits],
     }
     (folder / "meta.json").write_text(json.dumps(document, indent=1, default=_plain), encoding="utf-8")
@@ -122,7 +123,7 @@ def load(path: str | Path) -> Graph:
     document = _read_meta(folder)
     tables = {title: _read_table(folder / f"{title}.parquet", schema) for title, schema in _TABLES.items()}
     edits = tuple(Edit.from_json(edit) for edit in document.get("edits", []))
-    meta = document.get("meta", {})
+    meta = Meta.of(document.get("meta", {}))
     return Graph(tables["tasks"], tables["edges"], tables["resources"], meta, edits).validate()
 
 

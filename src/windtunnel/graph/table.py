@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import GraphError
 from windtunnel.graph.schema import Column
 
-__all__ = ["Array", "Strings", "Table", "concat_all", "frozen"]
+__all__ = ["Array", "Strings", "Table", "check_declared", "concat_all", "frozen"]
 
 Array = NDArray[Any]
 
@@ -137,7 +137,15 @@ class Table(Mapping[str, "Array | Strings"]):
 
     @classmethod
     def typed(cls, columns: Mapping[str, Any], schema: Mapping[str, Column]) -> Table:
-        """Build a table with each known column cast to its type; unknown ones are kept as they are."""
+        """Build a table with each column cast to its type; those of plug-ins are kept as they are.
+
+        Raises
+        ------
+        GraphError
+            A value does not fit its column, or no such column is declared.
+        """
+        for name in columns:
+            check_declared(name, schema)
         return cls({name: typed_column(name, values, schema) for name, values in columns.items()})
 
     def __getitem__(self, name: str) -> Any:
@@ -240,6 +248,20 @@ def typed_column(name: str, values: Any, schema: Mapping[str, Column]) -> Array 
     if column is None:
         return array
     return _cast(name, array, np.dtype(column.dtype))
+
+
+def check_declared(name: str, schema: Mapping[str, Column]) -> None:
+    """Refuse a column that the schema does not know and no plug-in's name stands in front of.
+
+    Raises
+    ------
+    GraphError
+    """
+    if name not in schema and "." not in name:
+        raise GraphError(
+            f"there is no column {name!r} in the schema",
+            fix=f"put the name of the plug-in in front, as in 'mine.{name}', or use one of {', '.join(sorted(schema))}",
+        )
 
 
 def _starts_with_text(values: Any) -> bool:

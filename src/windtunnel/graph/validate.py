@@ -21,7 +21,7 @@ from windtunnel.graph.schema import (
     Column,
     Discipline,
 )
-from windtunnel.graph.table import Array, Strings, Table
+from windtunnel.graph.table import Array, Strings, Table, check_declared
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
@@ -52,6 +52,8 @@ def validate(graph: Graph) -> None:
 
 
 def _check_table(title: str, table: Table, schema: Mapping[str, Column], graph: Graph) -> None:
+    for name in table:
+        check_declared(name, schema)
     for name, column in schema.items():
         if name in table:
             _check_column(title, name, table[name], column, graph)
@@ -73,7 +75,8 @@ def _check_column(title: str, name: str, values: Array | Strings, column: Column
     if column.minimum is not None:
         _refuse(title, name, values, values < column.minimum, f"is below {column.minimum}", graph)
     if values.dtype.kind == "f":
-        _refuse(title, name, values, ~np.isfinite(values), "is not finite", graph)
+        wrong = np.isinf(values) if column.may_be_nan else ~np.isfinite(values)
+        _refuse(title, name, values, wrong, "is not finite", graph)
 
 
 def _refuse(title: str, name: str, values: Array, wrong: Array, why: str, graph: Graph) -> None:

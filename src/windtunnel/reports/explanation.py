@@ -212,7 +212,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     explained = timeline.graph
     iterations = max(1, graph.num_iterations)
     replayed_ns = timeline.makespan_ns / iterations
-    measured = graph.meta.get("iteration_ns")
+    measured = graph.meta.iteration_ns
     measured = dict(measured) if isinstance(measured, Mapping) and measured.get("median") else {}
     return Explanation(
         replayed_ns=replayed_ns,
@@ -221,7 +221,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         num_iterations=iterations,
         num_ranks=graph.num_ranks,
         measured=measured,
-        hardware=_hardware(graph.meta.get("hardware")),
+        hardware=_hardware(graph.meta.hardware),
         phases=_by_enum(timeline, "phase", PHASE_LABELS),
         kinds=_by_enum(timeline, "kind", KIND_LABELS),
         layers=_by_text(timeline, "layer"),
@@ -322,7 +322,7 @@ def _hardware(hardware: Any) -> str:
 
 
 def _overhead(graph: Graph, measured: Mapping[str, Any]) -> float | None:
-    profiled = graph.meta.get("profiled_iteration_ns")
+    profiled = graph.meta.profiled_iteration_ns
     if not measured or not isinstance(profiled, Mapping) or not profiled.get("median"):
         return None
     return float(profiled["median"]) / float(measured["median"]) - 1

@@ -66,8 +66,8 @@ def _title(peak_bytes: int, size_bytes: int, name: str) -> str:
 
 def _recorded(graph: Graph) -> Mapping[str, Any]:
     """What the capture saw of the very program that this graph is; empty where nobody looked, or it was changed."""
-    seen: Mapping[str, Any] = graph.meta.get("memory") or {}
-    is_whole = not graph.edits and "slice_of" not in graph.meta
+    seen: Mapping[str, Any] = graph.meta.memory
+    is_whole = not graph.edits and graph.meta.slice_of is None
     return seen if is_whole and seen.get("curve") and seen["peak_bytes"] else {}
 
 

@@ -28,12 +28,12 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
     notes += _unmeasured(graph)
     notes += _device_starts(graph)
     notes += _forms(graph) or _before_holding(graph)
-    notes += filter(None, [dict(graph.meta.get("overhead") or {}).get("note")])
-    dropped = graph.meta.get("dropped")
+    notes += filter(None, [graph.meta.overhead.get("note")])
+    dropped = graph.meta.trace.get("dropped")
     if isinstance(dropped, Mapping) and dropped:
         total = sum(int(count) for count in dropped.values())
         notes.append(f"{format_count(total)} events of the trace are no tasks: {', '.join(map(str, dropped))}")
-    if graph.meta.get("is_complete") is False:
+    if graph.meta.is_complete is False:
         notes.append("the capture was cut short: what was measured until then is shown")
     return tuple(notes)
 
@@ -49,7 +49,7 @@ def _unmeasured(graph: Graph) -> list[str]:
 
 def _forms(graph: Graph) -> list[str]:
     """Where iterations differ by the shapes of their inputs: which of them this is."""
-    shapes = graph.meta.get("shapes")
+    shapes = graph.meta.shapes
     if not isinstance(shapes, Mapping) or not shapes.get("others"):
         return []
     others = shapes["others"]
@@ -64,8 +64,8 @@ def _forms(graph: Graph) -> list[str]:
 
 def _before_holding(graph: Graph) -> list[str]:
     """What an iteration took before measuring held the heap, where that is more than noise."""
-    before = dict(graph.meta.get("allocator") or {}).get("iteration_before_ns") or {}
-    held = dict(graph.meta.get("iteration_ns") or {}).get("median")
+    before = graph.meta.allocator.get("iteration_before_ns") or {}
+    held = graph.meta.iteration_ns.get("median")
     if not held or before.get("median", 0) <= 1.03 * held:
         return []
     line = f"measured with the heap held; the script as it is took {format_duration(before['median'])}"

@@ -2,7 +2,7 @@
 
 In: a played graph with ``output_bytes`` and ``workspace_bytes``. Out: how many bytes are held when, and by whom at
 the peak. A task's output is held from its start to the end of its last DATA consumer (its own end, if there is
-none), its workspace while it runs, and ``meta["memory_base_bytes"]`` (parameters, optimizer state) always.
+none), its workspace while it runs, and ``meta.memory_base_bytes`` (parameters, optimizer state) always.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def memory_of(
     free_ns = finish_ns.copy()
     is_data = graph.edges["kind"] == EdgeKind.DATA
     np.maximum.at(free_ns, graph.edges["src"][is_data], finish_ns[graph.edges["dst"][is_data]])
-    base_bytes = int(graph.meta.get("memory_base_bytes", 0) or 0)
+    base_bytes = graph.meta.memory_base_bytes
     time_ns, change = _merged(
         np.concatenate([start_ns, finish_ns, free_ns]),
         np.concatenate([output + workspace, -workspace, -output]),

@@ -108,7 +108,7 @@ def target_of(target: Any, *, argv: Sequence[str] = (), model: Any = (), optimiz
 
 
 def _origin(graph: Graph) -> Target:
-    origin = graph.meta.get("origin") or {}
+    origin = graph.meta.origin
     if "script" in origin:
         return target_of(origin["script"], argv=origin.get("argv", ()))
     if "workload" in origin:

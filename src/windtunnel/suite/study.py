@@ -97,7 +97,7 @@ def use_of_graph(graph: Graph, *, name: str = "", database: ProfileDatabase | No
     PriceError
         It does not say its flops.
     """
-    known = dict(graph.meta.get("hardware", {}))
+    known = dict(graph.meta.hardware)
     processor, ours = plain_name(str(known.get("processor", ""))), plain_name(hardware.machine().cpu_name)
     if processor and processor != ours:
         raise InputError(

@@ -139,7 +139,7 @@ def utilization(graph: Graph, ceilings: Ceilings) -> Utilization:
     if not tasks.is_product.any():
         raise PriceError(
             "no task states the flops of a product, so there is no utilization",
-            where=f"source {graph.meta.get('source', 'unknown')!r}",
+            where=f"source {graph.meta.source!r}",
             fix="capture the job with windtunnel on this machine",
         )
     timeline = replay(graph)

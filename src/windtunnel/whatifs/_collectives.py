@@ -47,8 +47,8 @@ def world_size(graph: Graph, given: int | None) -> int:
     NotApplicableError
         It is nowhere said.
     """
-    traced = (graph.meta.get("distributed") or {}).get("world_size", 1)
-    known = given or graph.meta.get("world_size") or max(graph.num_ranks, int(traced))
+    traced = graph.meta.distributed.get("world_size", 1)
+    known = given or graph.meta.world_size or max(graph.num_ranks, int(traced))
     if known == 1 and given is None:
         raise NotApplicableError("how many ranks take part is not recorded", fix="pass num_ranks=")
     if int(known) < 2:
@@ -73,5 +73,5 @@ def message_bytes(graph: Graph, mask: Mask) -> NDArray[np.int64]:
 
 def link_in_use(graph: Graph) -> Link | None:
     """The link that an earlier what-if priced the collectives with."""
-    noted = graph.meta.get("link")
+    noted = graph.meta.link
     return None if noted is None else Link(**noted)

@@ -7,7 +7,7 @@ which the forward pass meets the layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from windtunnel.graph import Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link, link
 
 __all__ = [
-    "STEADY",
     "Bucket",
     "Gradient",
     "buckets_of",
@@ -37,8 +36,6 @@ __all__ = [
 Rows = NDArray[np.int64]
 _PARAMETER_KEYS = ("parameters", "shapes", "dtypes")
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# note of a repeated graph: the iterations between whose ends its pace is steady
-STEADY = "steady_iterations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +183,10 @@ def _works(graph: Graph) -> NDArray[np.bool_]:
 def registered_parameters(graph: Graph) -> dict[str, int]:
     """Bytes of each trained parameter by full name, in order of registration; empty where the capture does not say.
 
-    Read from ``meta["parameters"]`` (bytes by name), else from the parameters of ``meta["optimizers"]``.
+    Read from ``meta.parameters`` (bytes by name), else from the parameters of ``meta.optimizers``.
     """
-    known = graph.meta.get("parameters")
-    if isinstance(known, Mapping):
+    known = graph.meta.parameters
+    if known:
         return {str(name): int(size_bytes) for name, size_bytes in known.items()}
     return {name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _listed(graph)}
 
@@ -204,8 +201,8 @@ def registered_shapes(graph: Graph, layers: Collection[str] | None = None) -> li
 
 def _listed(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and dtype of what the optimizers train."""
-    frozen = set(graph.meta.get("program", {}).get("frozen", ()))
-    groups = [group for optimizer in graph.meta.get("optimizers", ()) for group in optimizer.get("groups", ())]
+    frozen = set(graph.meta.program.get("frozen", ()))
+    groups = [group for optimizer in graph.meta.optimizers for group in optimizer.get("groups", ())]
     return [
         (str(name), tuple(shape), str(dtype))
         for group in groups
@@ -284,7 +281,7 @@ def _filled(graph: Graph, gradients: list[Gradient], caps: tuple[int, int], upda
 
 def _per_model(graph: Graph, gradients: list[Gradient]) -> list[list[Gradient]]:
     """Gradients by the model that they belong to; all together where the capture names one model or none."""
-    titles = graph.meta.get("models") or ()
+    titles = graph.meta.models
     if len(titles) < 2:
         return [gradients]
     models: dict[str, list[Gradient]] = {}

@@ -144,7 +144,7 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
     reached = _reached_bandwidth(graph)
     if reached is not None:
         return reached
-    for device in graph.meta.get("hardware", {}).get("devices", ()):
+    for device in graph.meta.hardware.get("devices", ()):
         known = recognize(str(device.get("name", "")), int(device.get("totalGlobalMem", 0)))
         if known is not None:
             return _REACHED_RATIO * known.bandwidth_bytes_per_s

@@ -48,7 +48,7 @@ MEMORY_COLUMNS = ("output_bytes", "workspace_bytes", "freed_bytes")
 
 def has_program(graph: Graph) -> bool:
     """Whether the graph knows which operators were called with which arguments."""
-    return bool(graph.meta.get("program"))
+    return bool(graph.meta.program)
 
 
 def captured_program(graph: Graph) -> Program:
@@ -161,13 +161,13 @@ def update_need(graph: Graph, form: UpdateForm) -> UpdateNeed:
         Nothing is updated, or the graph does not know its optimizers.
     """
     update_steps(graph)
-    optimizers = graph.meta.get("optimizers") or []
+    optimizers = graph.meta.optimizers
     if not optimizers:
         raise NotApplicableError(
             "this graph does not say which optimizers it has",
             fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
-    threads = int(dict(graph.meta.get("hardware", {})).get("num_threads", 0))
+    threads = int(graph.meta.hardware.get("num_threads", 0))
     touched = touched_rows(program_of(graph)) if has_program(graph) else {}
     return UpdateNeed(optimizers, form, threads, touched)
 
@@ -188,7 +188,7 @@ def with_update(graph: Graph, form: Form, update: UpdateForm) -> Unpriced:
         The graph comes from a source that keeps no program.
     """
     change = reformed(graph, form)
-    if not graph.meta.get("optimizers") or not graph.select(phase=Phase.UPDATE).any():
+    if not graph.meta.optimizers or not graph.select(phase=Phase.UPDATE).any():
         return change
     needs = (*change.needs, update_need(graph, update))
     return Unpriced(needs, lambda ratios, ratio: apply_update(apply_ratios(graph, ratios), ratio))

@@ -1,6 +1,6 @@
 """Peak memory after a change (room whatifs, private).
 
-In: a captured graph whose ``meta["memory"]`` says what one real step held, and notes of the form in which a what-if
+In: a captured graph whose ``meta.memory`` says what one real step held, and notes of the form in which a what-if
 runs its program. Out: the predicted peak. The program runs alone in its old and in its new form; the difference is
 added to the real peak, separately for the passes and for the update.
 """
@@ -18,30 +18,28 @@ from windtunnel.whatifs._measured import captured_program
 
 __all__ = ["noted", "recorded_peak", "reformed_peak"]
 
-_FORM, _UPDATE = "memory_form", "memory_update"
-
 
 def noted(graph: Graph, form: Form | None = None, update: UpdateForm | None = None) -> Graph:
     """Note in what form the program runs from now on; what does not change stays as an earlier what-if left it."""
     entries: dict[str, Any] = {}
     if form is not None:
         changed = {name: _plain(value) for name, value in asdict(form).items() if value != getattr(Form(), name)}
-        entries[_FORM] = {**dict(graph.meta.get(_FORM, {})), **changed}
+        entries["memory_form"] = {**(graph.meta.memory_form or {}), **changed}
     if update is not None:
-        entries[_UPDATE] = {**dict(graph.meta.get(_UPDATE, {})), **dict(update.options)}
+        entries["memory_update"] = {**(graph.meta.memory_update or {}), **dict(update.options)}
     return graph.note(entries)
 
 
 def recorded_peak(graph: Graph) -> int | None:
     """What the real step held at its peak; None where nobody has looked."""
-    peak = dict(graph.meta.get("memory") or {}).get("peak_bytes")
+    peak = graph.meta.memory.get("peak_bytes")
     return None if peak is None else int(peak)
 
 
 def reformed_peak(graph: Graph) -> int | None:
     """The predicted peak of a graph in which forms are noted; None where none are, or it cannot be known."""
-    memory = dict(graph.meta.get("memory") or {})
-    form, update = graph.meta.get(_FORM), graph.meta.get(_UPDATE)
+    memory = graph.meta.memory
+    form, update = graph.meta.memory_form, graph.meta.memory_update
     if not memory or (form is None and update is None):
         return None
     passes, stepping = int(memory["passes"]["peak_bytes"]), int(memory["update"]["peak_bytes"])
@@ -58,7 +56,7 @@ def reformed_peak(graph: Graph) -> int | None:
         passes += round(_beside(memory["passes"], before) * (changed.batch_ratio - 1))
         stepping += after.input_bytes - before.input_bytes
     if update is not None:
-        extra_bytes = _price(UpdatePeakNeed(list(graph.meta.get("optimizers") or []), update))
+        extra_bytes = _price(UpdatePeakNeed(list(graph.meta.optimizers), update))
         if extra_bytes is None:
             return None
         stepping += extra_bytes

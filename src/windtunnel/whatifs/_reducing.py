@@ -20,11 +20,10 @@ from windtunnel.whatifs._kernels import insert_behind
 from windtunnel.whatifs._measured import has_program
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED
 
-__all__ = ["BUCKETS", "OWN_WORK", "described", "reducing_needs", "shared_out", "way_between", "work_ahead"]
+__all__ = ["OWN_WORK", "described", "reducing_needs", "shared_out", "way_between", "work_ahead"]
 
 Ints = NDArray[np.int64]
 # note of the buckets of one iteration, in the order of its messages
-BUCKETS = "buckets"
 OWN_WORK = "reduce gradients"
 _MOST_PROCESSES = 32  # more are started only for prices="measured"
 
@@ -47,7 +46,7 @@ def reducing_needs(
 
     Empty where the graph does not know its buckets or the shapes of its parameters.
     """
-    noted = graph.meta.get(BUCKETS)
+    noted = graph.meta.buckets
     if noted is None or not registered_shapes(graph) or len(messages) % len(noted["filled"]):
         return ()
     caps = {name: int(noted[name]) for name in ("bucket_bytes", "first_bucket_bytes")}
@@ -66,7 +65,7 @@ def way_between(graph: Graph, num_processes: int) -> str:
 
 def shared_out(graph: Graph, messages: Ints, total_ns: Sequence[int]) -> Ints:
     """The prices of ``reducing_needs`` shared out among each reducer's messages by their bytes, int64 [M]."""
-    filled = graph.meta[BUCKETS]["filled"]
+    filled = (graph.meta.buckets or {})["filled"]
     prices = np.zeros(len(filled))
     for (_, mine), each_ns in zip(_by_reducer(filled), total_ns, strict=True):
         sizes = np.array([filled[number]["size_bytes"] for number in mine], dtype=np.float64)

@@ -30,7 +30,7 @@ def host_cores(graph: Graph, given: int | None) -> int:
     NotApplicableError
         It is nowhere said.
     """
-    known = given or graph.meta.get("hardware", {}).get("num_cores")
+    known = given or graph.meta.hardware.get("num_cores")
     if not known:
         raise NotApplicableError("how many cores the host has is not recorded", fix="pass num_cores=")
     return int(known)
@@ -38,7 +38,7 @@ def host_cores(graph: Graph, given: int | None) -> int:
 
 def host_threads(graph: Graph) -> int:
     """Threads with which one worker computes, as the capture says (1 if it does not)."""
-    return int(graph.meta.get("hardware", {}).get("num_threads", 1))
+    return int(graph.meta.hardware.get("num_threads", 1))
 
 
 def parallel_tasks(graph: Graph) -> Mask:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.simulate import Timeline, replay
 from windtunnel.units import format_duration, format_size
-from windtunnel.whatifs._gradients import STEADY
 from windtunnel.whatifs._peaks import recorded_peak, reformed_peak
 from windtunnel.whatifs.request import Request
 
@@ -231,7 +230,7 @@ def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
     labels, member = np.unique(graph.tasks["iteration"], return_inverse=True)
     end_ns = np.zeros(len(labels), dtype=np.int64)
     np.maximum.at(end_ns, member, finish_ns)
-    first, last = graph.meta.get(STEADY, (0, count - 1))
+    first, last = graph.meta.steady_iterations or (0, count - 1)
     period = (int(end_ns[last]) - int(end_ns[first])) / (last - first)
     return period if period > 0 else end / count
 

@@ -83,7 +83,7 @@ def whatif(
     if graph.num_tasks and not baseline.makespan_ns:
         raise InputError(
             "the graph takes no time, so nothing can make it faster",
-            where=f"{graph.num_tasks:,} tasks of duration 0, source {graph.meta.get('source', 'unknown')}",
+            where=f"{graph.num_tasks:,} tasks of duration 0, source {graph.meta.source}",
             fix="price its tasks first, or load an execution trace together with the Kineto trace of its run",
         )
     edit.price_first_steps(graph, requests, tell)
@@ -192,7 +192,7 @@ def _answer(
     time_ns: float,
     timeline: Timeline | None = None,
 ) -> Answer:
-    before, after = (float(graph.meta.get("samples_ratio", 1.0)) for graph in (baseline.graph, changed))
+    before, after = (graph.meta.samples_ratio for graph in (baseline.graph, changed))
     if changed.num_tasks <= _KEPT_TASKS:
         return Answer(request, baseline, time_ns, after / before).keeping(changed, timeline)
     remake = partial(apply, baseline.graph, request, prices=edit.prices, pricer=edit.pricer)

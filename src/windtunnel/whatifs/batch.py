@@ -1,6 +1,6 @@
 """More or fewer samples per update (what-if family "batch").
 
-In: a captured graph. Out: the same iteration on another number of samples; ``meta["samples_ratio"]`` says how many
+In: a captured graph. Out: the same iteration on another number of samples; ``meta.samples_ratio`` says how many
 times more, since a longer iteration that trains on more samples may still be the better one.
 """
 
@@ -54,7 +54,9 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
 
     def with_loads(scaled: Graph) -> Graph:
         loads = graph.select(phase=Phase.DATA)
-        scaled = scaled.scale(loads, form.batch_ratio).note({"samples_ratio": _samples(graph) * form.batch_ratio})
+        scaled = scaled.scale(loads, form.batch_ratio).note(
+            {"samples_ratio": graph.meta.samples_ratio * form.batch_ratio}
+        )
         return noted(scaled, form)
 
     return reformed(graph, form, with_loads)
@@ -87,10 +89,6 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
         changed = graph.set_duration(backward, duration, cost_source=SOURCE)
         changed = changed.scale(graph.select(phase=(Phase.DATA, Phase.FORWARD)), passes)
         # the third pass holds what the second does: gradients beside all that one pass holds
-        return noted(changed.note({"samples_ratio": _samples(graph) * passes}), form)
+        return noted(changed.note({"samples_ratio": graph.meta.samples_ratio * passes}), form)
 
     return Unpriced((OperatorsNeed(captured_program(graph), form),), repeated)
-
-
-def _samples(graph: Graph) -> float:
-    return float(graph.meta.get("samples_ratio", 1.0))

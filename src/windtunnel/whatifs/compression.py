@@ -143,7 +143,7 @@ def _compressed(
 def _keeping(graph: Graph, kept_ratio: float, size_bytes: Ints) -> Graph:
     """Note that so much of all gradients stays in buffers."""
     per_iteration = size_bytes.sum() / (graph.num_iterations * graph.num_ranks)
-    base_bytes = int(graph.meta.get("memory_base_bytes", 0))
+    base_bytes = graph.meta.memory_base_bytes
     return graph.note({"memory_base_bytes": base_bytes + round(kept_ratio * per_iteration)})
 
 
@@ -166,7 +166,7 @@ def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_m
     """Scale what depends on the bytes; each message has its latency, where the link is known."""
     mask = _mask(graph, messages)
     wire, duration = link_in_use(graph), graph.duration_ns[messages]
-    steps = 2 * (int(graph.meta.get("world_size", 1)) - 1)
+    steps = 2 * ((graph.meta.world_size or 1) - 1)
     latency = np.minimum(duration, steps * wire.latency_ns if wire is not None else 0)
     wanted = num_messages * latency + np.rint(ratio * (duration - latency)).astype(np.int64)
     sizes = graph.tasks["message_bytes"].copy()

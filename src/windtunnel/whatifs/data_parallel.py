@@ -34,7 +34,6 @@ from windtunnel.whatifs._gradients import (
 from windtunnel.whatifs._kernels import computes_on_host, is_on_host
 from windtunnel.whatifs._measured import SOURCE
 from windtunnel.whatifs._reducing import (
-    BUCKETS,
     OWN_WORK,
     described,
     reducing_needs,
@@ -116,7 +115,7 @@ def data_parallel(
             worker = _communicate(worker, buckets, columns)
         workers = worker if crowd is None else _crowded(worker, crowd, num_ranks, graph.num_tasks)
         noted = _noted(workers, num_ranks, wire, sum(gradient.size_bytes for gradient in gradients_of(graph)))
-        return noted.note({BUCKETS: described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
+        return noted.note({"buckets": described(next(iter(rounds.values())), bucket_bytes, first_bucket_bytes)})
 
     def by_formula() -> Graph:
         return joined(lambda buckets: [ring_all_reduce_ns(one.size_bytes, num_ranks, wire) for one in buckets], RING)
@@ -228,12 +227,11 @@ def _crowded(worker: Graph, crowd: _Crowd, num_ranks: int, num_before: int) -> G
 
 def _noted(graph: Graph, num_ranks: int, wire: Link, buffer_bytes: int) -> Graph:
     """What other what-ifs read: workers, link, samples; the reducer keeps its flat buckets for good."""
-    meta = graph.meta
     return graph.note(
         {
             "world_size": num_ranks,
             "link": wire.json(),
-            "samples_ratio": num_ranks * float(meta.get("samples_ratio", 1.0)),
-            "memory_base_bytes": int(meta.get("memory_base_bytes", 0)) + buffer_bytes,
+            "samples_ratio": num_ranks * graph.meta.samples_ratio,
+            "memory_base_bytes": graph.meta.memory_base_bytes + buffer_bytes,
         }
     )

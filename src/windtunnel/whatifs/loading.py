@@ -16,7 +16,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import link as catalog_link
-from windtunnel.whatifs._gradients import STEADY, last_per_group, positions
+from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import is_on_host, launch_calls
 from windtunnel.whatifs._sharing import host_cores, host_threads, share_cores
 
@@ -86,7 +86,7 @@ def _loaded_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, 
     copies = 1 if graph.num_iterations > 1 else last + num_workers * depth + 1
     trained = trained.concat(copies)
     if copies > 1:
-        trained = trained.note({STEADY: [first, last]})
+        trained = trained.note({"steady_iterations": [first, last]})
     rows = np.flatnonzero(np.tile(takes, copies))
     rows = rows[np.argsort(positions(trained)[rows], kind="stable")]
     loaded = _with_workers(trained, rows, num_workers, depth, load_ns, load_bytes)

@@ -19,6 +19,8 @@ from windtunnel.whatifs._measured import apply_update, has_program, update_need,
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
 
+_RUN = "fused-optimizer.run"
+
 __all__ = ["foreach_optimizer", "fused_optimizer"]
 
 
@@ -67,13 +69,13 @@ def _implemented(graph: Graph, options: dict[str, Any]) -> Unpriced:
 
 
 def _check_not_yet(graph: Graph, option: str) -> None:
-    groups = [group for one in graph.meta.get("optimizers") or [] for group in one["groups"]]
+    groups = [group for one in graph.meta.optimizers for group in one["groups"]]
     if groups and all(group["options"].get(option) for group in groups):
         raise NotApplicableError(f"every optimizer has {option}=True already", where="meta optimizers")
 
 
 def _check_dense(graph: Graph) -> None:
-    sparse = sparse_parameters(graph.meta.get("optimizers") or [])
+    sparse = sparse_parameters(graph.meta.optimizers)
     if sparse:
         raise NotApplicableError(
             f"no fused update takes sparse gradients, and {len(sparse)} parameters have them",
@@ -89,12 +91,13 @@ def _paper(graph: Graph) -> Graph:
     if int(kernels.sum()) <= graph.num_iterations * graph.num_ranks:
         raise NotApplicableError("the updates are already one kernel per iteration", where="phase UPDATE")
     runs = _runs(graph, steps)
-    graph = graph.with_columns(update_run=np.where(kernels, runs, -1))
+    graph = graph.set_columns({_RUN: np.where(kernels, runs, -1)})
     hosts = steps & ~kernels
     first_host = _first_of_each(np.where(hosts, runs, -1))
     graph = graph.set_duration(kernels, graph.duration_ns[kernels], cost_source="paper")
     graph = graph.remove(hosts & ~first_host, keep_gaps=False)
-    return graph.fuse(graph.tasks["update_run"] >= 0, by=("rank", "iteration", "resource", "update_run"), name="update")
+    fused = graph.fuse(graph.tasks[_RUN] >= 0, by=("rank", "iteration", "resource", _RUN), name="update")
+    return fused.drop_columns([_RUN])
 
 
 def _runs(graph: Graph, mask: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def p3(
     served, pulls = _send(_with_servers(graph, num_ranks), gradients, slices, transfer_ns, priority)
     across = [(pull, row) for pull, one in zip(pulls, slices[:, 0], strict=True) for row in gradients[one].forward]
     repeated = _repeated(served, graph.select(phase=Phase.UPDATE), np.array(across).reshape(-1, 2), num_iterations)
-    samples = num_ranks * float(graph.meta.get("samples_ratio", 1.0))
+    samples = num_ranks * graph.meta.samples_ratio
     return repeated.note({"world_size": num_ranks, "link": wire.json(), "samples_ratio": samples})
 
 

@@ -31,7 +31,7 @@ def gc_pauses(graph: Graph) -> Graph:
     NotApplicableError
         The capture does not know, or the collector took next to nothing.
     """
-    pause_ns = graph.meta.get("gc_pause_ns")
+    pause_ns = graph.meta.gc_pause_ns
     if pause_ns is None:
         raise NotApplicableError("this graph does not know how long the garbage collector ran", fix="capture the step")
     hosts = graph.select(kind=Kind.HOST)
@@ -54,7 +54,7 @@ def allocator_warmup(graph: Graph) -> Graph:
     """
     calls = graph.select(name=_ALLOCATES)
     if not calls.any():
-        is_held = dict(graph.meta.get("allocator", {})).get("is_held", False)
+        is_held = graph.meta.allocator.get("is_held", False)
         why = "; the capture held the heap, so first touches are out already" if is_held else ""
         raise NotApplicableError(f"no memory is asked of a driver here{why}", where=f"{graph.num_tasks} tasks")
     return graph.remove(calls)

@@ -53,7 +53,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
         ]
         ratio = np.array(prices[0]) / np.maximum(prices[1], 1)
     wanted = np.rint(graph.duration_ns[messages] * ratio).astype(np.int64)
-    samples = float(graph.meta.get("samples_ratio", 1.0)) * num_ranks / before
+    samples = graph.meta.samples_ratio * num_ranks / before
     scaled = graph.set_duration(messages, wanted, cost_source="ring model")
     return scaled.note({"world_size": num_ranks, "samples_ratio": samples})
 

@@ -69,7 +69,7 @@ def _sharded(graph: Graph, num_ranks: int | None, state_ratio: float, *, shards_
     per_worker = size_bytes.sum() / (graph.num_iterations * graph.num_ranks)
     kept = state_ratio + (1.0 if shards_gradients else 0.0)
     saved = round(kept * per_worker * (1 - 1 / count))
-    base = int(graph.meta.get("memory_base_bytes", 0))
+    base = graph.meta.memory_base_bytes
     return sharded.note({"memory_base_bytes": max(0, base - saved), "world_size": count})
 
 

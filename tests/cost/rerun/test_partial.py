@@ -146,7 +146,7 @@ def test_ratios_are_one_where_there_is_nothing_to_run():
 
 
 def test_an_update_is_flown_by_itself():
-    optimizers = perceptron_graph(width=64).meta["optimizers"]
+    optimizers = perceptron_graph(width=64).meta.optimizers
     measured = measure_update(optimizers, UpdateForm({"fused": True, "foreach": False}), threads=1, budget_s=0.05)
 
     assert measured.old_ns > 0
@@ -187,7 +187,7 @@ def test_an_update_with_sparse_gradients_has_a_list_form_and_no_fused_one():
 
 
 def test_fewer_parameters_take_less_of_an_update(tmp_path):
-    optimizers = perceptron_graph(width=512).meta["optimizers"]
+    optimizers = perceptron_graph(width=512).meta.optimizers
     form = UpdateForm(frozen=frozenset({"0.weight"}))
     database = ProfileDatabase(tmp_path / "profile.db")
     measured = measure_update(optimizers, form, threads=1, database=database, budget_s=0.05)

@@ -103,7 +103,7 @@ def test_tensors_within_lists_are_found_with_their_place():
 def test_a_program_is_plain_json():
     graph = perceptron_graph()
 
-    assert graph.meta["program"] == json.loads(json.dumps(graph.meta["program"]))
+    assert graph.meta.program == json.loads(json.dumps(graph.meta.program))
 
 
 @pytest.mark.parametrize("wrong", [{"threads": -1}, {"num_passes": 0}, {"batch": (0, 1)}])

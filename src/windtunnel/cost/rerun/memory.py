@@ -105,7 +105,7 @@ def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm
     Parameters
     ----------
     optimizers : list of dict
-        ``graph.meta["optimizers"]``.
+        ``graph.meta.optimizers``.
     form : UpdateForm
 
     Raises

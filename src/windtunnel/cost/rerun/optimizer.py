@@ -72,7 +72,7 @@ def measure_update(
     Parameters
     ----------
     optimizers : list of dict
-        ``graph.meta["optimizers"]``.
+        ``graph.meta.optimizers``.
     new : UpdateForm
     threads : int
         Threads of the old form; 0: as torch has them now.
@@ -227,7 +227,7 @@ def sparse_parameters(optimizers: Iterable[Mapping[str, Any]]) -> list[str]:
     Parameters
     ----------
     optimizers : list of dict
-        ``graph.meta["optimizers"]``.
+        ``graph.meta.optimizers``.
     """
     groups = [group for one in optimizers for group in one["groups"]]
     return [

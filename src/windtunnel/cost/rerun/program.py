@@ -1,6 +1,6 @@
 """The program of a captured iteration (room cost).
 
-In: a graph whose capture kept its calls (``meta["program"]``, column ``call``). Out: ``Program``: the operators that
+In: a graph whose capture kept its calls (``meta.program``, column ``call``). Out: ``Program``: the operators that
 Python called, in order, with all their arguments. Not here: running it (``_interpreter``).
 """
 
@@ -199,17 +199,17 @@ def program_of(graph: Graph) -> Program:
     PriceError
         The graph has none: it comes from a trace that others made, or from an older capture.
     """
-    stored = graph.meta.get("program")
+    stored = graph.meta.program
     if not stored or "call" not in graph.tasks:
         raise PriceError(
             "this graph does not say which operators were called with which arguments",
-            where=f"source {graph.meta.get('source', 'unknown')!r}",
+            where=f"source {graph.meta.source!r}",
             fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
     layers, phases = _places(graph, len(stored["calls"]))
     calls = tuple(Call(**row, layer=layers[place], phase=phases[place]) for place, row in enumerate(stored["calls"]))
     parameters = {int(identity): name for identity, name in stored["parameters"].items()}
-    threads = int(dict(graph.meta.get("hardware", {})).get("num_threads", 0))
+    threads = int(graph.meta.hardware.get("num_threads", 0))
     return Program(calls, parameters, frozenset(stored.get("frozen", ())), threads)
 
 

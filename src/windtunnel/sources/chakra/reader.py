@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind
+from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
 from windtunnel.sources.chakra._nodes import NODE_TYPES, Nodes, read_nodes, unpacked_head
 from windtunnel.sources.chakra._wire import encode_varints, field_bytes, field_varint, varint
 
@@ -36,16 +36,12 @@ _QUEUES = (
 _CPU, _COMPUTE, _COMM = range(3)
 _MEMORY_TYPES = (NODE_TYPES.index("MEM_LOAD"), NODE_TYPES.index("MEM_STORE"))
 _METADATA, _COMP, _COLL = (NODE_TYPES.index(name) for name in ("METADATA", "COMP", "COMM_COLL"))
-_FIRST_COMM = NODE_TYPES.index("COMM_SEND")
+_SEND, _RECV = NODE_TYPES.index("COMM_SEND"), NODE_TYPES.index("COMM_RECV")
+_FIRST_COMM = _SEND
 # attribute -> task column; a negative value stands for a node that lacks it
-_INTEGERS = {
-    "comm_src": "comm_src",
-    "comm_dst": "comm_dst",
-    "comm_tag": "comm_tag",
-    "comm_priority": "comm_priority",
-    "stream": "stream",
-    "tid": "tid",
-}
+_OWN = ("comm_src", "comm_dst", "comm_priority", "stream", "tid")
+_INTEGERS = {"comm_tag": "tag"} | {name: f"chakra.{name}" for name in _OWN}
+_NODE_TYPE = "chakra.node_type"
 _WORK = {"comm_size": "message_bytes", "num_ops": "flops"}
 _INT64, _BOOL, _TEXT, _INT64_LIST = 9, 27, 29, 10
 
@@ -102,7 +98,7 @@ def load_chakra(path: str | Path) -> Graph:
             "resource": np.where(is_cpu, _CPU, np.where(is_comm, _COMM, _COMPUTE)),
             "duration_ns": _exact_durations(nodes),
             "order": nodes.ids,
-            "node_type": [NODE_TYPES[code] for code in nodes.types.tolist()],
+            _NODE_TYPE: [NODE_TYPES[code] for code in nodes.types.tolist()],
             **_optional_columns(nodes),
         },
         edges={
@@ -117,7 +113,7 @@ def load_chakra(path: str | Path) -> Graph:
             "discipline": [0, 0, 0],
             "slots": [1, 1, 1],
         },
-        meta={"source": "chakra", "trace": {"file": path.name, "dropped": nodes.dropped}},
+        meta=Meta(source="chakra", trace={"file": path.name, "dropped": nodes.dropped}, groups=_groups(nodes)),
     )
 
 
@@ -159,14 +155,34 @@ def _optional_columns(nodes: Nodes) -> dict[str, Any]:
                 columns[column] = np.full(num_nodes, absent, dtype=np.int64)
                 for row, value in nodes.attrs[attribute].items():
                     columns[column][row] = value
-    if "pg_name" in nodes.attrs:
-        columns["pg_name"] = [str(nodes.attrs["pg_name"].get(row, "")) for row in range(num_nodes)]
+    if groups := _groups(nodes):
+        number = {group.name: place for place, group in enumerate(groups)}
+        columns["group"] = np.full(num_nodes, -1, dtype=np.int32)
+        for row, name in nodes.attrs["pg_name"].items():
+            columns["group"][row] = number[str(name)]
+    if (peer := _peers(nodes)) is not None:
+        columns["peer"] = peer
     if nodes.start_ns.any():
         columns["start_ns"] = nodes.start_ns
     if len(nodes.parents):
         columns["parent"] = np.full(num_nodes, -1, dtype=np.int64)
         columns["parent"][nodes.parents[::-1, 0]] = nodes.parents[::-1, 1]
     return columns
+
+
+def _groups(nodes: Nodes) -> tuple[ProcessGroup, ...]:
+    """Process groups in the order of their first node; Chakra names them and keeps their members elsewhere."""
+    named = sorted(nodes.attrs.get("pg_name", {}).items())
+    return tuple(ProcessGroup(name) for name in dict.fromkeys(str(name) for _, name in named))
+
+
+def _peers(nodes: Nodes) -> Ints | None:
+    """Whom each message goes to or comes from; None where no node is a message between two ranks."""
+    peer = np.full(len(nodes.ids), -1, dtype=np.int64)
+    for code, attribute in ((_SEND, "comm_dst"), (_RECV, "comm_src")):
+        for row, rank in nodes.attrs.get(attribute, {}).items():
+            peer[row] = rank if nodes.types[row] == code else peer[row]
+    return peer if (peer >= 0).any() else None
 
 
 def _edge_columns(nodes: Nodes, dst: Ints) -> dict[str, Any]:
@@ -274,8 +290,8 @@ def _ids(graph: Graph) -> Ints:
 def _types(graph: Graph) -> Ints:
     by_kind = {Kind.COMM: _COLL, Kind.COPY: _MEMORY_TYPES[0], Kind.VIRTUAL: _METADATA, Kind.SYNC: _METADATA}
     types = np.array([by_kind.get(kind, _COMP) for kind in Kind])[graph.tasks["kind"]]
-    if "node_type" in graph.tasks:
-        given = graph.tasks.strings("node_type")
+    if _NODE_TYPE in graph.tasks:
+        given = graph.tasks.strings(_NODE_TYPE)
         codes = np.array([NODE_TYPES.index(text) if text in NODE_TYPES else 0 for text in given.values])[given.codes]
         types = np.where(codes > 0, codes, types)
     found: Ints = types
@@ -317,11 +333,9 @@ def _attribute_columns(graph: Graph, types: Ints) -> list[list[bytes]]:
                 columns.append(
                     [_integer(attribute, value) if value >= least else b"" for value in tasks[column].tolist()]
                 )
-    if "pg_name" in tasks:
-        texts = tasks.strings("pg_name")
-        columns.append(
-            [_text("pg_name", texts.decode(row)) if texts.decode(row) else b"" for row in range(graph.num_tasks)]
-        )
+    if "group" in tasks and graph.meta.groups:
+        named = [_text("pg_name", group.name) if group.name else b"" for group in graph.meta.groups]
+        columns.append([named[place] if place >= 0 else b"" for place in tasks["group"].tolist()])
     return columns + [_edge_lists(graph, name) for name in ("lag_ns", "from_start") if name in graph.edges]
 
 

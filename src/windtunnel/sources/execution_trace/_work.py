@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
+from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.execution_trace._nodes import Document, Node, Side, tensors
 from windtunnel.sources.kineto._roles import collective_of
 from windtunnel.sources.torch._ops import Operator, Role, Span, describe, settle_recipes
@@ -192,13 +193,13 @@ def is_wait(node: Node) -> bool:
     return node.name == _RECORD and _collective_name(node) == "wait"
 
 
-def process_groups(nodes: list[Node], used: list[str]) -> list[dict[str, str]]:
+def process_groups(nodes: list[Node], used: list[str]) -> tuple[ProcessGroup, ...]:
     """Name and ranks of the process groups ``used``, as the trace tells them."""
     told: dict[str, str] = {}
     for node in nodes:
         if node.name.strip("# ") == "process_group:init" and node.inputs.values:
             told |= _told_groups(node.inputs.values[0])
-    return [{"name": name, "ranks": told.get(name, "")} for name in used]
+    return tuple(ProcessGroup.read(name, told.get(name, "")) for name in used)
 
 
 def _told_groups(text: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Kind, Phase, Strings
+from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.kineto._device import Device
 from windtunnel.sources.kineto._host import Host, Labels
 from windtunnel.sources.kineto._roles import Role, collective_of, dtype_bytes, matching
@@ -37,7 +38,7 @@ class Collectives:
     group: NDArray[np.int32]
     sequence: Int64s
     names: tuple[str, ...]
-    groups: tuple[dict[str, str], ...]
+    groups: tuple[ProcessGroup, ...]
 
     def spread(self, values: NDArray[np.integer], num_tasks: int, other: int) -> NDArray[np.integer]:
         """Column [T] with the values of the collectives, and ``other`` elsewhere."""
@@ -59,7 +60,7 @@ def find_collectives(trace: Trace, host: Host, device: Device) -> Collectives:
     row = np.concatenate([host.row[host.event[host_task]], device.row[device_task]])
     name = np.array([codes[text] for text in table], np.int32)[trace.name[row]]
     message_bytes, sequence = np.zeros(len(row), np.int64), np.full(len(row), -1, np.int64)
-    group, groups = np.full(len(row), -1, np.int32), tuple[dict[str, str], ...]()
+    group, groups = np.full(len(row), -1, np.int32), tuple[ProcessGroup, ...]()
     if told_names:
         source = _argument_rows(trace, host, device)[row]
         known = np.flatnonzero(source >= 0)
@@ -92,7 +93,7 @@ def _argument_rows(trace: Trace, host: Host, device: Device) -> Int64s:
     return source
 
 
-def _groups(trace: Trace) -> tuple[NDArray[np.int32], tuple[dict[str, str], ...]]:
+def _groups(trace: Trace) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
     """Process group of each row that names one [N], and what the trace says of each."""
     names, ranks = trace.argument("Process Group Name"), trace.argument("Process Group Ranks")
     rows = np.flatnonzero((names != MISSING) | (ranks != MISSING))
@@ -103,7 +104,7 @@ def _groups(trace: Trace) -> tuple[NDArray[np.int32], tuple[dict[str, str], ...]
     def text(value: int) -> str:
         return "" if value == MISSING else trace.text(value)
 
-    return group, tuple({"name": text(name), "ranks": text(members)} for name, members in pairs.T.tolist())
+    return group, tuple(ProcessGroup.read(text(name), text(members)) for name, members in pairs.T.tolist())
 
 
 def kinds(trace: Trace, host: Host, device: Device, collectives: Collectives) -> NDArray[np.int8]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
 from windtunnel.graph import Graph, Kind, Strings, Table
+from windtunnel.graph.meta import Meta, ProcessGroup
 from windtunnel.graph.ranks import join
 from windtunnel.sources.kineto._device import Cause
 
@@ -46,7 +47,7 @@ def merge_ranks(graphs: list[Graph], names: list[str], *, noise_ns: int, allow_m
     ranks = _rank_numbers(graphs, names, allow_missing)
     order = np.argsort(ranks)
     graphs, names, ranks = [graphs[i] for i in order], [names[i] for i in order], [ranks[i] for i in order]
-    origin = min(int(graph.meta["origin_ns"]) for graph in graphs)
+    origin = min(graph.meta.origin_ns for graph in graphs)
     groups = _common_groups(graphs)
     parts = [_on_common_clock(graph, rank, origin, groups) for graph, rank in zip(graphs, ranks, strict=True)]
     named = [
@@ -71,7 +72,7 @@ def _rank_numbers(graphs: list[Graph], names: list[str], allow_missing: bool) ->
                 where=f"{names[ranks.index(rank)]} and {names[place]}",
                 fix="give one trace per rank",
             )
-    sizes = [graph.meta.get("distributed", {}).get("world_size", 0) for graph in graphs]
+    sizes = [graph.meta.distributed.get("world_size", 0) for graph in graphs]
     world_size = max((size for size in sizes if isinstance(size, int)), default=0)
     missing = sorted(set(range(min(world_size, 1 << 20))) - set(ranks))
     if missing and not allow_missing:
@@ -84,18 +85,18 @@ def _rank_numbers(graphs: list[Graph], names: list[str], allow_missing: bool) ->
     return ranks
 
 
-Groups = dict[tuple[str, str], int]
+Groups = dict[ProcessGroup, int]
 
 
 def _common_groups(graphs: list[Graph]) -> Groups:
     """Number of each process group over all ranks, by name and members."""
-    keys = [(group["name"], group["ranks"]) for graph in graphs for group in graph.meta.get("groups", [])]
-    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    every = dict.fromkeys(group for graph in graphs for group in graph.meta.groups)
+    return {group: number for number, group in enumerate(every)}
 
 
 def _on_common_clock(graph: Graph, rank: int, origin: int, groups: Groups) -> Table:
     """The rank's tasks with times from the common origin; what waits for nothing begins when it was measured to."""
-    shift = int(graph.meta["origin_ns"]) - origin
+    shift = graph.meta.origin_ns - origin
     start = graph.tasks["start_ns"] + shift
     own = graph.tasks.get("earliest_ns", np.zeros(graph.num_tasks, np.int64))
     earliest = np.where(own > 0, own + shift, 0)
@@ -105,7 +106,7 @@ def _on_common_clock(graph: Graph, rank: int, origin: int, groups: Groups) -> Ta
     columns: dict[str, Any] = {"start_ns": start, "earliest_ns": np.maximum(earliest, 0)}
     columns["rank"] = np.full(graph.num_tasks, rank, np.int32)
     if "group" in graph.tasks:
-        table = [groups[group["name"], group["ranks"]] for group in graph.meta.get("groups", [])]
+        table = [groups[group] for group in graph.meta.groups]
         columns["group"] = np.array([*table, -1], np.int32)[graph.tasks["group"]]
     return graph.tasks.replace(**columns)
 
@@ -156,7 +157,7 @@ def _order(tasks: Table, rows: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _group_name(groups: Groups, number: int) -> str:
-    return next((f"group {name!r} {ranks}" for (name, ranks), code in groups.items() if code == number), "all ranks")
+    return next((str(group) for group, code in groups.items() if code == number), "all ranks")
 
 
 def _check_agreement(tasks: Table, lists: dict[int, Int64s], names: dict[int, str], group: str) -> None:
@@ -204,11 +205,11 @@ def _joined(graph: Graph, members: _Members, noise_ns: int) -> tuple[Table, Tabl
     return met.tasks.replace(**columns), met.edges
 
 
-def _meta(graphs: list[Graph], names: list[str], ranks: list[int], origin: int, groups: Groups) -> dict[str, Any]:
-    return {
-        **graphs[0].meta,
-        "origin_ns": origin,
-        "groups": [{"name": name, "ranks": members} for name, members in groups],
-        "trace": {f"rank {rank}": graph.meta["trace"] for rank, graph in zip(ranks, graphs, strict=True)},
-        "ranks": dict(zip([str(rank) for rank in ranks], names, strict=True)),
-    }
+def _meta(graphs: list[Graph], names: list[str], ranks: list[int], origin: int, groups: Groups) -> Meta:
+    return replace(
+        graphs[0].meta,
+        origin_ns=origin,
+        groups=tuple(groups),
+        trace={f"rank {rank}": graph.meta.trace for rank, graph in zip(ranks, graphs, strict=True)},
+        ranks=dict(zip([str(rank) for rank in ranks], names, strict=True)),
+    )

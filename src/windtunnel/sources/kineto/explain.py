@@ -102,12 +102,12 @@ def explain_device_tasks(graph: Graph) -> DeviceStarts:
     """
     cause = graph.tasks.get("start_cause")
     if cause is None:
-        if graph.meta.get("source") == "kineto" and not (graph.resources["kind"] == ResourceKind.STREAM).any():
+        if graph.meta.source == "kineto" and not (graph.resources["kind"] == ResourceKind.STREAM).any():
             nothing = np.empty(0, np.int64)
             return DeviceStarts(graph, nothing, nothing.astype(np.int8), nothing, 0)
         raise NotApplicableError(
             "the graph does not say why its device tasks started",
-            where=f"source {graph.meta.get('source', 'unknown')}",
+            where=f"source {graph.meta.source}",
             fix="load a trace of a device with load_kineto",
         )
     task = np.flatnonzero(cause >= 0)

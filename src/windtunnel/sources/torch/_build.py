@@ -321,7 +321,6 @@ def _meta(
         "allocator": _allocator(recording),
         "shapes": recording.shapes,
         "gc_pause_ns": _median(recording.bare_pauses_ns),
-        "num_iterations": 1,
         "memory_base_bytes": recording.discovery.resident_bytes(),
         "memory": {} if recording.memory is None else recording.memory.summary(),
         "is_complete": recording.is_complete,

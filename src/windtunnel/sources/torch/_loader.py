@@ -157,7 +157,7 @@ def _grown(graph: Graph, loading: Loading, load_ns: int, load_samples: Any) -> G
         "discipline": [*graph.resources["discipline"], Discipline.FIFO],
         "slots": [*graph.resources["slots"], 1],
     }
-    meta = dict(graph.meta) | {"loader": {"num_workers": loading.num_workers, "fetch_ns": loading.fetch_ns}}
+    meta = graph.meta.with_entries({"loader": {"num_workers": loading.num_workers, "fetch_ns": loading.fetch_ns}})
     return Graph.from_columns(tasks=tasks, edges=edges, resources=resources, meta=meta)
 
 

@@ -78,7 +78,7 @@ def capture(
     finally:
         recorder.close()
     graph = build_graph(recorder.recording)
-    if note := graph.meta["overhead"].get("note"):
+    if note := graph.meta.overhead.get("note"):
         logging.getLogger(__name__).warning(note)
     return graph
 

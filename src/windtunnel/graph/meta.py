@@ -1,0 +1,223 @@
+"""What is known about a graph as a whole (room graph).
+
+In: what a reader, an edit or a pricer says. Out: ``Meta``, a frozen record; its fields are all that a graph can carry
+beside its tables, and ``store`` writes them with the version of the schema. A plug-in keeps what no field is for under
+its own name in ``own``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
+
+from windtunnel.errors import InputError
+
+__all__ = ["Meta", "ProcessGroup"]
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks that communicate together; column ``group`` of a task is its place in ``Meta.groups``.
+
+    Parameters
+    ----------
+    name : str
+    ranks : tuple of int
+        Its members, in the order of the group; empty where the source does not tell, or cut the list.
+    told : str
+        The members in the source's own words, where they could not be read.
+    """
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    told: str = ""
+
+    @classmethod
+    def read(cls, name: str, told: str) -> ProcessGroup:
+        """A group whose members are text, as profilers write them: ``"[0, 1]"``, or cut: ``"[0, 1, ...]"``."""
+        inner = told.strip().strip("[]").split(",") if told.strip("[] ") else []
+        is_whole = all(part.strip().isdecimal() for part in inner)
+        return cls(name, tuple(map(int, inner))) if is_whole else cls(name, told=told)
+
+    def __str__(self) -> str:
+        return f"group {self.name!r} {list(self.ranks) if self.ranks else self.told}".rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """Facts about a graph; what is not known has the default of its field.
+
+    Parameters
+    ----------
+    source : str
+        Name of the source that made the graph.
+    origin : mapping
+        How to make it again: ``workload`` and ``parameters``, or ``script`` and ``argv``.
+    own : mapping
+        Facts of a plug-in by its name.
+
+    trace : mapping
+        Of a file: its path, and what was left out, by reason.
+    origin_ns : int
+        Time of its clock at which the graph's times begin.
+    window : mapping
+        ``name`` and ``duration_ns`` of the part that was loaded.
+    iterations : tuple of str
+        Names of the iterations.
+    num_unmeasured_tasks : int, optional
+        Tasks whose duration nothing told.
+    other_ratio : float, optional
+        Share of the tasks' time in no known phase.
+    ranks : mapping
+        File of each rank.
+    groups : tuple of ProcessGroup
+    distributed : mapping
+        What the profiler says of the job: ``backend``, ``rank``, ``world_size``.
+    slice_of : int, optional
+        Tasks of the whole that this graph is a part of.
+
+    hardware : mapping
+        ``machine``, ``processor``, ``num_cores``, ``num_threads``, ``torch``, ``devices``.
+    iteration_ns, profiled_iteration_ns : mapping
+        ``median``, ``samples`` and quartiles of iterations without and with a profiler.
+    overhead : mapping
+        What measuring cost, and how it was corrected.
+    allocator : mapping
+        What holding the heap changed.
+    shapes : mapping
+        Forms of the iterations, where their inputs differ in shape.
+    gc_pause_ns : int, optional
+        What the garbage collector takes per iteration.
+    loader : mapping
+        ``num_workers`` and ``fetch_ns`` of a data loader.
+    is_complete : bool
+        Whether all iterations that were asked for were measured.
+    memory_base_bytes : int
+        What is always there: parameters, optimizer state, buffers.
+    memory : mapping
+        What one real step held (``MemoryProfile.summary``).
+
+    program : mapping
+        The calls of the step, to run operators again.
+    optimizers, models : tuple
+        Optimizers with their groups of parameters; names of the models.
+    parameters : mapping
+        Bytes of each parameter, where no optimizer tells.
+
+    samples_ratio : float
+        Samples of an iteration over those of the captured one.
+    world_size : int, optional
+        Workers of a what-if.
+    link : mapping, optional
+        The link that a what-if priced its messages with.
+    buckets : mapping, optional
+        How gradients are gathered to messages.
+    steady_iterations : tuple of int
+        First and last iteration that stand for all.
+    memory_form, memory_update : mapping, optional
+        The form in which a what-if runs program and update.
+
+    priced_for, priced_in : str
+        Device and type of numbers that the graph is priced for.
+    """
+
+    source: str = "unknown"
+    origin: Facts = field(default_factory=dict)
+    own: Facts = field(default_factory=dict)
+    # of a file
+    trace: Facts = field(default_factory=dict)
+    origin_ns: int = 0
+    window: Facts = field(default_factory=dict)
+    iterations: tuple[str, ...] = ()
+    num_unmeasured_tasks: int | None = None
+    other_ratio: float | None = None
+    ranks: Facts = field(default_factory=dict)
+    groups: tuple[ProcessGroup, ...] = ()
+    distributed: Facts = field(default_factory=dict)
+    slice_of: int | None = None
+    # of a measurement
+    hardware: Facts = field(default_factory=dict)
+    iteration_ns: Facts = field(default_factory=dict)
+    profiled_iteration_ns: Facts = field(default_factory=dict)
+    overhead: Facts = field(default_factory=dict)
+    allocator: Facts = field(default_factory=dict)
+    shapes: Facts = field(default_factory=dict)
+    gc_pause_ns: int | None = None
+    loader: Facts = field(default_factory=dict)
+    is_complete: bool = True
+    memory_base_bytes: int = 0
+    memory: Facts = field(default_factory=dict)
+    # of the program that was measured
+    program: Facts = field(default_factory=dict)
+    optimizers: tuple[Facts, ...] = ()
+    models: tuple[str, ...] = ()
+    parameters: Facts = field(default_factory=dict)
+    # of what-ifs
+    samples_ratio: float = 1.0
+    world_size: int | None = None
+    link: Facts | None = None
+    buckets: Facts | None = None
+    steady_iterations: tuple[int, ...] = ()
+    memory_form: Facts | None = None
+    memory_update: Facts | None = None
+    # of prices
+    priced_for: str = ""
+    priced_in: str = ""
+
+    @classmethod
+    def of(cls, entries: Meta | Mapping[str, Any] | None) -> Meta:
+        """The record with these fields.
+
+        Raises
+        ------
+        InputError
+            There is no such field.
+        """
+        return entries if isinstance(entries, Meta) else cls().with_entries(entries or {})
+
+    def with_entries(self, entries: Mapping[str, Any]) -> Meta:
+        """The record with these fields set.
+
+        Raises
+        ------
+        InputError
+            There is no such field.
+        """
+        known = {one.name for one in fields(self)}
+        if unknown := sorted(set(entries) - known):
+            raise InputError(
+                f"meta has no field {unknown[0]!r}",
+                where=f"source {entries.get('source', self.source)}",
+                fix=f"use own={{'NAME OF THE PLUG-IN': ...}}, or one of {', '.join(sorted(known))}",
+            )
+        return replace(self, **{name: _typed(name, value) for name, value in entries.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are known, as JSON has them; ``of`` reads them back."""
+        found = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            default = one.default if one.default is not MISSING else {}
+            if value != default:
+                found[one.name] = [_written(group) for group in value] if one.name == "groups" else value
+        return found
+
+
+_TUPLES = {one.name for one in fields(Meta) if one.default == ()}
+
+
+def _typed(name: str, value: Any) -> Any:
+    if name == "groups":
+        return tuple(group if isinstance(group, ProcessGroup) else _read(group) for group in value)
+    return tuple(value) if name in _TUPLES else value
+
+
+def _written(group: ProcessGroup) -> dict[str, Any]:
+    return {"name": group.name, "ranks": list(group.ranks)} | ({"told": group.told} if group.told else {})
+
+
+def _read(document: Mapping[str, Any]) -> ProcessGroup:
+    return ProcessGroup(document["name"], tuple(document["ranks"]), document.get("told", ""))
