@@ -1,6 +1,6 @@
 """The replayed step takes as long as the step without any profiler.
 
-Six models, one and two threads. Bare and profiled iterations alternate; every second bare iteration is kept aside:
+Six models, one and two threads. Bare and profiled iterations alternate; every second bare iteration is held out:
 the correction never sees it, and the replay is judged by it. ``residual`` is what the per-event correction alone
 leaves.
 """
@@ -29,10 +29,10 @@ def row(name: str, num_threads: int) -> dict[str, object]:
     workload = registry.get("workload", name).function()
     graph = capture(workload.step, iterations=ITERATIONS, model=workload.models, optimizer=workload.optimizers)
     overhead = graph.meta.overhead
-    kept_aside_ns = overhead["kept_aside_ns"]
-    measured_ns = statistics.median(kept_aside_ns)
+    held_out_ns = overhead["held_out_ns"]
+    measured_ns = statistics.median(held_out_ns)
     replayed_ns = replay(graph).makespan_ns
-    low, _, high = statistics.quantiles(kept_aside_ns, n=4)
+    low, _, high = statistics.quantiles(held_out_ns, n=4)
     return {
         "model": name,
         "threads": num_threads,

@@ -1,7 +1,7 @@
 """A device that was never measured: zero-shot, then 10, 20 and 40 profiled tasks (A7, R2).
 
 Each device is held out in turn. The others teach; then a budget of tasks is chosen by KMeans, at random (ten draws at
-the budget of the claim) or by the centre, and measured. What the model missed on the other devices is carried over as
+the budget of the claim) or by the centre, and measured. What the model missed on the other devices is transferred as
 far as the profiled tasks say so, by a network that was drawn near to the unlabeled rest of the device by CMD or one
 that was trained on as long without. Beside it: CDMPP's own fine-tuning on the same tasks. The verdict is on tasks of
 the device that nothing has touched: neither training, nor CMD, nor the choice of tasks.
@@ -70,16 +70,16 @@ class Study:
 
         return train(self.programs, split, replace(self.tuning, domain=domain), start=self.start)[0]
 
-    def carried(
+    def transferred(
         self, predictor, num_tasks: int, method: str, *, seed: int = 0, most: int | None = PROGRAMS_PER_TASK
     ) -> tuple[float, float, int]:
         """Error after profiling so many tasks, the CMD between them and all tasks, and how many programs they cost."""
-        from windtunnel.programs.model.residual_transfer import fit_carry
+        from windtunnel.programs.model.residual_transfer import fit_residual_transfer
         from windtunnel.programs.model.sampling import selection_distance
 
         chosen, profiled = self._profiled(num_tasks, method, seed, most)
-        carry = fit_carry(predictor, self.programs, self.device, profiled)
-        return self.error(carry), selection_distance(self.vectors, self.task, chosen), len(profiled)
+        transfer = fit_residual_transfer(predictor, self.programs, self.device, profiled)
+        return self.error(transfer), selection_distance(self.vectors, self.task, chosen), len(profiled)
 
     def tuned(self, num_tasks: int) -> float:
         """Error of CDMPP's own way: the network fine-tuned on the profiled tasks, with CMD."""
@@ -106,26 +106,26 @@ class Study:
 
 
 def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]:
-    from windtunnel.programs.model.residual_transfer import fit_carry
+    from windtunnel.programs.model.residual_transfer import fit_residual_transfer
 
     one = Study(programs, device, asked)
     row: dict[str, object] = {"device": device, "zero_shot": one.error(one.start)}
-    row["mean_carried"] = one.error(fit_carry(one.start, programs, device))
+    row["mean_transferred"] = one.error(fit_residual_transfer(one.start, programs, device))
     row["fine_tuned"] = one.tuned(NUM_TASKS)
     without, with_cmd = (one.trained_on(one.split, domain) for domain in ("none", "cmd"))
     row["zero_shot_trained_on"], row["zero_shot_cmd"] = one.error(without), one.error(with_cmd)
-    row["kmeans"], row["kmeans_cmd"], row["kmeans_programs"] = one.carried(with_cmd, NUM_TASKS, "kmeans")
-    row["without_cmd"] = one.carried(without, NUM_TASKS, "kmeans")[0]
-    row["centre"], row["center_cmd"], row["center_programs"] = one.carried(with_cmd, NUM_TASKS, "centre")
-    draws = [one.carried(with_cmd, NUM_TASKS, "random", seed=seed) for seed in range(asked.draws)]
+    row["kmeans"], row["kmeans_cmd"], row["kmeans_programs"] = one.transferred(with_cmd, NUM_TASKS, "kmeans")
+    row["without_cmd"] = one.transferred(without, NUM_TASKS, "kmeans")[0]
+    row["centre"], row["center_cmd"], row["center_programs"] = one.transferred(with_cmd, NUM_TASKS, "centre")
+    draws = [one.transferred(with_cmd, NUM_TASKS, "random", seed=seed) for seed in range(asked.draws)]
     row["random_median"], row["random_programs"] = (statistics.median(draw[at] for draw in draws) for at in (0, 2))
     row["random_draws"] = [draw[:2] for draw in draws]
-    whole = [one.carried(with_cmd, NUM_TASKS, "random", seed=seed, most=None) for seed in range(asked.draws)]
+    whole = [one.transferred(with_cmd, NUM_TASKS, "random", seed=seed, most=None) for seed in range(asked.draws)]
     row["random_whole"], row["random_whole_programs"] = (statistics.median(draw[at] for draw in whole) for at in (0, 2))
-    row["kmeans_whole"], _, row["kmeans_whole_programs"] = one.carried(with_cmd, NUM_TASKS, "kmeans", most=None)
+    row["kmeans_whole"], _, row["kmeans_whole_programs"] = one.transferred(with_cmd, NUM_TASKS, "kmeans", most=None)
     for budget in OTHER_BUDGETS:
-        row[f"kmeans_{budget}"] = one.carried(with_cmd, budget, "kmeans")[0]
-    shown = ("zero_shot", "mean_carried", "fine_tuned", "without_cmd", "kmeans", "random_median", "kmeans_whole")
+        row[f"kmeans_{budget}"] = one.transferred(with_cmd, budget, "kmeans")[0]
+    shown = ("zero_shot", "mean_transferred", "fine_tuned", "without_cmd", "kmeans", "random_median", "kmeans_whole")
     print(f"{device}:", ", ".join(f"{name} {row[name]:.3f}" for name in shown), file=sys.stderr, flush=True)
     return row
 

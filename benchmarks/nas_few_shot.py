@@ -11,8 +11,8 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.suite.cell_latencies import LatencyTable, cell_features, flops_proxy, read_latencies
-from windtunnel.suite.few_shot import FewShot, rank_correlation, tune
+from windtunnel.suite.cells.latencies import LatencyTable, cell_features, flops_proxy, read_latencies
+from windtunnel.suite.cells.model import FewShot, rank_correlation, tune
 
 NUM_SAMPLES, NUM_SEEDS, NUM_CANDIDATES = 10, 10, 1500
 ROUNDED = ("essential_ph_1", "samsung_a50", "samsung_s7")  # whole milliseconds only

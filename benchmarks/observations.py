@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import bar
 from windtunnel.graph import load
-from windtunnel.suite.listing import fitting_parameters, predicted_memory
+from windtunnel.suite.model import fitting_parameters, predicted_memory
 from windtunnel.suite.observations import low_kernels, observe
 from windtunnel.suite.results import Cell, SuiteRun, load_run
 from windtunnel.suite.run import run_suite

@@ -29,7 +29,7 @@ def row(name: str) -> dict[str, object]:
         "bare_ms": graph.meta.iteration_ns["median"] / 1e6,
         "profiled_ratio": overhead["profiled_ratio"],
         "event_ns": overhead["event_enter_ns"] + overhead["event_leave_ns"],
-        "sum_error": overhead["kept_aside_error_ratio"],
+        "sum_error": overhead["held_out_error_ratio"],
         "events_only": 1 / overhead["residual_ratio"] - 1,
     }
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.shared_data import find_shared
 
-from windtunnel.planning.formats import read_problem
-from windtunnel.planning.problem import Problem
+from windtunnel.planning.placement.formats import read_problem
+from windtunnel.planning.placement.model import Problem
 
 MISSING = "public data is not here"
 FOLDER = "placement/dnn_partitioning"

@@ -1,11 +1,11 @@
 """A placement's replayed step against the really run one, and the planner's split against other ones.
 
-Workloads cut into 2 and 4 stages by the planner (the exact plan, settled on the cores that stages share), evenly, and
-at random; every split becomes stages of ``torch.distributed.pipelining``, which gloo processes of this host run in
-turns, together with one process that does it all. The replay knows the captured microbatch, and of the flight what a
-message takes, how processes slow each other and how they vary. Error: replayed over measured step, both relative to the
-one process of their own run; its median over all splits. Then: the planner's median step over that of the best other
-split, the worst of all cases.
+Workloads cut into 2 and 4 stages by the planner (the exact plan, improved by local search for the cores that stages
+share), evenly, and at random; every split becomes stages of ``torch.distributed.pipelining``, which gloo processes of
+this host run in turns, together with one process that does it all. The replay knows the captured microbatch, and of the
+flight what a message takes, how processes slow each other and how they vary. Error: replayed over measured step, both
+relative to the one process of their own run; its median over all splits. Then: the planner's median step over that of
+the best other split, the worst of all cases.
 ``--splits N`` random ones, ``--time-limit SECONDS`` of rounds per case, ``--case NAME`` for one.
 """
 
@@ -28,13 +28,14 @@ TARGET = f"median error <= {MOST_ERROR:.0%}, and the planner's split within {MOS
 def flown(workload: str, parameters: dict, num_stages: int, num_random: int, time_limit_s: float):
     """Receipts of all splits, the planner's first."""
     from windtunnel.flights.pipelines import fly_pipelines
-    from windtunnel.planning.baselines import even, random_cut
-    from windtunnel.planning.placing import place
-    from windtunnel.training.pipelines import job_of, settled_on_ground
+    from windtunnel.planning.placement.baselines import even, random_cut
+    from windtunnel.planning.placement.search import place
+    from windtunnel.training.pipelines.run import job_of
+    from windtunnel.training.pipelines.search import improve
 
     job = job_of(workload, parameters, num_stages, MICROBATCHES)
     problem = job.layers.problem
-    planned = settled_on_ground(job, place(problem))
+    planned = improve(job, place(problem))
     plans = [planned, even(problem), *(random_cut(problem, seed) for seed in range(num_random))]
     return fly_pipelines(job, plans, rounds=ROUNDS, time_limit_s=time_limit_s)
 

@@ -11,9 +11,9 @@ import math
 from benchmarks import bar
 from benchmarks.placement_data import MISSING, folder, problem
 from windtunnel.planning import baselines
-from windtunnel.planning.contraction import contract
-from windtunnel.planning.placement import exact, linearized
-from windtunnel.planning.placement_ilp import integer_plan
+from windtunnel.planning.placement.contraction import contract
+from windtunnel.planning.placement.throughput import exact, linearized
+from windtunnel.planning.placement.throughput_ilp import integer_plan
 
 NAMES = ("layer_bert24_inference", "layer_resnet50_inference", "layer_resnet50_training")
 GAP, LIMIT_S = 0.01, 60.0

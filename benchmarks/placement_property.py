@@ -13,8 +13,8 @@ from tests.planning.problems import brute_force, random_problem
 
 from benchmarks import bar
 from windtunnel.errors import InfeasibleError
-from windtunnel.planning.placement import exact, linearized
-from windtunnel.planning.placement_ilp import integer_plan
+from windtunnel.planning.placement.throughput import exact, linearized
+from windtunnel.planning.placement.throughput_ilp import integer_plan
 
 COMBINES = ("sum", "overlap", "duplex", "overlap-duplex")
 TARGET = "= 0 of 500 differ, programme or ILP"

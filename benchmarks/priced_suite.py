@@ -69,7 +69,7 @@ def is_recorded(name: str, pair: int, folder: Path) -> bool:
 
 def off(graph: Graph, device: Device, *pricers: object) -> float:
     """Replayed over really run, minus 1."""
-    truth = statistics.median(graph.meta.overhead.get("kept_aside_ns") or graph.meta.iteration_ns["samples"])
+    truth = statistics.median(graph.meta.overhead.get("held_out_ns") or graph.meta.iteration_ns["samples"])
     return replay(price(graph, device, pricers)).makespan_ns / truth - 1.0
 
 

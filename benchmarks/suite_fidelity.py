@@ -31,7 +31,7 @@ from windtunnel.graph import Graph
 from windtunnel.measure import StopRule
 from windtunnel.simulate import replay
 from windtunnel.sources.targets import WorkloadName
-from windtunnel.suite.listing import suite_plugins
+from windtunnel.suite.model import suite_plugins
 
 REPLAY_MEDIAN, REPLAY_WORST, WHATIF_MEDIAN = 0.03, 0.08, 0.05
 ITERATIONS, MOST_ITERATIONS, TIME_CAP_S = 20, 3000, 100.0
@@ -95,8 +95,8 @@ def captured(subject: WorkloadName, iterations: int) -> tuple[Graph, dict[str, o
 
 
 def replayed(model: str, graph: Graph) -> dict[str, object]:
-    """How far the replay is off the bare iterations that were kept aside."""
-    measured_ns = statistics.median(graph.meta.overhead["kept_aside_ns"])
+    """How far the replay is off the bare iterations that were held out."""
+    measured_ns = statistics.median(graph.meta.overhead["held_out_ns"])
     error = replay(graph).makespan_ns / measured_ns - 1
     return {"model": model, "replay_error": error, "measured_ms": measured_ns / 1e6, "tasks": graph.num_tasks}
 

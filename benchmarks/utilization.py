@@ -27,9 +27,9 @@ from windtunnel.cost.lookup import fit_overhead
 from windtunnel.measure import ProfileDatabase
 from windtunnel.sources.torch.flop_count import conv_flops, count, linear_flops
 from windtunnel.sources.torch.step import capture
-from windtunnel.suite.few_shot import rank_correlation
-from windtunnel.suite.inference import FlownNet, SurveyRow, fly_nets, survey
-from windtunnel.suite.utilization import utilization
+from windtunnel.suite.cells.model import rank_correlation
+from windtunnel.suite.utilization.inference import FlownNet, SurveyRow, fly_nets, survey
+from windtunnel.suite.utilization.model import utilization
 from windtunnel.workloads.cells import NUM_CELLS, network
 from windtunnel.workloads.vision import vision_names
 

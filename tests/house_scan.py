@@ -19,14 +19,14 @@ REACHES_OUT |= {"threading", "time", "torch"}
 # processes that are not measured by us
 ALLOWED_LAUNCHERS = {
     "hardware/host.py": "asks the driver which GPUs there are; the room lies below measure",
-    "planning/latency_ilp.py": "a solver that is ended when its time is over; nothing is timed",
+    "planning/placement/latency_ilp.py": "a solver that is ended when its time is over; nothing is timed",
     "workloads/_actors.py": "the actors of A3C are part of the workload, as a loader's workers are",
 }
 # clocks that are what the file is about, and no way to take a time of something
 ALLOWED_TIMING = {
     "sources/torch/": "tracing: stamps of a live program while it is captured",
     "flights/_lane.py": "stamps of a live program while it is flown",
-    "training/_pipeline_rank.py": "spans of a rank on the clock that all ranks share",
+    "training/pipelines/_rank.py": "spans of a rank on the clock that all ranks share",
     "cost/rerun/_interpreter.py": "stamps of each operator while a captured program runs",
     "cost/_neighbor.py": "counts pieces of work until a moment that all processes share",
     "suite/metrics.py": "CPU seconds of a job, which is a metric of it",

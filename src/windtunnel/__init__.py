@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windtunnel.cost import price as price
     from windtunnel.cost.calibration import calibrate as calibrate
-    from windtunnel.cost.forecast import forecast as forecast
     from windtunnel.errors import WindtunnelError as WindtunnelError
     from windtunnel.flights import fly as fly
     from windtunnel.flights import verify as verify
@@ -21,13 +20,14 @@ if TYPE_CHECKING:
     from windtunnel.graph import load as load
     from windtunnel.graph import save as save
     from windtunnel.hardware import machine as machine
-    from windtunnel.planning.placing import place as place
+    from windtunnel.planning.placement.search import place as place
     from windtunnel.reports import explain as explain
     from windtunnel.reports import report as report
     from windtunnel.simulate import Timeline as Timeline
     from windtunnel.simulate import replay as replay
     from windtunnel.sources.torch.step import capture as capture
     from windtunnel.whatifs import whatif as whatif
+    from windtunnel.whatifs.forecast import forecast as forecast
 
 __version__ = "0.1.0"
 
@@ -41,10 +41,10 @@ _HOMES = {
     "capture": "windtunnel.sources.torch.step",
     "explain": "windtunnel.reports",
     "fly": "windtunnel.flights",
-    "forecast": "windtunnel.cost.forecast",
+    "forecast": "windtunnel.whatifs.forecast",
     "load": "windtunnel.graph",
     "machine": "windtunnel.hardware",
-    "place": "windtunnel.planning.placing",
+    "place": "windtunnel.planning.placement.search",
     "price": "windtunnel.cost",
     "replay": "windtunnel.simulate",
     "report": "windtunnel.reports",

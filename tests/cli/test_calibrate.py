@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.command import windtunnel
 from tests.cost.test_calibration import captured_here
-from tests.cost.test_forecast import step
+from tests.whatifs.test_forecast import step
 from windtunnel.graph import save
 
 pytest.importorskip("torch", reason="needs the extra torch")

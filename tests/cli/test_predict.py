@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from tests.cost.test_forecast import step
+from tests.whatifs.test_forecast import step
 from windtunnel.graph import save
 
 

@@ -293,7 +293,7 @@ class TestOnThisHost:
             assert not pricer.covers(work, device("epyc-7742")).any()
 
     def test_what_ran_in_a_graph_is_its_own_price_afterwards(self, host):
-        from tests.cost.test_forecast import step
+        from tests.whatifs.test_forecast import step
         from windtunnel.cost.measured import MeasuredPricer, remember
         from windtunnel.cost.pricing import price
 
@@ -330,7 +330,7 @@ class TestOnThisHost:
         assert {} == calibration_of(old, host).processes
 
     def test_captures_of_another_machine_are_not_learned(self):
-        from tests.cost.test_forecast import step
+        from tests.whatifs.test_forecast import step
         from windtunnel.cost.measured import remember
         from windtunnel.errors import InputError
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from windtunnel.cost import lookup
-from windtunnel.cost.kernels import Kernel, trace
+from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, measure
 from windtunnel.errors import PriceError
 from windtunnel.measure.database import ProfileDatabase
+from windtunnel.suite.tracing import trace
 
 
 @pytest.fixture(autouse=True)

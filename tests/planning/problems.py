@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from windtunnel.planning.problem import Problem
+from windtunnel.planning.placement.model import Problem
 from windtunnel.planning.work import DeviceType
 
 

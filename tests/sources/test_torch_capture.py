@@ -135,7 +135,7 @@ def test_meta_tells_both_times_and_what_was_taken_out(graph):
 
     assert 6 == len(meta.iteration_ns["samples"]) == len(meta.profiled_iteration_ns["samples"])
     assert 0 < meta.overhead["event_enter_ns"] < 20_000
-    assert 3 == len(meta.overhead["kept_aside_ns"])
+    assert 3 == len(meta.overhead["held_out_ns"])
     assert meta.memory_base_bytes > 4 * (32 * 64 + 64 * 8)
     json.dumps(meta.to_dict())
 

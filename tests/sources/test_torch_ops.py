@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
-from windtunnel.sources.torch._ops import Role, Span, describe, settle_recipes
+from windtunnel.sources.torch._ops import Role, Span, describe, resolve_recipes
 
 
 def tensor(storage, shape, offset=0, stride=None, tensor_id=None):
@@ -130,8 +130,8 @@ def test_a_recipe_computes_only_if_nothing_that_it_calls_does():
     )
 
     assert Role.RECIPE is clone.role
-    assert [Role.COMPOSITE, Role.COMPUTE] == [operator.role for operator in settle_recipes([clone, copy], [-1, 0])]
-    assert [Role.COMPUTE] == [operator.role for operator in settle_recipes([clone], [-1])]
+    assert [Role.COMPOSITE, Role.COMPUTE] == [operator.role for operator in resolve_recipes([clone, copy], [-1, 0])]
+    assert [Role.COMPUTE] == [operator.role for operator in resolve_recipes([clone], [-1])]
 
 
 def test_a_convolution_counts_one_multiply_and_add_per_weight_and_output():

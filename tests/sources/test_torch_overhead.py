@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra torch")
 
 from tests.sources.test_torch_points import points_of
-from windtunnel.sources.torch._overhead import _positive_mean, central, correct, kept_aside
+from windtunnel.sources.torch._overhead import _positive_mean, central, correct, held_out
 from windtunnel.sources.torch._segments import stretches
 
 COST_ENTER, COST_LEAVE = 300, 100
@@ -101,5 +101,5 @@ def test_the_middle_half_leaves_out_both_tails():
     assert [0] == central(np.array([3.0])).tolist()
 
 
-def test_what_is_kept_aside_comes_first_and_second_in_turn():
-    assert [False, True, True, False, False, True, True, False] == kept_aside(8).tolist()
+def test_what_is_held_out_comes_first_and_second_in_turn():
+    assert [False, True, True, False, False, True, True, False] == held_out(8).tolist()

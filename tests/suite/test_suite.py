@@ -10,7 +10,7 @@ from windtunnel import registry
 from windtunnel.errors import InfeasibleError, InputError, SchemaVersionError
 from windtunnel.suite import run as suite
 from windtunnel.suite._cell import measure_cell
-from windtunnel.suite.listing import fitting_parameters, listed, suite_plugins
+from windtunnel.suite.model import fitting_parameters, listed, suite_plugins
 from windtunnel.suite.results import Cell, Result, load_run, write_machine, write_profile, write_result
 from windtunnel.suite.run import Order, cells_of, run_suite
 

@@ -9,8 +9,8 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
-    from windtunnel.planning.placement import Plan
-    from windtunnel.training.pipelines import PipelineJob
+    from windtunnel.planning.placement.throughput import Plan
+    from windtunnel.training.pipelines.model import PipelineJob
 
 __all__ = ["fly_placement"]
 
@@ -24,9 +24,10 @@ def fly_placement(
     from windtunnel.cli._stdout import stdout_to_stderr
     from windtunnel.flights import Ledger
     from windtunnel.flights.pipelines import fly_pipelines
-    from windtunnel.planning.baselines import even
-    from windtunnel.planning.placing import place
-    from windtunnel.training.pipelines import job_of, settled_on_ground
+    from windtunnel.planning.placement.baselines import even
+    from windtunnel.planning.placement.search import place
+    from windtunnel.training.pipelines.run import job_of
+    from windtunnel.training.pipelines.search import improve
     from windtunnel.whatifs import parse_step
 
     if not devices.isdigit():
@@ -35,7 +36,7 @@ def fly_placement(
     with Progress("flying") as progress, stdout_to_stderr():
         job = job_of(chosen.name, chosen.parameters, int(devices), microbatches, progress=progress)
         exact = place(job.layers.problem)
-        plans = [settled_on_ground(job, exact, schedule)]  # type: ignore[arg-type]
+        plans = [improve(job, exact, schedule)]  # type: ignore[arg-type]
         if compare:
             plans += [exact] * (plans[0] is not exact) + [even(job.layers.problem)]
         receipts = fly_pipelines(job, plans, schedule=schedule, progress=progress)  # type: ignore[arg-type]
@@ -53,7 +54,7 @@ def fly_placement(
 
 
 def _stages(job: PipelineJob, plan: Plan) -> list[list[str]]:
-    from windtunnel.training.pipelines import stage_of_modules
+    from windtunnel.training.pipelines.model import stage_of_modules
 
     stage_of = stage_of_modules(job, plan)
     return [[name for name, stage in stage_of.items() if stage == at] for at in range(len(plan.kind))]

@@ -13,8 +13,8 @@ from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
 
 if TYPE_CHECKING:
-    from windtunnel.cost.operators.layer_kernels import LayerKernel
-    from windtunnel.cost.operators.runtime_model import Net, RuntimeModel
+    from windtunnel.programs.runtimes.layer_kernels import LayerKernel
+    from windtunnel.programs.runtimes.learned import Net, RuntimeModel
 
 __all__ = ["eval_kernels", "train_kernels"]
 
@@ -44,9 +44,9 @@ def train_kernels(
 
     Find which layers a runtime of this host fuses, measure such kernels, and learn what others would take.
     """
-    from windtunnel.cost.operators.kernel import PRESETS
-    from windtunnel.cost.operators.runtime_model import learn_runtime, save_runtime_model
     from windtunnel.errors import InputError
+    from windtunnel.programs.runtimes.learned import learn_runtime, save_runtime_model
+    from windtunnel.programs.runtimes.model import PRESETS
 
     path = require_free(output, force=force)
     if preset not in PRESETS:
@@ -72,14 +72,14 @@ def train_kernels(
         return
     say(f"measured {model.num_measured} kernels of {model.runtime} on {model.num_threads} thread(s)")
     say(f"fused: {', '.join(sorted('-'.join(pair) for pair in model.fused)) or 'nothing'}")
-    say(f"mean error of single kernels kept aside: {100 * model.test_errors[-1]:.0f} %")
+    say(f"mean error of single kernels held out: {100 * model.test_errors[-1]:.0f} %")
     advise(f"wrote {path}")
     advise(f"next: windtunnel cost eval kernels {path} --nets {nets or 'resnet18'}")
 
 
 def _read_prior(given: str) -> list[LayerKernel]:
-    from windtunnel.cost.operators.layer_kernels import read_prior
     from windtunnel.errors import InputError
+    from windtunnel.programs.runtimes.layer_kernels import read_prior
 
     kind, sign, path = given.partition("=")
     if not sign:
@@ -123,8 +123,8 @@ def eval_kernels(
 
     Say what nets take as the sum of their kernels, and how far that is from running them.
     """
-    from windtunnel.cost.operators.runtime_model import load_runtime_model
     from windtunnel.errors import InputError
+    from windtunnel.programs.runtimes.learned import load_runtime_model
 
     found = load_runtime_model(model)
     if is_run and not found.is_of_this_host:
@@ -151,8 +151,8 @@ def _price(model: RuntimeModel, net: Net) -> dict[str, Any]:
 
 def _flown(model: RuntimeModel, nets: list[Net], rounds: int) -> list[float]:
     """Nanoseconds of each net, each once per round."""
-    from windtunnel.cost.operators.runtimes import compile_for, in_turn
     from windtunnel.measure.threads import threads
+    from windtunnel.programs.runtimes.run import compile_for, in_turn
 
     clock = time.thread_time_ns if model.num_threads == 1 else time.perf_counter_ns
     with threads(model.num_threads):

@@ -111,7 +111,7 @@ def eval_programs(
 
     Compare a model's prices of held-out programs with what was measured.
 
-    With --profile, what the model missed on the other devices (of other hosts) is carried to the held-out one.
+    With --profile, what the model missed on the other devices (of other hosts) is transferred to the held-out one.
     """
     from windtunnel.errors import InputError
     from windtunnel.programs.model.checkpoint import load_predictor
@@ -125,7 +125,7 @@ def eval_programs(
     known = predictor.header.get("split", {}).get("digest")
     judged = predictor
     if profile is not None:
-        judged = _carried(predictor, programs, split, profile, seed, of_other_hosts=hold_out == "host")
+        judged = _transferred(predictor, programs, split, profile, seed, of_other_hosts=hold_out == "host")
     errors = _errors(judged, programs, split)
     if as_json:
         summary = {"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()}
@@ -186,20 +186,22 @@ def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split
     return found
 
 
-def _carried(
+def _transferred(
     predictor: Any, programs: ProgramSet, split: Split, num_tasks: int, seed: int, *, of_other_hosts: bool
 ) -> Any:
     """The predictor's prices on the held-out device, after so many of its tasks were measured."""
     import numpy as np
 
-    from windtunnel.programs.model.residual_transfer import fit_carry
+    from windtunnel.programs.model.residual_transfer import fit_residual_transfer
     from windtunnel.programs.model.sampling import rows_to_measure
 
     column, profiled = int(split.target[0, 1]), split.target[:0]
     if num_tasks:
         rows = rows_to_measure(programs, num_tasks, seed=seed, among=split.target[:, 0])
         profiled = np.column_stack([rows, np.full(len(rows), column)])
-    return fit_carry(predictor, programs, programs.device_names[column], profiled, of_other_hosts=of_other_hosts)
+    return fit_residual_transfer(
+        predictor, programs, programs.device_names[column], profiled, of_other_hosts=of_other_hosts
+    )
 
 
 def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:

@@ -16,7 +16,7 @@ from windtunnel.cli._options import Force, Json
 if TYPE_CHECKING:
     import numpy as np
 
-    from windtunnel.suite.cell_latencies import LatencyTable
+    from windtunnel.suite.cells.latencies import LatencyTable
 
 __all__ = ["transfer"]
 
@@ -47,7 +47,7 @@ def transfer(
     Without --measured, the nets to measure go to --out with an empty column; fill it in and give it back.
     """
     from windtunnel.errors import InputError
-    from windtunnel.suite.cell_latencies import read_latencies
+    from windtunnel.suite.cells.latencies import read_latencies
 
     if output is not None:
         require_free(output, force=force)
@@ -64,7 +64,7 @@ def transfer(
 
 def _chosen(known: LatencyTable, without: list[str], num_samples: int, seed: int) -> tuple[Any, np.ndarray]:
     """The prior of all other devices, its settings from them alone, and the nets to measure."""
-    from windtunnel.suite.few_shot import FewShot, tune
+    from windtunnel.suite.cells.model import FewShot, tune
 
     sources = known.without(without)
     with Progress("learning from the known devices", heartbeat=True):
@@ -140,7 +140,7 @@ def _predict(
 def _compare(known: LatencyTable, device: str, num_samples: int, seed: int, *, as_json: bool) -> None:
     import numpy as np
 
-    from windtunnel.suite.few_shot import rank_correlation
+    from windtunnel.suite.cells.model import rank_correlation
 
     truth = known.on(device)
     prior, rows = _chosen(known, [device], num_samples, seed)

@@ -13,8 +13,8 @@ from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath
 
 if TYPE_CHECKING:
-    from windtunnel.planning.placement import Plan
-    from windtunnel.planning.problem import Problem
+    from windtunnel.planning.placement.model import Problem
+    from windtunnel.planning.placement.throughput import Plan
 
 __all__ = ["place"]
 
@@ -69,7 +69,7 @@ def place(
 
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
-    from windtunnel.planning.placing import place as best_plan
+    from windtunnel.planning.placement.search import place as best_plan
     from windtunnel.units import parse_duration
 
     if fly:
@@ -116,8 +116,8 @@ def place(
 def _plan_stages(source: Path, levels: str, memory: str, *, as_json: bool) -> None:
     """PipeDream's planner on a profile."""
     from windtunnel.errors import InputError
-    from windtunnel.planning.pipedream import Level, plan_stages
-    from windtunnel.planning.pipedream_profile import read_profile
+    from windtunnel.planning.pipelines.profile import read_profile
+    from windtunnel.planning.pipelines.search import Level, plan_stages
     from windtunnel.units import format_duration, parse_rate, parse_size
 
     topology = []
@@ -143,7 +143,7 @@ def _plan_stages(source: Path, levels: str, memory: str, *, as_json: bool) -> No
 def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str, links: str) -> Problem:
     from windtunnel.cli._files import open_graph
     from windtunnel.errors import InputError
-    from windtunnel.planning.formats import is_problem, read_problem
+    from windtunnel.planning.placement.formats import is_problem, read_problem
     from windtunnel.units import parse_rate, parse_size
 
     memory_bytes = float(parse_size(memory)) if memory else None
@@ -158,13 +158,13 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str,
             num_cpus=cpus if cpus >= 0 else None,
             memory_bytes=memory_bytes,
         )
-    from windtunnel.planning.fleet import problem_on
+    from windtunnel.planning.placement.fleet import problem_on
 
     return problem_on(open_graph(source), devices, parse_rate(bandwidth), memory_bytes, links)
 
 
 def _replicated(problem: Problem, replicas: int, bandwidth: str, sync: str) -> Problem:
-    from windtunnel.planning.fleet import with_replicas
+    from windtunnel.planning.placement.fleet import with_replicas
     from windtunnel.units import parse_rate
 
     return with_replicas(problem, replicas, parse_rate(bandwidth), sync)  # type: ignore[arg-type]
@@ -173,9 +173,9 @@ def _replicated(problem: Problem, replicas: int, bandwidth: str, sync: str) -> P
 def _others(problem: Problem, objective: str) -> list[Plan]:
     """Baselines, each judged by the objective."""
     from windtunnel.errors import WindtunnelError
-    from windtunnel.planning import baselines
-    from windtunnel.planning.latency import greedy, of_plan
-    from windtunnel.planning.placement import exact, linearized
+    from windtunnel.planning.placement import baselines
+    from windtunnel.planning.placement.latency import greedy, of_plan
+    from windtunnel.planning.placement.throughput import exact, linearized
 
     rules: list[Any] = [
         baselines.single,
@@ -202,13 +202,13 @@ def _row(plan: Plan) -> dict[str, Any]:
 
 
 def _devices(plan: Plan) -> list[dict[str, Any]]:
-    from windtunnel.planning.explain import device_rows
+    from windtunnel.planning.placement.explain import device_rows
 
     return [dataclasses.asdict(one) for one in device_rows(plan)]
 
 
 def _moves(plan: Plan, objective: str) -> list[dict[str, Any]]:
-    from windtunnel.planning.explain import moves
+    from windtunnel.planning.placement.explain import moves
 
     if objective != "throughput" or (plan.replicas > 1).any():
         return []
@@ -217,7 +217,7 @@ def _moves(plan: Plan, objective: str) -> list[dict[str, Any]]:
 
 def _robust(problem: Problem, interval: str, progress: Any) -> dict[str, Any]:
     from windtunnel.errors import InputError
-    from windtunnel.planning.robust import robust_plan
+    from windtunnel.planning.placement.robust import robust_plan
 
     try:
         low, high = map(float, interval.split("-"))
@@ -241,7 +241,7 @@ def _robust(problem: Problem, interval: str, progress: Any) -> dict[str, Any]:
 def _write(plan: Plan, split: Path | None, picture: Path | None) -> None:
     import json
 
-    from windtunnel.planning.formats import split_document
+    from windtunnel.planning.placement.formats import split_document
     from windtunnel.reports.page import write_text
     from windtunnel.reports.placement import placement_page
 

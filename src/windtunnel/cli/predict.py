@@ -13,8 +13,8 @@ from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json
 
 if TYPE_CHECKING:
-    from windtunnel.cost.forecast import Forecast
     from windtunnel.hardware import Device
+    from windtunnel.whatifs.forecast import Forecast
 
 __all__ = ["predict"]
 
@@ -35,8 +35,8 @@ def predict(
 
     Price a captured job on a device of the catalog and replay it: how long, how sure, and what would change it.
     """
-    from windtunnel.cost.forecast import changes, forecast
     from windtunnel.units import parse_duration
+    from windtunnel.whatifs.forecast import changes, forecast
 
     launch_ns = parse_duration(launch)
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:

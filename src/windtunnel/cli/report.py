@@ -61,14 +61,14 @@ def report(
 def _utilization(graph: Graph, name: str) -> Section:
     from windtunnel.measure import ProfileDatabase
     from windtunnel.reports.utilization import utilization_section
-    from windtunnel.suite.study import use_of_graph
+    from windtunnel.suite.utilization.study import use_of_graph
 
     return utilization_section(use_of_graph(graph, name=name, database=ProfileDatabase()))
 
 
 def _placement(graph: Graph, devices: str, bandwidth: str) -> list[Section]:
-    from windtunnel.planning.fleet import problem_on
-    from windtunnel.planning.placing import place
+    from windtunnel.planning.placement.fleet import problem_on
+    from windtunnel.planning.placement.search import place
     from windtunnel.reports.placement import placement_sections
     from windtunnel.units import parse_rate
 

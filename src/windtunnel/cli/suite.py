@@ -92,7 +92,7 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
 
     List the workloads with their domain, source, parameters and FLOP per sample.
     """
-    from windtunnel.suite.listing import listed
+    from windtunnel.suite.model import listed
 
     with Progress("counting", heartbeat=True) as progress:
         entries = listed(size, names, progress=progress)

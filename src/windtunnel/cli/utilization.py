@@ -14,10 +14,10 @@ from windtunnel.cli._options import Force, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.suite.cell_prices import CellStudy
-    from windtunnel.suite.flown_advice import FlownAdvice
-    from windtunnel.suite.inference import Survey
-    from windtunnel.suite.study import ModelUse
+    from windtunnel.suite.cells.run import CellStudy
+    from windtunnel.suite.utilization.inference import Survey
+    from windtunnel.suite.utilization.run import FlownAdvice
+    from windtunnel.suite.utilization.study import ModelUse
 
 __all__ = ["utilization"]
 
@@ -80,7 +80,7 @@ def utilization(
 
 
 def _advise_next(target: str, found: ModelUse, tried: list[FlownAdvice]) -> None:
-    from windtunnel.suite.study import is_model
+    from windtunnel.suite.utilization.study import is_model
 
     if is_model(found.name):
         again = f"--batch-sizes {4 * found.batch_size}" if tried else "--advise"
@@ -102,7 +102,7 @@ def _found(
     target: str, sizes: list[int], image_size: int, threads: int, predict: bool, database: Any, progress: Progress
 ) -> list[ModelUse]:
     from windtunnel import registry
-    from windtunnel.suite.study import fly_model, fly_workload, is_model, use_of_graph
+    from windtunnel.suite.utilization.study import fly_model, fly_workload, is_model, use_of_graph
     from windtunnel.workloads.vision import vision_names
 
     if is_model(target):
@@ -128,7 +128,7 @@ def _found(
 
 
 def _tried(found: ModelUse, image_size: int) -> list[FlownAdvice]:
-    from windtunnel.suite.study import fly_model_advice, is_model
+    from windtunnel.suite.utilization.study import fly_model_advice, is_model
 
     if not is_model(found.name):
         raise InputError("advice is tried on vision models and cells", where=found.name, fix="leave out --advise")
@@ -221,7 +221,7 @@ def _print_advice(tried: list[FlownAdvice]) -> None:
 
 
 def _survey(sizes: list[int], image_size: int, threads: int, database: Any, *, as_json: bool) -> None:
-    from windtunnel.suite.inference import survey
+    from windtunnel.suite.utilization.inference import survey
     from windtunnel.workloads.vision import vision_names
 
     with Progress("survey") as progress:
@@ -286,7 +286,7 @@ def _print_survey(found: Survey) -> None:
 
 
 def _search(num_trials: int, batch_size: int, threads: int, database: Any, *, as_json: bool) -> None:
-    from windtunnel.suite.cell_prices import cell_prices, fly_searches
+    from windtunnel.suite.cells.run import cell_prices, fly_searches
 
     with Progress("searching cells", heartbeat=True) as progress:
         prices = cell_prices(batch_size=batch_size, num_threads=threads, database=database)

@@ -1,7 +1,7 @@
 """How good predicted times are (room cost): predicted and measured seconds in, errors and ranks out.
 
 The mean absolute percentage error rewards under-prediction, so the signed mean and the geometric mean of the ratio are
-always beside it. Not here: which rows are held out (``splits``), intervals.
+always beside it. Not here: which rows are held out (``programs.model.splits``), intervals.
 """
 
 # P programs, T tasks

@@ -2,7 +2,7 @@
 
 In: a graph, a device, names of cost models or pricers. Out: the graph with ``duration_ns``, ``duration_std_ns``,
 ``cost_source``, ``binding``, ``efficiency`` and its interval. Equal work is priced once. Not here: where the work runs
-(``placing``), any one cost model.
+(``whatifs.placing``), any one cost model.
 """
 
 from __future__ import annotations

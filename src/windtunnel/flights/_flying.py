@@ -1,7 +1,7 @@
 """Predict, really run, keep the receipt: the verbs ``verify`` and ``fly`` (room flights).
 
 In: a program, the name of a what-if. Out: a ``Receipt`` in the ledger. Not here: how the program is changed (one
-file per flight), how turns are taken (``_turns``), what the prediction is (room whatifs).
+file per flight), how turns are taken (``measure.turns``), what the prediction is (room whatifs).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from windtunnel.measure.fingerprint import machine
 
 if TYPE_CHECKING:
     from windtunnel.measure.turns import Progress
-    from windtunnel.planning.placement import Plan
-    from windtunnel.planning.stages import Schedule
-    from windtunnel.training.pipelines import PipelineJob
+    from windtunnel.planning.pipelines.model import Schedule
+    from windtunnel.planning.placement.throughput import Plan
+    from windtunnel.training.pipelines.model import PipelineJob
 
 __all__ = ["fly_pipelines"]
 
@@ -37,7 +37,7 @@ def fly_pipelines(
     list of Receipt
         In the order of the plans. Their baseline is the step of one process on one thread.
     """
-    from windtunnel.training.pipelines import run_pipelines
+    from windtunnel.training.pipelines.run import run_pipelines
 
     runs = run_pipelines(job, plans, schedule=schedule, rounds=rounds, time_limit_s=time_limit_s, progress=progress)
     return [

@@ -1,7 +1,7 @@
 """What one flight showed beside what was predicted (room flights).
 
 In: a prediction and a measurement. Out: a ``Receipt`` that prints as one line, is a table and JSON. Not here: running
-(``_turns``), keeping (``ledger``).
+(``measure.turns``), keeping (``ledger``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What nodes need of devices (room planning): the plain columns that every search over cuts works on.
 
 In: nothing. Out: ``DeviceType``, ``Groups`` of what nodes send, and ``Work``. Not here: names, colors, phases
-(``problem``), how a problem becomes these columns (``contraction``).
+(``placement.model``), how a problem becomes these columns (``placement.contraction``).
 """
 
 # N nodes, G groups, T device types

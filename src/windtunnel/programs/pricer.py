@@ -104,7 +104,7 @@ class AstPricer:
         """By name of task: the program of the library that is predicted to be the fastest, and its seconds.
 
         The least of many predictions is low by luck too: it is drawn towards the mean of the task's programs as far as
-        those that were chosen so on held-out tasks say (``least_kept``), where the predictor knows.
+        those that were chosen so on held-out tasks say (``shrinkage``), where the predictor knows.
         """
         assert self.library is not None
         assert self.predictor is not None
@@ -112,7 +112,7 @@ class AstPricer:
         programs = replace(self.library.select(np.concatenate(rows)), devices=(dict(sheet),))
         seconds = self.predictor.predict(programs, _all_of(programs))
         parts = np.split(seconds, np.cumsum([len(one) for one in rows])[:-1])
-        kept = float(self.predictor.header.get("least_kept", 1.0))
+        kept = float(self.predictor.header.get("shrinkage", 1.0))
         return {
             name: (int(one[part.argmin()]), _expected_least(part, kept))
             for name, one, part in zip(names, rows, parts, strict=True)

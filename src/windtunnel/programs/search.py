@@ -1,7 +1,7 @@
 """A good schedule for a task (room programs): many drawn, ranked by a trained model, the best of them measured.
 
 In: a ``Task``, a ``Target`` and its sheet, a ``Predictor``. Out: ``Candidate`` rows, the most promising first, with the
-times of those that were measured. Not here: what is drawn (``sampling``), how a time is taken (``measure``).
+times of those that were measured. Not here: what is drawn (``run.sampling``), how a time is taken (``measure``).
 
 Source: the use of a cost model in a schedule search: Ansor (OSDI 2020), CDMPP (EuroSys 2024).
 """

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.planning.explain import DeviceRow, device_rows
-from windtunnel.planning.placement import Plan
-from windtunnel.planning.problem import Problem
+from windtunnel.planning.placement.explain import DeviceRow, device_rows
+from windtunnel.planning.placement.model import Problem
+from windtunnel.planning.placement.throughput import Plan
 from windtunnel.reports.charts import WIDTH, escape
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table

@@ -12,7 +12,7 @@ from pathlib import Path
 from windtunnel.reports.charts import Step, escape, waterfall
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
-from windtunnel.suite.study import ModelUse
+from windtunnel.suite.utilization.study import ModelUse
 from windtunnel.units import format_count, format_duration, format_ratio
 
 __all__ = ["by_batch_size", "utilization_page", "utilization_section"]

@@ -23,7 +23,6 @@ from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.live import LiveProgram
-from windtunnel.suite.listing import fitting_parameters, predicted_memory
 from windtunnel.suite.metrics import (
     EnergyMeter,
     arithmetic_utilization,
@@ -35,6 +34,7 @@ from windtunnel.suite.metrics import (
     throughput,
     waited_seconds,
 )
+from windtunnel.suite.model import fitting_parameters, predicted_memory
 from windtunnel.suite.results import Result, write_result
 from windtunnel.suite.run import Order
 from windtunnel.suite.stable import StablePhase, run_until_stable

@@ -2,7 +2,7 @@
 
 In: step times and units, a captured graph, a count of FLOP, a peak, counters of the host. Out: throughput with its
 interval, compute, arithmetic and CPU utilization, energy where the host tells it. Not here: running anything, finding
-the stable phase (``stable``), counting FLOP and measuring the peak (room suite).
+the stable phase (``stable``), counting FLOP and measuring the peak (rooms sources and cost).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: names, size, batch sizes, threads, ranks. Out: a ``SuiteRun``: a folder with one result file per finished cell, a
 profile table, a machine record, and the captured graphs where asked. A workload that crashes, is refused or lacks an
 extra loses nothing of the others; an interrupted suite goes on where it stopped. Not here: what a process does
-(``_suite_cell``), the files (``suite_results``), comparing runs (``comparison``).
+(``_cell``), the files (``results``), comparing runs (``comparison``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Any
 import msgspec
 
 from windtunnel import hardware
-from windtunnel.cost.storage import measured_disk
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.fingerprint import now
 from windtunnel.measure.workers import Workers
-from windtunnel.suite.listing import workload_plugins
+from windtunnel.suite.model import workload_plugins
 from windtunnel.suite.results import (
     Cell,
     Result,
@@ -33,6 +32,7 @@ from windtunnel.suite.results import (
     write_profile,
     write_result,
 )
+from windtunnel.suite.storage import measured_disk
 from windtunnel.workloads.workload import SIZES
 
 __all__ = ["Order", "cells_of", "run_suite"]

@@ -17,7 +17,7 @@ from windtunnel.cost.pricing import AUTO, tiers_of
 from windtunnel.errors import PriceError
 from windtunnel.graph import GraphBuilder, ResourceKind, Strings
 from windtunnel.hardware import Device
-from windtunnel.programs.model.predictor import least_kept
+from windtunnel.programs.model.predictor import shrinkage
 from windtunnel.programs.pricer import AstPricer, ast, cold_s
 from windtunnel.programs.run.captured import TENSOR
 from windtunnel.programs.run.tasks import Task
@@ -71,7 +71,7 @@ def test_the_least_of_many_predictions_is_not_too_low(spread, error):
     predicted = truth * np.exp(generator.normal(0, error, programs.num_programs))
 
     class Noisy:
-        header: ClassVar = {"least_kept": least_kept(np.log(predicted), np.log(truth), programs.task)}
+        header: ClassVar = {"shrinkage": shrinkage(np.log(predicted), np.log(truth), programs.task)}
 
         def predict(self, _, samples):
             return predicted[samples[:, 0]]
@@ -90,10 +90,10 @@ def test_the_least_of_many_predictions_is_not_too_low(spread, error):
 def test_a_prediction_without_noise_keeps_all_of_its_gain_and_small_groups_say_nothing():
     logs, group = np.random.default_rng(1).normal(size=64), np.repeat(np.arange(4), 16)
 
-    assert least_kept(logs, logs, group) == pytest.approx(1.0)
-    assert least_kept(logs, np.zeros(64) + logs.mean(), group) < 0.3
-    assert least_kept(logs, logs + 0.2 * group, group) == pytest.approx(1.0)  # whole groups are off, no choice was luck
-    assert least_kept(logs[:6], -logs[:6], group[:6]) == 1.0
+    assert shrinkage(logs, logs, group) == pytest.approx(1.0)
+    assert shrinkage(logs, np.zeros(64) + logs.mean(), group) < 0.3
+    assert shrinkage(logs, logs + 0.2 * group, group) == pytest.approx(1.0)  # whole groups are off, no choice was luck
+    assert shrinkage(logs[:6], -logs[:6], group[:6]) == 1.0
 
 
 def test_a_graph_that_no_cache_holds_waits_for_its_tensors():

@@ -1,7 +1,7 @@
 """Trained predictors as files (room programs): a ``Predictor`` in, one safetensors file out, and back.
 
 The header names the network, the transforms with their parameters and the features; a file of other features is
-refused with the difference. Not here: training, the form of the file (``model_file``).
+refused with the difference. Not here: training, the form of the file (``cost.model_file``).
 """
 
 from __future__ import annotations

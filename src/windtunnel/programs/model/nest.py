@@ -1,7 +1,7 @@
 """Loop nests of tensor programs as light trees (room programs).
 
 In: nodes built by hand, from a tensor compiler or from JSON. Out: ``Nest``, the one form that the features, the
-encoding and the physical bound read. Not here: reading printed programs (``nest_text``), features, compilers.
+encoding and the physical bound read. Not here: features, compilers.
 
 Expressions are nested tuples, so that they hash, compare and become JSON without help: an ``int``, a ``float``, a
 ``str`` (the variable of a loop) or ``(operation, *operands)``. ``("load", buffer, *indices)`` reads a buffer,

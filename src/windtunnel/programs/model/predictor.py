@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
     torch = require("torch", extra="learn")
 
-__all__ = ["RECIPES", "Predictor", "Recipe", "build", "going_on", "least_kept", "train", "with_intervals"]
+__all__ = ["RECIPES", "Predictor", "Recipe", "build", "going_on", "shrinkage", "train", "with_intervals"]
 
 PREDICTION_BATCH = 512
 LEAST_CHOICE = 8  # programs of a task among which one is chosen
@@ -221,18 +221,18 @@ def going_on(recipe: Recipe, start: Predictor) -> Recipe:
 def with_intervals(predictor: Predictor, programs: ProgramSet, samples: np.ndarray, *, level: float = 0.9) -> Predictor:
     """The same predictor with what its errors are on samples that it has not learned from.
 
-    Intervals by kind of task, and how much of the least prediction's gain is one (``least_kept``).
+    Intervals by kind of task, and how much of the gain of the least prediction is real (``shrinkage``).
     """
     predicted, truth = np.log(predictor.predict(programs, samples)), np.log(labels_of(programs, samples))
     missed = truth - predicted
     tasks, place = np.unique(programs.task[samples[:, 0]], return_inverse=True)
     kinds = np.array([str(programs.tasks[task].get("kind", "")) for task in tasks])[place]
     found: dict[str, Any] = {"intervals": ConformalIntervals.fit(kinds.tolist(), missed, level=level).to_dict()}
-    found["least_kept"] = least_kept(predicted, truth, place * len(programs.devices) + samples[:, 1])
+    found["shrinkage"] = shrinkage(predicted, truth, place * len(programs.devices) + samples[:, 1])
     return replace(predictor, header=predictor.header | found)
 
 
-def least_kept(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> float:
+def shrinkage(predicted: np.ndarray, truth: np.ndarray, group: np.ndarray) -> float:
     """How far below its group's mean the least prediction turned out to be, over how far it was predicted to be.
 
     The least of many predictions is low by luck, too. By what a whole group is off says nothing of that.

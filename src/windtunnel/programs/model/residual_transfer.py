@@ -1,6 +1,6 @@
-"""What a predictor missed on known devices, carried to a new one (room programs).
+"""What a predictor missed on known devices, transferred to a new one (room programs).
 
-In: a predictor and samples profiled on the new device. Out: a ``Carry``, which prices programs there.
+In: a predictor and samples profiled on the new device. Out: a ``ResidualTransfer``, which prices programs there.
 
 Programs that are to be priced on a new device were often measured on others. Where their times there differ from what
 was predicted, the network does not know something of the program, and most of that is the same on every device. So
@@ -25,7 +25,7 @@ from windtunnel.programs.model.samples import labels_of
 from windtunnel.programs.model.splits import sources_of
 from windtunnel.programs.program_set import ProgramSet
 
-__all__ = ["Carry", "fit_carry"]
+__all__ = ["ResidualTransfer", "fit_residual_transfer"]
 
 MAX_APART = 0.5  # of a logarithm: how far one device may stand from a program's median over devices
 PENALTY = 0.3  # of the weights' way from the mean, over the variance of a residual
@@ -36,7 +36,7 @@ TINY = 1e-9
 
 
 @dataclass(frozen=True)
-class Carry:
+class ResidualTransfer:
     """Prices on one device.
 
     Parameters
@@ -74,15 +74,15 @@ class Carry:
         return price_s
 
 
-def fit_carry(
+def fit_residual_transfer(
     predictor: Predictor,
     programs: ProgramSet,
     device: str,
     profiled: np.ndarray | None = None,
     *,
     of_other_hosts: bool = False,
-) -> Carry:
-    """Learn how much to carry from the other devices of the set to this one.
+) -> ResidualTransfer:
+    """Learn how much to transfer from the other devices of the set to this one.
 
     Parameters
     ----------
@@ -92,9 +92,9 @@ def fit_carry(
         With times of the other devices; those of ``device`` are read for the profiled samples alone.
     device : str
     profiled : int64 [Q, 2], optional
-        Samples that were measured on the device; without any, the mean over the sources is carried.
+        Samples that were measured on the device; without any, the mean over the sources is transferred.
     of_other_hosts : bool
-        Carry from devices of other hosts alone.
+        Transfer from devices of other hosts alone.
 
     Raises
     ------
@@ -110,19 +110,19 @@ def fit_carry(
     sources = tuple(sources_of(programs, device, of_other_hosts=of_other_hosts))
     mean = np.full(len(sources), 1.0 / len(sources))
     if profiled is None or not len(profiled):
-        return Carry(predictor, column, sources, mean)
+        return ResidualTransfer(predictor, column, sources, mean)
     _require_device(profiled, column)
     missed = _missed(predictor, programs, profiled[:, 0], sources)
     wanted = np.log(labels_of(programs, profiled) / predictor.predict(programs, profiled)) - missed @ mean
     moved = _ridge(np.column_stack([missed, np.full(len(profiled), LEVEL)]), wanted)
-    return Carry(predictor, column, sources, mean + moved[:-1], LEVEL * float(moved[-1]))
+    return ResidualTransfer(predictor, column, sources, mean + moved[:-1], LEVEL * float(moved[-1]))
 
 
 def _require_device(samples: np.ndarray, column: int) -> None:
     others = np.unique(samples[samples[:, 1] != column, 1])
     if others.size:
         raise InputError(
-            f"samples are of column {', '.join(map(str, others))}, the carry is for column {column}",
+            f"samples are of column {', '.join(map(str, others))}, the transfer is for column {column}",
             where="samples",
             fix="samples of one device",
         )

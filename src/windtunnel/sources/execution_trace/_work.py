@@ -17,7 +17,7 @@ from windtunnel.errors import TraceError
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.execution_trace._nodes import Document, Node, Side, tensors
 from windtunnel.sources.kineto._roles import collective_of
-from windtunnel.sources.torch._ops import Operator, Role, Span, describe, settle_recipes
+from windtunnel.sources.torch._ops import Operator, Role, Span, describe, resolve_recipes
 
 __all__ = ["HOST", "Collective", "Work", "describe_nodes", "is_wait", "process_groups", "sequence_of"]
 
@@ -70,8 +70,8 @@ def describe_nodes(document: Document, parent: Int) -> list[Work]:
             if nodes[above].schema.startswith(("c10d::", "_c10d_functional::")):
                 works[above] = replace(works[above], operator=replace(works[above].operator, role=Role.COMPOSITE))
             above = int(parent[above])
-    settled = settle_recipes([work.operator for work in works], parent.tolist())
-    return [replace(work, operator=operator) for work, operator in zip(works, settled, strict=True)]
+    resolved = resolve_recipes([work.operator for work in works], parent.tolist())
+    return [replace(work, operator=operator) for work, operator in zip(works, resolved, strict=True)]
 
 
 def _above(nodes: list[Node], parent: Int, event: int) -> Node | None:

@@ -19,8 +19,8 @@ from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceK
 from windtunnel.sources.torch._dataflow import Flow, trace_flow
 from windtunnel.sources.torch._loader import Loading, with_workers
 from windtunnel.sources.torch._memory import MemoryUse, account
-from windtunnel.sources.torch._ops import Operator, Role, describe, settle_recipes
-from windtunnel.sources.torch._overhead import Correction, calibrate, central, correct, kept_aside
+from windtunnel.sources.torch._ops import Operator, Role, describe, resolve_recipes
+from windtunnel.sources.torch._overhead import Correction, calibrate, central, correct, held_out
 from windtunnel.sources.torch._places import layers_of, parameter_storages, phases_of
 from windtunnel.sources.torch._points import Points, align, walk
 from windtunnel.sources.torch._precision import precision
@@ -68,8 +68,8 @@ def build_graph(recording: Recording) -> Graph:
     thread = _template(recording.rich)
     slices_IP, num_unlike = _durations(recording, thread)
     bare = np.array(recording.bare_ns, dtype=np.int64)
-    # some bare iterations are kept aside, to say honestly how well the others predict them
-    seen = bare[~kept_aside(len(bare))]
+    # some bare iterations are held out, to say honestly how well the others predict them
+    seen = bare[~held_out(len(bare))]
     parts = _stretches(recording, slices_IP)
     corrected_IP, correction = correct(thread.points, slices_IP, seen, calibrated_ns=calibrate(), parts=parts)
     chosen = central(corrected_IP.sum(axis=1).astype(np.float64))
@@ -110,7 +110,7 @@ def _template(rich: Events) -> _Thread:
         for row in rows.tolist()
     }
     storages = parameter_storages(rich, operators)
-    listed = settle_recipes([operators[row] for row in marked.rows.tolist()], marked.parent.tolist())
+    listed = resolve_recipes([operators[row] for row in marked.rows.tolist()], marked.parent.tolist())
     phases = phases_of(rich, marked)
     layers = layers_of(rich, marked, phases, listed, storages)
     points = walk(rich, rows, hidden=MODULE)
@@ -146,7 +146,7 @@ def _durations(recording: Recording, thread: _Thread) -> tuple[Int, int]:
 def _stretches(recording: Recording, slices_IP: Int) -> Stretches | None:
     light = list(zip(recording.light_ns, recording.light_marks, strict=True))
     bare = list(zip(recording.bare_ns, recording.bare_marks, strict=True))
-    aside = kept_aside(len(bare))
+    aside = held_out(len(bare))
     return stretches(slices_IP, light, [row for row, unseen in zip(bare, aside, strict=True) if not unseen])
 
 
@@ -298,7 +298,7 @@ def _meta(
     recording: Recording, correction: Correction, replayed_ns: int, num_unlike: int, num_samples: int
 ) -> dict[str, Any]:
     bare = recording.bare_ns
-    aside = [elapsed for elapsed, unseen in zip(bare, kept_aside(len(bare)), strict=True) if unseen]
+    aside = [elapsed for elapsed, unseen in zip(bare, held_out(len(bare)), strict=True) if unseen]
     profiled = summary_ns(recording.light_ns or [recording.rich_ns])
     overhead: dict[str, Any] = correction.as_meta()
     overhead["num_profiled_iterations"] = num_samples
@@ -310,8 +310,8 @@ def _meta(
         overhead["rich_ratio"] = recording.rich_ns / float(np.median(bare))
         overhead |= precision(bare)
     if aside:
-        overhead["kept_aside_ns"] = aside
-        overhead["kept_aside_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
+        overhead["held_out_ns"] = aside
+        overhead["held_out_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
     return {
         "source": "torch step",
         "hardware": _hardware(),

@@ -18,7 +18,7 @@ import torch
 
 from windtunnel.graph.flops import operator_flops
 
-__all__ = ["Operator", "Role", "Span", "describe", "settle_recipes"]
+__all__ = ["Operator", "Role", "Span", "describe", "resolve_recipes"]
 
 
 class Role(Enum):
@@ -161,7 +161,7 @@ def _is_recipe(name: str) -> bool:
         return False
 
 
-def settle_recipes(operators: list[Operator], parents: list[int]) -> list[Operator]:
+def resolve_recipes(operators: list[Operator], parents: list[int]) -> list[Operator]:
     """Say of every recipe, by its calls (``parents`` [E]), whether it computes itself or only calls what does."""
     calls_compute = [False] * len(operators)
     for event in range(len(operators) - 1, -1, -1):

@@ -22,7 +22,7 @@ from windtunnel.sources.torch._points import Points
 from windtunnel.sources.torch._profile import LightProfiler
 from windtunnel.sources.torch._segments import Stretches
 
-__all__ = ["Correction", "calibrate", "central", "correct", "kept_aside"]
+__all__ = ["Correction", "calibrate", "central", "correct", "held_out"]
 
 Int = NDArray[np.int64]
 
@@ -85,7 +85,7 @@ def central(totals: NDArray[np.float64]) -> NDArray[np.intp]:
     return order[cut : len(order) - cut]
 
 
-def kept_aside(count: int) -> NDArray[np.bool_]:
+def held_out(count: int) -> NDArray[np.bool_]:
     """Which of the bare iterations the correction must not see, bool [count].
 
     Every second one; as two follow each other without a change of instrument, first and second take turns.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.sources.torch._overhead import kept_aside
+from windtunnel.sources.torch._overhead import held_out
 from windtunnel.units import format_ratio
 
 __all__ = ["precision"]
@@ -23,7 +23,7 @@ _NUM_RESAMPLES = 1000
 
 
 def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
-    """How far the median of the bare iterations that are kept aside is off by chance, as meta of a capture.
+    """How far the median of the bare iterations that are held out is off by chance, as meta of a capture.
 
     As many others make the graph, so that its length is known as well as that. The error falls with the square root of
     the number where iterations vary each by itself; where the machine was slower for a while it is larger than this.
@@ -44,7 +44,7 @@ def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
     durations = np.array(bare_ns, dtype=np.float64)
     if len(durations) < _FEWEST or not np.median(durations):
         return {}
-    num_aside = int(kept_aside(len(durations)).sum())
+    num_aside = int(held_out(len(durations)).sum())
     resamples = np.random.default_rng(0).choice(durations, size=(_NUM_RESAMPLES, num_aside))
     error_ratio = float(np.median(resamples, axis=1).std() / np.median(durations))
     wanted = math.ceil(len(durations) * (error_ratio / WANTED) ** 2 / 10) * 10

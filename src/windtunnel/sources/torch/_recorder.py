@@ -176,7 +176,7 @@ class Recorder:
             self.close()
 
     def _is_of_the_form(self, elapsed_ns: int) -> bool:
-        """Whether the iteration counts, by the shapes of its inputs; what does not is kept aside with its time."""
+        """Whether the iteration counts, by the shapes of its inputs; what does not is held out with its time."""
         slot, shapes = self._slots[self._position], self._sorter.end()
         if slot not in _OF_ONE_FORM or self._sorter.is_common(shapes):
             return True

@@ -1,0 +1,194 @@
+"""Placement problems and their answers as JSON (room planning): the form of the public NeurIPS 2020 inputs.
+
+In: a file. Out: a ``Problem`` in nanoseconds, checked field by field; and back: devices with the nodes that they hold.
+"FPGA" in this form means any accelerator. Not here: what is done with a problem.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.planning.placement.model import Problem, cost_of_nodes
+from windtunnel.planning.work import DeviceType
+
+__all__ = ["ACCELERATOR", "CPU", "assignment_of", "is_problem", "read_problem", "split_document"]
+
+ACCELERATOR, CPU = 0, 1
+MS = 1e6
+
+
+def read_problem(
+    path: str | os.PathLike[str],
+    *,
+    num_accelerators: int | None = None,
+    num_cpus: int | None = None,
+    memory_bytes: float | None = None,
+) -> Problem:
+    """Read a problem; what is given replaces what the file says.
+
+    Raises
+    ------
+    InputError
+        It is no such file, or a field is missing or of a wrong kind: names file, node or edge, and field.
+    """
+    where = os.fspath(path)
+    document = _document(path)
+    nodes, edges = _rows(document, "nodes", where), _rows(document, "edges", where)
+    nodes = sorted(nodes, key=lambda node: _whole(node, "id", f"{where}, a node"))  # the file's order says nothing
+    ids = [_whole(node, "id", where) for node in nodes]
+    row_of = {one: row for row, one in enumerate(ids)}
+    if len(row_of) < len(ids):
+        twice = next(one for one in ids if ids.count(one) > 1)
+        raise InputError("two nodes have one id", where=f"{where}, id {twice}")
+    at = [f"{where}, node {one}" for one in ids]
+    names = tuple(str(one) for one in ids)
+    src, dst = (_ends(edges, field, row_of, where) for field in ("sourceId", "destId"))
+    cost_E = np.array([_number(edge, "cost", f"{where}, edge {row}") for row, edge in enumerate(edges)]) * MS
+    supported = [_truth(node, "supportedOnFpga", place) for node, place in zip(nodes, at, strict=True)]
+    memory = _number(document, "maxSizePerFPGA", where) if memory_bytes is None else memory_bytes
+    types = (
+        DeviceType("accelerator", _count(document, "maxFPGAs", where, num_accelerators), memory),
+        DeviceType("cpu", _count(document, "maxCPUs", where, num_cpus), comm_scale=0.0),
+    )
+    times = [
+        [_number(node, field, place) for field in ("fpgaLatency", "cpuLatency")]
+        for node, place in zip(nodes, at, strict=True)
+    ]
+    return Problem(
+        names,
+        types,
+        np.array(times).reshape(-1, 2) * MS,
+        np.array([_number(node, "size", place, 0.0) for node, place in zip(nodes, at, strict=True)]),
+        np.array([[not one, False] for one in supported]).reshape(-1, 2),
+        np.array([_truth(node, "isBackwardNode", place, False) for node, place in zip(nodes, at, strict=True)], bool),
+        _colors(nodes, at),
+        src,
+        dst,
+        cost_of_nodes(names, src, cost_E / MS, "ms") * MS,
+    )
+
+
+def is_problem(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a placement problem: JSON with nodes and edges, unlike a trace."""
+    source = Path(path)
+    if source.suffix != ".json" or not source.is_file():
+        return False
+    with source.open(encoding="utf-8", errors="replace") as file:
+        return "maxFPGAs" in file.read()
+
+
+def _document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"this is no placement problem: {error}", where=os.fspath(path)) from error
+    if not isinstance(document, dict):
+        raise InputError("this is no placement problem", where=os.fspath(path), fix="an object with nodes and edges")
+    return document
+
+
+def _rows(document: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    rows = document.get(name)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"there is no list of {name}", where=where)
+    return rows
+
+
+def _number(row: Mapping[str, Any], field: str, where: str, default: float | None = None) -> float:
+    value = row.get(field, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise InputError(f"{field} is {value!r} instead of a number", where=where)
+    return float(value)
+
+
+def _whole(row: Mapping[str, Any], field: str, where: str) -> int:
+    value = _number(row, field, where)
+    if value != int(value):
+        raise InputError(f"{field} is {value} instead of a whole number", where=where)
+    return int(value)
+
+
+def _count(document: Mapping[str, Any], field: str, where: str, given: int | None) -> int:
+    count = _whole(document, field, where) if given is None else given
+    if count < 0:
+        raise InputError(f"{field} is {count}", where=where, fix="none or more")
+    return count
+
+
+def _truth(row: Mapping[str, Any], field: str, where: str, default: bool | None = None) -> bool:
+    """0, 1, true or false; the text "False" would be true."""
+    value = row.get(field, default)
+    if value is None or isinstance(value, str) or value not in (0, 1):
+        raise InputError(f"{field} is {value!r}", where=where, fix="use true or false")
+    return bool(value)
+
+
+def _ends(edges: Sequence[Mapping[str, Any]], field: str, row_of: Mapping[int, int], where: str) -> NDArray[np.int64]:
+    found = []
+    for row, edge in enumerate(edges):
+        node = _whole(edge, field, f"{where}, edge {row}")
+        if node not in row_of:
+            raise InputError(f"{field} is {node}, which is no node", where=f"{where}, edge {row}")
+        found.append(row_of[node])
+    return np.array(found, np.int64)
+
+
+def _colors(nodes: Sequence[Mapping[str, Any]], at: Sequence[str]) -> NDArray[np.int64]:
+    """Color of every node; one without a color has its own."""
+    given = [None if node.get("colorClass") is None else _whole(node, "colorClass", place)
+             for node, place in zip(nodes, at, strict=True)]  # fmt: skip
+    known = {color: number for number, color in enumerate(dict.fromkeys(one for one in given if one is not None))}
+    own = iter(range(len(known), len(known) + len(nodes)))
+    return np.array([next(own) if one is None else known[one] for one in given], np.int64)
+
+
+def assignment_of(path: str | os.PathLike[str], problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A split that somebody gives: device of every node [N], and row of ``types`` of every device [D].
+
+    Backward nodes that it does not name lie with their color.
+
+    Raises
+    ------
+    InputError
+        It names unknown nodes, or leaves some without a device.
+    """
+    where = os.fspath(path)
+    document = _document(path)
+    row_of = {name: row for row, name in enumerate(problem.names)}
+    device_N = np.full(problem.num_nodes, -1)
+    kinds: list[int] = []
+    for field, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
+        for part in _rows(document, field, where):
+            for node in part.get("nodes", ()):
+                if str(node) not in row_of:
+                    raise InputError(f"node {node} is not in the problem", where=f"{where}, {field}")
+                device_N[row_of[str(node)]] = len(kinds)
+            kinds.append(kind)
+    device_of_color = {int(problem.color[row]): int(device_N[row]) for row in np.flatnonzero(device_N >= 0)}
+    for row in np.flatnonzero((device_N < 0) & problem.is_backward).tolist():
+        device_N[row] = device_of_color.get(int(problem.color[row]), -1)
+    lost = np.flatnonzero(device_N < 0)
+    if lost.size:
+        names = ", ".join(problem.names[row] for row in lost[:5].tolist())
+        raise InputError(f"{lost.size} nodes are on no device", where=f"{where}: {names}")
+    return device_N, np.array(kinds, np.int64)
+
+
+def split_document(problem: Problem, device_N: NDArray[Any], kind_D: NDArray[Any], value_ns: float) -> dict[str, Any]:
+    """An answer in the public form, loads and value in milliseconds."""
+    loads = problem.loads(device_N, kind_D).total_ns() / MS
+    parts: dict[int, list[dict[str, Any]]] = {ACCELERATOR: [], CPU: []}
+    for device, kind in enumerate(kind_D.tolist()):
+        nodes = [problem.names[row] for row in np.flatnonzero(device_N == device).tolist()]
+        ids = [int(name) if name.lstrip("-").isdigit() else name for name in nodes]
+        parts[ACCELERATOR if problem.types[kind].comm_scale else CPU].append({"load": loads[device], "nodes": ids})
+    return {"maxLoad": value_ns / MS, "fpgas": parts[ACCELERATOR], "cpus": parts[CPU]}

@@ -1,0 +1,253 @@
+"""One process of a flown pipeline (room training, private).
+
+In: ``Orders`` and a rank. Out: a ``Span`` for everything that it did, on the clock that all processes of a host share.
+All ranks hold the stages of all splits, whose weights do not move, and run in every round, in one shuffled order:
+messages, stages that only pass their input on, the whole model alone and beside others, each split.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.workers import Place
+from windtunnel.sources.targets import build_workload
+from windtunnel.training.pipelines.stages import schedule_of, split_model
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import Pipe
+
+__all__ = ["NUM_EXCHANGES", "Item", "Orders", "Span", "WholeModel"]
+
+NUM_EXCHANGES = 4
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What all ranks do; ``splits`` are stages by path of a module."""
+
+    workload: str
+    parameters: dict[str, Any]
+    splits: tuple[dict[str, int], ...]
+    num_ranks: int
+    num_microbatches: int
+    schedule: str
+    message_bytes: tuple[int, ...]
+    rounds: int
+    time_limit_s: float
+    seed: int = 0
+
+
+class Item(msgspec.Struct, frozen=True, order=True):
+    """One thing of a round.
+
+    ``message`` of so many bytes, ``step`` of one process, ``beside``: so many of them, ``split``, and ``idle``: stages
+    that only pass their input on, which is of so many bytes.
+    """
+
+    what: str
+    number: int = 0
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What a rank did from when until when, and what all its threads computed in it, in ns; round 0 warms up."""
+
+    round: int
+    item: Item
+    begin_ns: int
+    end_ns: int
+    compute_ns: int
+
+
+class WholeModel:
+    """A workload in one process, its batch cut into microbatches; gradients add up, weights do not move.
+
+    Raises
+    ------
+    NotApplicableError
+        A step is more than a model and a loss.
+    InputError
+        The batch has no so many equal parts.
+    """
+
+    def __init__(self, workload: str, parameters: dict[str, Any], num_microbatches: int) -> None:
+        built = build_workload(workload, parameters)
+        if built.supervised is None:
+            built.close()
+            raise NotApplicableError(
+                "a step of it is more than one model and a loss", where=workload,
+                fix="fly resnet50, vit, decoder-lm or mlp",
+            )  # fmt: skip
+        if built.batch_size % num_microbatches:
+            raise InputError(
+                f"{num_microbatches} microbatches of a batch of {built.batch_size}", where="microbatches",
+                fix="a divisor of the batch",
+            )  # fmt: skip
+        self.model, self.optimizer, self.loss = built.model, still(built.optimizer), built.supervised.loss
+        self.inputs, self.target = built.supervised.draw()
+        self.num_microbatches = num_microbatches
+        self._chunks = list(
+            zip(zip(*(one.chunk(num_microbatches) for one in self.inputs), strict=True),
+                self.target.chunk(num_microbatches), strict=True)
+        )  # fmt: skip
+
+    @property
+    def microbatch(self) -> tuple[Any, ...]:
+        """What the model is called with."""
+        inputs: tuple[Any, ...] = self._chunks[0][0]
+        return inputs
+
+    def passes(self, number: int) -> None:
+        """So many microbatches forward and backward."""
+        for inputs, target in self._chunks[:number]:
+            (self.loss(self.model(*inputs), target) / self.num_microbatches).backward()
+
+    def step(self, number: int = 0) -> None:
+        """All microbatches, or so many of them, and an update."""
+        self.optimizer.zero_grad()
+        self.passes(number or self.num_microbatches)
+        self.optimizer.step()
+
+
+def still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer that does all its work and moves nothing."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
+
+
+def main(place: Place) -> None:
+    """Run what the orders say."""
+    orders: Orders = place.config
+    torch.set_num_threads(1)
+    hold_heap()
+    meet = f"file://{place.rendezvous}"
+    dist.init_process_group("gloo", init_method=meet, rank=place.rank, world_size=place.num_ranks)
+    spans = _rounds(orders, place)
+    dist.barrier()
+    dist.destroy_process_group()
+    place.tell(spans)
+
+
+def _rounds(orders: Orders, place: Place) -> list[Span]:
+    rank = place.rank
+    whole = WholeModel(orders.workload, orders.parameters, orders.num_microbatches)
+    actions: dict[Item, Callable[[], None]] = {}
+    for size in orders.message_bytes:
+        actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else _nothing
+    if orders.splits:  # they are compared with it
+        actions[Item("step")] = whole.step if rank == 0 else _nothing
+    actions[Item("idle", min(orders.message_bytes))] = _idle(orders, rank)
+    for number in range(1, orders.num_ranks + 1):
+        actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
+    for number, stage_of in enumerate(orders.splits):
+        actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank)
+        _told(place, "splits", number + 1, len(orders.splits))
+    return _timed(orders, actions, place)
+
+
+def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place) -> list[Span]:
+    spans: list[Span] = []
+    items = sorted(actions)
+    random = np.random.default_rng(orders.seed)
+    until_s = time.monotonic() + orders.time_limit_s
+    gc.disable()
+    for number in range(orders.rounds + 1):
+        goes_on = torch.tensor([number < 2 or time.monotonic() < until_s])
+        dist.broadcast(goes_on, 0)  # one clock decides
+        if not goes_on:
+            break
+        for which in random.permutation(len(items)).tolist():
+            dist.barrier()
+            begin_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns()
+            actions[items[which]]()
+            end_ns, computed_ns = time.perf_counter_ns(), time.process_time_ns() - computed_ns
+            spans.append(Span(number, items[which], begin_ns, end_ns, computed_ns))
+        gc.collect()
+        _told(place, "rounds", number, orders.rounds)
+    return spans
+
+
+def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank: int) -> Callable[[], None]:
+    pipe = split_model(whole.model, whole.microbatch, stage_of)
+    passes = _passes(orders, rank, pipe, whole.loss, whole.inputs, whole.target)
+    parameters = list(pipe.get_stage_module(rank).parameters())
+    optimizer = _like(whole.optimizer, parameters) if parameters else None
+
+    def step() -> None:
+        if optimizer is not None:
+            optimizer.zero_grad()
+        passes()
+        if optimizer is not None:
+            optimizer.step()
+
+    return step
+
+
+class _Pass(torch.nn.Module):
+    """Its input, and a gradient for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def _idle(orders: Orders, rank: int) -> Callable[[], None]:
+    """The real schedule on stages that do nothing: what remains is its own work."""
+    batch = torch.zeros(orders.num_microbatches, min(orders.message_bytes) // 4)
+    model = torch.nn.Sequential(*(_Pass() for _ in range(orders.num_ranks)))
+    pipe = split_model(model, (batch[:1],), {str(stage): stage for stage in range(orders.num_ranks)})
+    return _passes(orders, rank, pipe, lambda output, _: output.sum(), (batch,), batch)
+
+
+def _passes(
+    orders: Orders, rank: int, pipe: Pipe, loss: Callable[..., Any], inputs: tuple[Any, ...], target: Any
+) -> Callable[[], None]:
+    """All microbatches forward and backward through this rank's stage; the first is given inputs, the last targets."""
+    runs = schedule_of(pipe, rank, orders.num_microbatches, loss, orders.schedule)
+    given = inputs if rank == 0 else ()
+    wanted = target if rank == orders.num_ranks - 1 else None
+
+    def passes() -> None:
+        runs.step(*given, target=wanted, return_outputs=False)  # joined outputs are a copy that no training needs
+
+    return passes
+
+
+def _like(whole: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer that does to some parameters what another one does to all."""
+    kind: Any = type(whole)
+    made: torch.optim.Optimizer = kind(parameters)  # not every default is an argument: they go in afterwards
+    made.param_groups[0].update({key: value for key, value in whole.param_groups[0].items() if key != "params"})
+    return made
+
+
+def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:
+    """Between the first two ranks and back, while all others wait: sharing cores with them is the replay's."""
+    buffer = torch.zeros(size_bytes // 4)
+
+    def exchange() -> None:
+        for sender in (0, 1) * NUM_EXCHANGES:
+            (dist.send if rank == sender else dist.recv)(buffer, 1 - rank)
+
+    return exchange
+
+
+def _nothing() -> None:
+    """This rank waits for the others."""
+
+
+def _told(place: Place, what: str, done: int, total: int) -> None:
+    if place.rank == 0:
+        place.tell((what, done, total))

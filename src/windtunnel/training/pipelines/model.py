@@ -1,0 +1,148 @@
+"""What a step of a planned pipeline takes on this host (room training): a replay on cores that processes share.
+
+In: a ``PipelineJob`` and a plan for its layers. Out: ns. Beside the plan count what a message takes by itself, what the
+schedule does itself, how n processes on fewer cores slow each other, and how much they vary: ``HostConditions``. Not
+here: measuring these (``run``), choosing a plan (``search``).
+"""
+
+# D devices (stages), K draws, T tasks
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.cost.interference import Interference, shared_resource
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import Graph, Kind
+from windtunnel.hardware.cores import allowed_cores
+from windtunnel.planning.pipelines.model import Schedule, stage_order
+from windtunnel.planning.pipelines.rendezvous import receivers, rendezvous_pipeline
+from windtunnel.planning.placement.from_graph import Layers
+from windtunnel.planning.placement.throughput import Plan
+from windtunnel.simulate import replay, replay_many
+
+__all__ = ["HostConditions", "PipelineJob", "predicted_ns", "require_stages", "stage_of_modules", "whole_ns"]
+
+_NUM_DRAWS = 65
+
+
+@dataclass(frozen=True)
+class HostConditions:
+    """What a pipeline stands on.
+
+    Parameters
+    ----------
+    bandwidth_bytes_per_s : float
+        Of a message, while it travels and nothing else runs.
+    latency_ns : float
+        Of a message without bytes.
+    slowdown : tuple of float
+        How many times longer each of 1, 2 ... busy processes takes than one alone.
+    spread : tuple of float
+        Of the same work in all processes at once, over and over: each time over the median.
+    overhead_ns : float
+        What each process computes per microbatch for the schedule itself.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_ns: float
+    slowdown: tuple[float, ...]
+    spread: tuple[float, ...] = (1.0,)
+    overhead_ns: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineJob:
+    """A workload that can be cut into stages.
+
+    Parameters
+    ----------
+    workload : str
+    parameters : mapping
+    num_microbatches : int
+    graph : Graph
+        One microbatch forward and backward on one thread, and an update.
+    layers : Layers
+        Of that, for as many devices as there are stages; compute holds a microbatch's share of the update.
+    conditions : HostConditions
+        As it was found before any plan.
+    message_bytes : (int, int)
+        Sizes of the messages that are tried: a small one, and what the layers of this job usually send.
+    """
+
+    workload: str
+    parameters: Mapping[str, Any]
+    num_microbatches: int
+    graph: Graph
+    layers: Layers
+    conditions: HostConditions
+    message_bytes: tuple[int, int]
+
+
+def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
+    """The stage of each module, in the order in which samples meet them.
+
+    Raises
+    ------
+    NotApplicableError
+        Devices wait for each other.
+    """
+    order, _ = stage_order(plan)
+    place = {device: at for at, device in enumerate(order)}
+    return {name: place[int(plan.device[node])] for name, node in job.layers.node_of.items()}
+
+
+def predicted_ns(job: PipelineJob, plan: Plan, conditions: HostConditions, schedule: Schedule) -> int:
+    """The step of a pipeline: replays of its schedule on processes that share the cores, their median.
+
+    Stages wait for each other, so that what varies adds up: each replay draws anew by how much every task varies.
+    """
+    require_stages(plan)
+    problem, count = job.layers.problem, job.num_microbatches
+    bare = dataclasses.replace(
+        problem,
+        time_ns=problem.time_ns - job.layers.update_ns / count,
+        cost_ns=problem.cost_ns * (job.conditions.bandwidth_bytes_per_s / conditions.bandwidth_bytes_per_s),
+    )
+    updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
+    graph = rendezvous_pipeline(
+        dataclasses.replace(plan, problem=bare), count,
+        schedule=schedule, update_ns=updates_D,
+        latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
+    )  # fmt: skip
+    graph = _on_cores(graph, conditions, len(plan.kind))
+    drawn_KT = np.random.default_rng(0).choice(conditions.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
+    return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
+
+
+def require_stages(plan: Plan) -> None:
+    """Refuse a plan of one device."""
+    if len(plan.kind) == 1:
+        raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
+
+
+def _on_cores(graph: Graph, conditions: HostConditions, num_stages: int) -> Graph:
+    """Stages on the cores that they stay on: slower where every core is busy, in turns where they share one.
+
+    A message is work, too: it is copied on the core of who receives it.
+    """
+    cores = min(len(allowed_cores()), num_stages)
+    busy = conditions.slowdown[cores - 1]
+    counts = range(cores, num_stages + cores, cores)
+    curve = tuple(conditions.slowdown[min(count, num_stages) - 1] / busy for count in counts)
+    place_T = receivers(graph)
+    graph = graph.scale(graph.select(kind=Kind.COMPUTE), busy)
+    for core in range(cores):
+        graph = shared_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")
+    return graph
+
+
+def whole_ns(job: PipelineJob) -> float:
+    """One process: all microbatches and the update."""
+    update_ns = float(job.layers.update_ns.sum())
+    return job.num_microbatches * (replay(job.layers.graph).makespan_ns - update_ns) + update_ns

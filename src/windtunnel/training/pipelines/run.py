@@ -1,0 +1,282 @@
+"""Placements that are really run as pipelines of gloo processes (room training).
+
+In: a workload, a number of stages, plans for its layers. Out: a ``PipelineRun`` per plan: the step that the replay of
+its schedule says, beside the step that ``torch.distributed.pipelining`` takes with the very same stages. What the
+replay knows beside the plan is measured in the same processes, in turns with the splits: what a message takes by
+itself, what the schedule does itself, how n processes on fewer cores slow each other, how much they vary. Not here:
+which layer goes where (``planning``), what a step is predicted to take (``model``).
+"""
+
+# D devices (stages), N nodes, M microbatches
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windtunnel.cost.interference import fit_slowdown
+from windtunnel.errors import InputError
+from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
+from windtunnel.measure.threads import threads
+from windtunnel.measure.workers import Workers
+from windtunnel.planning.pipelines.model import Schedule
+from windtunnel.planning.placement.fleet import fleet_of
+from windtunnel.planning.placement.from_graph import Layers, layers_of
+from windtunnel.planning.placement.model import Problem
+from windtunnel.planning.placement.throughput import Plan
+from windtunnel.training.pipelines.model import (
+    HostConditions,
+    PipelineJob,
+    predicted_ns,
+    require_stages,
+    stage_of_modules,
+    whole_ns,
+)
+
+if TYPE_CHECKING:
+    from windtunnel.training.pipelines._rank import Item, Span
+
+__all__ = ["PipelineRun", "job_of", "run_pipelines"]
+
+Progress = Callable[[str, int, int], None]
+_LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
+_CAPTURED = 12
+_CONDITIONS_ROUNDS = 24  # from six of them, one outlier among twelve times decided between plans
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """One plan that trained: what the replay said beside what a step took, ns, and the step of one process alone."""
+
+    plan: Plan
+    predicted_baseline_ns: float
+    predicted_ns: float
+    baseline: Estimate
+    changed: Estimate
+    speedup: Estimate
+    slowdown: tuple[float, ...]
+    num_rounds: int
+
+
+@dataclass
+class _Flown:
+    """Durations of the items of a flight, in ns, round by round, without the first."""
+
+    step_ns: list[float] = field(default_factory=list)
+    split_ns: dict[int, list[float]] = field(default_factory=dict)
+    message_ns: dict[int, list[float]] = field(default_factory=dict)
+    beside_ns: dict[int, list[list[float]]] = field(default_factory=dict)
+    idle_ns: list[list[float]] = field(default_factory=list)
+
+    def conditions(self, num_microbatches: int) -> HostConditions:
+        """A line through the messages, a curve through the processes, and what idle stages compute."""
+        sizes = sorted(self.message_ns)
+        times = [float(np.median(self.message_ns[size])) for size in sizes]
+        latency_ns, slope = times[0], (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+        alone = np.mean(self.beside_ns[1], axis=1)
+        ratios = [float(np.median(np.mean(self.beside_ns[count], axis=1) / alone)) for count in sorted(self.beside_ns)]
+        all_at_once = np.ravel(self.beside_ns[max(self.beside_ns)])
+        spread = all_at_once / np.median(all_at_once)
+        idle_ns = np.median(np.array(self.idle_ns), axis=0)
+        sent_ns = 2 * (len(idle_ns) - 1) * latency_ns  # messages of one microbatch
+        overhead_ns = max(0.0, (idle_ns.sum() / num_microbatches - sent_ns) / len(idle_ns))
+        curve = tuple(fit_slowdown(ratios))
+        return HostConditions(1e9 / max(slope, 1e-3), latency_ns, curve, tuple(spread.tolist()), overhead_ns)
+
+
+def job_of(
+    workload: str,
+    parameters: Mapping[str, Any],
+    num_stages: int,
+    num_microbatches: int,
+    *,
+    progress: Progress | None = None,
+) -> PipelineJob:
+    """Capture one microbatch of a workload and find what a pipeline of it stands on.
+
+    Parameters
+    ----------
+    workload : str
+        A registered one whose step is a model and a loss.
+    parameters : mapping
+        Its own; ``batch_size`` is that of all microbatches together.
+    num_stages, num_microbatches : int
+
+    Raises
+    ------
+    NotApplicableError
+        The step is more than a model and a loss.
+    InputError
+        The batch has no so many equal parts, or there are fewer than two stages.
+    FlightError
+        A process failed.
+    """
+    from windtunnel.sources.torch.step import capture
+    from windtunnel.training.pipelines._rank import WholeModel
+
+    if num_stages < 2 or num_microbatches < num_stages:
+        raise InputError(
+            f"{num_microbatches} microbatches for {num_stages} stages", where="devices",
+            fix="two stages or more, and as many microbatches as stages or more",
+        )  # fmt: skip
+    with threads(1):
+        whole = WholeModel(workload, dict(parameters), num_microbatches)
+        graph = capture(
+            lambda: whole.step(1),
+            iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,
+        )  # fmt: skip
+    types, _ = fleet_of(f"{num_stages}xhere")
+    paths = {path for path, _ in whole.model.named_modules()}
+
+    def layers(bandwidth_bytes_per_s: float) -> Layers:
+        return _with_loss(layers_of([graph], types, bandwidth_bytes_per_s, num_microbatches=num_microbatches), paths)
+
+    message_bytes = _usual_messages(layers(1e9).problem)
+    conditions = _flown(
+        workload, parameters, (), num_stages, num_microbatches, message_bytes, "1f1b", _CONDITIONS_ROUNDS, 60.0, None
+    ).conditions(num_microbatches)
+    return PipelineJob(
+        workload,
+        dict(parameters),
+        num_microbatches,
+        graph,
+        layers(conditions.bandwidth_bytes_per_s),
+        conditions,
+        message_bytes,
+    )
+
+
+def _usual_messages(problem: Problem) -> tuple[int, int]:
+    """Bytes of messages to try, of a problem at one byte per ns.
+
+    Not larger ones: a message of 8 MB has twice the bandwidth of one of 1 MB.
+    """
+    sent = problem.cost_ns[~problem.is_backward & (problem.cost_ns > _LEAST_BYTES)]
+    usual = int(np.median(sent)) // 4 * 4 if len(sent) else 0
+    return _LEAST_BYTES, max(usual, _USUAL_BYTES)
+
+
+def _with_loss(layers: Layers, paths: set[str]) -> Layers:
+    """What runs behind the model goes where the model's output is."""
+    problem, color = layers.problem, layers.problem.color.copy()
+    for name, node in layers.node_of.items():
+        if name in paths:
+            continue
+        for other in problem.src[problem.dst == node].tolist():
+            color[color == color[node]] = color[other]
+    return dataclasses.replace(layers, problem=dataclasses.replace(problem, color=color))
+
+
+def run_pipelines(
+    job: PipelineJob,
+    plans: Sequence[Plan],
+    *,
+    schedule: Schedule = "1f1b",
+    rounds: int = 12,
+    time_limit_s: float = 120.0,
+    progress: Progress | None = None,
+) -> list[PipelineRun]:
+    """Run plans as pipelines of gloo processes, in turns with each other and with one process that does it all.
+
+    Parameters
+    ----------
+    job : PipelineJob
+    plans : sequence of Plan
+        Of ``job.layers.problem``; each uses as many devices as the first.
+    schedule : str
+        ``1f1b`` or ``gpipe``.
+    rounds : int
+    time_limit_s : float
+        No round is begun after it.
+
+    Returns
+    -------
+    list of PipelineRun
+        In the order of the plans. Their baseline is the step of one process on one thread.
+
+    Raises
+    ------
+    FlightError
+        A process failed; says what it printed.
+    NotApplicableError
+        The model cannot be cut so.
+    """
+    if not plans or len({len(plan.kind) for plan in plans}) != 1:
+        raise InputError("plans of different numbers of stages fly apart", where="plans")
+    require_stages(plans[0])
+    splits = [stage_of_modules(job, plan) for plan in plans]
+    num = len(plans[0].kind)
+    flown = _flown(
+        job.workload, job.parameters, splits, num, job.num_microbatches, job.message_bytes, schedule, rounds,
+        time_limit_s, progress,
+    )  # fmt: skip
+    conditions = flown.conditions(job.num_microbatches)
+    baseline_ns = whole_ns(job)
+    runs = []
+    for number, plan in enumerate(plans):
+        split_ns = flown.split_ns[number]
+        runs.append(
+            PipelineRun(
+                plan, baseline_ns, predicted_ns(job, plan, conditions, schedule), estimate_median(flown.step_ns),
+                estimate_median(split_ns), estimate_speedup(flown.step_ns, split_ns),
+                conditions.slowdown, len(split_ns),
+            )
+        )  # fmt: skip
+    return runs
+
+
+def _flown(
+    workload: str,
+    parameters: Mapping[str, Any],
+    splits: Sequence[dict[str, int]],
+    num_ranks: int,
+    num_microbatches: int,
+    message_bytes: tuple[int, int],
+    schedule: str,
+    rounds: int,
+    time_limit_s: float,
+    progress: Progress | None,
+) -> _Flown:
+    from windtunnel.training.pipelines._rank import Orders
+
+    orders = Orders(
+        workload, dict(parameters), tuple(splits), num_ranks, num_microbatches, schedule, message_bytes, rounds,
+        time_limit_s,
+    )  # fmt: skip
+    cores = allowed_cores()
+    # each process has its core, or its share of one: what moves between cores is in nobody's model
+    own = [[cores[rank % len(cores)]] for rank in range(num_ranks)]
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    module = "windtunnel.training.pipelines._rank"
+    with Workers(module, orders, num_ranks=num_ranks, title="pipeline", cores=own, environment=one_thread) as ranks:
+        return _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
+
+
+def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
+    """From when the first began until the last has ended; of processes beside each other, each by itself."""
+    from windtunnel.training.pipelines._rank import NUM_EXCHANGES
+
+    flown = _Flown()
+    for same in zip(*spans, strict=True):
+        if same[0].round == 0:
+            continue
+        item: Item = same[0].item
+        taken_ns = max(one.end_ns for one in same) - min(one.begin_ns for one in same)
+        if item.what == "step":
+            flown.step_ns.append(same[0].end_ns - same[0].begin_ns)
+        elif item.what == "split":
+            flown.split_ns.setdefault(item.number, []).append(taken_ns)
+        elif item.what == "idle":
+            flown.idle_ns.append([float(one.compute_ns) for one in same])
+        elif item.what == "message":
+            both_ns = max(one.end_ns for one in same[:2]) - min(one.begin_ns for one in same[:2])
+            flown.message_ns.setdefault(item.number, []).append(both_ns / 2 / NUM_EXCHANGES)
+        else:
+            beside = [float(one.end_ns - one.begin_ns) for one in same[: item.number]]
+            flown.beside_ns.setdefault(item.number, []).append(beside)
+    return flown

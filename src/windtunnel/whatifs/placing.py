@@ -1,0 +1,111 @@
+"""Where captured work would run on another device (room whatifs): a chain of operators becomes launches and kernels.
+
+In: a graph captured on a CPU, where an operator runs when it is called. Out: the same work with the operators on a
+queue of the device and a launch for each on the thread that called it; the thread waits only where it reads a result.
+Graphs whose work runs on queues already, and devices that are CPUs, are left as they are. Not here: prices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
+from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
+from windtunnel.graph.table import Table
+from windtunnel.hardware import Device
+
+__all__ = ["LAUNCH_NS", "place_on"]
+
+LAUNCH_NS = 5_000
+"""What calling an operator and launching its kernel takes a thread unless told otherwise: a usual one, not measured."""
+_SCALAR_BYTES = 16
+_WORK = ("flops", "bytes_read", "bytes_written", "message_bytes", "param_bytes", "output_bytes", "freed_bytes")
+_EXTRA = ("workspace_bytes",)
+
+Mask = NDArray[np.bool_]
+
+
+def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
+    """Run what computes on a queue of the device.
+
+    Parameters
+    ----------
+    graph : Graph
+    device : Device
+    launch_ns : int
+        What a launch takes on the thread that calls the operator.
+
+    Returns
+    -------
+    Graph
+        With one resource more, and one launch per moved task. Counters of an optimizer that the host reads stay on the
+        host, as they do in PyTorch.
+    """
+    moved = _runs_when_called(graph)
+    if device.kind == "cpu" or not moved.any():
+        return graph
+    grown, queue = graph.add_resource(f"{device.name} queue", ResourceKind.STREAM)
+    kernels = np.flatnonzero(moved)
+    launches = np.arange(graph.num_tasks, graph.num_tasks + len(kernels), dtype=np.int32)
+    resource = graph.tasks["resource"].copy()
+    resource[kernels] = queue
+    tasks = graph.tasks.replace(resource=resource).concat(_launches(graph, kernels, launch_ns), TASK_COLUMNS)
+    placed = replace(grown, tasks=tasks, edges=_on_threads(graph, kernels, launches))
+    placed = placed.connect(launches, kernels, EdgeKind.LAUNCH)
+    queued = kernels[np.argsort(_order(graph)[kernels], kind="stable")]
+    return placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
+
+
+def _runs_when_called(graph: Graph) -> Mask:
+    computes: Mask = graph.select(kind=Kind.COMPUTE)
+    kinds = graph.resources["kind"][np.maximum(graph.tasks["resource"], 0)] if graph.num_resources else np.zeros(0)
+    if not len(kinds) or np.isin(kinds[computes], (ResourceKind.STREAM, ResourceKind.DEVICE)).any():
+        return np.zeros(graph.num_tasks, dtype=bool)
+    return computes & ~_counters(graph)
+
+
+def _counters(graph: Graph) -> Mask:
+    """Single numbers that updates count with."""
+    if "phase" not in graph.tasks or "bytes_written" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    moved = graph.tasks["bytes_written"] + graph.tasks.get("bytes_read", 0)
+    small: Mask = (moved > 0) & (moved <= _SCALAR_BYTES) & graph.select(phase=Phase.UPDATE)
+    return small
+
+
+def _launches(graph: Graph, kernels: NDArray[np.int64], launch_ns: int) -> Table:
+    rows = graph.tasks.take(kernels)
+    count = len(kernels)
+    columns = {name: np.zeros_like(rows[name]) for name in (*_WORK, *_EXTRA) if name in rows}
+    columns |= {name: np.full_like(rows[name], launch_ns) for name in ("samples_ns",) if name in rows}
+    columns |= {name: np.zeros_like(rows[name]) for name in ("duration_std_ns",) if name in rows}
+    columns |= {name: np.full_like(rows[name], -1) for name in ("call",) if name in rows}
+    return rows.replace(
+        **columns,
+        kind=np.full(count, int(Kind.HOST), dtype=np.int8),
+        op=Strings.repeat("launch", count),
+        duration_ns=np.full(count, launch_ns, dtype=np.int64),
+        cost_source=Strings.repeat("assumed launch", count),
+    )
+
+
+def _on_threads(graph: Graph, kernels: NDArray[np.int64], launches: NDArray[np.int32]) -> Table:
+    """Program order holds the launches; data still goes from kernel to kernel."""
+    place = np.arange(graph.num_tasks, dtype=np.int32)
+    place[kernels] = launches
+    is_order = graph.edges["kind"] == EdgeKind.ORDER
+    ends = {end: np.where(is_order, place[graph.edges[end]], graph.edges[end]).astype(np.int32) for end in _ENDS}
+    return Table.typed(dict(graph.edges.replace(**ends)), EDGE_COLUMNS)
+
+
+_ENDS = ("src", "dst")
+
+
+def _order(graph: Graph) -> NDArray[np.int64]:
+    """Position of each task in a topological order [T]: the order in which a thread calls."""
+    position = np.empty(graph.num_tasks, dtype=np.int64)
+    position[graph.topological_order()] = np.arange(graph.num_tasks)
+    return position

@@ -1,0 +1,131 @@
+"""Placements flown as pipelines of real processes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("rustworkx", reason="needs the extra plan")
+
+from windtunnel.errors import FlightError, InputError, NotApplicableError
+from windtunnel.flights.pipelines import fly_pipelines
+from windtunnel.planning.placement.baselines import even, single
+from windtunnel.planning.placement.search import place
+from windtunnel.training.pipelines import run as pipelines
+from windtunnel.training.pipelines._rank import Item, Span
+from windtunnel.training.pipelines.model import HostConditions, predicted_ns, stage_of_modules
+from windtunnel.training.pipelines.run import job_of
+from windtunnel.training.pipelines.search import improve
+
+PARAMETERS = {"batch_size": 64, "width": 128, "depth": 3}
+
+
+@pytest.fixture(scope="module")
+def job():
+    return job_of("mlp", PARAMETERS, 2, 4)
+
+
+def test_a_workload_becomes_layers_that_can_be_cut(job):
+    problem = job.layers.problem
+
+    assert 2 == problem.types[0].count
+    assert {"0", "2", "4", "6"} <= set(job.layers.node_of)
+    stage_of = stage_of_modules(job, even(problem))
+    assert {0, 1} == set(stage_of.values())
+    assert sorted(stage_of.values()) == [stage_of[name] for name in job.layers.node_of]
+    assert stage_of["CrossEntropyLoss"] == stage_of["6"]  # the loss is where the model's output is
+    assert job.conditions.slowdown[0] == 1.0
+    assert len(job.conditions.slowdown) == 2
+    assert 0 < job.conditions.overhead_ns < 20e6
+    assert job.message_bytes[0] < job.message_bytes[1]
+
+
+def test_a_prediction_follows_the_plan_and_the_host_conditions(job):
+    problem, quick = job.layers.problem, HostConditions(1e12, 0.0, (1.0, 1.0))
+    best = place(problem)
+    bare_ns = problem.time_ns.sum() - job.layers.update_ns.sum() / 4
+
+    for schedule in ("1f1b", "gpipe"):
+        found_ns = predicted_ns(job, best, quick, schedule)
+        assert 4 * bare_ns / 2 <= found_ns <= 4 * bare_ns + job.layers.update_ns.sum()
+        slow = replace(quick, slowdown=(1.0, 2.0))
+        assert math.isclose(2 * found_ns, predicted_ns(job, best, slow, schedule), rel_tol=1e-3)
+        assert predicted_ns(job, best, replace(quick, latency_ns=1e6), schedule) > found_ns + 2e6
+        narrow = replace(
+            quick, bandwidth_bytes_per_s=problem.cost_ns.max() * job.conditions.bandwidth_bytes_per_s / 1e6
+        )
+        assert predicted_ns(job, best, narrow, schedule) > found_ns + 2e6  # the largest message takes a ms
+        assert predicted_ns(job, best, replace(quick, overhead_ns=1e6), schedule) >= found_ns + 4e6
+    with pytest.raises(NotApplicableError, match="one device only"):
+        predicted_ns(job, single(problem), quick, "1f1b")
+
+
+def test_a_plan_settles_on_the_cores_that_stages_share(job):
+    start = even(job.layers.problem)
+    found = improve(job, start)
+
+    assert predicted_ns(job, found, job.conditions, "1f1b") <= predicted_ns(job, start, job.conditions, "1f1b")
+    assert len(found.kind) == len(start.kind)
+
+
+def test_splits_are_flown_beside_one_process(job):
+    plans = [place(job.layers.problem), even(job.layers.problem)]
+    receipts = fly_pipelines(job, plans, rounds=3, schedule="gpipe")
+
+    assert ["dp", "even"] == [one.parameters["solver"].split(" ")[0] for one in receipts]
+    for one in receipts:
+        assert 3 == one.num_rounds
+        assert 0 < one.measured < 4  # two processes are not four times as quick as one
+        assert 0 < one.predicted < 4
+        assert one.baseline.value > 0
+        assert ("mlp", "pipeline") == (one.target, one.whatif)
+
+
+def test_what_cannot_be_flown(job):
+    with pytest.raises(NotApplicableError, match="more than one model and a loss"):
+        job_of("moe-lm", {"size": "tiny"}, 2, 4)
+    with pytest.raises(InputError, match="5 microbatches of a batch of 64"):
+        job_of("mlp", PARAMETERS, 2, 5)
+    with pytest.raises(InputError, match="4 microbatches for 1 stages"):
+        job_of("mlp", PARAMETERS, 1, 4)
+    with pytest.raises(NotApplicableError, match="one device only"):
+        fly_pipelines(job, [single(job.layers.problem)])
+    with pytest.raises(InputError, match="different numbers of stages"):
+        fly_pipelines(job, [single(job.layers.problem), even(job.layers.problem)])
+
+
+def test_a_process_that_fails_says_so(job):
+    broken = replace(job, parameters=PARAMETERS | {"depth": 1})  # has no layers of these names on the second stage
+    with pytest.raises(FlightError, match=r"the pipeline did not answer: .*Error") as caught:
+        fly_pipelines(broken, [even(job.layers.problem)], rounds=1)
+    assert "rank 0" in caught.value.log_tail
+
+
+def test_times_of_a_round_are_from_the_first_begin_to_the_last_end():
+    def spans(rank):
+        at = 1000 + 10 * rank
+        items = [(Item("step"), 50), (Item("split", 0), 100), (Item("message", 8), 80), (Item("beside", 2), 40),
+                 (Item("idle", 8), 70)]  # fmt: skip
+        return [Span(turn, item, at, at + length, length // 2 + rank) for turn in (0, 1) for item, length in items]
+
+    flown = pipelines._sorted([spans(0), spans(1)])
+    assert ([50], {0: [110]}, {8: [90 / 2 / 4]}, {2: [[40.0, 40.0]]}, [[35.0, 36.0]]) == (
+        flown.step_ns, flown.split_ns, flown.message_ns, flown.beside_ns, flown.idle_ns,
+    )  # fmt: skip
+
+
+def test_the_ground_is_a_line_a_curve_and_a_spread():
+    flown = pipelines._Flown(
+        message_ns={0: [100.0, 100.0], 1000: [600.0, 600.0]},
+        beside_ns={1: [[10.0], [20.0]], 2: [[15.0, 25.0], [40.0, 40.0]]},
+        idle_ns=[[2000.0, 3200.0], [2200.0, 3000.0]],
+    )
+    conditions = flown.conditions(4)
+
+    assert (2e9, 100.0, (1.0, 2.0)) == (conditions.bandwidth_bytes_per_s, conditions.latency_ns, conditions.slowdown)
+    assert np.allclose(conditions.spread, np.array([15, 25, 40, 40]) / 32.5)
+    assert math.isclose((5200 / 4 - 2 * 100) / 2, conditions.overhead_ns)  # two messages per microbatch are not its own
