@@ -17,7 +17,16 @@ from windtunnel.hardware.cores import allowed_cores
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
 
-__all__ = ["available_bytes", "cpu_quota_cores", "matching", "num_sockets", "this_host"]
+__all__ = [
+    "available_bytes",
+    "clock_hz",
+    "cpu_quota_cores",
+    "matching",
+    "num_sockets",
+    "plain_name",
+    "processor_name",
+    "this_host",
+]
 
 # what changes how fast deep learning runs on a CPU
 _FLAGS = re.compile(
@@ -43,7 +52,7 @@ def this_host(known_devices: Mapping[str, Device], root: Path = Path("/")) -> Ma
     threads = _usable_threads(root)
     return Machine(
         name=platform.node() or "host",
-        cpu_name=_cpu_name(info),
+        cpu_name=_cpu_name(root),
         num_cores=max(1, min(threads, _num_cores(info, threads))),
         num_threads=threads,
         memory_bytes=_memory_bytes(root),
@@ -67,9 +76,19 @@ def _field(text: str, name: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _cpu_name(info: str) -> str:
-    name = _field(info, "model name") or platform.processor() or platform.machine() or "unknown processor"
-    return plain_name(name)
+def processor_name(root: Path = Path("/")) -> str:
+    """What the processor calls itself, as it does; empty where nothing tells."""
+    return _field(_read(root / "proc/cpuinfo"), "model name") or platform.processor()
+
+
+def clock_hz(root: Path = Path("/")) -> float | None:
+    """The clock of the first core at this moment; None where the host does not tell."""
+    mhz = _field(_read(root / "proc/cpuinfo"), "cpu MHz")
+    return float(mhz) * 1e6 if mhz.replace(".", "", 1).isdigit() else None
+
+
+def _cpu_name(root: Path) -> str:
+    return plain_name(processor_name(root) or platform.machine() or "unknown processor")
 
 
 def plain_name(processor: str) -> str:

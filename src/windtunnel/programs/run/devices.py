@@ -9,11 +9,10 @@ Not here: short arrays (``pages``); what these rates are for.
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 from windtunnel import hardware
+from windtunnel.hardware.host import clock_hz
 from windtunnel.programs.run.build import CUDA, arguments_of, build, gpu, use_threads
 from windtunnel.programs.run.pages import page_rates
 from windtunnel.programs.run.schedules import PATTERNS, SCOPES, THREADS, Step, replay, to_rows, token
@@ -165,9 +164,5 @@ def _least_s(task: Task, steps: tuple[Step, ...], isa: str, num_threads: int, ru
 
 
 def _clock() -> dict[str, float]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    match = re.search(r"^cpu MHz\s*:\s*([0-9.]+)", text, re.MULTILINE)
-    return {"clock_hz": float(match[1]) * 1e6} if match else {}
+    found = clock_hz()
+    return {} if found is None else {"clock_hz": found}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
+from windtunnel.hardware.host import processor_name
 from windtunnel.sources.torch._dataflow import Flow, trace_flow
 from windtunnel.sources.torch._loader import Loading, with_workers
 from windtunnel.sources.torch._memory import MemoryUse, account
@@ -344,15 +345,7 @@ def _median(counts: list[int]) -> int:
 def _hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        return platform.processor()
