@@ -10,7 +10,7 @@ import math
 
 from benchmarks import bar
 from benchmarks.placement_data import MISSING, folder, problem
-from windtunnel.planning import baselines
+from windtunnel.planning.placement import baselines
 from windtunnel.planning.placement.contraction import contract
 from windtunnel.planning.placement.throughput import exact, linearized
 from windtunnel.planning.placement.throughput_ilp import integer_plan

@@ -96,3 +96,14 @@ class TestEveryRegistration:
         reasons = [OUTCOMES[name, sample] for sample in SAMPLES if (name, sample) not in APPLICABLE]
 
         assert all(len(reason.message) > 10 for reason in reasons)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the extra torch")
+def test_no_capture_lacks_what_a_what_if_asks_of_it():
+    """A what-if may have nothing to act on; a step that was captured here says all that is known of this host."""
+    lacking = {key: str(one) for key, one in OUTCOMES.items() if "captured" in key[1] and "not recorded" in str(one)}
+
+    assert {} == lacking
+    assert {"captured mlp", "captured cnn", "captured transformer"} <= {
+        sample for name, sample in APPLICABLE if name == "data-parallel"
+    }

@@ -22,11 +22,12 @@ from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.extras import require
 from windtunnel.flights._processes import LaneConfig, ProcessLane
 from windtunnel.flights._steps import StepLane
+from windtunnel.flights._witness import unproven
 from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.receipt import Receipt
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint
-from windtunnel.measure.turns import Measurement, Progress, StopRule, measure
+from windtunnel.measure.turns import Measurement, Progress, StopRule, Turn, measure
 from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
@@ -123,7 +124,18 @@ def fly(
     is_apart = isinstance(subject, Script) or any(getattr(flight, "is_apart", False) for flight, _ in flights)
     lanes = _process_lanes if is_apart else _step_lanes
     with lanes(subject, request, flights) as (baseline, changed):
-        return measure(baseline, changed, rule or StopRule(), progress)
+        return measure(baseline, changed, rule or StopRule(), progress, partial(_require_change, request, flights))
+
+
+def _require_change(request: Request, flights: Flights, baseline: Turn, changed: Turn) -> None:
+    """No receipt for a change that did not take place."""
+    missing = unproven(baseline.seen, changed.seen, flights)
+    if missing:
+        raise FlightError(
+            f"{request} changed nothing in this program",
+            where=missing,
+            fix="make this change in the program itself and compare both with `windtunnel suite`, or ask another one",
+        )
 
 
 Flights = list[tuple[Any, dict[str, Any]]]
@@ -161,6 +173,7 @@ def _whatif_parameters(name: str) -> Mapping[str, inspect.Parameter]:
 def _step_lanes(subject: Target, request: Request, flights: Flights) -> Iterator[tuple[StepLane, StepLane]]:
     """Both lanes in this process; one program serves both unless a flight must be there when it is built."""
     entering = [partial(flight, **parameters) for flight, parameters in flights]
+    sees = _sees_operators(flights)
     is_at_start = any(getattr(flight, "is_at_start", False) for flight, _ in flights)
     if isinstance(subject, StepFunction):
         if is_at_start:
@@ -170,7 +183,7 @@ def _step_lanes(subject: Target, request: Request, flights: Flights) -> Iterator
             )
         program = LiveProgram(subject.models, subject.optimizers)
         discover(subject.step, program)
-        yield StepLane(subject.step, program), StepLane(subject.step, program, entering)
+        yield tuple(StepLane(subject.step, program, some, sees_operators=sees) for some in ((), entering))  # type: ignore[misc]
         return
     assert isinstance(subject, WorkloadName)
     program = LiveProgram()
@@ -184,13 +197,16 @@ def _step_lanes(subject: Target, request: Request, flights: Flights) -> Iterator
                 stack.enter_context(flight(other_program))
             other = build_workload(subject.name, subject.parameters, other_program)
         discover(other.step, other_program)
-    yield StepLane(built.step, program), StepLane(other.step, other_program, entering)
+    yield (
+        StepLane(built.step, program, loader=built.loader, sees_operators=sees),
+        StepLane(other.step, other_program, entering, loader=other.loader, sees_operators=sees),
+    )
 
 
 @contextmanager
 def _process_lanes(subject: Target, request: Request, flights: Flights) -> Iterator[tuple[ProcessLane, ProcessLane]]:
     """Each lane in processes of its own."""
-    config = _lane_config(subject, request)
+    config = _lane_config(subject, request, sees_operators=_sees_operators(flights))
     steps = tuple((step.name, given) for step, (_, given) in zip(request.steps, flights, strict=True))
     ranks = [given[flight.ranks_parameter] for flight, given in flights if hasattr(flight, "ranks_parameter")]
     changed_config = LaneConfig(**{**_fields(config), "steps": steps})
@@ -204,12 +220,21 @@ def _process_lanes(subject: Target, request: Request, flights: Flights) -> Itera
         yield baseline, changed
 
 
-def _lane_config(subject: Target, request: Request) -> LaneConfig:
+def _sees_operators(flights: Flights) -> bool:
+    return all(getattr(flight, "sees_operators", True) for flight, _ in flights)
+
+
+def _lane_config(subject: Target, request: Request, *, sees_operators: bool) -> LaneConfig:
     threads = require("torch", extra="torch").get_num_threads()  # as in this process, where the capture was made
     if isinstance(subject, Script):
-        return LaneConfig(script=str(subject.path), argv=subject.argv, threads=threads)
+        return LaneConfig(script=str(subject.path), argv=subject.argv, threads=threads, sees_operators=sees_operators)
     if isinstance(subject, WorkloadName):
-        return LaneConfig(workload=subject.name, workload_parameters=dict(subject.parameters), threads=threads)
+        return LaneConfig(
+            workload=subject.name,
+            workload_parameters=dict(subject.parameters),
+            threads=threads,
+            sees_operators=sees_operators,
+        )
     raise FlightError(
         f"{request} needs processes of its own, and a step function lives in this one",
         fix="fly a script or a workload",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._processes import LaneConfig
+from windtunnel.flights._witness import Witness
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload, discover
@@ -35,7 +37,7 @@ _BOUNDARIES_BEFORE_READY = 4
 class _Timer:
     """Counts the iterations of a turn and waits for the next one at its end."""
 
-    def __init__(self, place: Place, program: LiveProgram) -> None:
+    def __init__(self, place: Place, program: LiveProgram, *, sees_operators: bool) -> None:
         self._program = program
         self._place = place
         self._durations_ns: list[int] = []
@@ -43,8 +45,12 @@ class _Timer:
         self._num_settling = 0
         self._begun_ns = 0
         self.losses = LossWatch()
+        self._sees_operators = sees_operators
+        self._witness: Witness | None = None
+        self._seen: dict[str, float] = {}
+        self._num_watched = 0
 
-    def boundary(self, *, is_regular: bool = True, num_settling: int = 1) -> None:
+    def boundary(self, *, is_regular: bool = True, num_settling: int = 1, loaders: Sequence[Any] = ()) -> None:
         """An iteration lies behind."""
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
         if self._place.rank:
@@ -52,12 +58,15 @@ class _Timer:
         if self._num_wanted < 0:
             self.tell({"ready": True, "iterations_per_sample": self._program.iterations_per_sample})
             self._await_order(num_settling)
+            self._watch(loaders)
         elif self._num_settling > 0:
             self._num_settling -= 1
+            if not self._num_settling and self._witness is not None:
+                self._seen, self._witness = self._witness.end(self._num_watched), None
         elif is_regular:
             self._durations_ns.append(elapsed_ns)
             if len(self._durations_ns) >= self._num_wanted:
-                self.tell({"durations_ns": self._durations_ns, "losses": self.losses.read()})
+                self.tell({"durations_ns": self._durations_ns, "losses": self.losses.read(), "seen": self._seen})
                 self._await_order(num_settling)
         self._begun_ns = time.perf_counter_ns()
 
@@ -65,6 +74,12 @@ class _Timer:
         """Answer whoever gives the turns."""
         if not self._place.rank:
             self._place.tell(answer)
+
+    def _watch(self, loaders: Sequence[Any]) -> None:
+        """The iterations before the first that is timed are watched."""
+        self._num_watched = self._num_settling
+        self._witness = Witness(self._program, loaders, sees_operators=self._sees_operators)
+        self._witness.begin()
 
     def _await_order(self, num_settling: int) -> None:
         try:
@@ -79,7 +94,7 @@ def main(place: Place) -> int:
     config: LaneConfig = place.config
     program = LiveProgram(rank=place.rank, num_ranks=place.num_ranks, is_hooked=bool(config.script))
     program.kept["rendezvous"] = place.rendezvous
-    timer = _Timer(place, program)
+    timer = _Timer(place, program, sees_operators=config.sees_operators)
     _seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -115,7 +130,8 @@ def _run_script(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None
         if hooks.num_boundaries == 2:  # one whole iteration has shown every model
             program.add(hooks.models, hooks.optimizers)
         if hooks.num_boundaries >= _BOUNDARIES_BEFORE_READY:
-            timer.boundary(is_regular=is_regular, num_settling=_num_settling(hooks.loaders))
+            settling = _num_settling(hooks.loaders)
+            timer.boundary(is_regular=is_regular, num_settling=settling, loaders=hooks.loaders)
 
     hooks = StepHooks(on_boundary=at_boundary, on_loader=program.loader_arguments, on_step=program.step)
     with hooks:
@@ -131,7 +147,8 @@ def _num_settling(loaders: list[Any]) -> int:
 def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:
     built = build_workload(config.workload, config.workload_parameters, program)
     discover(built.step, program)
-    num_settling = _num_settling([built.loader] if built.loader is not None else [])
+    loaders = [built.loader] if built.loader is not None else []
+    num_settling = _num_settling(loaders)
     while True:
         built.step()
-        timer.boundary(num_settling=num_settling)
+        timer.boundary(num_settling=num_settling, loaders=loaders)

@@ -28,6 +28,7 @@ class LaneConfig(msgspec.Struct, frozen=True):
     steps: tuple[tuple[str, dict[str, Any]], ...] = ()
     seed: int = 0
     threads: int = 0
+    sees_operators: bool = True
 
 
 class ProcessLane:
@@ -92,7 +93,7 @@ class ProcessLane:
             return None
         if "durations_ns" not in answer:
             self._fail(answer)
-        return Turn(answer["durations_ns"], answer["losses"])
+        return Turn(answer["durations_ns"], answer["losses"], answer["seen"])
 
     def log_tail(self) -> str:
         """The last lines that each process printed."""

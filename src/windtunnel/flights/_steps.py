@@ -7,11 +7,12 @@ left after it, so that baseline and changed program can be one and the same: sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
+from windtunnel.flights._witness import Witness
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.turns import Turn
 from windtunnel.sources.torch.live import LiveProgram
@@ -24,11 +25,22 @@ Flying = Callable[[LiveProgram], AbstractContextManager[None]]
 class StepLane:
     """Runs ``step`` under the given flights; with none of them it is the baseline."""
 
-    def __init__(self, step: Callable[[], Any], program: LiveProgram, flights: Sequence[Flying] = ()) -> None:
+    def __init__(
+        self,
+        step: Callable[[], Any],
+        program: LiveProgram,
+        flights: Sequence[Flying] = (),
+        *,
+        loader: Any = None,
+        sees_operators: bool = True,
+    ) -> None:
         self._step = step
         self._program = program
         self._flights = flights
         self._losses = LossWatch()
+        self._witness: Witness | None = Witness(
+            program, [loader] if loader is not None else [], sees_operators=sees_operators
+        )
         self.iterations_per_sample = 1
         with self._flying():
             self.iterations_per_sample = program.iterations_per_sample
@@ -50,15 +62,23 @@ class StepLane:
         """
         try:
             with self._flying(), self._losses.watching():
-                for _ in range(self.iterations_per_sample):
-                    self._step()
+                seen = self._settle()
                 durations_ns = [elapsed_ns(self._step) for _ in range(num_iterations)]
         except WindtunnelError:
             raise
         except Exception as error:
             which = "changed step" if self._flights else "step"
             raise FlightError(f"the {which} raised {type(error).__name__}: {error}", where=repr(self._step)) from error
-        return Turn(durations_ns, self._losses.read())
+        return Turn(durations_ns, self._losses.read(), seen)
+
+    def _settle(self) -> dict[str, float]:
+        """The iterations that do not count; before the first turn they are watched."""
+        seen: dict[str, float] = {}
+        witness, self._witness = self._witness, None
+        with witness.watching(self.iterations_per_sample, seen) if witness is not None else nullcontext():
+            for _ in range(self.iterations_per_sample):
+                self._step()
+        return seen
 
     def log_tail(self) -> str:
         """A step function prints where its caller prints."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.flights._witness import proven_by, scales
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @registry.flight("gradient-accumulation", source="Ott et al., WMT 2018")
+@proven_by(scales("updates", lambda given: 1 / given["passes"]))
 @contextmanager
 def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[None]:
     """Update once after ``passes`` forward and backward passes."""

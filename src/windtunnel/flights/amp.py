@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.flights._witness import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _DTYPES = ("bfloat16", "float16")
 
 
 @registry.flight("amp", source="Micikevicius et al., Mixed precision training, ICLR 2018; Daydream, ATC 2020")
+@proven_by(rises("low-precision operators"))
 @contextmanager
 def amp(program: LiveProgram, *, dtype: str = "bfloat16") -> Iterator[None]:
     """Run every model's forward under autocast."""

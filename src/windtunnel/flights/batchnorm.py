@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
+from windtunnel.flights._witness import differs, proven_by
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap, together
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _NO_RECTIFIER = 1.0
 
 
 @registry.flight("reconstructed-batchnorm", source="Jung et al., MLSys 2019; Daydream, ATC 2020")
+@proven_by(differs("operators"))
 @contextmanager
 def reconstructed_batchnorm(program: LiveProgram) -> Iterator[None]:
     """Run every batch norm together with the ReLU behind it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.flights._patterns import each_block
+from windtunnel.flights._witness import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @registry.flight("activation-checkpointing", source="Chen et al., 2016")
+@proven_by(rises("operators"))
 @contextmanager
 def activation_checkpointing(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
     """Run matching modules again in the backward pass instead of keeping their activations."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.flights._patterns import each_block
+from windtunnel.flights._witness import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @registry.flight("compile-block", source="PyTorch 2, ASPLOS 2024")
+@proven_by(rises("compiled graphs"), sees_operators=False)
 @contextmanager
 def compile_block(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
     """Run matching modules as compiled code."""

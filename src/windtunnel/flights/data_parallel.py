@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel import registry
 from windtunnel.cost.rerun import in_order, thin_factors
 from windtunnel.errors import FlightError
+from windtunnel.flights._witness import DISTRIBUTED, becomes, proven_by, rises
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.sources.torch.live import LiveProgram, Undo, on_ranks, swap
 
@@ -25,6 +26,7 @@ _HOOK = "communication hook"
 
 
 @registry.flight("data-parallel", source="Li et al., PyTorch Distributed, VLDB 2020")
+@proven_by(becomes("ranks", "num_ranks"), rises("averaged models"))
 @on_ranks("num_ranks")
 @contextmanager
 def data_parallel(
@@ -55,6 +57,7 @@ def data_parallel(
 
 
 @registry.flight("fp16-gradients", source="PyTorch DDP communication hooks")
+@proven_by(rises("models averaged in half precision"))
 @contextmanager
 def fp16_gradients(program: LiveProgram) -> Iterator[None]:
     """Send gradients in half precision; only together with data-parallel."""
@@ -65,6 +68,7 @@ def fp16_gradients(program: LiveProgram) -> Iterator[None]:
 
 
 @registry.flight("powersgd", source="Vogels et al., PowerSGD, NeurIPS 2019")
+@proven_by(rises("models averaged by factors"))
 @contextmanager
 def powersgd(program: LiveProgram, *, rank: int = 2) -> Iterator[None]:
     """Send two thin factors of each gradient matrix; only together with data-parallel."""
@@ -107,6 +111,7 @@ def _distribute(program: LiveProgram, model: torch.nn.Module, bucket_bytes: int)
     distributed = torch.nn.parallel.DistributedDataParallel(Original(), bucket_cap_mb=cap, forward_sync_buffers=False)
     if _HOOK in program.kept:  # else DDP sends by itself, without a way through Python
         distributed.register_comm_hook(*program.kept[_HOOK](model))
+    program.kept.setdefault(DISTRIBUTED, []).append(distributed)
     return swap(model, "forward", lambda *args, **kwargs: distributed(*args, **kwargs))
 
 

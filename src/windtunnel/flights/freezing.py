@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from windtunnel import registry
 from windtunnel.errors import FlightError
 from windtunnel.flights._patterns import matching
+from windtunnel.flights._witness import differs, proven_by
 from windtunnel.sources.torch.live import LiveProgram, Undo
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @registry.flight("freeze-layers", source="Transfer learning")
+@proven_by(differs("operators"))
 @contextmanager
 def freeze_layers(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
     """Train without the parameters of the modules that match."""

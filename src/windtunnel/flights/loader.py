@@ -12,10 +12,12 @@ from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, InputError
+from windtunnel.flights._witness import becomes, proven_by, scales
 from windtunnel.sources.torch.live import LiveProgram, apart, at_start
 
 
 @registry.flight("loader-workers", source="PyTorch DataLoader")
+@proven_by(becomes("workers", "num_workers"))
 @apart
 @contextmanager
 def loader_workers(program: LiveProgram, *, num_workers: int = 2, prefetch_factor: int = 2) -> Iterator[None]:
@@ -36,6 +38,7 @@ def loader_workers(program: LiveProgram, *, num_workers: int = 2, prefetch_facto
 
 
 @registry.flight("batch-size", source="Goyal et al., 2017")
+@proven_by(scales("input elements", lambda given: given["factor"], instead="elements"))
 @at_start
 @contextmanager
 def batch_size(program: LiveProgram, *, factor: float = 2.0) -> Iterator[None]:

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 
 from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.flights._witness import becomes, proven_by
 from windtunnel.sources.torch.live import LiveProgram
 
 
 @registry.flight("threads", source="PyTorch intra-op parallelism")
+@proven_by(becomes("threads", "threads"))
 @contextmanager
 def threads(_program: LiveProgram, *, threads: int = 1) -> Iterator[None]:
     """Run operators on another number of threads."""
@@ -31,6 +33,7 @@ def threads(_program: LiveProgram, *, threads: int = 1) -> Iterator[None]:
 
 
 @registry.flight("gc-pauses", source="CPython garbage collector")
+@proven_by(becomes("collector", 0.0))
 @contextmanager
 def gc_pauses(_program: LiveProgram) -> Iterator[None]:
     """Keep the garbage collector from running within iterations."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
+from windtunnel.flights._witness import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @registry.flight("channels-last", source="PyTorch memory formats")
+@proven_by(rises("channels-last operators"))
 @contextmanager
 def channels_last(program: LiveProgram) -> Iterator[None]:
     """Lay out convolution weights and images with channels innermost."""

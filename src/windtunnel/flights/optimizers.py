@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, NotApplicableError
+from windtunnel.flights._witness import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo, together
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @registry.flight("fused-optimizer", source="Daydream, ATC 2020, FusedAdam")
+@proven_by(rises("fused updates"))
 @contextmanager
 def fused_optimizer(program: LiveProgram) -> Iterator[None]:
     """Update all parameters of a group with one fused operator.
@@ -40,6 +42,7 @@ def fused_optimizer(program: LiveProgram) -> Iterator[None]:
 
 
 @registry.flight("foreach-optimizer", source="PyTorch multi-tensor optimizers")
+@proven_by(rises("updates of many tensors"))
 @contextmanager
 def foreach_optimizer(program: LiveProgram) -> Iterator[None]:
     """Update all parameters of a group with a few operators on lists of tensors."""

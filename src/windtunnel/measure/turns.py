@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,10 +26,14 @@ _MAX_ITERATIONS_PER_TURN = 64
 
 @dataclass(frozen=True)
 class Turn:
-    """What one lane did when it was its turn: durations of its iterations, and losses where it had any."""
+    """What one lane did when it was its turn: durations of its iterations, and losses where it had any.
+
+    ``seen`` is what was counted in the iterations before the first timed one.
+    """
 
     durations_ns: Sequence[int]
     losses: Sequence[float] = ()
+    seen: Mapping[str, float] = field(default_factory=dict)
 
 
 class Lane(Protocol):
@@ -103,8 +107,14 @@ class Measurement:
         return len(self.baseline_R)
 
 
-def measure(baseline: Lane, changed: Lane, rule: StopRule, progress: Progress | None = None) -> Measurement:
-    """Let the lanes take turns until the rule is met.
+def measure(
+    baseline: Lane,
+    changed: Lane,
+    rule: StopRule,
+    progress: Progress | None = None,
+    check: Callable[[Turn, Turn], None] | None = None,
+) -> Measurement:
+    """Let the lanes take turns until the rule is met; ``check`` sees their first turns and may refuse the rest.
 
     Raises
     ------
@@ -114,6 +124,8 @@ def measure(baseline: Lane, changed: Lane, rule: StopRule, progress: Progress | 
     begun_s = time.monotonic()
     lanes = (baseline, changed)
     warm = [_require(lane.turn(_whole(rule.warmup, lane)), lane, 0) for lane in lanes]
+    if check is not None:
+        check(*warm)
     lengths = [_turn_length(turn, lane, rule.turn_ns) for turn, lane in zip(warm, lanes, strict=True)]
     samples: tuple[list[float], list[float]] = ([], [])
     losses: tuple[list[float], list[float]] = (list(warm[0].losses), list(warm[1].losses))

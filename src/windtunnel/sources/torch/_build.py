@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.hardware.host import processor_name
@@ -346,6 +347,7 @@ def _hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "processor": processor_name(),
+        "num_cores": hardware.machine().num_cores,
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

@@ -1,0 +1,225 @@
+"""What a program really does in an iteration, counted (room flights, private): proof that a change took place.
+
+In: a live program. Out: counts per iteration: elements that enter its models, updates, operators by precision, layout
+and kind, threads, workers, ranks, compiled graphs. They are taken once, in iterations that are not timed. A flight
+says by ``proven_by`` which of them its change must move; ``unproven`` says what did not.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from windtunnel.sources.torch.live import LiveProgram
+
+__all__ = [
+    "DISTRIBUTED",
+    "Claim",
+    "Counts",
+    "Witness",
+    "becomes",
+    "differs",
+    "proven_by",
+    "rises",
+    "scales",
+    "unproven",
+]
+
+Counts = Mapping[str, float]
+Claim = Callable[[Counts, Counts, Mapping[str, Any]], str]
+Flight = TypeVar("Flight", bound=Callable[..., Any])
+DISTRIBUTED = "distributed models"  # where a flight keeps what it wrapped
+_LEAST_SHARE = 0.5  # of what was promised: sizes are rounded, and some inputs do not depend on the batch
+
+
+class Witness:
+    """Counts what a program does while it is watched.
+
+    Parameters
+    ----------
+    program : LiveProgram
+    loaders : iterable
+        What draws its batches.
+    sees_operators : bool
+        Operators are seen one by one; not where a compiler must not be disturbed.
+    """
+
+    def __init__(self, program: LiveProgram, loaders: Iterable[Any] = (), *, sees_operators: bool = True) -> None:
+        self._program, self._loaders, self._sees_operators = program, list(loaders), sees_operators
+        self._found: Counter[str] = Counter()
+        self._stack = ExitStack()
+
+    def begin(self) -> None:
+        """Watch from here on."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        for model in self._program.models:
+            handle = model.register_forward_pre_hook(self._see_inputs, with_kwargs=True)
+            self._stack.callback(handle.remove)
+        self._stack.callback(register_optimizer_step_post_hook(self._see_update).remove)
+        if self._sees_operators:
+            self._stack.enter_context(_operators(self._found))
+
+    def end(self, num_iterations: int) -> dict[str, float]:
+        """Stop watching; counts per iteration, and settings as they are now."""
+        settings = self._settings()  # what a flight set is unset when it is left
+        self._stack.close()
+        counts = {key: value / max(num_iterations, 1) for key, value in self._found.items()}
+        return counts | settings
+
+    @contextmanager
+    def watching(self, num_iterations: int, into: dict[str, float]) -> Iterator[None]:
+        """Watch a block of so many iterations."""
+        self.begin()
+        try:
+            yield
+        finally:
+            into.update(self.end(num_iterations))
+
+    def _see_inputs(self, _module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._found["input elements"] += max((one.numel() for one in _tensors((args, kwargs))), default=0)
+
+    def _see_update(self, *_: Any) -> None:
+        self._found["updates"] += 1
+
+    def _settings(self) -> dict[str, float]:
+        import torch
+
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] if "torch._dynamo" in sys.modules else 0
+        distributed = self._program.kept.get(DISTRIBUTED, [])
+        reducers = [model._get_ddp_logging_data() for model in distributed]
+        hooks = [str(one.get("comm_hook", "")).lower() for one in reducers if int(one.get("iteration", 0)) > 0]
+        return {
+            "threads": torch.get_num_threads(),
+            "collector": float(gc.isenabled()),
+            "workers": sum(int(loader.num_workers) for loader in self._loaders),
+            "compiled graphs": float(graphs),
+            "ranks": float(self._program.num_ranks),
+            "averaged models": float(len(hooks)),
+            "models averaged in half precision": float(sum("fp16" in hook for hook in hooks)),
+            "models averaged by factors": float(sum("powersgd" in hook for hook in hooks)),
+        }
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _operators(found: Counter[str]) -> Any:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    low = (torch.bfloat16, torch.float16)
+
+    class Operators(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+        """Counts every operator that is dispatched."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            name = func._opname
+            seen = list(_tensors((args, kwargs or {})))
+            made = list(_tensors(result))
+            found["operators"] += 1
+            found["elements"] += sum(one.numel() for one in made)
+            found["low-precision operators"] += any(one.dtype in low for one in (*seen, *made))
+            found["channels-last operators"] += any(_is_channels_last(one) for one in seen)
+            found["fused updates"] += name.startswith("_fused_")
+            found["updates of many tensors"] += name.startswith("_foreach_")
+            return result
+
+    return Operators()
+
+
+def _is_channels_last(tensor: Any) -> bool:
+    import torch
+
+    if tensor.dim() != 4 or tensor.is_contiguous():
+        return False
+    return bool(tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+# --- what a flight must show --------------------------------------------------------------------------------
+
+
+def proven_by(*claims: Claim, sees_operators: bool = True) -> Callable[[Flight], Flight]:
+    """Say of a flight which counts its change must move."""
+
+    def decorate(flight: Flight) -> Flight:
+        flight.claims = claims  # type: ignore[attr-defined]
+        flight.sees_operators = sees_operators  # type: ignore[attr-defined]
+        return flight
+
+    return decorate
+
+
+def rises(key: str) -> Claim:
+    """There is more of it."""
+    return lambda before, after, _: _unless(after.get(key, 0) > before.get(key, 0), key, before, after)
+
+
+def differs(key: str) -> Claim:
+    """There is more or less of it."""
+    return lambda before, after, _: _unless(after.get(key, 0) != before.get(key, 0), key, before, after)
+
+
+def becomes(key: str, wanted: str | float) -> Claim:
+    """It is as a parameter of the flight says, or as given, and was not before."""
+
+    def claim(before: Counts, after: Counts, given: Mapping[str, Any]) -> str:
+        value = float(given[wanted] if isinstance(wanted, str) else wanted)
+        return _unless(after.get(key, 0) == value != before.get(key, 0), key, before, after)
+
+    return claim
+
+
+def scales(key: str, factor_of: Callable[[Mapping[str, Any]], float], *, instead: str = "") -> Claim:
+    """It is so many times as much, to the half of what that changes; ``instead`` counts where the key never occurs."""
+
+    def claim(before: Counts, after: Counts, given: Mapping[str, Any]) -> str:
+        name = key if key in before and key in after else instead or key
+        old, new = before.get(name, 0.0), after.get(name, 0.0)
+        factor = factor_of(given)
+        moved = (new / old - 1) / (factor - 1) if old and factor != 1 else 0.0
+        return _unless(_LEAST_SHARE <= moved <= 1 / _LEAST_SHARE, name, before, after)
+
+    return claim
+
+
+def _defaults(flight: Any) -> dict[str, Any]:
+    return {name: one.default for name, one in inspect.signature(flight).parameters.items()}
+
+
+def _unless(is_so: bool, key: str, before: Counts, after: Counts) -> str:
+    if is_so:
+        return ""
+    return f"{key} per iteration: {before.get(key, 0):g} without it, {after.get(key, 0):g} with it"
+
+
+def unproven(before: Counts, after: Counts, flights: Sequence[tuple[Any, Mapping[str, Any]]]) -> str:
+    """What did not change although a flight says so; empty where all took place.
+
+    A flight that claims nothing must change something that is counted.
+    """
+    for flight, told in flights:
+        given = _defaults(flight) | dict(told)
+        claims = getattr(flight, "claims", ())
+        missing = next((text for claim in claims if (text := str(claim(before, after, given)))), "")
+        if missing:
+            return missing
+        if not claims and dict(before) == dict(after):
+            return "nothing that is counted changed"
+    return ""
