@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.whatifs.steps import Layer, cpu_step
+from windtunnel.flights import Ledger, Receipt, model_fingerprint, with_intervals
 from windtunnel.flights.intervals import conformal_quantile, interval_of, minimum_receipts
 from windtunnel.flights.ledger import Residual
+from windtunnel.measure.fingerprint import machine
+from windtunnel.measure.stats import Estimate
+from windtunnel.whatifs import whatif
 
 
 def residuals(values, whatif="alpha", family="greek"):
@@ -74,3 +79,78 @@ def test_the_subject_itself_can_be_left_out():
 
     assert interval_of("alpha", 1.2, past).is_backed
     assert not interval_of("alpha", 1.2, past, subject="alpha3").is_backed
+
+
+STEP = cpu_step([Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 300, param_bytes=4000)])
+
+
+def flown(answer, measured, graph=STEP):
+    """A receipt of an answer that was measured to be so many times as fast."""
+    return Receipt(
+        whatif=answer.name,
+        parameters=answer.given,
+        predicted_baseline_ns=answer.baseline_ns,
+        predicted_ns=answer.predicted_ns,
+        samples_ratio=answer.samples_ratio,
+        baseline=Estimate(100.0, 99.0, 101.0),
+        changed=Estimate(100.0 / measured, 98.0 / measured, 102.0 / measured),
+        speedup=Estimate(measured, measured * 0.99, measured * 1.01),
+        model_fingerprint=model_fingerprint(graph),
+        hardware_fingerprint=machine(),
+        num_rounds=9,
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "receipts.db")
+
+
+def asked(name, graph=STEP):
+    (answer,) = whatif(graph, [name], prices="paper")
+    return answer
+
+
+def test_what_was_refuted_on_this_job_is_not_said_again(ledger):
+    answer = asked("amp")
+    ledger.add(flown(answer, 1.17))
+    (again,) = with_intervals([asked("amp")], ledger)
+
+    assert pytest.approx(1.17) == again.speedup
+    assert pytest.approx(answer.speedup) == again.graph_speedup
+    assert pytest.approx(again.baseline_ns / 1.17) == again.predicted_ns
+    assert again.interval.low < 1.17 < again.interval.high
+    assert f"flown here; the graph alone says {answer.speedup:.2f}x" in str(again)
+    assert pytest.approx(answer.speedup) == again.to_dict()["graph_speedup"]
+
+
+def test_a_flight_of_another_job_or_of_other_parameters_corrects_nothing(ledger):
+    answer = asked("amp")
+    other = cpu_step([Layer("c", 1000, 2000, 300, param_bytes=4000)])
+    ledger.add(flown(answer, 1.17, graph=other))
+    ledger.add(flown(asked("amp:dtype=float16"), 1.3))
+    (again,) = with_intervals([asked("amp")], ledger)
+
+    assert answer.speedup == again.speedup
+    assert 1 == again.correction
+
+
+def test_answers_are_ranked_by_what_was_flown(ledger):
+    names = ["amp", "fused-optimizer"]
+    first, second = whatif(STEP, names, prices="paper")
+    ledger.add(flown(first, 0.5))
+
+    assert [second.name, first.name] == [
+        one.name for one in with_intervals(whatif(STEP, names, prices="paper"), ledger)
+    ]
+
+
+def test_flights_that_lie_apart_widen_what_they_correct(ledger):
+    answer = asked("amp")
+    ledger.add(flown(answer, 1.0))
+    ledger.add(flown(answer, 1.44))
+    (again,) = with_intervals([answer], ledger)
+
+    assert pytest.approx(1.2) == again.speedup
+    assert again.interval.low <= 1.0001
+    assert again.interval.high >= 1.4399

@@ -25,6 +25,7 @@ class Backing:
     high: float = 1.23
     confidence: float = 0.9
     num_receipts: int = 14
+    correction: float = 1.0
 
 
 def test_values_are_read_in_their_units():

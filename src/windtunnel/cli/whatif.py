@@ -82,6 +82,9 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
         rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
     print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
+    if any(answer.correction != 1 for answer in answers[:top]):
+        flown = [f"{one.request} ({one.graph_speedup:.2f}x)" for one in answers[:top] if one.correction != 1]
+        say(f"flown on this job before, and corrected by it; the graph alone says: {', '.join(flown)}")
     if any(answer.samples_ratio != 1 for answer in answers[:top]):
         say("speed-ups are per sample: some of these iterations train on more of them")
     if len(answers) > top:

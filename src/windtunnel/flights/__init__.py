@@ -6,10 +6,10 @@ what-if; importing this room needs no torch.
 """
 
 from windtunnel import registry
-from windtunnel.flights._flying import fly, model_fingerprint, verify
+from windtunnel.flights._flying import fly, verify
 from windtunnel.flights.intervals import Backing, interval_of, with_intervals
 from windtunnel.flights.ledger import Ledger, default_ledger
-from windtunnel.flights.receipt import Receipt, table_of
+from windtunnel.flights.receipt import Receipt, model_fingerprint, table_of
 
 __all__ = [
     "Backing",

@@ -6,7 +6,6 @@ file per flight), how turns are taken (``measure.turns``), what the prediction i
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from windtunnel import registry
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.extras import require
@@ -24,7 +21,7 @@ from windtunnel.flights._processes import LaneConfig, ProcessLane
 from windtunnel.flights._steps import StepLane
 from windtunnel.flights._witness import unproven
 from windtunnel.flights.ledger import Ledger
-from windtunnel.flights.receipt import Receipt
+from windtunnel.flights.receipt import Receipt, model_fingerprint
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint
 from windtunnel.measure.turns import Measurement, Progress, StopRule, Turn, measure
@@ -32,7 +29,7 @@ from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadNam
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
 
-__all__ = ["fly", "model_fingerprint", "verify"]
+__all__ = ["fly", "verify"]
 
 _CAPTURE_ITERATIONS = 20
 
@@ -249,7 +246,7 @@ def receipt_of(answer: Answer, measured: Measurement, graph: Graph, target: str)
     """Put a prediction beside a measurement."""
     return Receipt(
         whatif=answer.name,
-        parameters=_merged(answer.parameters),
+        parameters=answer.given,
         predicted_baseline_ns=float(answer.baseline_ns),
         predicted_ns=float(answer.predicted_ns),
         samples_ratio=float(answer.samples_ratio),
@@ -263,23 +260,3 @@ def receipt_of(answer: Answer, measured: Measurement, graph: Graph, target: str)
         confidence=measured.confidence,
         notes=measured.notes,
     )
-
-
-def _merged(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Parameters of one what-if as they are; of a combination, behind the what-if's name."""
-    if len(parameters) == 1:
-        return dict(next(iter(parameters.values())))
-    return {f"{name}.{key}": value for name, given in parameters.items() for key, value in given.items()}
-
-
-def model_fingerprint(graph: Graph) -> str:
-    """Digest of what a program computes in an iteration: operators, layers and sizes, but no times."""
-    digest = hashlib.sha256()
-    for column in ("op", "layer"):
-        if column in graph.tasks:
-            digest.update("\n".join(map(str, graph.tasks.strings(column).to_numpy())).encode(errors="replace"))
-    for column in ("flops", "bytes_read", "param_bytes"):
-        values = graph.tasks.get(column)
-        if values is not None:
-            digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()[:16]

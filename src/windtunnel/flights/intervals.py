@@ -2,7 +2,8 @@
 
 In: residuals of the ledger and predicted speed-ups. Out: an interval for each, by split conformal prediction: if
 the new prediction's error is exchangeable with the kept ones, the truth lies inside with at least the stated
-confidence, whatever the errors' distribution. Where too few receipts back a number, it says so instead.
+confidence, whatever the errors' distribution. Where too few receipts back a number, it says so
+instead. Flights of the very same job and change correct the number itself.
 
 Source: Vovk, Gammerman, Shafer, Algorithmic Learning in a Random World, 2005; Lei et al., JASA 2018 (split
 conformal).
@@ -18,17 +19,23 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.flights.ledger import Ledger, Residual, family_of
+from windtunnel.flights.receipt import Receipt, model_fingerprint, subject_of
+from windtunnel.measure.fingerprint import machine
 from windtunnel.whatifs import Answer
 
-__all__ = ["Backing", "conformal_quantile", "interval_of", "minimum_receipts", "with_intervals"]
+__all__ = ["Backing", "conformal_quantile", "corrected_by", "interval_of", "minimum_receipts", "with_intervals"]
+
+
+_REPEATED = 0.05  # as a logarithm; flights of one program on two days
 
 
 @dataclass(frozen=True, slots=True)
 class Backing:
     """A predicted speed-up with what past flights say of it.
 
-    ``scope`` is ``"what-if"``, ``"family"``, ``"all"`` or ``""``; with ``""`` no receipt backs the number and the
-    interval is NaN.
+    ``scope`` is ``"job"``, ``"what-if"``, ``"family"``, ``"all"`` or ``""``; with ``""`` no receipt backs the number
+    and the interval is NaN. ``"job"``: this very change was flown on this very job, and ``speedup`` is the predicted
+    one times ``correction``.
     """
 
     speedup: float
@@ -37,6 +44,7 @@ class Backing:
     confidence: float
     num_receipts: int
     scope: str
+    correction: float = 1.0
 
     @property
     def is_backed(self) -> bool:
@@ -46,7 +54,9 @@ class Backing:
     def __str__(self) -> str:
         if not self.is_backed:
             return f"{self.speedup:.2f}x (no receipt backs this number)"
-        whose = {"what-if": "", "family": " of its family", "all": " of other what-ifs"}[self.scope]
+        whose = {"job": " of this job", "what-if": "", "family": " of its family", "all": " of other what-ifs"}[
+            self.scope
+        ]
         span = f"{self.low:.2f}-{self.high:.2f}, {self.confidence:.0%}"
         return f"{self.speedup:.2f}x ({span}, {self.num_receipts} receipts{whose})"
 
@@ -113,14 +123,56 @@ def with_intervals(
     confidence : float
         Share of truths that the intervals shall hold.
     """
-    residuals = (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).residuals()
-    return [_backed(answer, residuals, confidence) for answer in answers]
+    kept = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+    residuals, receipts, found = kept.residuals(), kept.receipts(), list(answers)
+    model = model_fingerprint(found[0].baseline.graph) if found and receipts else ""
+    return sorted((_backed(answer, model, residuals, receipts, confidence) for answer in found), key=_rank)
 
 
-def _backed(answer: Answer, residuals: Sequence[Residual], confidence: float) -> Answer:
+def _rank(answer: Answer) -> tuple[bool, float]:
+    """The fastest first, those that do not apply last: what was flown may have moved an answer."""
+    return not answer.is_applicable, -answer.speedup if answer.is_applicable else 0.0
+
+
+def _backed(
+    answer: Answer, model: str, residuals: Sequence[Residual], receipts: Sequence[Receipt], confidence: float
+) -> Answer:
     if not answer.is_applicable:
         return answer
+    subject = subject_of(answer.name, answer.given, model, machine())
+    own = [receipt for receipt in receipts if receipt.subject == subject]
+    if own:
+        return answer.backed_by(corrected_by(own, answer.speedup, residuals, confidence=confidence))
     return answer.backed_by(interval_of(answer.name, answer.speedup, residuals, confidence=confidence))
+
+
+def corrected_by(
+    own: Sequence[Receipt], speedup: float, residuals: Sequence[Residual], *, confidence: float = 0.9
+) -> Backing:
+    """A predicted speed-up corrected by flights of the same change on the same job.
+
+    The factor is the median of measured over predicted. The interval reaches as far as the widest of: the flights' own
+    intervals, how far they lie apart, and how far repeated flights of other subjects lie apart (``_REPEATED`` until
+    there are enough of these).
+    """
+    ratios = np.log([receipt.measured / receipt.predicted for receipt in own])
+    correction = float(np.exp(np.median(ratios)))
+    repeats = [abs(value) for value in _repeats(residuals)]
+    repeated = conformal_quantile(repeats, confidence)
+    own_reach = max(math.log(high / low) / 2 for low, high in (receipt.measured_interval for receipt in own))
+    reach = max(own_reach, float(np.ptp(ratios)) / 2, repeated if math.isfinite(repeated) else _REPEATED)
+    found = speedup * correction
+    return Backing(found, found * math.exp(-reach), found * math.exp(reach), confidence, len(own), "job", correction)
+
+
+def _repeats(residuals: Iterable[Residual]) -> Iterable[float]:
+    """How far flights of one subject lie from their median, of all that were flown more than once."""
+    by_subject: dict[str, list[float]] = {}
+    for residual in residuals:
+        by_subject.setdefault(residual.subject, []).append(residual.log_residual)
+    for values in by_subject.values():
+        if len(values) > 1:
+            yield from (value - float(np.median(values)) for value in values)
 
 
 def _one_per_subject(residuals: Iterable[Residual]) -> list[float]:

@@ -95,7 +95,7 @@ class Ledger:
             receipt.date,
             receipt.whatif,
             family_of(receipt.whatif),
-            _subject(receipt),
+            receipt.subject,
             residual,
             encode(document),
         )
@@ -158,11 +158,6 @@ class Ledger:
                 where=str(self.path),
                 fix="update windtunnel, or pass another path to --ledger",
             )
-
-
-def _subject(receipt: Receipt) -> str:
-    parts = [receipt.whatif, encode(dict(receipt.parameters)), receipt.model_fingerprint, receipt.hardware_fingerprint]
-    return "\n".join(parts)
 
 
 def _storable(value: object) -> object:

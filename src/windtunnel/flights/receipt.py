@@ -6,19 +6,22 @@ In: a prediction and a measurement. Out: a ``Receipt`` that prints as one line, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
+from windtunnel.graph import Graph
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
 from windtunnel.units import format_duration
 
-__all__ = ["Receipt", "encode", "table_of"]
+__all__ = ["Receipt", "encode", "model_fingerprint", "subject_of", "table_of"]
 
 SCHEMA = "windtunnel.receipt/1"
 
@@ -26,6 +29,24 @@ SCHEMA = "windtunnel.receipt/1"
 def encode(value: Any) -> str:
     """JSON that any file can hold: halves of characters, which no UTF-8 has, become question marks."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode(errors="replace").decode()
+
+
+def subject_of(whatif: str, parameters: Mapping[str, Any], model_fingerprint: str, hardware_fingerprint: str) -> str:
+    """What is flown on what, as text that is equal for equal things."""
+    return "\n".join((whatif, encode(dict(parameters)), model_fingerprint, hardware_fingerprint))
+
+
+def model_fingerprint(graph: Graph) -> str:
+    """Digest of what a program computes in an iteration: operators, layers and sizes, but no times."""
+    digest = hashlib.sha256()
+    for column in ("op", "layer"):
+        if column in graph.tasks:
+            digest.update("\n".join(map(str, graph.tasks.strings(column).to_numpy())).encode(errors="replace"))
+    for column in ("flops", "bytes_read", "param_bytes"):
+        values = graph.tasks.get(column)
+        if values is not None:
+            digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -77,6 +98,11 @@ class Receipt:
     def measured_interval(self) -> tuple[float, float]:
         """Ends of the interval of the measured speed-up per sample."""
         return self.samples_ratio * self.speedup.low, self.samples_ratio * self.speedup.high
+
+    @property
+    def subject(self) -> str:
+        """What was flown on what: what-if, parameters, model and hardware; flights of one subject repeat each other."""
+        return subject_of(self.whatif, self.parameters, self.model_fingerprint, self.hardware_fingerprint)
 
     @property
     def measured_ns(self) -> float:

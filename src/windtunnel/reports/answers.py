@@ -27,7 +27,7 @@ def what_ifs(answers: Sequence[Answer], receipts: Sequence[Receipt]) -> Section 
     if not answers:
         return None
     flown = {(receipt.whatif, _key(receipt.parameters)): receipt for receipt in receipts}
-    shown = [(answer, flown.get((answer.name, _key(_given(answer))))) for answer in usable[:MAX_MARKS]]
+    shown = [(answer, flown.get((answer.name, _key(answer.given)))) for answer in usable[:MAX_MARKS]]
     marks = [_mark(answer, receipt) for answer, receipt in shown]
     body = [
         f"<figure>{forest(marks, 'speed-up of each what-if')}<figcaption>Hollow: predicted from this graph alone, with "
@@ -41,13 +41,6 @@ def what_ifs(answers: Sequence[Answer], receipts: Sequence[Receipt]) -> Section 
         _edits([answer for answer, _ in shown]),
     ]
     return Section("whatifs", "what if", _title(shown), "".join(body))
-
-
-def _given(answer: Answer) -> dict[str, object]:
-    """Parameters as a receipt keeps them: behind the what-if's name where there are several."""
-    if len(answer.parameters) == 1:
-        return dict(next(iter(answer.parameters.values())))
-    return {f"{name}.{key}": value for name, given in answer.parameters.items() for key, value in given.items()}
 
 
 def _key(parameters: Mapping[str, object]) -> str:

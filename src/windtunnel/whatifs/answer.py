@@ -49,6 +49,10 @@ class Interval(Protocol):
     def num_receipts(self) -> int:
         """How many flights it rests on; 0 if none backs the number."""
 
+    @property
+    def correction(self) -> float:
+        """Measured over predicted speed-up of flights of this very job and change; 1 where there were none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Answer:
@@ -70,6 +74,9 @@ class Answer:
         What would make it apply.
     interval : Interval or None
         Attached by those who have receipts.
+    correction : float
+        Measured over predicted speed-up where this very job and change were flown before; ``predicted_ns`` and
+        ``speedup`` are corrected by it.
     remake : callable, optional
         Makes the changed graph again where it was too large to keep.
     """
@@ -81,6 +88,7 @@ class Answer:
     reason: str = ""
     advice: str = ""
     interval: Interval | None = None
+    correction: float = 1.0
     remake: Callable[[], Graph] | None = field(default=None, repr=False)
 
     @property
@@ -92,6 +100,13 @@ class Answer:
     def parameters(self) -> Mapping[str, Mapping[str, Any]]:
         """Parameters that were given, by what-if."""
         return {step.name: dict(step.parameters) for step in self.request.steps}
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The same as a receipt keeps them: of a combination, behind the what-if's name."""
+        if len(self.parameters) == 1:
+            return dict(next(iter(self.parameters.values())))
+        return {f"{name}.{key}": value for name, given in self.parameters.items() for key, value in given.items()}
 
     @property
     def is_applicable(self) -> bool:
@@ -109,6 +124,11 @@ class Answer:
         if not self.is_applicable:
             return float("nan")
         return self.samples_ratio * self.baseline_ns / self.predicted_ns if self.predicted_ns > 0 else float("inf")
+
+    @property
+    def graph_speedup(self) -> float:
+        """What the graph and its prices alone say, without what was flown."""
+        return self.speedup / self.correction
 
     @cached_property
     def graph(self) -> Graph:
@@ -129,8 +149,13 @@ class Answer:
         return self
 
     def backed_by(self, interval: Interval) -> Answer:
-        """This answer with an interval from past flights."""
-        backed = replace(self, interval=interval)
+        """This answer with an interval from past flights; those of this very job and change correct it."""
+        backed = replace(
+            self,
+            interval=interval,
+            predicted_ns=self.predicted_ns / interval.correction,
+            correction=self.correction * interval.correction,
+        )
         backed.__dict__.update({key: self.__dict__[key] for key in _DERIVED if key in self.__dict__})
         return backed
 
@@ -171,6 +196,8 @@ class Answer:
         if interval is None or not interval.num_receipts:
             return f"{self.speedup:.2f}x (no receipt backs this number)"
         span = f"{interval.low:.2f}-{interval.high:.2f}, {100 * interval.confidence:.0f} %"
+        if self.correction != 1:
+            return f"{self.speedup:.2f}x ({span}, flown here; the graph alone says {self.graph_speedup:.2f}x)"
         return f"{self.speedup:.2f}x ({span}, {interval.num_receipts} receipts)"
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,6 +219,7 @@ class Answer:
             "predicted_ns": self.predicted_ns if applies else None,
             "samples_ratio": self.samples_ratio,
             "speedup": self.speedup if applies else None,
+            "graph_speedup": self.graph_speedup if applies else None,
             "baseline_peak_bytes": self.baseline_peak_bytes,
             "peak_bytes": self.peak_bytes if applies else None,
             "cost_shares": self.cost_shares if applies else {},
