@@ -76,12 +76,13 @@ def _print_answers(answers: list[Answer], top: int) -> None:
     say(f"now: {format_duration(baseline.baseline_ns)} per iteration")
     rows = []
     for answer in answers[:top]:
-        interval = answer.interval
-        is_backed = interval is not None and interval.num_receipts
-        span = f"{interval.low:.2f}-{interval.high:.2f}" if interval is not None and is_backed else "no receipt"
+        span = "no receipt" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span)
         memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
         rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
     print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
+    lost = max(answer.graph.meta.price_waited_ratio for answer in answers[:top])
+    if lost:
+        say(f"other programs took {lost:.0%} of the time of some measurements: these are wide, and not kept")
     if any(answer.correction != 1 for answer in answers[:top]):
         flown = [f"{one.request} ({one.graph_speedup:.2f}x)" for one in answers[:top] if one.correction != 1]
         say(f"flown on this job before, and corrected by it; the graph alone says: {', '.join(flown)}")

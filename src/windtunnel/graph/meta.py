@@ -117,6 +117,10 @@ class Meta:
         How gradients are gathered to messages.
     steady_iterations : tuple of int
         First and last iteration that stand for all.
+    price_spread_ratio : float
+        How far the prices that were measured for a what-if varied: interquartile range over median, the largest.
+    price_waited_ratio : float
+        Share of that time for which other programs kept the measured one from running; 0 where that was next to none.
     memory_form, memory_update : mapping, optional
         The form in which a what-if runs program and update.
 
@@ -161,6 +165,8 @@ class Meta:
     link: Facts | None = None
     buckets: Facts | None = None
     steady_iterations: tuple[int, ...] = ()
+    price_spread_ratio: float = 0.0
+    price_waited_ratio: float = 0.0
     memory_form: Facts | None = None
     memory_update: Facts | None = None
     # of prices

@@ -48,11 +48,10 @@ def _key(parameters: Mapping[str, object]) -> str:
 
 
 def _mark(answer: Answer, receipt: Receipt | None) -> Mark:
-    interval = answer.interval if answer.interval is not None and answer.interval.num_receipts else None
     measured = (math.nan, math.nan, math.nan)
     if receipt is not None:
         measured = (receipt.measured, *receipt.measured_interval)
-    low, high = (interval.low, interval.high) if interval is not None else (math.nan, math.nan)
+    low, high = answer.span or (math.nan, math.nan)
     return Mark(str(answer.request), answer.speedup, low, high, *measured)
 
 
@@ -70,9 +69,7 @@ def _title(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
 def _table(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
     rows = []
     for answer, receipt in shown:
-        interval = answer.interval
-        backed = interval is not None and interval.num_receipts
-        span = f"{interval.low:.2f}-{interval.high:.2f}" if interval is not None and backed else "no receipt backs it"
+        span = "no receipt backs it" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span)
         flight = "not flown" if receipt is None else f"{receipt.measured:.2f}x ({receipt.error_ratio:+.1%} off)"
         memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
         cells = (f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory, flight, _prices(answer))

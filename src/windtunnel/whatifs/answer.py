@@ -7,6 +7,7 @@ prices are read from the replay after, when they are asked for. Intervals are at
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,8 +27,10 @@ __all__ = ["SCHEMA", "Answer", "Interval", "iteration_ns", "table_of", "takes_pa
 
 SCHEMA = "windtunnel.answer/1"
 UNKNOWN = "unknown"
-_DERIVED = ("graph", "timeline", "baseline_ns", "baseline_peak_bytes", "peak_bytes", "cost_shares")
+_DERIVED = ("graph", "timeline", "baseline_ns", "baseline_peak_bytes", "peak_bytes", "cost_shares", "reach")
 WAITS = "waits"
+_Z90 = 1.645 / 1.349  # an interquartile range is 1.349 standard deviations
+_MOST_LOST = 0.9
 
 
 class Interval(Protocol):
@@ -125,6 +128,29 @@ class Answer:
             return float("nan")
         return self.samples_ratio * self.baseline_ns / self.predicted_ns if self.predicted_ns > 0 else float("inf")
 
+    @cached_property
+    def reach(self) -> float:
+        """How far the prices alone let the speed-up be off, as a logarithm, at 90 %.
+
+        From how far they varied between rounds, over the share of the iteration that rests on them; where other
+        programs ran meanwhile, also what these may have done to one side of the comparison.
+        """
+        meta = self.graph.meta
+        share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
+        varied = _Z90 * meta.price_spread_ratio * share
+        return varied - math.log1p(-min(meta.price_waited_ratio, _MOST_LOST))
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """Ends of the 90 % interval of the speed-up: of past flights, wider where others disturbed; else of prices."""
+        if not self.is_applicable:
+            return None
+        interval, reach = self.interval, self.reach
+        if interval is None or not interval.num_receipts:
+            return (self.speedup * math.exp(-reach), self.speedup * math.exp(reach)) if reach else None
+        extra = reach if self.graph.meta.price_waited_ratio and self.correction == 1 else 0.0
+        return interval.low * math.exp(-extra), interval.high * math.exp(extra)
+
     @property
     def graph_speedup(self) -> float:
         """What the graph and its prices alone say, without what was flown."""
@@ -193,9 +219,10 @@ class Answer:
 
     def _backed_speedup(self) -> str:
         interval = self.interval
+        ends = "" if self.span is None else "{:.2f}-{:.2f}, ".format(*self.span)
         if interval is None or not interval.num_receipts:
-            return f"{self.speedup:.2f}x (no receipt backs this number)"
-        span = f"{interval.low:.2f}-{interval.high:.2f}, {100 * interval.confidence:.0f} %"
+            return f"{self.speedup:.2f}x ({ends}no receipt backs this number)"
+        span = f"{ends}{100 * interval.confidence:.0f} %"
         if self.correction != 1:
             return f"{self.speedup:.2f}x ({span}, flown here; the graph alone says {self.graph_speedup:.2f}x)"
         return f"{self.speedup:.2f}x ({span}, {interval.num_receipts} receipts)"
@@ -224,6 +251,8 @@ class Answer:
             "peak_bytes": self.peak_bytes if applies else None,
             "cost_shares": self.cost_shares if applies else {},
             "interval": interval,
+            "span": self.span,
+            "waited_ratio": self.graph.meta.price_waited_ratio if applies else 0.0,
         }
 
     def json(self) -> str:

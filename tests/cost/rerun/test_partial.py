@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from windtunnel.cost.rerun import (
 from windtunnel.cost.rerun.optimizer import sparse_parameters, step_of, touched_rows
 from windtunnel.errors import PriceError
 from windtunnel.graph import Phase
-from windtunnel.measure import ProfileDatabase
+from windtunnel.measure import ProfileDatabase, disturbance
 
 torch = pytest.importorskip("torch")
 
@@ -149,9 +151,9 @@ def test_an_update_is_flown_by_itself():
     optimizers = perceptron_graph(width=64).meta.optimizers
     measured = measure_update(optimizers, UpdateForm({"fused": True, "foreach": False}), threads=1, budget_s=0.05)
 
-    assert measured.old_ns > 0
-    assert measured.new_ns > 0
-    assert measured.rounds >= 5
+    assert measured.measurement.old_ns > 0
+    assert measured.measurement.new_ns > 0
+    assert measured.measurement.rounds >= 5
 
 
 def described(*, is_sparse: bool, width: int = 3) -> list[dict]:
@@ -181,7 +183,7 @@ def test_an_update_is_flown_with_gradients_of_the_captured_layout(monkeypatch):
 def test_an_update_with_sparse_gradients_has_a_list_form_and_no_fused_one():
     measured = measure_update(described(is_sparse=True), UpdateForm({"foreach": True, "fused": False}), budget_s=0.01)
 
-    assert measured.new_ns > 0
+    assert measured.measurement.new_ns > 0
     with pytest.raises(RuntimeError, match="sparse gradients"):
         step_of(described(is_sparse=True)[0], UpdateForm({"fused": True, "foreach": False}))()
 
@@ -192,8 +194,48 @@ def test_fewer_parameters_take_less_of_an_update(tmp_path):
     database = ProfileDatabase(tmp_path / "profile.db")
     measured = measure_update(optimizers, form, threads=1, database=database, budget_s=0.05)
 
-    assert measured.ratio < 0.9
+    assert measured < 0.9
     assert 1 == len(database)
+
+
+class Waiting:
+    """A host on which every thread waits for others for a share of the time."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def __call__(self):
+        return {"1": int(time.perf_counter_ns() * self.share)}
+
+
+@pytest.mark.parametrize(("share", "is_kept"), [(0.5, False), (0.001, True)])
+def test_what_was_measured_beside_other_programs_is_used_and_not_kept(monkeypatch, tmp_path, share, is_kept):
+    monkeypatch.setattr(disturbance, "_waited_ns", Waiting(share))
+    database = ProfileDatabase(tmp_path / "profile.db")
+    ratios = measure_ratios(perceptron(), Form(threads=1), database=database, budget_s=0.01)
+    optimizers = perceptron_graph(width=64).meta.optimizers
+    factor = measure_update(optimizers, UpdateForm({"foreach": True}), threads=1, database=database, budget_s=0.01)
+
+    assert is_kept is (len(database) > 0)
+    assert pytest.approx(0.0 if is_kept else share, abs=0.05) == ratios.waited_ratio
+    assert pytest.approx(0.0 if is_kept else share, abs=0.05) == factor.waited_ratio
+    assert (ratios.forward > 0).all()
+
+
+def test_rounds_that_were_left_alone_count_where_there_are_enough(monkeypatch):
+    busy_until_ns = time.perf_counter_ns()  # each second stretch is disturbed
+    calls = []
+
+    def waited():
+        calls.append(1)
+        turn = (len(calls) - 1) // 2
+        return {"1": time.perf_counter_ns() - busy_until_ns if turn % 2 else 0}
+
+    monkeypatch.setattr(disturbance, "_waited_ns", waited)
+    ratios = measure_ratios(perceptron(), Form(threads=1), budget_s=0.2)
+
+    assert 0.0 == ratios.waited_ratio
+    assert ratios.rounds >= 3
 
 
 def test_rows_of_embeddings_that_nothing_reads_get_no_gradient():

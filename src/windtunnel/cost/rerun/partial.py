@@ -22,6 +22,7 @@ from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.disturbance import MOST_WAITED, watched
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_ratio
 
@@ -34,6 +35,7 @@ Progress = Callable[[str, int, int], None]
 Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 15
+_MOST_SERIES = 2  # of rounds, where others disturb the first
 _PHASES = ("forward", "backward")
 _METHOD = 2  # raised whenever a form is run or timed in another way: older measurements are then not used
 _SMALL_SHARE = 0.001  # calls below this share of a phase have one ratio together
@@ -55,6 +57,8 @@ class Ratios:
         Interquartile range of the whole ratio over its median.
     rounds : int
         Interleaved rounds.
+    waited_ratio : float
+        Share of the time for which other programs kept this one from running; such ratios are used, and not kept.
     failures : frozenset of int
         Calls that could not be run again.
     """
@@ -66,6 +70,7 @@ class Ratios:
     backward_total: float = 1.0
     spread_ratio: float = 0.0
     rounds: int = 0
+    waited_ratio: float = 0.0
     failures: frozenset[int] = frozenset()
 
 
@@ -108,10 +113,12 @@ def measure_ratios(
     if known is not None:
         return known
     groups = _groups(program, new, old)
-    measurements = _summarize(program, _fly(program, new, old, budget_s, progress), groups, new, old)
-    if database is not None:
+    flown = _fly(program, new, old, budget_s, progress)
+    measurements = _summarize(program, flown, groups, new, old)
+    waited_ratio = float(np.median(flown.waited)) if flown.is_disturbed else 0.0
+    if database is not None and not waited_ratio:
         database.add(measurements.values())
-    return _ratios(program, groups, measurements)
+    return replace(_ratios(program, groups, measurements), waited_ratio=waited_ratio)
 
 
 # --- flying -----------------------------------------------------------------------------------------------
@@ -126,6 +133,26 @@ class _Rounds:
     old_detail: list[Lap] = field(default_factory=list)
     new_detail: list[Lap] = field(default_factory=list)
     bytes_ratio: Floats = field(default_factory=lambda: np.ones(0))
+    waited: list[float] = field(default_factory=list)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether too few rounds were left alone."""
+        return sum(share <= MOST_WAITED for share in self.waited) < _MIN_ROUNDS
+
+    def undisturbed(self) -> _Rounds:
+        """The rounds that were left alone; all where these are too few."""
+        if self.is_disturbed:
+            return self
+        left = [place for place, share in enumerate(self.waited) if share <= MOST_WAITED]
+        return _Rounds(
+            old=[self.old[place] for place in left],
+            new=[self.new[place] for place in left],
+            old_detail=[self.old_detail[place] for place in left],
+            new_detail=[self.new_detail[place] for place in left],
+            bytes_ratio=self.bytes_ratio,
+            waited=[self.waited[place] for place in left],
+        )
 
 
 def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Progress | None) -> _Rounds:
@@ -157,16 +184,21 @@ def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None
 
 def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None) -> _Rounds:
     found = _Rounds()
-    for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
-        if turn % 2:
-            after, before = new.run(), old.run()
-        else:
-            before, after = old.run(), new.run()
-        found.old.append(before)
-        found.new.append(after)
-        found.old_detail.append(old.run(detail=True))
-        found.new_detail.append(new.run(detail=True))
-    return found
+    for _ in range(_MOST_SERIES):
+        for turn in rounds(_MIN_ROUNDS, _MAX_ROUNDS, budget_s, progress=progress, what="operators in both forms"):
+            with watched() as stretch:
+                if turn % 2:
+                    after, before = new.run(), old.run()
+                else:
+                    before, after = old.run(), new.run()
+                found.old_detail.append(old.run(detail=True))
+                found.new_detail.append(new.run(detail=True))
+            found.old.append(before)
+            found.new.append(after)
+            found.waited.append(stretch.lost_ratio)
+        if not found.is_disturbed:
+            break
+    return found.undisturbed()
 
 
 def _bytes_ratio(old: Floats, new: Floats) -> Floats:

@@ -85,7 +85,7 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
     if isinstance(need, OperatorsNeed):
         return measure_ratios(need.program, need.form, database=database, budget_s=budget_s or _OPERATORS_S)
     if isinstance(need, UpdateNeed):
-        measured = measure_update(
+        return measure_update(
             [dict(one) for one in need.optimizers],
             need.form,
             threads=need.threads,
@@ -93,7 +93,6 @@ def _price(need: Need, database: ProfileDatabase, budget_s: float | None) -> Any
             database=database,
             budget_s=budget_s or _UPDATE_S,
         )
-        return measured.ratio
     if isinstance(need, AveragingNeed):
         return averaging_ns(need.size_bytes, need.num_ranks, database=database)
     assert isinstance(need, ReducingNeed)

@@ -166,7 +166,7 @@ class Program:
 
 
 def _parting(shape: tuple[int, ...], outputs: list[tuple[int, ...]]) -> int:
-    """The first size of a tensor by which all outputs can be parted, or theirs where it has several of each; 0: none."""
+    """The first size of a tensor by which all outputs can be parted, theirs where it has several of each; 0: none."""
     first = {output[0] for output in outputs}
     if len(first) == 1 and shape[0] and not shape[0] % min(first):
         return min(first)
