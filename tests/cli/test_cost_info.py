@@ -7,9 +7,13 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from dataclasses import replace
+
 from tests.programs.model.small_set import small_set
 from windtunnel.cli.cost import cost
 from windtunnel.errors import InputError
+from windtunnel.measure import ProfileDatabase
+from windtunnel.measure.database import Measurement
 
 
 def run(*arguments):
@@ -69,3 +73,19 @@ def test_a_program_is_explained_beside_the_fastest_of_its_task(tmp_path):
         run("explain", 99, *common)
     with pytest.raises(InputError, match="cannot be compared"):
         run("explain", 0, *common, "--against", 35)
+
+
+def test_what_is_kept_is_listed_by_change_and_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    one = Measurement("aten::relu", "[4]", "forward", "as captured -> autocast=bfloat16 (method 2)", 1, "a cpu",
+                      "torch", 10.0, 6.0, spread_ratio=0.04)  # fmt: skip
+    update = replace(one, phase="update", change='[{"fused":true,"foreach":false},[],0]')
+    ProfileDatabase().add([one, update])
+    listed = json.loads(run("info", "--kept", "--json").stdout)["kept"]
+
+    assert {"autocast=bfloat16", "update: fused"} == {row["change"] for row in listed}
+    assert {0.04} == {row["median_spread_ratio"] for row in listed}
+    assert not any(row["is_this_host"] for row in listed)
+    assert "2 measurements in" in run("info", "--kept").stdout
+    assert 1 == json.loads(run("info", "--drop", "autocast", "--json").stdout)["num_dropped"]
+    assert 1 == json.loads(run("info", "--drop", "all", "--json").stdout)["num_dropped"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -108,3 +109,25 @@ def test_hostile_names_are_only_values(operator, signature):
 
     assert row.ratio == database.find(row.key).ratio
     assert 2 == len(database)
+
+
+def test_what_was_measured_before_is_not_looked_at_where_all_is_measured_anew(tmp_path):
+    old = Measurement("aten::relu", "[4]", "forward", "x -> y", 1, "cpu", "torch", 10.0, 6.0, measured_at=1000)
+    ProfileDatabase(tmp_path / "p.db").add([old])
+    fresh = ProfileDatabase(tmp_path / "p.db", since=2000)
+
+    assert fresh.find(old.key) is None
+    fresh.add([replace(old, new_ns=7.0, measured_at=3000)])
+    assert 7.0 == fresh.find(old.key).new_ns
+    assert 1 == len(fresh)
+
+
+def test_measurements_of_a_change_are_forgotten_alone(tmp_path):
+    one = Measurement("aten::relu", "[4]", "forward", "as captured -> amp", 1, "cpu", "torch", 10.0, 6.0)
+    database = ProfileDatabase(tmp_path / "p.db")
+    database.add([one, replace(one, change="as captured -> threads=1")])
+
+    assert 1 == database.drop("amp")
+    assert ["as captured -> threads=1"] == [kept.change for kept in database]
+    assert 1 == database.drop()
+    assert 0 == ProfileDatabase(tmp_path / "none.db").drop()

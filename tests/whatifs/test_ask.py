@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -145,3 +146,16 @@ def test_an_empty_graph_is_answered_not_refused():
     (answer,) = whatif(GraphBuilder().build(), "faster-cpu")
 
     assert "the graph has no tasks" == answer.reason
+
+
+def test_prices_carry_their_spread_before_any_receipt():
+    (answer,) = whatif(cpu_step(LAYERS), ["amp"], prices="paper")
+    measured = cpu_step(LAYERS).with_columns(cost_source=["measured:partial"] * cpu_step(LAYERS).num_tasks)
+    sure = replace(answer).keeping(measured.note({"price_spread_ratio": 0.1}))
+    disturbed = replace(answer).keeping(measured.note({"price_spread_ratio": 0.1, "price_waited_ratio": 0.5}))
+
+    assert answer.span is None
+    assert "no receipt backs" in str(answer)
+    assert sure.span[0] < sure.speedup < sure.span[1]
+    assert sure.span[1] / sure.span[0] == pytest.approx(math.exp(2 * 0.1 * 1.645 / 1.349), rel=1e-6)
+    assert disturbed.span[1] / disturbed.speedup > 2  # others took half of the time of one side, or of the other

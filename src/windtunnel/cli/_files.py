@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     from windtunnel.cli._console import Progress
     from windtunnel.graph import Graph
+    from windtunnel.measure import ProfileDatabase
 
-__all__ = ["derived", "open_graph", "require_free", "stem"]
+__all__ = ["database_of", "derived", "open_graph", "require_free", "stem"]
 
 _SUFFIXES = (".gz", ".json", ".pt", ".trace", ".wt", ".py", ".html", ".report", ".et")
 
@@ -29,6 +31,13 @@ def stem(path: Path) -> str:
     while any(name.endswith(suffix) and name != suffix for suffix in _SUFFIXES):
         name = name[: name.rindex(".")]
     return name
+
+
+def database_of(*, fresh: bool) -> ProfileDatabase:
+    """What was measured on this host before; ``fresh``: only what is measured from now on."""
+    from windtunnel.measure import ProfileDatabase
+
+    return ProfileDatabase(since=int(time.time()) if fresh else 0)
 
 
 def derived(path: Path, suffix: str, output: Path | None = None) -> Path:

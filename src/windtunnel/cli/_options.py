@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Force", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output", "PricesChoice"]
+__all__ = ["Force", "Fresh", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output", "PricesChoice"]
 
 GraphPath = Annotated[
     Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
@@ -25,6 +25,9 @@ Output = Annotated[
 LedgerPath = Annotated[
     Path | None,
     typer.Option("--ledger", metavar="FILE", help="Receipts of past flights (~/.windtunnel/receipts.db)."),
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Measure anew what was measured before; windtunnel cost info --kept lists it.")
 ]
 PricesChoice = Annotated[
     str,

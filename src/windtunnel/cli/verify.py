@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say
-from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import Json, LedgerPath, PricesChoice
+from windtunnel.cli._files import database_of, open_graph
+from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["verify"]
 
 PREDICTION_OFF = 1
+DRIFT = 0.05  # of the baseline between capture and flight, beyond which it is told
 
 
 def verify(
@@ -35,6 +36,7 @@ def verify(
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each flight after this time.")] = "60s",
     fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
     prices: PricesChoice = "auto",
+    fresh: Fresh = False,
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
@@ -54,6 +56,7 @@ def verify(
     requests = parse_requests(whatif)
     subject = open_graph(Path(target)) if Path(target).is_dir() else target
     baseline = _baseline(target, arguments or (), graph)
+    database = database_of(fresh=fresh)
     receipts = []
     with Progress("flying") as progress, stdout_to_stderr():
         for request in requests:
@@ -65,6 +68,7 @@ def verify(
                 rounds=rounds,
                 rule=rule,
                 prices=prices,
+                database=database,
                 ledger=ledger,
                 progress=progress,
             )
@@ -106,6 +110,20 @@ def _print_receipts(receipts: list[Receipt]) -> None:
         for each in receipts
     ]
     print_table(("what if", "predicted", "measured", "90 %", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5))
+    _print_drift(receipts)
     for receipt in receipts:
         for note in receipt.notes:
             say(clean(f"{receipt.whatif}: {note}", 400))
+
+
+def _print_drift(receipts: list[Receipt]) -> None:
+    """How the machine was when the job was captured, beside how it was when it was flown."""
+    from windtunnel.units import format_duration
+
+    worst = max(receipts, key=lambda each: abs(each.drift_ratio))
+    if abs(worst.drift_ratio) > DRIFT:
+        before, now = format_duration(worst.predicted_baseline_ns), format_duration(worst.baseline.value)
+        say(
+            f"the baseline took {before} when it was captured and {now} now ({worst.drift_ratio:+.0%}): "
+            "ratios hold, times of that capture are off by as much"
+        )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json, KinetoPath, LedgerPath, PricesChoice
+from windtunnel.cli._files import database_of, open_graph
+from windtunnel.cli._options import Fresh, GraphPath, Json, KinetoPath, LedgerPath, PricesChoice
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def whatif(
     why: Annotated[bool, typer.Option("--why", help="Say why the others do not apply.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many answers to show.")] = 20,
     prices: PricesChoice = "auto",
+    fresh: Fresh = False,
     ledger: LedgerPath = None,
     kineto: KinetoPath = None,
     as_json: Json = False,
@@ -51,6 +52,7 @@ def whatif(
             "all" if every else ",".join(names or ()),
             pairs=pairs,
             prices=prices,
+            database=database_of(fresh=fresh),
             progress=progress,
         )
     answers = with_intervals(found, ledger)

@@ -119,6 +119,11 @@ class Receipt:
         return self.measured / self.predicted - 1
 
     @property
+    def drift_ratio(self) -> float:
+        """Flown over captured baseline, less 1: how much the machine changed in between."""
+        return self.baseline.value / self.predicted_baseline_ns - 1
+
+    @property
     def absolute_error_ratio(self) -> float:
         """The same with plain times: holds the machine's drift between capture and flight too."""
         return self.predicted_ns / self.changed.value - 1
@@ -142,6 +147,7 @@ class Receipt:
             "measured_speedup": self.measured,
             "error_ratio": self.error_ratio,
             "absolute_error_ratio": self.absolute_error_ratio,
+            "drift_ratio": self.drift_ratio,
         }
         return {"schema": SCHEMA, **asdict(self), **derived}
 

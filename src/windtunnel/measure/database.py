@@ -110,6 +110,8 @@ class ProfileDatabase:
     ----------
     path : str or Path, optional
         Made with its folder on the first write; ``":memory:"`` keeps nothing.
+    since : int
+        What was measured before, in seconds since 1970, is not looked at, and replaced when it is measured again.
 
     Raises
     ------
@@ -127,7 +129,8 @@ class ProfileDatabase:
     0.6
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, *, since: int = 0) -> None:
+        self.since = since
         self.path = str(default_database_path() if path is None else path)
         self._kept: sqlite3.Connection | None = None
         if self.path == ":memory:":
@@ -170,16 +173,25 @@ class ProfileDatabase:
         query = f"{_SELECT} WHERE {condition}"
         with self._connection() as connection:
             rows = [(key, connection.execute(query, key).fetchone()) for key in keys]
-        return {key: Measurement(*row) for key, row in rows if row is not None}
+        found = {key: Measurement(*row) for key, row in rows if row is not None}
+        return {key: one for key, one in found.items() if one.measured_at >= self.since}
+
+    def drop(self, change: str = "") -> int:
+        """Forget the measurements whose change holds this text, all if it is empty; how many they were."""
+        if not self._exists():
+            return 0
+        with self._connection() as connection, connection:
+            done = connection.execute("DELETE FROM measurements WHERE instr(change, ?) > 0 OR ? = ''", (change, change))
+            return done.rowcount
 
     def samples(self, machine: str, libraries: str, threads: int) -> list[Measurement]:
         """Measurements that say what they computed or moved, in the order of their keys."""
         if not self._exists():
             return []
-        where = "machine = ? AND libraries = ? AND threads = ? AND (flops > 0 OR bytes_moved > 0)"
+        where = "machine = ? AND libraries = ? AND threads = ? AND (flops > 0 OR bytes_moved > 0) AND measured_at >= ?"
         with self._connection() as connection:
             rows = connection.execute(
-                f"{_SELECT} WHERE {where} ORDER BY {', '.join(_KEY)}", (machine, libraries, threads)
+                f"{_SELECT} WHERE {where} ORDER BY {', '.join(_KEY)}", (machine, libraries, threads, self.since)
             )
             return [Measurement(*row) for row in rows]
 
