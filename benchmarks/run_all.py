@@ -25,6 +25,7 @@ BARS = (
     "replay_speed",
     "identity",
     "pure_whatifs",
+    "noise",
     "ranks_build",
     "hta_exact",
     "chakra_exact",
