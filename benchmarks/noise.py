@@ -1,6 +1,6 @@
-"""Bar noise: predictions that were measured beside other programs hold on the quiet machine, or say how unsure they are.
+"""Bar noise: predictions measured beside other programs hold on the quiet machine, or say how unsure they are.
 
-Six workloads. Each is captured, and its what-ifs are priced, while other processes load one core, and then all of them;
+Six workloads. Each is captured, and its what-ifs are priced, while other processes load one core, then all of them;
 then every change is flown on the quiet machine. The interval of the prediction is to hold what was flown; nothing that
 was measured beside the load is to be kept as if it were true; and after one receipt the prediction, made once more
 beside the load, is to be near what is flown.
