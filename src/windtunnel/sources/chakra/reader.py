@@ -57,7 +57,7 @@ def is_chakra_json(path: Path) -> bool:
     sniff=is_chakra_json,
     suffixes=(".et", ".et.gz"),
 )
-def load_chakra(path: str | Path) -> Graph:
+def load_chakra(path: str | Path, *, read_limit: int | None = None) -> Graph:
     """Load a Chakra trace of one rank: ``.et`` or its JSON form, ``.gz`` or not.
 
     Every node becomes a task, sorted by node id (column ``order``), so that first-in-first-out by (ready time, id) is
@@ -69,6 +69,8 @@ def load_chakra(path: str | Path) -> Graph:
     Parameters
     ----------
     path : str or Path
+    read_limit : int, optional
+        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
 
     Returns
     -------
@@ -84,7 +86,7 @@ def load_chakra(path: str | Path) -> Graph:
         The dependencies form a cycle; names the nodes.
     """
     path = Path(path)
-    nodes = read_nodes(path)
+    nodes = read_nodes(path, read_limit)
     is_cpu = _is_cpu(nodes)
     is_comm = nodes.types >= _FIRST_COMM
     edges = np.concatenate([nodes.data_deps, nodes.ctrl_deps])
