@@ -24,6 +24,8 @@ _PIECE_BYTES = 1 << 20
 _LEAST_BYTES = 256 << 20
 _RATIO = 256  # real traces unpack to less than 30 times their size, and take about 8 bytes of memory per byte of text
 _SHOWN = 60
+_AGAIN = "write or copy the file again"
+_ALLOW_MORE = "if the file is what it should be, allow more with --read-limit SIZE (in Python: read_limit=BYTES)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class ReadLimit:
     ----------
     path : Path
     given_bytes : int, optional
-        By default 256 times the size of the file, at least 256 MiB, and no more than the memory that is free.
+        By default 256 times the size of the file, at least 256 MiB, and no more than the memory that is free. Text may
+        unpack to a quarter of that, whatever is free: a reader need not keep it.
 
     Examples
     --------
@@ -62,6 +65,26 @@ class ReadLimit:
         free = free_memory_bytes()
         return largest if free is None else min(largest, free)
 
+    @property
+    def text_bytes(self) -> int:
+        """The most text that the file may unpack to."""
+        return max(self.given_bytes or _LEAST_BYTES // 4, _RATIO // 4 * self.size_bytes)
+
+    def check_text(self, num_bytes: int, *, error: type[InputError] = InputError) -> None:
+        """Refuse text that unpacks to more than the limit.
+
+        Raises
+        ------
+        InputError
+        """
+        if num_bytes > self.text_bytes:
+            raise error(
+                f"this unpacks to {format_size(num_bytes)} or more; the limit is {format_size(self.text_bytes)}, "
+                f"{self.text_bytes / max(self.size_bytes, 1):,.0f} times its size",
+                where=f"{self.path}: a file of {format_size(self.size_bytes)}",
+                fix=_ALLOW_MORE,
+            )
+
     def check(self, num_bytes: int, *, error: type[InputError] = InputError) -> None:
         """Refuse what takes more than the limit.
 
@@ -76,7 +99,7 @@ class ReadLimit:
         raise error(
             f"reading this takes {format_size(num_bytes)} of memory or more; the limit is {format_size(limit)}, {why}",
             where=f"{self.path}: a file of {format_size(self.size_bytes)}",
-            fix="if the file is what it should be, allow more with --read-limit SIZE (in Python: read_limit=BYTES)",
+            fix=_ALLOW_MORE,
         )
 
     def _why(self, limit: int) -> str:
@@ -128,14 +151,15 @@ def unpacked(limit: ReadLimit, *, cost: int = 1, error: type[InputError] = Trace
         The file cannot be read, its gzip data are cut or damaged, or it holds more than the limit.
     """
     path, data = limit.path, bytearray()
-    most = limit.num_bytes
+    most = min(limit.text_bytes, limit.num_bytes // cost)
     try:
         with path.open("rb") as file:
             source: Any = gzip.GzipFile(fileobj=file) if is_packed(file) else nullcontext(file)
             with source as text:
                 while piece := text.read(_PIECE_BYTES):
                     data += piece
-                    if cost * len(data) > most:
+                    if len(data) > most:
+                        limit.check_text(len(data), error=error)
                         limit.check(cost * len(data), error=error)
     except EOFError as cause:
         size = path.stat().st_size
@@ -177,9 +201,6 @@ def parse_json(data: bytes | bytearray, where: str, *, error: type[InputError] =
         raise error("the JSON is nested too deeply", where=where, fix=_AGAIN) from cause
     except ValueError as cause:  # a number of thousands of digits
         raise error(f"the JSON holds a number that is too long: {cause}", where=where, fix=_AGAIN) from cause
-
-
-_AGAIN = "write or copy the file again"
 
 
 def shown(value: Any) -> str:

@@ -31,7 +31,7 @@ NODE_TYPES = (
     "INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL",
 )  # fmt: skip
 _GZIP = b"\x1f\x8b"
-_BYTES_PER_BYTE, _BYTES_PER_JSON_BYTE = 4, 8
+_BYTES_PER_JSON_BYTE = 8
 _ZIGZAG_FIELDS = (15, 17)
 _TEXT_FIELDS = (29, 31)
 _LIST_FIELDS = (8, 10, 12, 14, 28)
@@ -67,7 +67,7 @@ def read_nodes(path: Path, read_limit: int | None = None) -> Nodes:
         not there.
     """
     limit = ReadLimit(path, read_limit)
-    data = unpacked(limit, cost=_BYTES_PER_BYTE)
+    data = unpacked(limit)
     if not data:
         raise TraceError("the file is empty", where=str(path), fix="export the trace again")
     if re.match(rb"\s*\{\s*[\"}]", data):
