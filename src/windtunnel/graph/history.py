@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 import numpy as np
 
 from windtunnel.errors import GraphError, InputError
+from windtunnel.graph.meta import ProcessGroup
 from windtunnel.graph.table import Array, Strings
 from windtunnel.reading import ReadLimit, shown
 
@@ -186,6 +187,8 @@ def _encode(value: Any) -> Any:
         return _encode_array(np.asarray(value))
     if isinstance(value, IntEnum):
         return int(value)
+    if isinstance(value, ProcessGroup):
+        return _encode({"name": value.name, "ranks": value.ranks, "told": value.told})
     if isinstance(value, Mapping):
         return {"mapping": {key: _encode(item) for key, item in value.items()}}
     if isinstance(value, list | tuple):

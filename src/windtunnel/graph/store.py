@@ -26,7 +26,7 @@ from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSI
 from windtunnel.graph.table import Array, Strings, Table, frozen
 from windtunnel.reading import ReadLimit, read_json, shown
 
-__all__ = ["from_arrow", "load", "save", "to_arrow"]
+__all__ = ["from_arrow", "load", "read_parquet", "save", "to_arrow"]
 
 _TABLES: dict[str, Mapping[str, Column]] = {
     "tasks": TASK_COLUMNS,
@@ -170,6 +170,21 @@ _BYTES_PER_VALUE = 8
 
 
 def _read_table(path: Path, schema: Mapping[str, Column], limit: ReadLimit) -> Table:
+    table = read_parquet(path, limit)
+    try:
+        return from_arrow(table, schema)
+    except (InputError, GraphError) as error:
+        raise InputError(error.message, where=f"{path}{error.where and f': {error.where}'}", fix=_AGAIN) from error
+
+
+def read_parquet(path: Path, limit: ReadLimit) -> pa.Table:
+    """A table as the file has it, every value checked to be one of its column's type.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, is damaged, or takes more than the limit.
+    """
     try:
         with pq.ParquetFile(path) as file:
             facts = file.metadata
@@ -179,11 +194,9 @@ def _read_table(path: Path, schema: Mapping[str, Column], limit: ReadLimit) -> T
             table = file.read()
         table.validate(full=True)
     except (pa.ArrowException, OSError, UnicodeError, OverflowError) as error:
-        raise InputError(f"{path.name} cannot be read: {error}", where=str(path), fix=_AGAIN) from error
-    try:
-        return from_arrow(table, schema)
-    except (InputError, GraphError) as error:
-        raise InputError(error.message, where=f"{path}{error.where and f': {error.where}'}", fix=_AGAIN) from error
+        what = " ".join(str(error).split())[:300]
+        raise InputError(f"{path.name} cannot be read: {what}", where=str(path), fix=_AGAIN) from error
+    return table
 
 
 def from_arrow(table: pa.Table, schema: Mapping[str, Column]) -> Table:
