@@ -29,7 +29,7 @@ from benchmarks import bar
 TIME_LIMIT_S = 10
 BATCH = 2500
 MEMORY_BYTES = 512 << 20
-_EXPLAINED = 8  # one of so many graphs is explained too
+_EXPLAINED = 8  # one of so many graphs is explained too, of one the reader is looked for
 _KEPT = 20  # examples in the report
 
 
@@ -75,6 +75,7 @@ def child(batch: Batch, seed: int, progress: Path) -> dict[str, Any]:
     from benchmarks.mutant_seeds import SUBJECTS
     from windtunnel.errors import WindtunnelError
     from windtunnel.reports import explain
+    from windtunnel.sources.formats import format_of
 
     subject = SUBJECTS[batch.subject]
     seeds, counts, found = subject.seeds(), Counter[str](), []
@@ -98,6 +99,8 @@ def child(batch: Batch, seed: int, progress: Path) -> dict[str, Any]:
             resource.setrlimit(resource.RLIMIT_AS, (allowed + 4 * len(data), resource.RLIM_INFINITY))
             signal.alarm(TIME_LIMIT_S)
             try:
+                if number % _EXPLAINED == 1:
+                    format_of(path)
                 answer = subject.read(path)
                 is_text = not subject.name.endswith((".parquet", ".gz")) and subject.name != "meta.json"
                 what = absurd(answer, len(data), is_text=is_text)
@@ -197,7 +200,10 @@ def main() -> int:
     bad = counts["uncaught"] + counts["hangs"] + counts["absurd"]
     num = sum(batch.count for batch in batches)
     holds = bad == 0 and num >= options.num_mutants
-    by_what = {what: int(counts[what]) for what in ("read", "refused", "uncaught", "hangs", "absurd", "lost")}
+    by_what = {
+        what: int(counts[what])
+        for what in ("read", "refused", "without place or advice", "uncaught", "hangs", "absurd", "lost")
+    }
     bar.report(
         "fuzz",
         bad,

@@ -116,7 +116,10 @@ def changed_json(data: bytes, rng: random.Random) -> bytes:
         elif kind == 4:
             holder[key] = json.loads(json.dumps(other_holder.get(other) if isinstance(other_holder, dict) else 3))
         elif isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-            holder[key] = rng.choice((-holder[key], holder[key] + 1, holder[key] * 1000, float(holder[key]), 0))
+            number = holder[key]
+            holder[key] = rng.choice(
+                (-number, number + 1, number * 1000, 0, float(number) if abs(number) < 2**99 else 1)
+            )
     return json.dumps(document).encode()
 
 

@@ -168,7 +168,7 @@ class Ledger:
                 self._check(connection, is_writing=is_writing)
                 yield connection
                 connection.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeError) as error:  # SQLite's own words may be no UTF-8
             fix = "pass another path to --ledger; this file is left as it is"
             raise InputError(f"the receipts ledger cannot be used: {error}", where=str(self.path), fix=fix) from error
 

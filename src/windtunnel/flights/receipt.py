@@ -137,7 +137,7 @@ class Receipt:
         try:
             known = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
             receipt: Receipt = msgspec.convert(known, cls)
-        except (msgspec.ValidationError, RecursionError) as error:
+        except (msgspec.ValidationError, RecursionError, UnicodeError) as error:
             raise InputError(f"this is no receipt: {error}", fix=_MADE_BY) from error
         receipt._check()
         return receipt

@@ -6,6 +6,7 @@ edits build their ``Meta`` themselves; only what comes from a file is checked. N
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -97,10 +98,16 @@ def read_meta(document: Any, where: str) -> Meta:
         if name not in expected:
             continue
         try:
-            msgspec.convert(value, expected[name])
+            msgspec.convert(_without_halves(value), expected[name])
         except (msgspec.ValidationError, RecursionError) as error:
             place = str(error).replace("`$", f"`{name}")
             raise InputError(f"meta: {name} is wrong: {place}", where=f"{where}: meta.{name}", fix=fix) from error
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"meta: {name} is {value}", where=f"{where}: meta.{name}", fix=fix)
     return Meta.of(document)
+
+
+def _without_halves(value: Any) -> Any:
+    """The value to check: msgspec takes no halves of characters, which paths may hold."""
+    text = json.dumps(value, ensure_ascii=False)
+    return value if text.isascii() else json.loads(text.encode("utf-8", "replace"))
