@@ -25,7 +25,7 @@ _LEAST_BYTES = 256 << 20
 _RATIO = 256  # real traces unpack to less than 30 times their size, and take about 8 bytes of memory per byte of text
 _SHOWN = 60
 _AGAIN = "write or copy the file again"
-_ALLOW_MORE = "if the file is what it should be, allow more with --read-limit SIZE (in Python: read_limit=BYTES)"
+_ALLOW_MORE = "if the file is what it should be, allow more: --read-limit SIZE, in Python read_limit=BYTES"
 
 
 @dataclass(frozen=True, slots=True)
