@@ -233,7 +233,7 @@ def _decode(value: Any, limit: ReadLimit) -> Any:
 
 def _plain(name: Any) -> np.dtype[Any]:
     """The type of an array that was stored: numbers, or text as it was written out."""
-    found = np.dtype(name)
+    found: np.dtype[Any] = np.dtype(name)
     if found.kind not in "biufUO" or found.itemsize > _WIDEST:
         raise ValueError(f"an array of {found}")
     return found

@@ -213,6 +213,9 @@ def from_arrow(table: pa.Table, schema: Mapping[str, Column]) -> Table:
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{names.count(twice[0])} columns are called {twice[0]!r}")
     columns = {name: _numpy_column(name, table.column(name)) for name in names}
+    for name, column in columns.items():
+        if name in schema and schema[name].dtype is None and not isinstance(column, Strings):
+            raise InputError(f"column {name!r} holds {column.dtype}, not text")
     return Table.typed(columns, schema) if columns else Table({}, table.num_rows)
 
 

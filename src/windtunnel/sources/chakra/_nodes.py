@@ -162,7 +162,7 @@ def _from_json(path: Path, data: bytearray) -> Nodes:
             where=str(path),
             fix="convert it with a Chakra converter, or load the profiler's Kineto trace instead",
         )
-    rows: list[_Row] = _decoded(path, document.workload_graph, list[_Row])
+    rows: list[_Row] = _decoded(path, data, list[_Row], document.workload_graph)
     data_deps = [pair for n, row in enumerate(rows) for pair in _pairs(path, n, "data_deps", row.data_deps)]
     ctrl_deps = [
         pair
@@ -184,9 +184,9 @@ def _from_json(path: Path, data: bytearray) -> Nodes:
     )
 
 
-def _decoded(path: Path, data: Any, kind: Any) -> Any:
+def _decoded(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = None) -> Any:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data if part is None else part, type=kind)
     except msgspec.ValidationError as error:
         place = str(error).replace("`$", "`workload_graph")
         raise TraceError(f"there is no workload_graph: {place}", where=str(path), fix="export it again") from error

@@ -129,10 +129,10 @@ def read_document(path: Path, read_limit: int | None = None) -> Document:
             where=f"{path}: field schema",
             fix=f"known are {', '.join(SCHEMAS)} (with or without -chakra); record it again with another PyTorch",
         )
-    raw = bytes(head.nodes)
-    nodes = [_of_flat(node) for node in _decoded(path, raw, list[_Flat], "nodes")] if schema == "1.0.1" else []
+    raw = head.nodes
+    nodes = [_of_flat(node) for node in _decoded(path, data, list[_Flat], raw)] if schema == "1.0.1" else []
     if schema != "1.0.1":
-        nodes = [_of_nested(path, node) for node in _decoded(path, raw, list[_Nested], "nodes")]
+        nodes = [_of_nested(path, node) for node in _decoded(path, data, list[_Nested], raw)]
     nodes.sort(key=lambda node: node.id)
     _check_tree(path, nodes)
     work = [node for node in nodes if not node.name.startswith(_ROOT)]
@@ -147,11 +147,11 @@ def read_document(path: Path, read_limit: int | None = None) -> Document:
     return Document(path, head.schema, work, len(nodes) - len(work))
 
 
-def _decoded(path: Path, data: bytes | bytearray, kind: Any, field: str = "") -> Any:
+def _decoded(path: Path, data: bytearray, kind: Any, nodes: msgspec.Raw | None = None) -> Any:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data if nodes is None else nodes, type=kind)
     except msgspec.ValidationError as error:
-        place = str(error).replace("`$", f"`{field}" if field else "`file")
+        place = str(error).replace("`$", "`file" if nodes is None else "`nodes")
         raise TraceError(
             f"this is no execution trace as ExecutionTraceObserver writes it: {place}", where=str(path), fix=_EXPORT
         ) from error

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from windtunnel.errors import TraceError
 from windtunnel.reading import ReadLimit
+from windtunnel.sources.kineto import _json
 from windtunnel.sources.kineto import _scan as scan
 from windtunnel.sources.kineto._document import read_document
 from windtunnel.sources.kineto._text import Progress, Text
@@ -24,7 +25,7 @@ from windtunnel.sources.kineto._text import Progress, Text
 __all__ = ["COMPLETE", "MISSING", "Trace", "read_trace"]
 
 # N rows, R rare values
-MISSING = scan.MISSING
+MISSING = _json.MISSING
 COMPLETE, FLOW_START, FLOW_END, METADATA = (ord(letter) for letter in "XsfM")
 _ROWS = 1 << 15
 _SHOWN = 80
@@ -207,7 +208,7 @@ class _Reader:
         return int(self._state[scan.NUM_EVENTS])
 
     def _intern(self, raw: Ints, length: int) -> None:
-        _, digest = scan.hash_string(raw, 0, len(raw))
+        _, digest = _json.hash_string(raw, 0, len(raw))
         table, hashes, offsets, lengths, pool = self._tables()
         scan.intern(raw, 0, length, np.uint64(digest), table, hashes, offsets, lengths, pool, self._state)
 
@@ -238,7 +239,7 @@ class _Reader:
             )
             first = first and self.num_events == begun
             if stopped == scan.BAD_JSON:
-                deep = f", or nested more than {scan.MAX_DEPTH:,} deep" if text.buffer[position] in b"[{" else ""
+                deep = f", or nested more than {_json.MAX_DEPTH:,} deep" if text.buffer[position] in b"[{" else ""
                 raise text.broken(f"event {self.num_events:,} is no JSON{deep}", text.offset + int(position))
             if stopped == scan.BAD_EVENT:
                 raise self._bad_event(int(position), int(detail))
