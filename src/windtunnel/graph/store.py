@@ -177,8 +177,15 @@ def _read_table(path: Path, schema: Mapping[str, Column], limit: ReadLimit) -> T
         raise InputError(error.message, where=f"{path}{error.where and f': {error.where}'}", fix=_AGAIN) from error
 
 
-def read_parquet(path: Path, limit: ReadLimit) -> pa.Table:
+def read_parquet(path: Path, limit: ReadLimit, *, what: str = "a table of a graph", fix: str = _AGAIN) -> pa.Table:
     """A table as the file has it, every value checked to be one of its column's type.
+
+    Parameters
+    ----------
+    path : Path
+    limit : ReadLimit
+    what, fix : str
+        What the file should be and what to do if it is not, for messages.
 
     Raises
     ------
@@ -194,8 +201,8 @@ def read_parquet(path: Path, limit: ReadLimit) -> pa.Table:
             table = file.read()
         table.validate(full=True)
     except (pa.ArrowException, OSError, UnicodeError, OverflowError) as error:
-        what = " ".join(str(error).split())[:300]
-        raise InputError(f"{path.name} cannot be read: {what}", where=str(path), fix=_AGAIN) from error
+        why = " ".join(str(error).split())[:300]
+        raise InputError(f"{path.name} cannot be read as {what}: {why}", where=str(path), fix=fix) from error
     return table
 
 

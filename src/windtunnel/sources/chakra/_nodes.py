@@ -222,7 +222,8 @@ def _nanoseconds(path: Path, n: int, runtime_us: Any) -> int:
         raise TraceError(
             f"runtime {shown(runtime_us)} is no time in microseconds", where=f"{path}: node {n}", fix="export it again"
         )
-    return round(runtime_us * 1000)
+    nanoseconds: int = round(runtime_us * 1000)
+    return nanoseconds
 
 
 def _assembled(

@@ -35,7 +35,7 @@ def read_events(
     SchemaVersionError
         It was written by a version that this one does not know.
     """
-    table = read_parquet(path, limit)
+    table = read_parquet(path, limit, what="a memory profile", fix=_FIX)
     document = parse_json((table.schema.metadata or {}).get(b"windtunnel", b"{}"), f"{path}: its metadata")
     found = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(found, str) or not found.startswith("windtunnel.memory/"):
