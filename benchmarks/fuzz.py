@@ -78,7 +78,7 @@ def child(batch: Batch, seed: int, progress: Path) -> dict[str, Any]:
     from windtunnel.sources.formats import format_of
 
     subject = SUBJECTS[batch.subject]
-    seeds, counts, found = subject.seeds(), Counter[str](), []
+    seeds, counts, vague, found = subject.seeds(), Counter[str](), Counter[str](), []
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, progress.open("r+b", buffering=0) as told:
         path = Path(folder) / subject.name
         for name, data in subject.folder().items():
@@ -97,7 +97,7 @@ def child(batch: Batch, seed: int, progress: Path) -> dict[str, Any]:
             data = mutant(subject, seeds, seed, batch.subject, number)
             path.write_bytes(data)
             resource.setrlimit(resource.RLIMIT_AS, (allowed + 4 * len(data), resource.RLIM_INFINITY))
-            signal.alarm(TIME_LIMIT_S)
+            signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)  # of the processor: others may run beside
             try:
                 if number % _EXPLAINED == 1:
                     format_of(path)
@@ -109,15 +109,16 @@ def child(batch: Batch, seed: int, progress: Path) -> dict[str, Any]:
                     str(explain(answer))
             except WindtunnelError as error:
                 counts["refused"] += 1
-                counts["without place or advice"] += not (error.where or error.fix)
+                counts["without place"] += not error.where
+                vague[error.message[:50]] += not error.where
                 what = ""
             except BaseException as error:
                 what = f"{type(error).__name__}: {str(error)[:160]} at {_place(error)}"
                 counts["uncaught"] += 1
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             if what:
                 found.append({"reader": batch.subject, "number": number, "what": what})
-    return {"counts": counts, "found": found[:_KEPT]}
+    return {"counts": counts, "found": found[:_KEPT], "vague": vague}
 
 
 def _place(error: BaseException) -> str:
@@ -136,7 +137,7 @@ def _virtual_bytes() -> int:
 
 def run(batch: Batch, seed: int) -> dict[str, Any]:
     """One batch; a mutant that kills its process is noted, and the rest goes on without it."""
-    counts, found = Counter[str](), []
+    counts, vague, found = Counter[str](), Counter[str](), []
     first, end = batch.first, batch.first + batch.count
     with tempfile.NamedTemporaryFile() as progress:
         while first < end:
@@ -156,18 +157,19 @@ def run(batch: Batch, seed: int) -> dict[str, Any]:
             if done.returncode == 0 and lines:
                 result = json.loads(lines[-1])
                 counts.update(result["counts"])
+                vague.update(result["vague"])
                 found += result["found"]
                 break
             number = int(Path(progress.name).read_bytes() or b"-1")
             if number < 0:
                 raise RuntimeError(f"{batch.subject}: {done.stderr[-2000:]}")
-            is_hang = done.returncode == -signal.SIGALRM
+            is_hang = done.returncode == -signal.SIGPROF
             counts["hangs" if is_hang else "uncaught"] += 1
             what = "does not end" if is_hang else f"killed its process: {done.returncode} {done.stderr[-300:]}"
             found.append({"reader": batch.subject, "number": number, "what": what})
             counts["lost"] += number - first  # read, but their counts died with the process
             first = number + 1
-    return {"counts": counts, "found": found}
+    return {"counts": counts, "found": found, "vague": vague}
 
 
 def main() -> int:
@@ -195,14 +197,15 @@ def main() -> int:
         results = list(pool.map(lambda batch: run(batch, options.seed), batches))
     counts = sum((Counter(result["counts"]) for result in results), Counter[str]())
     found = [one for result in results for one in result["found"]]
+    vague = sum((Counter(result["vague"]) for result in results), Counter[str]())
     if options.verbose:
         print(bar.table(found))
+        print(bar.table([{"num": num, "without place": message} for message, num in vague.most_common(30)]))
     bad = counts["uncaught"] + counts["hangs"] + counts["absurd"]
     num = sum(batch.count for batch in batches)
     holds = bad == 0 and num >= options.num_mutants
     by_what = {
-        what: int(counts[what])
-        for what in ("read", "refused", "without place or advice", "uncaught", "hangs", "absurd", "lost")
+        what: int(counts[what]) for what in ("read", "refused", "without place", "uncaught", "hangs", "absurd", "lost")
     }
     bar.report(
         "fuzz",

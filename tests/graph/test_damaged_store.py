@@ -59,6 +59,7 @@ def refused(folder):
         ({"meta": {"groups": [{"name": "dp"}]}}, "missing required field `ranks`"),
         ({"meta": {"groups": [{"name": "dp", "ranks": "01"}]}}, "at `groups[0].ranks`"),
         ({"meta": {"iteration_ns": {"median": "fast"}}}, "at `iteration_ns.median`"),
+        ({"meta": {"profiled_iteration_ns": {"samples": [1]}}}, "missing required field `median`"),
         ({"meta": {"samples_ratio": -1}}, "meta.json: meta.samples_ratio"),
         ({"meta": {"samples_ratio": float("nan")}}, "meta.json: meta.samples_ratio"),
         ({"meta": {"hardware": {"num_cores": "many"}}}, "at `hardware.num_cores`"),

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, Required, TypedDict, get_type_hints
 
 import msgspec
 
@@ -26,7 +26,7 @@ _Time = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 
 class _Times(TypedDict, total=False):
-    median: _Number
+    median: Required[_Number]
     low: _Number
     high: _Number
     samples: list[_Number]

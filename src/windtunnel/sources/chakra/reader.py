@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
+from windtunnel.reading import shown
 from windtunnel.sources.chakra._nodes import NODE_TYPES, Nodes, read_nodes, unpacked_head
 from windtunnel.sources.chakra._wire import encode_varints, field_bytes, field_varint, varint
 
@@ -87,6 +89,7 @@ def load_chakra(path: str | Path, *, read_limit: int | None = None) -> Graph:
     """
     path = Path(path)
     nodes = read_nodes(path, read_limit)
+    _check_attributes(path, nodes)
     is_cpu = _is_cpu(nodes)
     is_comm = nodes.types >= _FIRST_COMM
     edges = np.concatenate([nodes.data_deps, nodes.ctrl_deps])
@@ -117,6 +120,18 @@ def load_chakra(path: str | Path, *, read_limit: int | None = None) -> Graph:
         },
         meta=Meta(source="chakra", trace={"file": path.name, "dropped": nodes.dropped}, groups=_groups(nodes)),
     )
+
+
+def _check_attributes(path: Path, nodes: Nodes) -> None:
+    """What should be a whole number is one."""
+    for name in (*_INTEGERS, *_WORK, "is_cpu_op", "comm_type", "duration_ns"):
+        for row, value in nodes.attrs.get(name, {}).items():
+            if not isinstance(value, int):
+                raise TraceError(
+                    f"attribute {name} of node {nodes.ids[row]} is {shown(value)} instead of a whole number",
+                    where=f"{path}: {nodes.names[row][:80]!r}",
+                    fix="export it again",
+                )
 
 
 def _is_cpu(nodes: Nodes) -> Ints:

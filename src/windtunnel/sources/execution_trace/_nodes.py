@@ -20,7 +20,7 @@ SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.1.0", "1.1.1")  # before "-chakra..."
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Number = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]
 _LARGEST = 2**48  # elements, bytes; beyond that it is no size
-_BYTES_PER_JSON_BYTE = 8
+_BYTES_PER_JSON_BYTE = 5  # of a real trace; the limit has room for worse
 _DEEPEST = 32  # real inputs are tensors in lists of lists
 _ROOT = "[pytorch|profiler|execution_"
 

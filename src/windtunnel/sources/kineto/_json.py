@@ -46,59 +46,64 @@ def space(text: Ints, pos: Int) -> Int:
 
 
 @njit(cache=True, nogil=True)
-def _skip_escape(text: Ints, pos: Int, end: Int) -> Int:
-    """Position after the escape whose backslash is at `pos`; -1 if the text ends, -2 - the place of a wrong byte."""
-    if pos + 1 >= end:
-        return -1
-    letter = text[pos + 1]
-    if letter == 117:  # u and four hexadecimal digits
-        for i in range(pos + 2, pos + 6):
-            if i >= end:
-                return -1
-            if not (48 <= text[i] <= 57 or 97 <= (text[i] | 32) <= 102):
-                return -2 - i
-        return pos + 6
-    is_known = letter == 34 or letter == 92 or letter == 47 or letter == 98 or letter == 102
-    is_known = is_known or letter == 110 or letter == 114 or letter == 116
-    return pos + 2 if is_known else -2 - (pos + 1)
+def wrong_escape(text: Ints, pos: Int, end: Int) -> Int:
+    """Position of the first byte in the whole string text[pos:end] that no escape can have, or -1."""
+    while pos < end:
+        if text[pos] != 92:
+            pos += 1
+            continue
+        letter = text[pos + 1]
+        if letter == 117:  # u and four hexadecimal digits
+            for i in range(pos + 2, pos + 6):
+                if not (48 <= text[i] <= 57 or 97 <= (text[i] | 32) <= 102):
+                    return i
+            pos += 4
+        elif not (letter in (34, 92, 47, 98, 102, 110) or letter in (114, 116)):
+            return pos + 1
+        pos += 2
+    return -1
 
 
 @njit(cache=True, nogil=True)
-def _skip_string(text: Ints, pos: Int, end: Int) -> Int:
-    """Position of the quote that closes the string whose first character is at `pos`; negative as `_skip_escape`."""
+def _skip_string(text: Ints, pos: Int, end: Int) -> tuple[Int, bool]:
+    """Position of the quote that closes the string whose first character is at `pos`, and whether it has escapes.
+
+    They are for the caller to check: the loop is in every string, and must stay small to be inlined. The position is
+    negative as that of `skip_value`.
+    """
+    has_escape = False
     while True:
         byte = text[pos]
         if byte == 34:
-            return pos if pos < end else -1
+            return (pos if pos < end else -1), has_escape
+        if byte < 32:  # no control character may stand in a string; after the text stand zeros
+            return (-1 if pos >= end else -2 - pos), has_escape
+        pos += 1
         if byte == 92:
-            pos = _skip_escape(text, pos, end)
-            if pos < 0:
-                return pos
-        elif byte < 32:  # no control character may stand in a string; after the text stand zeros
-            return -1 if pos >= end else -2 - pos
-        else:
+            has_escape = True
+            if pos >= end:
+                return -1, has_escape
             pos += 1
 
 
 @njit(cache=True, nogil=True)
-def hash_string(text: Ints, pos: Int, end: Int) -> tuple[Int, Int]:
-    """As `_skip_string`, with the FNV-1a hash of the raw bytes: (position or negative, hash)."""
+def hash_string(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, bool]:
+    """As `_skip_string`, with the FNV-1a hash of the raw bytes: (position or negative, hash, has escapes)."""
     digest = OFFSET
+    has_escape = False
     while True:
         byte = text[pos]
         if byte == 34:
-            return (pos if pos < end else -1), digest
+            return (pos if pos < end else -1), digest, has_escape
+        if byte < 32:
+            return (-1 if pos >= end else -2 - pos), digest, has_escape
+        digest = (digest ^ np.uint64(byte)) * PRIME
+        pos += 1
         if byte == 92:
-            after = _skip_escape(text, pos, end)
-            if after < 0:
-                return after, digest
-            while pos < after:
-                digest = (digest ^ np.uint64(text[pos])) * PRIME
-                pos += 1
-        elif byte < 32:
-            return (-1 if pos >= end else -2 - pos), digest
-        else:
-            digest = (digest ^ np.uint64(byte)) * PRIME
+            has_escape = True
+            if pos >= end:
+                return -1, digest, has_escape
+            digest = (digest ^ np.uint64(text[pos])) * PRIME
             pos += 1
 
 
@@ -107,10 +112,17 @@ def _skip_word(text: Ints, pos: Int, end: Int) -> Int:
     """Position after a number, true, false or null; NaN and Infinity pass too, as Python's `json` writes them."""
     begin = pos
     is_negative = text[pos] == 45
-    if 48 <= text[pos + is_negative] <= 57:
-        pos, _, _, is_number = read_number(text, pos, end)
-        return -1 if pos >= end else (pos if is_number else -2 - pos)
     pos += is_negative
+    if 48 <= text[pos] <= 57:
+        is_zero = text[pos] == 48
+        first = pos
+        while 48 <= text[pos] <= 57:
+            pos += 1
+        if (text[pos] == 46 or (text[pos] | 32) == 101) and pos < end:
+            pos, _, _, is_number = read_number(text, begin, end)
+        else:
+            is_number = not is_zero or pos == first + 1
+        return -1 if pos >= end else (pos if is_number else -2 - pos)
     digest = OFFSET
     while 97 <= (text[pos] | 32) <= 122:
         digest = (digest ^ np.uint64(text[pos])) * PRIME
@@ -150,9 +162,14 @@ def skip_value(text: Ints, pos: Int, end: Int, stack: Ints) -> Int:
             pos += 1
             expected = _MORE
         elif byte == 34:
-            pos = _skip_string(text, pos + 1, end)
+            begin = pos + 1
+            pos, has_escape = _skip_string(text, begin, end)
             if pos < 0:
                 return pos
+            if has_escape:
+                wrong = wrong_escape(text, begin, pos)
+                if wrong >= 0:
+                    return -2 - wrong
             pos += 1
             if expected in (_KEY, _FIRST_KEY):
                 pos = space(text, pos)

@@ -26,6 +26,7 @@ from windtunnel.sources.kineto._json import (
     shifted,
     skip_value,
     space,
+    wrong_escape,
 )
 
 Ints = NDArray[Any]
@@ -237,11 +238,13 @@ def scan_events(
             opened = False
             if text[pos] != 34:
                 return BAD_JSON, pos, 0
-            pos, digest = hash_string(text, pos + 1, end)
+            begin = pos + 1
+            pos, digest, has_escape = hash_string(text, begin, end)
             if pos == -1:
                 return NEED_TEXT, event_pos, 0
-            if pos < 0:
-                return BAD_JSON, -2 - pos, 0
+            wrong = wrong_escape(text, begin, pos) if has_escape else -1
+            if pos < 0 or wrong >= 0:
+                return BAD_JSON, wrong if wrong >= 0 else -2 - pos, 0
             pos = space(text, pos + 1)
             if pos >= end:
                 return NEED_TEXT, event_pos, 0
@@ -272,11 +275,12 @@ def scan_events(
             value: Int = np.int64(MISSING)
             if byte == 34:
                 begin = pos + 1
-                pos, digest = hash_string(text, begin, end)
+                pos, digest, has_escape = hash_string(text, begin, end)
                 if pos == -1:
                     return NEED_TEXT, event_pos, 0
-                if pos < 0:
-                    return BAD_JSON, -2 - pos, 0
+                wrong = wrong_escape(text, begin, pos) if has_escape else -1
+                if pos < 0 or wrong >= 0:
+                    return BAD_JSON, wrong if wrong >= 0 else -2 - pos, 0
                 length = pos - begin
                 pos += 1
                 if slot == PH:

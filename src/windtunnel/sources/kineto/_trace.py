@@ -208,7 +208,7 @@ class _Reader:
         return int(self._state[scan.NUM_EVENTS])
 
     def _intern(self, raw: Ints, length: int) -> None:
-        _, digest = _json.hash_string(raw, 0, len(raw))
+        _, digest, _ = _json.hash_string(raw, 0, len(raw))
         table, hashes, offsets, lengths, pool = self._tables()
         scan.intern(raw, 0, length, np.uint64(digest), table, hashes, offsets, lengths, pool, self._state)
 
