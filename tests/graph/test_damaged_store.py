@@ -136,6 +136,14 @@ def test_a_wrong_column_is_named_with_its_file_and_row(stored, title, name, valu
     assert f"{title}.parquet" in found
 
 
+@pytest.mark.parametrize(("title", "name"), [("tasks", "kind"), ("edges", "dst"), ("resources", "slots")])
+def test_a_table_without_a_column_that_every_graph_has_names_the_graph(stored, title, name):
+    path = stored / f"{title}.parquet"
+    pq.write_table(pq.read_table(path).drop_columns([name]), path)
+
+    assert f"{title} lack the column {name!r} @ {stored}" in refused(stored)
+
+
 def test_text_where_numbers_belong_breaks_a_rule_of_the_graph(stored):
     change_column(stored, "tasks", "duration_ns", pa.array(["1", "2"]))
 

@@ -133,7 +133,11 @@ def load(path: str | Path, *, read_limit: int | None = None) -> Graph:
     edits = _read_edits(document.get("edits", []), where, limit)
     meta = read_meta(document.get("meta", {}), where)
     tables = {title: _read_table(folder / f"{title}.parquet", schema, limit) for title, schema in _TABLES.items()}
-    return Graph(tables["tasks"], tables["edges"], tables["resources"], meta, edits).validate()
+    try:
+        return Graph(tables["tasks"], tables["edges"], tables["resources"], meta, edits).validate()
+    except GraphError as error:
+        place = f"{folder}: {error.where}" if error.where else str(folder)
+        raise GraphError(error.message, where=place, fix=error.fix or _AGAIN) from error
 
 
 def _read_meta(folder: Path, limit: ReadLimit) -> dict[str, Any]:
