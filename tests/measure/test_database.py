@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -108,3 +109,27 @@ def test_hostile_names_are_only_values(operator, signature):
 
     assert row.ratio == database.find(row.key).ratio
     assert 2 == len(database)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("old_ns", "fast"), ("new_ns", float("inf")), ("rounds", 1.5), ("measured_at", b"\xff")]
+)
+def test_a_damaged_measurement_names_its_key_and_column(tmp_path, column, value):
+    database = ProfileDatabase(tmp_path / "profile.db")
+    database.add([RELU])
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE measurements SET {column} = ?", (value,))
+
+    with pytest.raises(InputError, match=f"the measurement's {column} is") as caught:
+        list(database)
+    assert "'aten::relu'" in caught.value.where
+
+
+def test_text_of_the_database_that_is_no_utf8_is_told(tmp_path):
+    database = ProfileDatabase(tmp_path / "profile.db")
+    database.add([RELU])
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
+        connection.execute("UPDATE measurements SET machine = CAST(x'ff' AS TEXT)")
+
+    with pytest.raises(InputError, match="the profile database cannot be used"):
+        list(database)
