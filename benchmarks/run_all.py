@@ -31,6 +31,7 @@ BARS = (
     "chakra_exact",
     "trace_load",
     "json_parsers",
+    "fuzz",
     "overhead",
     "capture_replay_error",
     "whatif_error",

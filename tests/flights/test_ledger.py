@@ -1,7 +1,9 @@
 """The receipts ledger: what goes in comes out, whoever writes and whatever the names are."""
 
+import json
 import sqlite3
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -144,3 +146,72 @@ def test_receipts_are_a_table_with_units_in_the_column_names():
     assert ["amp", "gc-pauses"] == table["whatif"].to_pylist()
     assert [50.0, 50.0] == table["changed_ns"].to_pylist()
     assert {"speedup_low", "baseline_high_ns", "error_ratio"} <= set(table.column_names)
+
+
+def with_row(tmp_path, column, value):
+    ledger = Ledger(tmp_path / "receipts.db")
+    ledger.add(receipt())
+    ledger.add(receipt("batch-size"))
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE receipts SET {column} = ? WHERE id = 2", (value,))
+    return ledger
+
+
+def changed_document(**entries):
+    return json.dumps({**receipt().to_dict(), **entries})
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ("", "no JSON"),
+        ("{", "no JSON"),
+        ("[]", "a receipt is a mapping, not a list"),
+        ("{}", "missing required field `whatif`"),
+        ("[" * 100_000, "nested too deeply"),
+        (b"\xff", "the receipt is a bytes instead of text"),
+        (7, "'7'|mapping"),
+        (changed_document(predicted_ns=0), "predicted_ns of a receipt is 0"),
+        (changed_document(predicted_ns="fast"), "predicted_ns"),
+        (changed_document(predicted_ns=float("nan")), "predicted_ns of a receipt is nan"),
+        (changed_document(speedup={"value": -1.0, "low": 1.0, "high": 1.0}), "speedup.value of a receipt is -1"),
+        (changed_document(notes=7), "notes"),
+    ],
+)
+def test_a_damaged_receipt_names_its_row(tmp_path, document, says):
+    ledger = with_row(tmp_path, "document", document)
+
+    with pytest.raises(InputError, match=says) as caught:
+        ledger.receipts()
+    assert f"{ledger.path}: row 2, column document" == caught.value.where
+    assert "delete this row" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("log_residual", "x"),
+        ("log_residual", float("inf")),
+        ("whatif", b"\xff"),
+        ("subject", b"a"),
+        ("family", b"\x00"),
+    ],
+)
+def test_a_damaged_residual_names_its_row_and_column(tmp_path, column, value):
+    ledger = with_row(tmp_path, column, value)
+
+    with pytest.raises(InputError, match=f"the receipt's {column} is") as caught:
+        ledger.residuals()
+    assert f"{ledger.path}: row 2, column {column}" == caught.value.where
+
+
+def test_a_ledger_without_its_table_is_refused(tmp_path):
+    """A view of that name could run for ever."""
+    ledger = Ledger(tmp_path / "receipts.db")
+    ledger.add(receipt())
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as connection:
+        connection.execute("DROP TABLE receipts")
+        connection.execute("CREATE VIEW receipts AS SELECT 1 AS id, 'x' AS document")
+
+    with pytest.raises(InputError, match="the ledger has no table receipts"):
+        ledger.receipts()

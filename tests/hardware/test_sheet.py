@@ -120,3 +120,12 @@ def test_short_names_work_in_any_case():
 )
 def test_drivers_names_are_recognized(driver, memory_gib, name):
     assert name == recognize(driver, memory_gib * 2**30).name
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"name": "\xff"}'])
+def test_a_sheet_of_any_bytes_is_told(tmp_path, text):
+    path = tmp_path / "sheet.json"
+    path.write_bytes(text)
+
+    with pytest.raises(InputError, match="the device's sheet cannot be read"):
+        read_sheet(path)

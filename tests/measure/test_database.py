@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -131,3 +132,27 @@ def test_measurements_of_a_change_are_forgotten_alone(tmp_path):
     assert ["as captured -> threads=1"] == [kept.change for kept in database]
     assert 1 == database.drop()
     assert 0 == ProfileDatabase(tmp_path / "none.db").drop()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("old_ns", "fast"), ("new_ns", float("inf")), ("rounds", 1.5), ("measured_at", b"\xff")]
+)
+def test_a_damaged_measurement_names_its_key_and_column(tmp_path, column, value):
+    database = ProfileDatabase(tmp_path / "profile.db")
+    database.add([RELU])
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE measurements SET {column} = ?", (value,))
+
+    with pytest.raises(InputError, match=f"the measurement's {column} is") as caught:
+        list(database)
+    assert "'aten::relu'" in caught.value.where
+
+
+def test_text_of_the_database_that_is_no_utf8_is_told(tmp_path):
+    database = ProfileDatabase(tmp_path / "profile.db")
+    database.add([RELU])
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
+        connection.execute("UPDATE measurements SET machine = CAST(x'ff' AS TEXT)")
+
+    with pytest.raises(InputError, match="the profile database cannot be used"):
+        list(database)

@@ -270,10 +270,17 @@ def test_a_wrong_value_in_json_names_the_node(tmp_path, row, message):
         load_chakra(path)
 
 
+@pytest.mark.parametrize("name", ["comm_tag", "comm_size", "is_cpu_op", "comm_type", "duration_ns", "comm_dst"])
+@pytest.mark.parametrize(("number", "value"), [(29, b"text"), (10, field_bytes(1, b"\x01\x02"))])
+def test_an_attribute_of_another_type_names_the_node(tmp_path, name, number, value):
+    with pytest.raises(TraceError, match=rf"attribute {name} of node 1 is .* instead of a whole number\n.*'sender'"):
+        load_chakra(written(tmp_path, node(1, "sender", 5, attrs=[(name, number, value)])))
+
+
 def test_damaged_json_is_refused(tmp_path):
     path = tmp_path / "chakra.json"
     path.write_text('{"workload_graph": [')
-    with pytest.raises(TraceError, match="JSON is damaged"):
+    with pytest.raises(TraceError, match=r"this is no JSON: Expecting value\n  where: .*line 1, column 21"):
         load_chakra(path)
 
 

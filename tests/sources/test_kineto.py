@@ -427,6 +427,25 @@ def test_steps_of_the_profiler_number_the_iterations(load):
     assert 90_000 == graph.meta.profiled_iteration_ns["median"]
 
 
+@pytest.mark.parametrize("category", ["user_annotation", "cpu_op", "Operator", "gpu_user_annotation"])
+def test_every_step_is_an_iteration_however_its_mark_is_filed(load, category):
+    """Profilers before annotations wrote the marks as operators; a trace of devices alone has them there."""
+    marks = [op(f"ProfilerStep#{n}", 100 * n, 90, cat=category) for n in range(5)]
+
+    graph = load([*marks, *(op("A", 100 * n + 10, 5) for n in range(5))])
+
+    assert 5 == graph.num_iterations
+    assert ["A"] * 5 == [name for name in names(graph) if name]
+
+
+def test_marks_of_one_step_on_two_threads_are_one_iteration(load):
+    marks = [annotation(f"ProfilerStep#{n}", 100 * n + tid, 90, tid) for n in range(3) for tid in (1, 2)]
+
+    graph = load([*marks, *(op("A", 100 * n + 10, 5) for n in range(3))])
+
+    assert 3 == graph.num_iterations
+
+
 def test_an_occurrence_of_a_window_is_counted_from_the_first_or_the_last(load):
     events = [event for n in range(3) for event in (annotation("step", 100 * n, 50), op(f"op{n}", 100 * n + 5, 5))]
 

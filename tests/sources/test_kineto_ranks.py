@@ -94,6 +94,47 @@ def test_a_missing_or_a_doubled_rank_is_named(traces_of):
         load_kineto([three[0], three[0]])
 
 
+def test_two_traces_of_one_process_each_are_not_taken_for_ranks(tmp_path):
+    for name in "ab":
+        write(tmp_path / f"{name}.json", [op("aten::mm", 0, 8)])
+
+    with pytest.raises(TraceError, match=r"nothing says that these 2 traces are of one job"):
+        load_kineto(tmp_path)
+
+
+def test_ranks_that_do_not_say_so_are_one_job_by_their_collectives(tmp_path):
+    for place in range(2):
+        write(tmp_path / f"trace{place}.json", rank_events(100, 112, 560))
+
+    assert 2 == load_kineto(tmp_path).num_ranks
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        ({"rank": 1, "world_size": 4}, "different jobs: world_size 2 and 4"),
+        ({"rank": 1, "world_size": 2, "backend": "gloo"}, "different jobs: backend nccl and gloo"),
+        ({}, "1 of 2 traces do not say which rank they are"),
+    ],
+)
+def test_traces_of_different_jobs_are_told(tmp_path, info, says):
+    first = {"rank": 0, "world_size": 2, "backend": "nccl"}
+    for name, told in (("a", first), ("b", info)):
+        write(tmp_path / f"{name}.json", rank_events(100, 112, 560), **({"distributedInfo": told} if told else {}))
+
+    with pytest.raises(TraceError, match=says):
+        load_kineto(tmp_path)
+
+
+def test_ranks_of_two_runs_are_told_by_the_time_between_them(tmp_path):
+    for rank in range(2):
+        events = [{**event, "ts": event["ts"] + 1_000_000 * rank} for event in rank_events(100, 112, 560)]
+        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+
+    with pytest.raises(TraceError, match=r"not recorded at one time: 999 ms lie between them"):
+        load_kineto(tmp_path)
+
+
 def test_no_traces_are_no_graph():
     with pytest.raises(TraceError, match="no traces are given"):
         load_kineto([])

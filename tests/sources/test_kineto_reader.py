@@ -92,7 +92,7 @@ def test_a_window_smaller_than_an_event_changes_nothing(tmp_path, monkeypatch):
     path = write(tmp_path / "t.json", events)
     whole = read_trace(path)
     monkeypatch.setattr(_kineto_text, "_PIECE_BYTES", 7)
-    monkeypatch.setattr(_kineto_text.Text.__init__, "__defaults__", (64, None))
+    monkeypatch.setattr(_kineto_text.Text.__init__, "__defaults__", (64, None, None))
 
     pieces = read_trace(path)
 

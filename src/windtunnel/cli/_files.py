@@ -64,10 +64,17 @@ def require_free(path: Path, *, force: bool) -> Path:
     return path
 
 
-def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | None = None, **options: Any) -> Graph:
+def open_graph(
+    path: Path,
+    *,
+    progress: Progress | None = None,
+    kineto: Path | None = None,
+    read_limit: str = "",
+    **options: Any,
+) -> Graph:
     """The graph of whatever a registered source knows: a stored one, a trace, a folder of traces.
 
-    ``kineto`` and ``options`` are parameters of the source's reader, such as
+    ``read_limit`` is a size with its unit. ``kineto`` and ``options`` are parameters of the source's reader, such as
     :func:`windtunnel.sources.kineto.load_kineto`.
 
     Raises
@@ -76,6 +83,7 @@ def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | N
         Nothing is there, no source knows it or two do; ``kineto`` or an option is given and its source takes none.
     """
     from windtunnel.sources.formats import format_of
+    from windtunnel.units import parse_size
 
     _require_there(path)
     if kineto is not None:
@@ -89,7 +97,9 @@ def open_graph(path: Path, *, progress: Progress | None = None, kineto: Path | N
     asked = {name: value for name, value in options.items() if value}
     if not asked.keys() <= accepts.keys():
         raise InputError("only a trace can be cut while it is read", where=str(path), fix="use --from and --to instead")
-    others = {"progress": progress, "kineto": kineto}
+    if read_limit and "read_limit" not in accepts:
+        raise InputError(f"the source {source.name!r} takes no limit", where=str(path), fix="leave out --read-limit")
+    others = {"progress": progress, "kineto": kineto, "read_limit": parse_size(read_limit) if read_limit else None}
     opened: Graph = source.function(path, **asked, **{name: one for name, one in others.items() if name in accepts})
     return opened
 

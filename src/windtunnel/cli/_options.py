@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Force", "Fresh", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output", "PricesChoice"]
+__all__ = ["Force", "Fresh", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output", "PricesChoice", "ReadLimitSize"]
 
 GraphPath = Annotated[
     Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
@@ -33,5 +33,11 @@ PricesChoice = Annotated[
     str,
     typer.Option(
         "--prices", metavar="HOW", help="auto, measured (run what changes here) or paper (ratios as published)."
+    ),
+]
+ReadLimitSize = Annotated[
+    str,
+    typer.Option(
+        "--read-limit", metavar="SIZE", help="Memory that a file may take, such as 8GiB; by default 256 times its size."
     ),
 ]

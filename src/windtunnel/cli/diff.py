@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json
+from windtunnel.cli._options import GraphPath, Json, ReadLimitSize
 
 __all__ = ["diff"]
 
@@ -19,6 +19,7 @@ def diff(
     after: Annotated[Path, typer.Argument(metavar="OTHER", help="The graph to compare with it.")],
     by: Annotated[str, typer.Option("--by", metavar="DIVISION", help="phase, kind, layer, op or source.")] = "op",
     top: Annotated[int, typer.Option(min=1, help="How many differences to list.")] = 15,
+    read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel diff before.wt after.wt
@@ -29,7 +30,8 @@ def diff(
     from windtunnel.units import format_duration
 
     with Progress("replaying both", heartbeat=True):
-        difference = replay(open_graph(before)).diff(replay(open_graph(after)), by=by)
+        first, second = (open_graph(path, read_limit=read_limit) for path in (before, after))
+        difference = replay(first).diff(replay(second), by=by)
         changes = [change for change in difference.table().to_pylist() if change["change_ns"]]
     if as_json:
         whole = {"before_ns": difference.before_ns, "after_ns": difference.after_ns, "by": by}

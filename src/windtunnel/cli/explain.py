@@ -8,7 +8,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say_wrapped
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json, KinetoPath
+from windtunnel.cli._options import GraphPath, Json, KinetoPath, ReadLimitSize
 
 __all__ = ["explain"]
 
@@ -23,6 +23,7 @@ def explain(
     ] = "",
     top: Annotated[int, typer.Option(min=1, help="How many parts to list.")] = 15,
     kineto: KinetoPath = None,
+    read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel explain train.wt
@@ -32,7 +33,7 @@ def explain(
     from windtunnel.reports import explain as explain_graph
 
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
-        explanation = explain_graph(open_graph(graph, progress=progress, kineto=kineto))
+        explanation = explain_graph(open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit))
     if as_json:
         print_json(explanation.to_dict())
     else:

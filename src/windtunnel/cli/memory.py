@@ -12,7 +12,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._options import Force, Json, Output, ReadLimitSize
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
@@ -38,6 +38,7 @@ def memory(
     steps: Annotated[int, typer.Option(min=1, help="Iterations to follow.")] = 1,
     output: Output = None,
     force: Force = False,
+    read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel memory train.py --output train.memory.html
@@ -53,7 +54,7 @@ def memory(
     path = None if output is None else require_free(output, force=force)
     limit_bytes = parse_size(device_memory) if device_memory else None
     if target.endswith(PROFILE):
-        profile = MemoryProfile.load(target)
+        profile = MemoryProfile.load(target, read_limit=parse_size(read_limit) if read_limit else None)
     else:
         profile = _followed(target, arguments or [], warmup, steps, fake=fake, limit_bytes=limit_bytes)
     if path is not None:

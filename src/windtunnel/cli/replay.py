@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath
+from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, ReadLimitSize
 
 if TYPE_CHECKING:
     from windtunnel.simulate import Timeline
@@ -26,6 +26,7 @@ def replay(
     ] = None,
     force: Force = False,
     kineto: KinetoPath = None,
+    read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel replay train.wt --perfetto train.trace.json
@@ -37,7 +38,7 @@ def replay(
 
     target = None if perfetto is None else require_free(perfetto, force=force)
     with Progress(f"replaying {graph.name}", heartbeat=True) as progress:
-        timeline = replay_graph(open_graph(graph, progress=progress, kineto=kineto))
+        timeline = replay_graph(open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit))
         path = timeline.critical_path()
         uses = sorted(timeline.utilization().to_pylist(), key=lambda use: -use["utilization"])
         if target is not None:

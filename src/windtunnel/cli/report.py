@@ -8,7 +8,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say
 from windtunnel.cli._files import derived, open_graph, require_free, stem
-from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, LedgerPath, Output
+from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, LedgerPath, Output, ReadLimitSize
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -29,6 +29,7 @@ def report(
     ledger: LedgerPath = None,
     force: Force = False,
     kineto: KinetoPath = None,
+    read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel report train.wt
@@ -43,7 +44,7 @@ def report(
     path = require_free(derived(graph, ".report.html", output), force=force)
     past = Ledger(ledger)
     with Progress(f"writing {path.name}", heartbeat=True) as progress:
-        opened = open_graph(graph, progress=progress, kineto=kineto)
+        opened = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit)
         found = whatif(opened, "all", progress=progress) if ask and opened.num_tasks else []
         answers = with_intervals(found, past)
         receipts = past.receipts() if ask else []

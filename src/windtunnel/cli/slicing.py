@@ -8,7 +8,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say
 from windtunnel.cli._files import derived, open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, Output
+from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def slice_graph(
     output: Output = None,
     force: Force = False,
     kineto: KinetoPath = None,
+    read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel slice train.wt --layer 'encoder[.]3[.].*'
@@ -51,7 +52,7 @@ def slice_graph(
     path = require_free(derived(graph, ".slice.wt", output), force=force)
     cut = {"window": window or None, "partial": partial, "allow_missing": allow_missing}
     with Progress(f"slicing {graph.name}", heartbeat=True) as progress:
-        whole = open_graph(graph, progress=progress, kineto=kineto, **cut)
+        whole = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit, **cut)
         mask = whole.select(iteration=iteration, rank=rank, phase=_phase(phase), layer=layer or None, name=name or None)
         if since or until:
             whole, mask = _in_window(whole, mask, since, until)

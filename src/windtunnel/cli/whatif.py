@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import database_of, open_graph
-from windtunnel.cli._options import Fresh, GraphPath, Json, KinetoPath, LedgerPath, PricesChoice
+from windtunnel.cli._options import Fresh, GraphPath, Json, KinetoPath, LedgerPath, PricesChoice, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def whatif(
     fresh: Fresh = False,
     ledger: LedgerPath = None,
     kineto: KinetoPath = None,
+    read_limit: ReadLimitSize = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel whatif train.wt --all --pairs
@@ -48,7 +49,7 @@ def whatif(
         raise InputError("say which what-ifs to ask", fix=f"windtunnel whatif {graph} --all, or name some of them")
     with Progress("asking what if", heartbeat=True) as progress:
         found = ask(
-            open_graph(graph, progress=progress, kineto=kineto),
+            open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit),
             "all" if every else ",".join(names or ()),
             pairs=pairs,
             prices=prices,

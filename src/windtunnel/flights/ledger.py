@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from windtunnel import registry
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights.receipt import Receipt, encode
+from windtunnel.reading import parse_json, shown
 
 __all__ = ["Ledger", "Residual", "default_ledger", "family_of"]
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x77746C67  # "wtlg": tells our files from every other SQLite file
 _BUSY_TIMEOUT_S = 30.0
+_DROP_ROW = "delete this row with sqlite3, or pass another path to --ledger"
 _TABLES = """
 CREATE TABLE receipts (
     id INTEGER PRIMARY KEY,
@@ -107,15 +107,45 @@ class Ledger:
             )
 
     def receipts(self, whatif: str | None = None) -> list[Receipt]:
-        """Every receipt, oldest first; of one what-if, if named."""
-        query = "SELECT document FROM receipts WHERE ? IS NULL OR whatif = ? ORDER BY id"
-        rows = self._read(query, (whatif, whatif))
-        return [Receipt.from_dict(msgspec.json.decode(document)) for (document,) in rows]
+        """Every receipt, oldest first; of one what-if, if named.
+
+        Raises
+        ------
+        InputError
+            The file is no ledger, or a row of it is damaged: names the row.
+        """
+        query = "SELECT id, document FROM receipts WHERE ? IS NULL OR whatif = ? ORDER BY id"
+        return [self._receipt(*row) for row in self._read(query, (whatif, whatif))]
 
     def residuals(self) -> list[Residual]:
-        """The errors of all flights, oldest first."""
-        query = "SELECT whatif, family, subject, log_residual FROM receipts ORDER BY id"
-        return [Residual(*row) for row in self._read(query, ())]
+        """The errors of all flights, oldest first.
+
+        Raises
+        ------
+        InputError
+            The file is no ledger, or a row of it is damaged: names the row and the column.
+        """
+        query = "SELECT id, whatif, family, subject, log_residual FROM receipts ORDER BY id"
+        return [self._residual(*row) for row in self._read(query, ())]
+
+    def _receipt(self, number: Any, document: Any) -> Receipt:
+        where = f"{self.path}: row {shown(number)}, column document"
+        if not isinstance(document, str):
+            raise InputError(f"the receipt is {shown(document)} instead of text", where=where, fix=_DROP_ROW)
+        try:
+            return Receipt.from_dict(parse_json(document.encode("utf-8", "replace"), where))
+        except InputError as error:
+            raise InputError(f"the receipt is damaged: {error.message}", where=where, fix=_DROP_ROW) from error
+
+    def _residual(self, number: Any, whatif: Any, family: Any, subject: Any, log_residual: Any) -> Residual:
+        texts = {"whatif": whatif, "family": family, "subject": subject}
+        wrong = {name: value for name, value in texts.items() if not isinstance(value, str)}
+        if not isinstance(log_residual, float) or not math.isfinite(log_residual):
+            wrong["log_residual"] = log_residual
+        for name, value in wrong.items():
+            where = f"{self.path}: row {shown(number)}, column {name}"
+            raise InputError(f"the receipt's {name} is {shown(value)}", where=where, fix=_DROP_ROW)
+        return Residual(whatif, family, subject, log_residual)
 
     def __len__(self) -> int:
         return int(self._read("SELECT count(*) FROM receipts", ())[0][0]) if self.path.exists() else 0
@@ -132,11 +162,13 @@ class Ledger:
             if is_writing:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)) as connection:
+                connection.text_factory = _text
+                connection.execute("PRAGMA trusted_schema = OFF")
                 connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
                 self._check(connection, is_writing=is_writing)
                 yield connection
                 connection.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeError) as error:  # SQLite's own words may be no UTF-8
             fix = "pass another path to --ledger; this file is left as it is"
             raise InputError(f"the receipts ledger cannot be used: {error}", where=str(self.path), fix=fix) from error
 
@@ -158,6 +190,17 @@ class Ledger:
                 where=str(self.path),
                 fix="update windtunnel, or pass another path to --ledger",
             )
+        elif connection.execute("SELECT type FROM sqlite_master WHERE name = 'receipts'").fetchall() != [("table",)]:
+            fix = "pass another path to --ledger; this file is left as it is"
+            raise InputError("the ledger has no table receipts", where=str(self.path), fix=fix)
+
+
+def _text(stored: bytes) -> str | bytes:
+    """What SQLite calls text; bytes where it is no UTF-8, so that the row can be named."""
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
 
 
 def _storable(value: object) -> object:

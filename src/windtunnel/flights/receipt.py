@@ -16,14 +16,18 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
+from windtunnel.reading import shown
 from windtunnel.units import format_duration
 
 __all__ = ["Receipt", "encode", "model_fingerprint", "subject_of", "table_of"]
 
 SCHEMA = "windtunnel.receipt/1"
+_LEAST, _MOST = 1e-30, 1e30
+_MADE_BY = "windtunnel verify writes receipts"
 
 
 def encode(value: Any) -> str:
@@ -153,8 +157,37 @@ class Receipt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Receipt:
-        """Read back what :meth:`to_dict` gave."""
-        return msgspec.convert({key: values[key] for key in cls.__dataclass_fields__ if key in values}, cls)
+        """Read back what :meth:`to_dict` gave.
+
+        Raises
+        ------
+        InputError
+            It is no receipt, or its times cannot be.
+        """
+        if not isinstance(values, Mapping):
+            raise InputError(f"a receipt is a mapping, not {shown(values)}", fix=_MADE_BY)
+        try:
+            known = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
+            receipt: Receipt = msgspec.convert(known, cls)
+        except (msgspec.ValidationError, RecursionError, UnicodeError) as error:
+            raise InputError(f"this is no receipt: {error}", fix=_MADE_BY) from error
+        receipt._check()
+        return receipt
+
+    def _check(self) -> None:
+        """Refuse times and ratios that no flight can have shown."""
+        positive = {
+            "predicted_baseline_ns": self.predicted_baseline_ns,
+            "predicted_ns": self.predicted_ns,
+            "samples_ratio": self.samples_ratio,
+            "confidence": self.confidence,
+        }
+        for name in ("baseline", "changed", "speedup"):
+            estimate = getattr(self, name)
+            positive |= {f"{name}.{end}": getattr(estimate, end) for end in ("value", "low", "high")}
+        for name, value in positive.items():
+            if not _LEAST < value < _MOST:
+                raise InputError(f"{name} of a receipt is {value}", where=name, fix=_MADE_BY)
 
     def table(self) -> pa.Table:
         """One row, the columns as in :meth:`json`, estimates spread over three columns."""

@@ -10,16 +10,21 @@ from __future__ import annotations
 import base64
 import functools
 import inspect
+import math
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 import numpy as np
 
 from windtunnel.errors import GraphError, InputError
+from windtunnel.graph.meta import ProcessGroup
 from windtunnel.graph.table import Array, Strings
+from windtunnel.reading import ReadLimit, shown
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
@@ -29,6 +34,7 @@ __all__ = ["Edit", "apply_edits", "as_one_edit", "recorded", "undone"]
 P = ParamSpec("P")
 # what an edit of columns alone may keep from the graph before
 _ADJACENCY = ("_successors", "_predecessors", "_order")
+_WIDEST = 1 << 16  # bytes of one value
 _WRITTEN_OUT = 64  # longer arrays are stored compressed, not number by number
 _PRIMITIVES: dict[str, Callable[..., Graph]] = {}
 
@@ -63,23 +69,41 @@ class Edit:
         return document | ({"steps": [step.json() for step in self.steps]} if self.steps else {})
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Edit:
+    def from_json(cls, document: Mapping[str, Any], *, limit: ReadLimit | None = None) -> Edit:
         """Read what ``json`` wrote.
+
+        Parameters
+        ----------
+        document : mapping
+        limit : ReadLimit, optional
+            How much its arrays may take; anything by default.
 
         Raises
         ------
         InputError
-            The document is no edit, or names a primitive that does not exist.
+            The document is no edit, names a primitive that does not exist or arguments that it has not, or its arrays
+            take more than the limit.
         """
+        limit = limit or ReadLimit(Path(), sys.maxsize)
         try:
             name = document["edit"]
-            arguments = {key: _decode(value) for key, value in document["arguments"].items()}
-            steps = tuple(cls.from_json(step) for step in document.get("steps", ()))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(f"this is no recorded edit: {error}", fix="use what Edit.json() returns") from error
-        if name not in _PRIMITIVES and not steps:
-            raise InputError(f"no edit is called {name!r}", fix=f"known: {', '.join(sorted(_PRIMITIVES))}")
+            arguments = {key: _decode(value, limit) for key, value in document["arguments"].items()}
+            steps = tuple(cls.from_json(step, limit=limit) for step in document.get("steps", ()))
+            if name in _PRIMITIVES and not steps:
+                inspect.signature(_PRIMITIVES[name]).bind(None, **arguments)
+        except InputError:
+            raise
+        except _DAMAGE as error:
+            raise InputError(
+                f"this is no recorded edit: {error!r}"[:300], fix="use what Edit.json() returns"
+            ) from error
+        if not isinstance(name, str) or (name not in _PRIMITIVES and not steps):
+            raise InputError(f"no edit is called {shown(name)}", fix=f"known: {', '.join(sorted(_PRIMITIVES))}")
         return cls(name, arguments, steps)
+
+
+# what numpy, zlib and base64 say of a document that is no edit
+_DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, zlib.error)
 
 
 def recorded(method: Callable[Concatenate[Graph, P], Graph]) -> Callable[Concatenate[Graph, P], Graph]:
@@ -163,6 +187,8 @@ def _encode(value: Any) -> Any:
         return _encode_array(np.asarray(value))
     if isinstance(value, IntEnum):
         return int(value)
+    if isinstance(value, ProcessGroup):
+        return _encode({"name": value.name, "ranks": value.ranks, "told": value.told})
     if isinstance(value, Mapping):
         return {"mapping": {key: _encode(item) for key, item in value.items()}}
     if isinstance(value, list | tuple):
@@ -183,20 +209,40 @@ def _encode_array(array: Array) -> Any:
     return {"array": array.tolist(), "dtype": str(array.dtype)}
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, limit: ReadLimit) -> Any:
     if not isinstance(value, dict):
         return value
     if "mask" in value:
+        limit.check(2 * value["size"])
         flips = np.zeros(value["size"] + 1, dtype=np.int8)
         np.add.at(flips, np.array(value["mask"], dtype=np.int64), 1)
         return (np.cumsum(flips)[:-1] % 2).astype(bool)
     if "array" in value:
-        return np.array(value["array"], dtype=value["dtype"])
+        return np.array(value["array"], dtype=_plain(value["dtype"]))
     if "packed" in value:
-        flat = np.frombuffer(zlib.decompress(base64.b64decode(value["packed"])), dtype=value["dtype"])
-        return flat.reshape(value["shape"])
+        return _unpacked(value, limit)
     if "strings" in value:
-        return Strings(_decode(value["codes"]), tuple(value["strings"]))
+        codes = _decode(value["codes"], limit)
+        if len(codes) and not (0 <= codes.min() and codes.max() < len(value["strings"])):
+            raise ValueError("codes of strings that are not there")
+        return Strings(codes.astype(np.int32), tuple(map(str, value["strings"])))
     if "list" in value:
-        return [_decode(item) for item in value["list"]]
-    return {key: _decode(item) for key, item in value["mapping"].items()}
+        return [_decode(item, limit) for item in value["list"]]
+    return {key: _decode(item, limit) for key, item in value["mapping"].items()}
+
+
+def _plain(name: Any) -> np.dtype[Any]:
+    """The type of an array that was stored: numbers, or text as it was written out."""
+    found: np.dtype[Any] = np.dtype(name)
+    if found.kind not in "biufUO" or found.itemsize > _WIDEST:
+        raise ValueError(f"an array of {found}")
+    return found
+
+
+def _unpacked(value: Mapping[str, Any], limit: ReadLimit) -> Array:
+    dtype = _plain(value["dtype"])
+    num_bytes = math.prod(value["shape"]) * dtype.itemsize
+    limit.check(2 * num_bytes)
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(base64.b64decode(value["packed"]), num_bytes + 1)
+    return np.frombuffer(data, dtype=dtype).reshape(value["shape"])

@@ -18,14 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.errors import GraphError, InputError, SchemaVersionError
 from windtunnel.graph.graph import Graph
 from windtunnel.graph.history import Edit
-from windtunnel.graph.meta import Meta
+from windtunnel.graph.meta_file import read_meta
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSION, TASK_COLUMNS, Column
 from windtunnel.graph.table import Array, Strings, Table, frozen
+from windtunnel.reading import ReadLimit, read_json, shown
 
-__all__ = ["from_arrow", "load", "save", "to_arrow"]
+__all__ = ["from_arrow", "load", "read_parquet", "save", "to_arrow"]
 
 _TABLES: dict[str, Mapping[str, Column]] = {
     "tasks": TASK_COLUMNS,
@@ -107,73 +108,169 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def load(path: str | Path) -> Graph:
+def load(path: str | Path, *, read_limit: int | None = None) -> Graph:
     """Read and validate the graph in the folder ``path``.
+
+    Parameters
+    ----------
+    path : str or Path
+    read_limit : int, optional
+        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
 
     Raises
     ------
     InputError
-        The folder is not there, or a table or column in it is damaged.
+        The folder is not there, or a table, a column or a field of ``meta.json`` in it is damaged: file, row and field.
     SchemaVersionError
         It was written by a version that this one does not know.
     GraphError
         Its rows break a rule of the graph.
     """
     folder = Path(path)
-    document = _read_meta(folder)
-    tables = {title: _read_table(folder / f"{title}.parquet", schema) for title, schema in _TABLES.items()}
-    edits = tuple(Edit.from_json(edit) for edit in document.get("edits", []))
-    meta = Meta.of(document.get("meta", {}))
-    return Graph(tables["tasks"], tables["edges"], tables["resources"], meta, edits).validate()
+    limit = ReadLimit(folder, read_limit)
+    document = _read_meta(folder, limit)
+    where = str(folder / "meta.json")
+    edits = _read_edits(document.get("edits", []), where, limit)
+    meta = read_meta(document.get("meta", {}), where)
+    tables = {title: _read_table(folder / f"{title}.parquet", schema, limit) for title, schema in _TABLES.items()}
+    try:
+        return Graph(tables["tasks"], tables["edges"], tables["resources"], meta, edits).validate()
+    except GraphError as error:
+        place = f"{folder}: {error.where}" if error.where else str(folder)
+        raise GraphError(error.message, where=place, fix=error.fix or _AGAIN) from error
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
+def _read_meta(folder: Path, limit: ReadLimit) -> dict[str, Any]:
     meta = folder / "meta.json"
     if not meta.is_file():
         raise InputError(
             f"{folder} is no stored graph", where=str(meta), fix="name a folder that capture or save wrote"
         )
-    try:
-        document = json.loads(meta.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"meta.json cannot be read: {error}", where=str(meta)) from error
+    document = read_json(ReadLimit(meta, limit.given_bytes))
     version = document.get("schema_version") if isinstance(document, dict) else None
-    if version != SCHEMA_VERSION:
+    if isinstance(version, bool) or version != SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"schema version {version} is not known",
+            f"schema version {shown(version)} is not known",
             where=str(meta),
             fix=f"this windtunnel reads version {SCHEMA_VERSION}; update it, or capture again",
         )
     return dict(document)
 
 
-def _read_table(path: Path, schema: Mapping[str, Column]) -> Table:
+def _read_edits(edits: Any, where: str, limit: ReadLimit) -> tuple[Edit, ...]:
+    if not isinstance(edits, list):
+        raise InputError(f"edits is {shown(edits)} instead of a list", where=f"{where}: edits", fix=_AGAIN)
+    found = []
+    for number, edit in enumerate(edits):
+        try:
+            found.append(Edit.from_json(edit, limit=limit))
+        except InputError as error:
+            raise InputError(error.message, where=f"{where}: edits[{number}]", fix=error.fix) from error
+    return tuple(found)
+
+
+_AGAIN = "save or capture the graph again"
+_BYTES_PER_VALUE = 8
+
+
+def _read_table(path: Path, schema: Mapping[str, Column], limit: ReadLimit) -> Table:
+    table = read_parquet(path, limit)
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path.name} cannot be read: {error}", where=str(path)) from error
-    return from_arrow(table, schema)
+        return from_arrow(table, schema)
+    except (InputError, GraphError) as error:
+        raise InputError(error.message, where=f"{path}{error.where and f': {error.where}'}", fix=_AGAIN) from error
+
+
+def read_parquet(path: Path, limit: ReadLimit, *, what: str = "a table of a graph", fix: str = _AGAIN) -> pa.Table:
+    """A table as the file has it, every value checked to be one of its column's type.
+
+    Parameters
+    ----------
+    path : Path
+    limit : ReadLimit
+    what, fix : str
+        What the file should be and what to do if it is not, for messages.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, is damaged, or takes more than the limit.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            facts = file.metadata
+            num_values = facts.num_rows * facts.num_columns
+            groups = [facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)]
+            limit.check(_BYTES_PER_VALUE * num_values + sum(groups))
+            table = file.read()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeError, OverflowError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise InputError(f"{path.name} cannot be read as {what}: {why}", where=str(path), fix=fix) from error
+    return table
 
 
 def from_arrow(table: pa.Table, schema: Mapping[str, Column]) -> Table:
-    """Read what ``to_arrow`` made."""
-    columns = {name: _numpy_column(table.column(name)) for name in table.column_names}
+    """Read what ``to_arrow`` made.
+
+    Raises
+    ------
+    InputError
+        A column holds nulls, or what no column of a graph can hold.
+    GraphError
+        A value does not fit its column, or no such column is declared.
+    """
+    names = table.column_names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{names.count(twice[0])} columns are called {twice[0]!r}")
+    columns = {name: _numpy_column(name, table.column(name)) for name in names}
+    for name, column in columns.items():
+        if name in schema and schema[name].dtype is None and not isinstance(column, Strings):
+            raise InputError(f"column {name!r} holds {column.dtype}, not text")
     return Table.typed(columns, schema) if columns else Table({}, table.num_rows)
 
 
-def _numpy_column(column: pa.ChunkedArray) -> Array | Strings:
-    if pa.types.is_dictionary(column.type):
+def _numpy_column(name: str, column: pa.ChunkedArray) -> Array | Strings:
+    _refuse_nulls(name, column)
+    kind = column.type
+    if pa.types.is_dictionary(kind):
         merged = column.unify_dictionaries().combine_chunks()
         array = merged.chunk(0) if isinstance(merged, pa.ChunkedArray) and merged.num_chunks else merged
         if isinstance(array, pa.ChunkedArray):
             return Strings.of([])
-        codes = array.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-        return Strings(frozen(codes), tuple(array.dictionary.to_pylist()))
-    if pa.types.is_fixed_size_list(column.type):
+        return Strings(frozen(array.indices.to_numpy(zero_copy_only=False).astype(np.int32)), _texts(name, array))
+    if pa.types.is_fixed_size_list(kind):
         flat = column.combine_chunks()
         flat = flat.chunk(0) if isinstance(flat, pa.ChunkedArray) and flat.num_chunks else flat
-        values = flat.flatten().to_numpy(zero_copy_only=False)
-        return values.reshape(len(column), column.type.list_size)  # type: ignore[no-any-return]
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        values = flat.flatten()
+        _refuse_nulls(name, values)
+        if not _is_number(values.type):
+            raise InputError(f"column {name!r} holds lists of {values.type}, not of numbers")
+        return values.to_numpy(zero_copy_only=False).reshape(len(column), kind.list_size)  # type: ignore[no-any-return]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return Strings.of(column.to_pylist())
+    if not _is_number(kind):
+        raise InputError(f"column {name!r} holds {kind}: a graph has numbers and text")
     return column.to_numpy()  # type: ignore[no-any-return]
+
+
+def _texts(name: str, array: pa.DictionaryArray) -> tuple[str, ...]:
+    values = array.dictionary
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        raise InputError(f"column {name!r} holds a dictionary of {values.type}, not of text")
+    _refuse_nulls(name, values)
+    return tuple(values.to_pylist())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _refuse_nulls(name: str, values: pa.ChunkedArray | pa.Array) -> None:
+    if values.null_count:
+        row = (
+            values.is_null().to_numpy(zero_copy_only=False).argmax()
+            if isinstance(values, pa.Array)
+            else (values.is_null().to_numpy().argmax())
+        )
+        raise InputError(f"column {name!r} has {values.null_count:,} nulls, the first in row {int(row):,}")

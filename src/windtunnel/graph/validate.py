@@ -30,6 +30,8 @@ __all__ = ["find_cycle", "validate"]
 
 _MAX_NAME = 80
 _CYCLE_SEEDS = 64
+_LONGEST_NS = 2.0**62
+_TWO_DIMENSIONAL = ("samples_ns", "slowdown")
 
 
 def validate(graph: Graph) -> None:
@@ -48,6 +50,7 @@ def validate(graph: Graph) -> None:
     _check_range("edges", "dst", graph.edges["dst"], 0, graph.num_tasks, "task")
     _check_range("tasks", "resource", graph.tasks["resource"], UNPLACED, graph.num_resources, "resource")
     _check_resources(graph)
+    _check_sum(graph)
     _check_cycle(graph)
 
 
@@ -69,6 +72,8 @@ def _check_column(title: str, name: str, values: Array | Strings, column: Column
     if column.dtype is None or values.dtype != np.dtype(column.dtype):
         expected = "text" if column.dtype is None else np.dtype(column.dtype)
         raise GraphError(f"{title} column {name!r} is {values.dtype}, not {expected}")
+    if values.ndim > (2 if name in _TWO_DIMENSIONAL else 1):
+        raise GraphError(f"{title} column {name!r} holds {values.shape[1]} values per row", fix="give it one per row")
     if column.enum is not None:
         known = [int(member) for member in column.enum]
         _refuse(title, name, values, ~np.isin(values, known), f"is no {column.enum.__name__}", graph)
@@ -111,6 +116,20 @@ def _check_resources(graph: Graph) -> None:
     rate = graph.resources.get("rate")
     if rate is not None and (rate[shared] <= 0).any():
         raise GraphError("a SHARED resource needs a positive rate")
+
+
+def _check_sum(graph: Graph) -> None:
+    """However the tasks follow each other, no time may leave the whole numbers of 64 bits."""
+    parts = {"durations": graph.tasks["duration_ns"], "lags": graph.edges.get("lag_ns")}
+    earliest = graph.tasks.get("earliest_ns")
+    total_ns = sum(float(column.sum(dtype=np.float64)) for column in parts.values() if column is not None)
+    total_ns += 0.0 if earliest is None else float(earliest.max(initial=0))
+    if total_ns > _LONGEST_NS:
+        raise GraphError(
+            f"the times of the graph add up to {total_ns / 1e9:.3g} s, which no 64-bit number of nanoseconds holds",
+            where=f"{graph.num_tasks:,} tasks, {graph.num_edges:,} edges",
+            fix="correct the durations and lags where the graph is made",
+        )
 
 
 def _check_cycle(graph: Graph) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
+from windtunnel.reading import free_memory_bytes
 
 __all__ = [
     "available_bytes",
@@ -160,13 +161,8 @@ def available_bytes(root: Path = Path("/")) -> int:
     root : Path
         Where /proc and /sys lie (tests give another).
     """
-    free = _field(_read(root / "proc/meminfo"), "MemAvailable").split()
-    available = int(free[0]) * 1024 if free and free[0].isdigit() else _memory_bytes(root)
-    limit = _read(root / "sys/fs/cgroup/memory.max").strip()
-    used = _read(root / "sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        available = min(available, max(0, int(limit) - int(used)))
-    return available
+    free = free_memory_bytes(root)
+    return _memory_bytes(root) if free is None else free
 
 
 def _cache_bytes(folder: Path) -> dict[str, int]:

@@ -6,13 +6,13 @@ file is an error: nothing is silently zero.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.parts import Device
+from windtunnel.reading import ReadLimit, read_json
 
 __all__ = ["FIELDS", "device_of_row", "read_sheet"]
 
@@ -86,11 +86,11 @@ def read_sheet(path: Path) -> Device:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"the device's sheet cannot be read: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
-        raise InputError(f"the device's sheet is no JSON: {error}", where=str(path)) from error
+        found = read_json(ReadLimit(path))
+    except InputError as error:
+        raise InputError(
+            f"the device's sheet cannot be read: {error.message}", where=error.where, fix=error.fix
+        ) from error
     if not isinstance(found, dict):
         raise InputError("the device's sheet is not one JSON object", where=str(path), fix="write {field: value, ...}")
     return found

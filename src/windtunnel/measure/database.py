@@ -6,14 +6,17 @@ processes may write at once. Hostile operator names are only values of parameter
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.reading import shown
 
 __all__ = ["Measurement", "ProfileDatabase", "default_database_path"]
 
@@ -92,6 +95,9 @@ class Measurement:
 
 
 _COLUMNS = tuple(field.name for field in fields(Measurement))
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    field.name: {"str": str, "int": int}.get(str(field.type), (int, float)) for field in fields(Measurement)
+}
 # only names of columns are ever put into a statement; values are its parameters
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM measurements"  # noqa: S608
 _SLOTS = ", ".join("?" * len(_COLUMNS))
@@ -151,7 +157,7 @@ class ProfileDatabase:
             return
         with self._connection() as connection:
             rows = connection.execute(f"{_SELECT} ORDER BY {', '.join(_KEY)}")
-            found = [Measurement(*row) for row in rows]
+            found = [self._measurement(row) for row in rows]
         yield from found
 
     def add(self, measurements: Iterable[Measurement]) -> None:
@@ -173,7 +179,7 @@ class ProfileDatabase:
         query = f"{_SELECT} WHERE {condition}"
         with self._connection() as connection:
             rows = [(key, connection.execute(query, key).fetchone()) for key in keys]
-        found = {key: Measurement(*row) for key, row in rows if row is not None}
+        found = {key: self._measurement(row) for key, row in rows if row is not None}
         return {key: one for key, one in found.items() if one.measured_at >= self.since}
 
     def drop(self, change: str = "") -> int:
@@ -193,7 +199,19 @@ class ProfileDatabase:
             rows = connection.execute(
                 f"{_SELECT} WHERE {where} ORDER BY {', '.join(_KEY)}", (machine, libraries, threads, self.since)
             )
-            return [Measurement(*row) for row in rows]
+            return [self._measurement(row) for row in rows]
+
+    def _measurement(self, row: tuple[Any, ...]) -> Measurement:
+        for name, value in zip(_COLUMNS, row, strict=True):
+            kinds = _KINDS[name]
+            if not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
+                key = " ".join(shown(one) for one in row[: len(_KEY)])
+                raise InputError(
+                    f"the measurement's {name} is {shown(value)}",
+                    where=f"{self.path}: {key}",
+                    fix="delete this row with sqlite3, or move the file away",
+                )
+        return Measurement(*row)
 
     def _exists(self) -> bool:
         return self._kept is not None or Path(self.path).exists()
@@ -204,7 +222,13 @@ class ProfileDatabase:
             yield self._kept
             return
         with closing(self._opened()) as connection:
-            yield connection
+            try:
+                yield connection
+            except (sqlite3.DatabaseError, UnicodeError) as error:
+                if isinstance(error, sqlite3.IntegrityError):  # what was to be written is wrong, not the file
+                    raise
+                fix = "name another file, or move this one away"
+                raise InputError(f"the profile database cannot be used: {error}", where=self.path, fix=fix) from error
 
     def _opened(self) -> sqlite3.Connection:
         if self.path != ":memory:":

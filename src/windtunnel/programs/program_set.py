@@ -8,10 +8,8 @@ Letters: P programs, L statements of all programs, N nodes of all serialized tre
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.programs.model.code_features import CODE_NAMES, VECTOR_BITS
+from windtunnel.programs.set_file import read_set
+from windtunnel.reading import ReadLimit, shown
 
 __all__ = ["ALL_DEVICES", "NUM_FEATURES", "SCHEDULE_SHAPE", "SCHEMA", "ProgramSet", "parts_of", "work_of"]
 
@@ -188,8 +188,14 @@ class ProgramSet:
         return target
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ProgramSet:
+    def load(cls, path: str | os.PathLike[str], *, read_limit: int | None = None) -> ProgramSet:
         """Read and check a set.
+
+        Parameters
+        ----------
+        path : path
+        read_limit : int, optional
+            The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
 
         Raises
         ------
@@ -199,17 +205,13 @@ class ProgramSet:
             It was written in another form.
         """
         source = Path(path)
-        try:
-            with np.load(io.BytesIO(source.read_bytes()), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            header = json.loads(arrays.pop("header").tobytes())
-        except FileNotFoundError as error:
-            raise InputError(f"{source} is not there", fix="windtunnel cost sample makes one") from error
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-            raise InputError("this is not a program set", where=str(source), fix="windtunnel cost sample") from error
+        arrays, header = read_set(source, ReadLimit(source, read_limit))
         _require_schema(header, arrays, str(source))
+        _check_header(header, str(source))
+        with np.errstate(invalid="ignore", over="ignore"):  # what is then wrong is named by ``check``
+            typed = {name: np.asarray(arrays[name], kind) for name, kind in _DTYPES.items()}
         found = cls(
-            **{name: np.asarray(arrays[name], kind) for name, kind in _DTYPES.items()},
+            **typed,
             devices=tuple(header["devices"]),
             tasks=tuple(header["tasks"]),
             meta=header["meta"],
@@ -299,6 +301,23 @@ def _require_schema(header: Mapping[str, Any], arrays: Mapping[str, Any], where:
     missing = sorted({field.name for field in fields(ProgramSet)} - set(arrays) - set(header))
     if missing:
         raise InputError(f"the program set lacks {', '.join(missing)}", where=where, fix="windtunnel cost sample")
+
+
+def _check_header(header: Mapping[str, Any], where: str) -> None:
+    """Devices have names, tasks say in which networks they are."""
+    fix = "windtunnel cost sample writes such sets"
+    for name in ("devices", "tasks"):
+        rows = header[name]
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InputError(f"{name} of the header is no list of mappings", where=where, fix=fix)
+    if not isinstance(header["meta"], dict):
+        raise InputError(f"meta of the header is {shown(header['meta'])}", where=where, fix=fix)
+    for row, device in enumerate(header["devices"]):
+        if not isinstance(device.get("name"), str):
+            raise InputError(f"device {row} has no name", where=where, fix=fix)
+    for row, task in enumerate(header["tasks"]):
+        if not isinstance(task.get("networks", {}), dict):
+            raise InputError(f"task {row} names no networks", where=where, fix=fix)
 
 
 def check(programs: ProgramSet, where: str) -> None:

@@ -19,8 +19,14 @@ def is_stored(path: Path) -> bool:
 
 
 @registry.source("stored", source="windtunnel's own folder of Parquet tables", sniff=is_stored)
-def load_stored(path: str | Path) -> Graph:
+def load_stored(path: str | Path, *, read_limit: int | None = None) -> Graph:
     """Load a graph that ``save`` or ``windtunnel capture`` wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+    read_limit : int, optional
+        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
 
     Raises
     ------
@@ -31,4 +37,4 @@ def load_stored(path: str | Path) -> Graph:
     GraphError
         Its rows break a rule of the graph.
     """
-    return load(path)
+    return load(path, read_limit=read_limit)

@@ -24,6 +24,7 @@ from windtunnel.hardware.host import cpu_quota_cores, num_sockets
 from windtunnel.measure import fingerprint
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
+from windtunnel.reading import ReadLimit, read_json, shown, unpacked
 from windtunnel.suite.stable import steady
 
 __all__ = ["Cell", "Result", "SuiteRun", "load_run", "profile_table", "write_machine", "write_profile", "write_result"]
@@ -295,7 +296,9 @@ def load_run(folder: str | Path) -> SuiteRun:
     if not files:
         raise InputError(f"{path} holds no results of the suite", fix="make some: windtunnel suite run -o FOLDER")
     machine = path / _MACHINE
-    record = json.loads(machine.read_bytes()) if machine.exists() else {}
+    record = read_json(ReadLimit(machine)) if machine.exists() else {}
+    if not isinstance(record, dict):
+        raise InputError(f"the machine is {shown(record)}", where=str(machine), fix="delete it and run with --resume")
     return SuiteRun(path, record, sorted(map(_read, files), key=_place))
 
 
@@ -306,8 +309,8 @@ def _place(result: Result) -> tuple[object, ...]:
 
 def _read(file: Path) -> Result:
     try:
-        result = msgspec.json.decode(file.read_bytes(), type=Result)
-    except (msgspec.MsgspecError, OSError) as error:
+        result = msgspec.json.decode(unpacked(ReadLimit(file), error=InputError), type=Result)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise InputError(
             f"this is no result of the suite: {error}", where=str(file), fix="delete the file and run with --resume"
         ) from error

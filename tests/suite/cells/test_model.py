@@ -172,7 +172,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_bytes(b"no gzip")
 
     for path in (broken, tmp_path / "absent.csv"):
-        with pytest.raises(InputError, match="cannot be read"):
+        with pytest.raises(InputError, match=r"cannot read the file|no table of latencies"):
             read_latencies(path)
 
 

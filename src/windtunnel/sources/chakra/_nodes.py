@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
+from windtunnel.reading import ReadLimit, parse_json, shown, unpacked
 from windtunnel.sources.chakra._wire import PROBLEMS, Scan, scan, unpack_varints
 
-__all__ = ["NODE_TYPES", "Nodes", "read_nodes", "unpacked", "unpacked_head"]
+__all__ = ["NODE_TYPES", "Nodes", "read_nodes", "unpacked_head"]
 
 # N nodes, D dependencies
 Ints = NDArray[Any]
@@ -29,6 +31,7 @@ NODE_TYPES = (
     "INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL",
 )  # fmt: skip
 _GZIP = b"\x1f\x8b"
+_BYTES_PER_JSON_BYTE = 8
 _ZIGZAG_FIELDS = (15, 17)
 _TEXT_FIELDS = (29, 31)
 _LIST_FIELDS = (8, 10, 12, 14, 28)
@@ -54,36 +57,28 @@ class Nodes:
     dropped: dict[str, int]
 
 
-def read_nodes(path: Path) -> Nodes:
+def read_nodes(path: Path, read_limit: int | None = None) -> Nodes:
     """Read ``.et``, ``.et.gz``, ``.json`` or ``.json.gz``; the content decides, not the name.
 
     Raises
     ------
     TraceError
-        The file is cut (byte), is no Chakra trace, or a node depends on one that is not there.
+        The file is cut (byte), is no Chakra trace, takes more memory than the limit, or a node depends on one that is
+        not there.
     """
-    data = unpacked(path)
+    limit = ReadLimit(path, read_limit)
+    data = unpacked(limit)
     if not data:
         raise TraceError("the file is empty", where=str(path), fix="export the trace again")
-    if data.lstrip()[:1] == b"{" and data.lstrip()[1:2] != b"\x12":
+    if re.match(rb"\s*\{\s*[\"}]", data):
+        limit.check(_BYTES_PER_JSON_BYTE * len(data), error=TraceError)
         return _from_json(path, data)
-    return _from_scan(path, data, scan(data))
+    return _from_scan(path, data, scan(data, lambda counts: limit.check(_memory_of(*counts), error=TraceError)))
 
 
-def unpacked(path: Path) -> bytes:
-    """Bytes of a file, packed with gzip or not."""
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == _GZIP else data
-    except EOFError as error:
-        size = path.stat().st_size
-        raise TraceError(
-            "the gzip file is cut", where=f"{path}: byte {size:,}, its end", fix="copy it again"
-        ) from error
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"the gzip file is damaged: {error}", where=str(path), fix="copy it again") from error
-    except OSError as error:
-        raise TraceError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+def _memory_of(num_nodes: int, num_data: int, num_ctrl: int, num_attrs: int) -> int:
+    """Bytes that the graph of so many nodes, dependencies and attributes takes while it is made."""
+    return 600 * num_nodes + 100 * (num_data + num_ctrl) + 300 * num_attrs
 
 
 def unpacked_head(path: Path) -> bytes:
@@ -97,7 +92,7 @@ def unpacked_head(path: Path) -> bytes:
         return b""
 
 
-def _from_scan(path: Path, data: bytes, found: Scan) -> Nodes:
+def _from_scan(path: Path, data: bytearray, found: Scan) -> Nodes:
     if found.problem:
         raise TraceError(
             PROBLEMS[found.problem],
@@ -113,7 +108,7 @@ def _from_scan(path: Path, data: bytes, found: Scan) -> Nodes:
     )  # fmt: skip
 
 
-def _attributes(data: bytes, found: Scan) -> dict[str, dict[int, Any]]:
+def _attributes(data: bytearray, found: Scan) -> dict[str, dict[int, Any]]:
     attrs: dict[str, dict[int, Any]] = {}
     _, first, group = np.unique(found.attrs[:, 1], return_index=True, return_inverse=True)
     names = [data[at : at + size].decode("utf-8", "replace") for at, size in found.attrs[first, 2:4].tolist()]
@@ -124,7 +119,7 @@ def _attributes(data: bytes, found: Scan) -> dict[str, dict[int, Any]]:
     return attrs
 
 
-def _value(data: bytes, number: int, value: int, extent: int) -> Any:
+def _value(data: bytearray, number: int, value: int, extent: int) -> Any:
     if number in _TEXT_FIELDS:
         return data[value : value + extent].decode("utf-8", "replace") if extent >= 0 else ""
     if number in _LIST_FIELDS and extent >= 0:
@@ -134,61 +129,101 @@ def _value(data: bytes, number: int, value: int, extent: int) -> Any:
     return value
 
 
-def _unpacked_list(inner: bytes) -> list[int]:
+def _unpacked_list(inner: bytearray) -> list[int]:
     """The integers of a list message: its key, the length as varint, then the packed values."""
     end_of_length = next((i for i in range(1, len(inner)) if inner[i] < 128), len(inner))
     return unpack_varints(inner[end_of_length + 1 :])
 
 
-def _from_json(path: Path, data: bytes) -> Nodes:
-    try:
-        document = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise TraceError(f"the JSON is damaged: {error}", where=str(path), fix="export it again") from error
-    rows = document.get("workload_graph") if isinstance(document, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "Id" in row for row in rows):
-        is_torch = isinstance(document, dict) and "nodes" in document
+class _Row(msgspec.Struct):
+    """A node in JSON; what is not wanted is never made."""
+
+    Id: Any
+    Name: Any = ""
+    NodeType: Any = 0
+    runtime: Any = 0
+    is_cpu_op: Any = None
+    data_deps: Any = None
+    ctrlDeps: Any = None
+    ctrl_deps: Any = None
+
+
+class _Document(msgspec.Struct):
+    workload_graph: msgspec.Raw = msgspec.Raw()
+    nodes: msgspec.Raw = msgspec.Raw()
+
+
+def _from_json(path: Path, data: bytearray) -> Nodes:
+    document: _Document = _decoded(path, data, _Document)
+    if not bytes(document.workload_graph):
+        is_torch = bool(bytes(document.nodes))
         raise TraceError(
             "this is a PyTorch execution trace, not a Chakra graph" if is_torch else "there is no workload_graph",
             where=str(path),
             fix="convert it with a Chakra converter, or load the profiler's Kineto trace instead",
         )
-    data_deps = [pair for n, row in enumerate(rows) for pair in _pairs(path, n, row, "data_deps")]
+    rows: list[_Row] = _decoded(path, data, list[_Row], document.workload_graph)
+    data_deps = [pair for n, row in enumerate(rows) for pair in _pairs(path, n, "data_deps", row.data_deps)]
     ctrl_deps = [
-        pair for n, row in enumerate(rows) for key in ("ctrlDeps", "ctrl_deps") for pair in _pairs(path, n, row, key)
+        pair
+        for n, row in enumerate(rows)
+        for key, deps in (("ctrlDeps", row.ctrlDeps), ("ctrl_deps", row.ctrl_deps))
+        for pair in _pairs(path, n, key, deps)
     ]
     return _assembled(
         path,
-        np.array([_whole(path, n, "Id", row["Id"]) for n, row in enumerate(rows)], np.int64),
-        [str(row.get("Name", "")) for row in rows],
-        np.array([_whole(path, n, "NodeType", row.get("NodeType", 0)) for n, row in enumerate(rows)], np.int64),
+        np.array([_whole(path, n, "Id", row.Id) for n, row in enumerate(rows)], np.int64),
+        [_text(path, n, row.Name) for n, row in enumerate(rows)],
+        np.array([_whole(path, n, "NodeType", row.NodeType) for n, row in enumerate(rows)], np.int64),
         np.zeros(len(rows), np.int64),
-        np.array([_nanoseconds(path, n, row.get("runtime", 0)) for n, row in enumerate(rows)], np.int64),
+        np.array([_nanoseconds(path, n, row.runtime) for n, row in enumerate(rows)], np.int64),
         np.array(data_deps, np.int64).reshape(-1, 2),
         np.array(ctrl_deps, np.int64).reshape(-1, 2),
-        {"is_cpu_op": {n: int(bool(row["is_cpu_op"])) for n, row in enumerate(rows) if "is_cpu_op" in row}},
+        {"is_cpu_op": {n: int(bool(row.is_cpu_op)) for n, row in enumerate(rows) if row.is_cpu_op is not None}},
         {},
     )
 
 
-def _pairs(path: Path, n: int, row: dict[str, Any], key: str) -> list[tuple[int, int]]:
+def _decoded(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = None) -> Any:
+    try:
+        return msgspec.json.decode(data if part is None else part, type=kind)
+    except msgspec.ValidationError as error:
+        place = str(error).replace("`$", "`workload_graph")
+        raise TraceError(f"there is no workload_graph: {place}", where=str(path), fix="export it again") from error
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        parse_json(bytes(data), str(path), error=TraceError)  # says the line or the byte
+        raise TraceError(f"the JSON is damaged: {error}", where=str(path), fix="export it again") from error
+
+
+def _pairs(path: Path, n: int, key: str, deps: Any) -> list[tuple[int, int]]:
     """Dependencies of one node as (node, id waited for)."""
-    deps = row.get(key) or []
-    if not isinstance(deps, list):
-        raise TraceError(f"{key} {deps!r} is not a list", where=f"{path}: node {n}")
-    return [(n, _whole(path, n, "dependency", dep)) for dep in deps]
+    if not isinstance(deps, list | None):
+        raise TraceError(f"{key} {shown(deps)} is not a list", where=f"{path}: node {n}", fix="export it again")
+    return [(n, _whole(path, n, "dependency", dep)) for dep in deps or ()]
 
 
 def _whole(path: Path, n: int, key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise TraceError(f"{key} {value!r} is not a whole number", where=f"{path}: node {n}")
+        raise TraceError(
+            f"{key} {shown(value)} is not a whole number", where=f"{path}: node {n}", fix="export it again"
+        )
+    return value
+
+
+def _text(path: Path, n: int, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TraceError(f"Name {shown(value)} is no text", where=f"{path}: node {n}", fix="export it again")
     return value
 
 
 def _nanoseconds(path: Path, n: int, runtime_us: Any) -> int:
-    if not isinstance(runtime_us, int | float) or not math.isfinite(runtime_us) or not 0 <= runtime_us < 2**50:
-        raise TraceError(f"runtime {runtime_us!r} is no time in microseconds", where=f"{path}: node {n}")
-    return round(runtime_us * 1000)
+    is_number = isinstance(runtime_us, int | float) and not isinstance(runtime_us, bool)
+    if not is_number or not 0 <= runtime_us < 2**50 or math.isnan(runtime_us):
+        raise TraceError(
+            f"runtime {shown(runtime_us)} is no time in microseconds", where=f"{path}: node {n}", fix="export it again"
+        )
+    nanoseconds: int = round(runtime_us * 1000)
+    return nanoseconds
 
 
 def _assembled(

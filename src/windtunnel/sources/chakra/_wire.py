@@ -6,6 +6,7 @@ library. And back: varints and fields as bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,8 +170,8 @@ def _scan(
     return n, d, c, a, texts, OK, 0
 
 
-def scan(data: bytes) -> Scan:
-    """Find every node, dependency and attribute of an ``.et`` file."""
+def scan(data: bytes | bytearray, check: Callable[[list[int]], None] = lambda _: None) -> Scan:
+    """Find every node, dependency and attribute of an ``.et`` file; ``check`` may refuse their numbers."""
     buffer = np.frombuffer(data, dtype=np.uint8)
     sizes = (0, 0, 0, 0)
     for fill in (False, True):
@@ -180,6 +181,8 @@ def scan(data: bytes) -> Scan:
         attrs = np.zeros((num_attrs, 7), np.int64)
         *counts, texts, problem, problem_at = _scan(buffer, node, node_at, data_deps, ctrl_deps, attrs, fill)
         sizes = (counts[0], counts[1], counts[2], counts[3])
+        if not fill:
+            check(counts)
         if problem != OK:
             node = np.zeros((counts[0], 6), np.int64)
             break
@@ -210,7 +213,7 @@ def field_bytes(number: int, value: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def unpack_varints(data: bytes) -> list[int]:
+def unpack_varints(data: bytes | bytearray) -> list[int]:
     """Integers that were packed one behind the other (of a file that ``scan`` accepted)."""
     buffer, at, values = np.frombuffer(data, dtype=np.uint8), 0, []
     while 0 <= at < len(data):

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
+from windtunnel.reading import shown
 from windtunnel.sources.chakra._nodes import NODE_TYPES, Nodes, read_nodes, unpacked_head
 from windtunnel.sources.chakra._wire import encode_varints, field_bytes, field_varint, varint
 
@@ -57,7 +59,7 @@ def is_chakra_json(path: Path) -> bool:
     sniff=is_chakra_json,
     suffixes=(".et", ".et.gz"),
 )
-def load_chakra(path: str | Path) -> Graph:
+def load_chakra(path: str | Path, *, read_limit: int | None = None) -> Graph:
     """Load a Chakra trace of one rank: ``.et`` or its JSON form, ``.gz`` or not.
 
     Every node becomes a task, sorted by node id (column ``order``), so that first-in-first-out by (ready time, id) is
@@ -69,6 +71,8 @@ def load_chakra(path: str | Path) -> Graph:
     Parameters
     ----------
     path : str or Path
+    read_limit : int, optional
+        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
 
     Returns
     -------
@@ -84,7 +88,8 @@ def load_chakra(path: str | Path) -> Graph:
         The dependencies form a cycle; names the nodes.
     """
     path = Path(path)
-    nodes = read_nodes(path)
+    nodes = read_nodes(path, read_limit)
+    _check_attributes(path, nodes)
     is_cpu = _is_cpu(nodes)
     is_comm = nodes.types >= _FIRST_COMM
     edges = np.concatenate([nodes.data_deps, nodes.ctrl_deps])
@@ -115,6 +120,18 @@ def load_chakra(path: str | Path) -> Graph:
         },
         meta=Meta(source="chakra", trace={"file": path.name, "dropped": nodes.dropped}, groups=_groups(nodes)),
     )
+
+
+def _check_attributes(path: Path, nodes: Nodes) -> None:
+    """What should be a whole number is one."""
+    for name in (*_INTEGERS, *_WORK, "is_cpu_op", "comm_type", "duration_ns"):
+        for row, value in nodes.attrs.get(name, {}).items():
+            if not isinstance(value, int):
+                raise TraceError(
+                    f"attribute {name} of node {nodes.ids[row]} is {shown(value)} instead of a whole number",
+                    where=f"{path}: {nodes.names[row][:80]!r}",
+                    fix="export it again",
+                )
 
 
 def _is_cpu(nodes: Nodes) -> Ints:

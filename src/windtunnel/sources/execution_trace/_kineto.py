@@ -50,7 +50,9 @@ class Measured:
     num_unjoined_tasks: int
 
 
-def measure(document: Document, path: Path, progress: Progress | None = None) -> Measured:
+def measure(
+    document: Document, path: Path, read_limit: int | None = None, progress: Progress | None = None
+) -> Measured:
     """Take durations from the Kineto trace at ``path``.
 
     Raises
@@ -58,7 +60,7 @@ def measure(document: Document, path: Path, progress: Progress | None = None) ->
     TraceError
         Fewer than nine of ten operators are in both: they are not of one run.
     """
-    trace = read_trace(path, progress=progress)
+    trace = read_trace(path, read_limit=read_limit, progress=progress)
     role = roles(trace)
     rows = np.flatnonzero((role == Role.OP) | (role == Role.ANNOTATION))
     rows = rows[np.lexsort((-trace.dur[rows], trace.ts[rows], trace.thread[rows]))]
@@ -76,7 +78,7 @@ def measure(document: Document, path: Path, progress: Progress | None = None) ->
     owner = _owners(trace, role, event_of)
     own_ns = np.full(len(document.nodes), -1, np.int64)
     own_ns[list(event_of.values())] = 0
-    return _attribute(trace, load_kineto(path, progress=progress), owner, own_ns, how)
+    return _attribute(trace, load_kineto(path, read_limit=read_limit, progress=progress), owner, own_ns, how)
 
 
 def _by_id(trace: Trace, rows: Int, nodes: list[Node]) -> dict[int, int]:

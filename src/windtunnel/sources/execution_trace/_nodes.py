@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.chakra._nodes import unpacked
+from windtunnel.reading import ReadLimit, parse_json, unpacked
 
 __all__ = ["SCHEMAS", "Document", "Node", "read_document", "tensors"]
 
@@ -20,6 +20,8 @@ SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.1.0", "1.1.1")  # before "-chakra..."
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Number = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]
 _LARGEST = 2**48  # elements, bytes; beyond that it is no size
+_BYTES_PER_JSON_BYTE = 5  # of a real trace; the limit has room for worse
+_DEEPEST = 32  # real inputs are tensors in lists of lists
 _ROOT = "[pytorch|profiler|execution_"
 
 
@@ -110,7 +112,7 @@ class Document(NamedTuple):
     num_roots: int
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path, read_limit: int | None = None) -> Document:
     """Read ``.json`` or ``.json.gz``; the content decides, not the name.
 
     Raises
@@ -118,7 +120,7 @@ def read_document(path: Path) -> Document:
     TraceError
         The file is cut (byte), has an unknown schema, lacks a field (which node), or its nodes contradict each other.
     """
-    data = unpacked(path)
+    data = unpacked(ReadLimit(path, read_limit), cost=_BYTES_PER_JSON_BYTE)
     head = _decoded(path, data, _Head)
     schema = head.schema.partition("-")[0]
     if schema not in SCHEMAS:
@@ -127,10 +129,10 @@ def read_document(path: Path) -> Document:
             where=f"{path}: field schema",
             fix=f"known are {', '.join(SCHEMAS)} (with or without -chakra); record it again with another PyTorch",
         )
-    raw = bytes(head.nodes)
-    nodes = [_of_flat(node) for node in _decoded(path, raw, list[_Flat], "nodes")] if schema == "1.0.1" else []
+    raw = head.nodes
+    nodes = [_of_flat(node) for node in _decoded(path, data, list[_Flat], raw)] if schema == "1.0.1" else []
     if schema != "1.0.1":
-        nodes = [_of_nested(path, node) for node in _decoded(path, raw, list[_Nested], "nodes")]
+        nodes = [_of_nested(path, node) for node in _decoded(path, data, list[_Nested], raw)]
     nodes.sort(key=lambda node: node.id)
     _check_tree(path, nodes)
     work = [node for node in nodes if not node.name.startswith(_ROOT)]
@@ -145,21 +147,22 @@ def read_document(path: Path) -> Document:
     return Document(path, head.schema, work, len(nodes) - len(work))
 
 
-def _decoded(path: Path, data: bytes, kind: Any, field: str = "") -> Any:
+def _decoded(path: Path, data: bytearray, kind: Any, nodes: msgspec.Raw | None = None) -> Any:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data if nodes is None else nodes, type=kind)
     except msgspec.ValidationError as error:
-        place = str(error).replace("`$", f"`{field}" if field else "`file")
+        place = str(error).replace("`$", "`file" if nodes is None else "`nodes")
         raise TraceError(
             f"this is no execution trace as ExecutionTraceObserver writes it: {place}", where=str(path), fix=_EXPORT
         ) from error
     except msgspec.DecodeError as error:
-        cut = "truncated" in str(error)
-        what = "the trace is cut off: the JSON stops" if cut else f"the trace is no JSON: {error}"
-        raise TraceError(
-            what, where=f"{path}: byte {len(data):,}, its end" if cut else str(path), fix=_EXPORT
-        ) from error
+        if "truncated" in str(error):
+            where = f"{path}: byte {len(data):,}, its end"
+            raise TraceError("the trace is cut off: the JSON stops", where=where, fix=_EXPORT) from error
+        parse_json(bytes(data), str(path), error=TraceError)  # says the line
+        raise TraceError(f"the trace is no JSON: {error}", where=str(path), fix=_EXPORT) from error
     except (RecursionError, UnicodeError) as error:
+        parse_json(bytes(data), str(path), error=TraceError)
         raise TraceError(f"the trace is no JSON: {error}", where=str(path), fix=_EXPORT) from error
 
 
@@ -214,6 +217,9 @@ def _check_tensors(path: Path, node: Node) -> None:
         if not len(side.values) == len(side.shapes) == len(side.types):
             counts = f"{len(side.values)} values, {len(side.shapes)} shapes, {len(side.types)} types"
             raise _broken(path, node, f"inputs or outputs do not fit together: {counts}")
+        deepest = max(_depth(side.values), _depth(side.shapes), _depth(side.strides))
+        if deepest > _DEEPEST:
+            raise _broken(path, node, f"its inputs or outputs are nested {deepest} deep, at most {_DEEPEST} can be")
         for place, (value, kind) in enumerate(zip(side.values, side.types, strict=True)):
             found = tensors(value)
             if found and "Tensor" not in kind:  # a list that only looks like one
@@ -222,6 +228,20 @@ def _check_tensors(path: Path, node: Node) -> None:
             for tensor in found:
                 if not all(isinstance(number, int) and 0 <= number < _LARGEST for number in tensor[:5]):
                     raise _broken(path, node, f"{str(tensor)[:80]} is no tensor (id, storage, offset, elements, bytes)")
+
+
+def _depth(value: Any) -> int:
+    """How deeply lists are nested, without recursion."""
+    depth, level = 0, [value]
+    while level:
+        level = [
+            item
+            for one in level
+            if isinstance(one, list | dict)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        depth += 1
+    return depth
 
 
 def tensors(value: Any) -> list[list[Any]]:

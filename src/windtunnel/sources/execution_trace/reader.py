@@ -36,7 +36,11 @@ def is_execution_trace(path: Path) -> bool:
     sniff=is_execution_trace,
 )
 def load_execution_trace(
-    path: str | Path, *, kineto: str | Path | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    kineto: str | Path | None = None,
+    read_limit: int | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """Load a PyTorch execution trace, ``.json`` or ``.json.gz``, as a graph.
 
@@ -52,6 +56,8 @@ def load_execution_trace(
     kineto : str or Path, optional
         Kineto trace of the same run: durations of operators and kernels and the streams are taken from there. Time
         between operators is not. Without it every task has duration 0 and ``cost_source`` "unmeasured".
+    read_limit : int, optional
+        The most bytes of memory that reading a file may take (`windtunnel.reading.ReadLimit`).
     progress : callable, optional
         Called with (what, bytes read, bytes in all) while the Kineto trace is read.
 
@@ -74,8 +80,8 @@ def load_execution_trace(
     from windtunnel.sources.execution_trace._kineto import measure
     from windtunnel.sources.execution_trace._nodes import read_document
 
-    document = read_document(Path(path))
-    measured = None if kineto is None else measure(document, Path(kineto), progress)
+    document = read_document(Path(path), read_limit)
+    measured = None if kineto is None else measure(document, Path(kineto), read_limit, progress)
     return build(document, measured, "measured:kineto")
 
 

@@ -19,6 +19,7 @@ from windtunnel.graph import Graph, Kind, Strings, Table
 from windtunnel.graph.meta import Meta, ProcessGroup
 from windtunnel.graph.ranks import join
 from windtunnel.sources.kineto._device import Cause
+from windtunnel.units import format_duration
 
 __all__ = ["merge_ranks"]
 
@@ -42,8 +43,10 @@ def merge_ranks(graphs: list[Graph], names: list[str], *, noise_ns: int, allow_m
     Raises
     ------
     TraceError
-        Two traces claim one rank, a rank is missing, or the ranks do not agree about a collective.
+        The traces are not of one job, two claim one rank, a rank is missing, or the ranks do not agree about a
+        collective.
     """
+    _require_one_job(graphs, names)
     ranks = _rank_numbers(graphs, names, allow_missing)
     order = np.argsort(ranks)
     graphs, names, ranks = [graphs[i] for i in order], [names[i] for i in order], [ranks[i] for i in order]
@@ -56,9 +59,55 @@ def merge_ranks(graphs: list[Graph], names: list[str], *, noise_ns: int, allow_m
     ]
     tasks, edges, resources = join(named)
     members = _match(tasks, names, ranks, groups)
+    if len(graphs) > 1 and not members.num_collectives and "rank" not in graphs[0].tasks:
+        raise TraceError(
+            f"nothing says that these {len(graphs)} traces are of one job: no rank, no collective in common",
+            where=", ".join(names[:8]),
+            fix=_ONE_JOB,
+        )
     tasks, edges = _joined(Graph(tasks, edges, resources), members, noise_ns)
     meta = _meta(graphs, names, ranks, origin, groups)
     return Graph(tasks, edges, resources, meta).validate()
+
+
+_ONE_JOB = "load each trace by itself, or give a folder that holds the ranks of one run and nothing else"
+_FACTS = ("world_size", "backend", "nccl_version")
+
+
+def _require_one_job(graphs: list[Graph], names: list[str]) -> None:
+    """Refuse traces that contradict each other about the job that they are of, or were not recorded at one time."""
+    for fact in _FACTS:
+        told = [graph.meta.distributed.get(fact) for graph in graphs]
+        known = [place for place, value in enumerate(told) if isinstance(value, int | str)]
+        other = next((place for place in known if told[place] != told[known[0]]), None)
+        if other is not None:
+            raise TraceError(
+                f"the traces are of different jobs: {fact} {told[known[0]]} and {told[other]}",
+                where=f"{names[known[0]]}, {names[other]}: distributedInfo",
+                fix=_ONE_JOB,
+            )
+    silent = [name for graph, name in zip(graphs, names, strict=True) if "rank" not in graph.tasks]
+    if 0 < len(silent) < len(graphs):
+        raise TraceError(
+            f"{len(silent)} of {len(graphs)} traces do not say which rank they are",
+            where=", ".join(silent),
+            fix=_ONE_JOB,
+        )
+    spans = sorted((*_span_ns(graph), name) for graph, name in zip(graphs, names, strict=True) if graph.num_tasks)
+    latest_ns, before = spans[0][1:]
+    for begin_ns, end_ns, name in spans[1:]:
+        if begin_ns > latest_ns:
+            raise TraceError(
+                f"the traces were not recorded at one time: {format_duration(begin_ns - latest_ns)} lie between them",
+                where=f"{before}, {name}",
+                fix=_ONE_JOB,
+            )
+        latest_ns, before = max((latest_ns, before), (end_ns, name))
+
+
+def _span_ns(graph: Graph) -> tuple[int, int]:
+    start = graph.tasks["start_ns"]
+    return graph.meta.origin_ns + int(start.min()), graph.meta.origin_ns + int((start + graph.duration_ns).max())
 
 
 def _rank_numbers(graphs: list[Graph], names: list[str], allow_missing: bool) -> list[int]:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from windtunnel.graph import Phase
 from windtunnel.sources.kineto._trace import COMPLETE, MISSING, Trace, is_string
 
-__all__ = ["COLLECTIVES", "Role", "collective_of", "dtype_bytes", "matching", "phase_of", "roles"]
+__all__ = ["COLLECTIVES", "STEP", "Role", "collective_of", "dtype_bytes", "matching", "phase_of", "roles"]
+
+STEP = r"^(ProfilerStep|wt:step)"
 
 
 class Role(IntEnum):
@@ -75,6 +77,8 @@ def roles(trace: Trace) -> NDArray[np.uint8]:
     is_python = np.array([text == "python_function" for text in trace.strings])[trace.cat]
     role[is_python & matching(trace, r"^nn\.Module: ")[trace.name]] = Role.MODULE
     role[(role == Role.ANNOTATION) & matching(trace, _HOST_COLLECTIVE.pattern)[trace.name]] = Role.OP
+    # before there were annotations, profilers wrote the marks of steps as operators
+    role[((role == Role.OP) | (role == Role.UNKNOWN)) & matching(trace, STEP)[trace.name]] = Role.ANNOTATION
     unknown = np.flatnonzero(role == Role.UNKNOWN)
     if len(unknown):
         stream = trace.argument("stream")[unknown]

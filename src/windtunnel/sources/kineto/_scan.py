@@ -2,7 +2,8 @@
 
 In: a piece of the text of a `traceEvents` array (bytes, ended by two zero bytes). Out: one row per wanted event,
 strings interned to codes, all other text skipped. A call stops at the last whole event of its piece. Not here:
-files and gzip (`_kineto_read`), the meaning of an event (`_kineto_trace`).
+files and gzip (`_text`), the meaning of an event (`_trace`).
+A comma after the last event passes, as old writers wrote it; else the grammar of `_json` holds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,21 @@ from typing import Any
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+
+from windtunnel.sources.kineto._json import (
+    MAX_DEPTH,
+    MAX_TIME_NS,
+    MISSING,
+    OFFSET,
+    PRIME,
+    fnv,
+    hash_string,
+    read_number,
+    shifted,
+    skip_value,
+    space,
+    wrong_escape,
+)
 
 Ints = NDArray[Any]
 Int = Any  # a machine integer, as the compiler sees it
@@ -55,9 +71,7 @@ NUM_SLOTS = FIRST_RARE + len(RARE_KEYS)
 KNOWN_STRINGS = ("", "fwdbwd", "[memory]", "process_name", "thread_name")
 FWDBWD, MEMORY, PROCESS_NAME, THREAD_NAME = range(1, 5)
 
-MISSING = -(2**63)  # no value
 STRING = -(2**62)  # STRING + code: a string where an integer was expected (pid "Spans", stream "0x0")
-MAX_TIME_NS = 2**61
 
 # What stopped a call.
 DONE, NEED_TEXT, NEED_ROWS, NEED_STRINGS, BAD_JSON, BAD_EVENT = range(6)
@@ -66,18 +80,7 @@ NEGATIVE_DURATION, NOT_A_NUMBER, NO_TIME, TIME_TOO_BIG = range(1, 5)
 # Positions in `state`.
 NUM_STRINGS, POOL_USED, NUM_ROWS, NUM_RARE, NUM_EVENTS, NO_DURATION = range(6)
 
-_OFFSET = np.uint64(14695981039346656037)
-_PRIME = np.uint64(1099511628211)
 _KEY_TABLE = 256
-_FULL = 9 * 10**17  # a number below takes one more digit
-
-
-def _fnv(text: bytes) -> int:
-    """64-bit FNV-1a, as the kernels compute it."""
-    digest = int(_OFFSET)
-    for byte in text:
-        digest = ((digest ^ byte) * int(_PRIME)) & (2**64 - 1)
-    return digest
 
 
 def _key_table() -> tuple[np.ndarray, np.ndarray]:
@@ -86,7 +89,7 @@ def _key_table() -> tuple[np.ndarray, np.ndarray]:
     slots = np.full(2 * _KEY_TABLE, -1, np.int16)
     for base, keys in ((0, TOP_KEYS), (_KEY_TABLE, ARG_KEYS)):
         for key, slot in keys.items():
-            digest = _fnv(key.encode())
+            digest = fnv(key.encode())
             place = digest % _KEY_TABLE
             while slots[base + place] >= 0:
                 place = (place + 1) % _KEY_TABLE
@@ -95,160 +98,6 @@ def _key_table() -> tuple[np.ndarray, np.ndarray]:
 
 
 KEY_HASHES, KEY_SLOTS = _key_table()
-
-
-@njit(cache=True, nogil=True)
-def _space(text: Ints, pos: Int) -> Int:
-    """The first position from `pos` that is not white space."""
-    while text[pos] == 32 or text[pos] == 10 or text[pos] == 13 or text[pos] == 9:
-        pos += 1
-    return pos
-
-
-@njit(cache=True, nogil=True)
-def _skip_string(text: Ints, pos: Int, end: Int) -> Int:
-    """Position of the quote that closes the string whose first character is at `pos`, or -1 (text ends before)."""
-    while True:
-        byte = text[pos]
-        if byte == 34:
-            return pos if pos < end else -1
-        if byte == 92:
-            pos += 2
-            if pos > end:
-                return -1
-        elif byte == 0 and pos >= end:
-            return -1
-        else:
-            pos += 1
-
-
-@njit(cache=True, nogil=True)
-def hash_string(text: Ints, pos: Int, end: Int) -> tuple[Int, Int]:
-    """As `_skip_string`, with the FNV-1a hash of the raw bytes: (position or -1, hash)."""
-    digest = _OFFSET
-    while True:
-        byte = text[pos]
-        if byte == 34:
-            return (pos if pos < end else -1), digest
-        if byte == 0 and pos >= end:
-            return -1, digest
-        digest = (digest ^ np.uint64(byte)) * _PRIME
-        pos += 1
-        if byte == 92:
-            if pos >= end:
-                return -1, digest
-            digest = (digest ^ np.uint64(text[pos])) * _PRIME
-            pos += 1
-
-
-@njit(cache=True, nogil=True)
-def skip_value(text: Ints, pos: Int, end: Int) -> Int:
-    """Position after the value that starts at `pos`; -1 if the text ends; -2 - the place of a byte that cannot be.
-
-    Brackets are counted, not matched: what is skipped is not used.
-    """
-    depth = 0
-    while True:
-        pos = _space(text, pos)
-        byte = text[pos]
-        if pos >= end:
-            return -1
-        if byte == 34:
-            pos = _skip_string(text, pos + 1, end)
-            if pos < 0:
-                return -1
-            pos += 1
-        elif byte == 91 or byte == 123:
-            depth += 1
-            pos += 1
-            continue
-        elif byte == 93 or byte == 125:
-            if depth == 0:
-                return -2 - pos
-            depth -= 1
-            pos += 1
-        elif depth > 0 and (byte == 44 or byte == 58):
-            pos += 1
-            continue
-        else:  # a number or a word: it ends at the next separator
-            begin = pos
-            while (
-                (48 <= text[pos] <= 57)
-                or (97 <= (text[pos] | 32) <= 122)
-                or text[pos] == 43
-                or text[pos] == 45
-                or text[pos] == 46
-            ):
-                pos += 1
-            if pos >= end:
-                return -1
-            if pos == begin:
-                return -2 - pos
-        if depth == 0:
-            return pos
-
-
-@njit(cache=True, nogil=True)
-def _number(text: Ints, pos: Int, end: Int) -> tuple[Int, Int, Int, bool]:
-    """Read a JSON number: (position after it, digits as an integer, decimal exponent, is a number).
-
-    Digits that do not fit are dropped into the exponent, so no value overflows.
-    """
-    negative = text[pos] == 45
-    if negative:
-        pos += 1
-    mantissa = np.int64(0)
-    exponent = np.int64(0)
-    seen = False
-    fraction = False
-    while pos < end:
-        byte = text[pos]
-        if 48 <= byte <= 57:
-            seen = True
-            if mantissa < _FULL:
-                mantissa = mantissa * 10 + (np.int64(byte) - 48)
-                exponent -= fraction
-            else:
-                exponent += not fraction
-        elif byte == 46 and not fraction:
-            fraction = True
-        else:
-            break
-        pos += 1
-    if pos < end and (text[pos] | 32) == 101 and seen:
-        pos += 1
-        down = text[pos] == 45
-        if down or text[pos] == 43:
-            pos += 1
-        shift = np.int64(0)
-        seen = False
-        while 48 <= text[pos] <= 57:
-            seen = True
-            if shift < 10000:
-                shift = shift * 10 + (np.int64(text[pos]) - 48)
-            pos += 1
-        exponent += -shift if down else shift
-    return pos, (-mantissa if negative else mantissa), exponent, seen
-
-
-@njit(cache=True, nogil=True)
-def _shifted(mantissa: Int, exponent: Int) -> Int:
-    """Mantissa * 10**exponent, rounded half to even; MISSING when it does not fit."""
-    while exponent > 0 and mantissa != 0:
-        if abs(mantissa) > MAX_TIME_NS // 10:
-            return np.int64(MISSING)
-        mantissa *= 10
-        exponent -= 1
-    if exponent < 0:
-        if exponent < -18:
-            return np.int64(0)
-        unit = np.int64(10) ** np.int64(-exponent)
-        negative = mantissa < 0
-        whole, rest = divmod(abs(mantissa), unit)
-        if 2 * rest > unit or (2 * rest == unit and whole % 2 == 1):
-            whole += 1
-        mantissa = -whole if negative else whole
-    return mantissa
 
 
 @njit(cache=True, nogil=True)
@@ -307,7 +156,7 @@ def _time(number: bool, mantissa: Int, exponent: Int) -> Int:
     """A time in µs as whole ns; MISSING when it is no number, beyond the largest time when it does not fit."""
     if not number:
         return np.int64(MISSING)
-    time = _shifted(mantissa, exponent + 3)
+    time = shifted(mantissa, exponent + 3)
     return np.int64(MAX_TIME_NS + 1) if time == MISSING else time
 
 
@@ -337,15 +186,16 @@ def scan_events(
     """
     values = np.empty(NUM_SLOTS, np.int64)
     touched = np.empty(NUM_SLOTS, np.int16)
+    stack = np.empty(MAX_DEPTH, np.uint8)
     while True:
+        pos = space(text, pos)
         event_pos = pos
-        pos = _space(text, pos)
         if pos >= end:
             return NEED_TEXT, event_pos, 0
         if text[pos] == 93:
             return DONE, pos + 1, 0
         if text[pos] == 44 and not first:
-            pos = _space(text, pos + 1)
+            pos = space(text, pos + 1)
             if pos >= end:
                 return NEED_TEXT, event_pos, 0
             if text[pos] == 93:  # a comma after the last event: old writers did that
@@ -369,7 +219,7 @@ def scan_events(
         pos += 1
         opened = True
         while True:
-            pos = _space(text, pos)
+            pos = space(text, pos)
             if pos >= end:
                 return NEED_TEXT, event_pos, 0
             if text[pos] == 125:
@@ -380,7 +230,7 @@ def scan_events(
                     continue
                 break
             if text[pos] == 44 and not opened:
-                pos = _space(text, pos + 1)
+                pos = space(text, pos + 1)
                 if pos >= end:
                     return NEED_TEXT, event_pos, 0
             elif not opened:
@@ -388,15 +238,19 @@ def scan_events(
             opened = False
             if text[pos] != 34:
                 return BAD_JSON, pos, 0
-            pos, digest = hash_string(text, pos + 1, end)
-            if pos < 0:
+            begin = pos + 1
+            pos, digest, has_escape = hash_string(text, begin, end)
+            if pos == -1:
                 return NEED_TEXT, event_pos, 0
-            pos = _space(text, pos + 1)
+            wrong = wrong_escape(text, begin, pos) if has_escape else -1
+            if pos < 0 or wrong >= 0:
+                return BAD_JSON, wrong if wrong >= 0 else -2 - pos, 0
+            pos = space(text, pos + 1)
             if pos >= end:
                 return NEED_TEXT, event_pos, 0
             if text[pos] != 58:
                 return BAD_JSON, pos, 0
-            pos = _space(text, pos + 1)
+            pos = space(text, pos + 1)
             if pos >= end:
                 return NEED_TEXT, event_pos, 0
             base = _KEY_TABLE if in_args else 0
@@ -411,7 +265,7 @@ def scan_events(
                 pos += 1
                 continue
             if slot < 0 or slot == ARGS:
-                after = skip_value(text, pos, end)
+                after = skip_value(text, pos, end, stack)
                 if after == -1:
                     return NEED_TEXT, event_pos, 0
                 if after < 0:
@@ -421,9 +275,12 @@ def scan_events(
             value: Int = np.int64(MISSING)
             if byte == 34:
                 begin = pos + 1
-                pos, digest = hash_string(text, begin, end)
-                if pos < 0:
+                pos, digest, has_escape = hash_string(text, begin, end)
+                if pos == -1:
                     return NEED_TEXT, event_pos, 0
+                wrong = wrong_escape(text, begin, pos) if has_escape else -1
+                if pos < 0 or wrong >= 0:
+                    return BAD_JSON, wrong if wrong >= 0 else -2 - pos, 0
                 length = pos - begin
                 pos += 1
                 if slot == PH:
@@ -431,7 +288,7 @@ def scan_events(
                     continue
                 is_text = slot in (NAME, CAT)
                 if not is_text and length > 0:  # old writers quote their numbers
-                    after, mantissa, exponent, number = _number(text, begin, begin + length)
+                    after, mantissa, exponent, number = read_number(text, begin, begin + length)
                     if number and after == begin + length and (exponent == 0 or slot in (TS, DUR)):
                         value = _time(number, mantissa, exponent) if slot in (TS, DUR) else mantissa
                 if value == MISSING and slot != TS and slot != DUR:
@@ -440,14 +297,14 @@ def scan_events(
                         return NEED_STRINGS, event_pos, length
                     value = code if is_text else STRING + code
             elif byte == 45 or 48 <= byte <= 57:
-                after, mantissa, exponent, number = _number(text, pos, end)
+                after, mantissa, exponent, number = read_number(text, pos, end)
                 if after >= end:
                     return NEED_TEXT, event_pos, 0
                 if number:
-                    value = _time(number, mantissa, exponent) if slot in (TS, DUR) else _shifted(mantissa, exponent)
+                    value = _time(number, mantissa, exponent) if slot in (TS, DUR) else shifted(mantissa, exponent)
                     pos = after
                 else:  # -Infinity, or no number at all
-                    after = skip_value(text, pos, end)
+                    after = skip_value(text, pos, end, stack)
                     if after == -1:
                         return NEED_TEXT, event_pos, 0
                     if after < 0:
@@ -457,7 +314,7 @@ def scan_events(
                     continue
             else:  # a list, an object or a word: kept as its text where a rare value is wanted
                 begin = pos
-                after = skip_value(text, pos, end)
+                after = skip_value(text, pos, end, stack)
                 if after == -1:
                     return NEED_TEXT, event_pos, 0
                 if after < 0:
@@ -466,9 +323,9 @@ def scan_events(
                 if slot in (PH, NAME, CAT):
                     continue
                 if byte == 91 and slot >= FIRST_RARE:
-                    mixed = _OFFSET
+                    mixed = OFFSET
                     for i in range(begin, after):
-                        mixed = (mixed ^ np.uint64(text[i])) * _PRIME
+                        mixed = (mixed ^ np.uint64(text[i])) * PRIME
                     code = intern(text, begin, after - begin, mixed, table, hashes, offsets, lengths, pool, state)
                     if code < 0:
                         return NEED_STRINGS, event_pos, after - begin

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto import _scan as scan
+from windtunnel.reading import ReadLimit
+from windtunnel.sources.kineto import _json
 
 __all__ = ["Progress", "Text"]
 
@@ -25,7 +26,7 @@ Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 
 _PIECE_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20
-_LARGEST_SIDE_VALUE = 16 << 20
+_LARGEST_SIDE_VALUE = 4 << 20
 _WHITE = b" \t\r\n"
 
 
@@ -40,10 +41,20 @@ class Text:
         Room for text; it grows if an event is longer.
     progress : callable, optional
         Called with (what, bytes read, bytes in all) for every piece.
+    limit : ReadLimit, optional
+        How much the file may unpack to, and the window may grow.
     """
 
-    def __init__(self, path: Path, window_bytes: int = _WINDOW_BYTES, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        window_bytes: int = _WINDOW_BYTES,
+        progress: Progress | None = None,
+        limit: ReadLimit | None = None,
+    ) -> None:
         self.path = path
+        self._limit = limit or ReadLimit(path)
+        self._stack = np.empty(_json.MAX_DEPTH, np.uint8)
         self.buffer = np.zeros(window_bytes + 2, np.uint8)
         self.position = 0
         self.end = 0
@@ -78,6 +89,7 @@ class Text:
         unread = self.end - self.position
         room = len(self.buffer) - 2
         if unread > room // 2:
+            self._limit.check(4 * room, error=TraceError)  # the old window and one of twice its size
             bigger = np.zeros(2 * room + 2, np.uint8)
             bigger[:unread] = self.buffer[self.position : self.end]
             self.buffer = bigger
@@ -91,6 +103,8 @@ class Text:
                 break
             self.buffer[self.end : self.end + len(piece)] = np.frombuffer(piece, np.uint8)
             self.end += len(piece)
+        if self._is_packed:
+            self._limit.check_text(self.offset + self.end, error=TraceError)
         self.buffer[self.end : self.end + 2] = 0
         if self._progress is not None:
             self._progress("reading the trace", self._file.tell(), self._size)
@@ -111,7 +125,7 @@ class Text:
         """Read one JSON value into Python; one too large to matter here is passed over and gives None."""
         self.peek()
         while True:
-            after = int(scan.skip_value(self.buffer, self.position, self.end))
+            after = int(_json.skip_value(self.buffer, self.position, self.end, self._stack))
             if after >= 0:
                 break
             if after < -1:

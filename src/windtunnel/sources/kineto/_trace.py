@@ -8,7 +8,6 @@ event means.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from windtunnel.errors import TraceError
+from windtunnel.reading import ReadLimit
+from windtunnel.sources.kineto import _json
 from windtunnel.sources.kineto import _scan as scan
+from windtunnel.sources.kineto._document import read_document
 from windtunnel.sources.kineto._text import Progress, Text
 
 __all__ = ["COMPLETE", "MISSING", "Trace", "read_trace"]
 
 # N rows, R rare values
-MISSING = scan.MISSING
+MISSING = _json.MISSING
 COMPLETE, FLOW_START, FLOW_END, METADATA = (ord(letter) for letter in "XsfM")
 _ROWS = 1 << 15
 _SHOWN = 80
+_BYTES_PER_EVENT = 500  # from here to the graph
 _WHY = {
     scan.NEGATIVE_DURATION: "has a negative duration",
     scan.NOT_A_NUMBER: "has a time that is no number",
@@ -145,7 +148,9 @@ def event_label(index: int, name: str) -> str:
     return f"event {index:,} ({shown!r})"
 
 
-def read_trace(path: str | Path, *, partial: bool = False, progress: Progress | None = None) -> Trace:
+def read_trace(
+    path: str | Path, *, partial: bool = False, read_limit: int | None = None, progress: Progress | None = None
+) -> Trace:
     """Read the events of a Kineto (Chrome) trace, ``.json`` or ``.json.gz``.
 
     Parameters
@@ -154,18 +159,22 @@ def read_trace(path: str | Path, *, partial: bool = False, progress: Progress | 
         A JSON object with ``traceEvents``, or a bare list of events; packed with gzip or not.
     partial : bool
         Keep the events before the cut of a truncated file instead of refusing it.
+    read_limit : int, optional
+        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
     progress : callable, optional
         Called with (what, bytes read, bytes in all) while reading.
 
     Raises
     ------
     TraceError
-        The file is cut or damaged (byte offset), is no trace, or an event's time cannot be (event index and name).
+        The file is cut or damaged (byte offset), is no trace, takes more than the limit, or an event's time cannot be
+        (event index and name).
     """
-    with Text(Path(path), progress=progress) as text:
-        reader = _Reader(text)
+    limit = ReadLimit(Path(path), read_limit)
+    with Text(Path(path), progress=progress, limit=limit) as text:
+        reader = _Reader(text, limit)
         try:
-            meta = _read_document(text, reader.read_events)
+            meta = read_document(text, reader.read_events)
         except TraceError:
             if not (partial and reader.num_events):
                 raise
@@ -173,69 +182,11 @@ def read_trace(path: str | Path, *, partial: bool = False, progress: Progress | 
         return reader.trace(meta)
 
 
-def _read_document(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
-    """Read an object or a bare list; returns the object's other entries."""
-    if text.more() and text.buffer[:3].tobytes() == b"\xef\xbb\xbf":
-        text.position = 3
-    first = text.peek()
-    if first < 0 and text.is_cut:
-        raise text.cut("before anything could be read")
-    if first < 0:
-        raise TraceError("the trace is empty", where=str(text.path), fix="export it again")
-    if first == ord("["):
-        text.position += 1
-        read_events()
-        meta: dict[str, Any] = {}
-    elif first == ord("{"):
-        meta = _read_object(text, read_events)
-    else:
-        raise text.broken("this is no trace")
-    if text.peek() >= 0:
-        raise text.broken("there is more text after the end of the trace")
-    if text.is_cut:
-        raise text.cut("after the last event")
-    return meta
-
-
-def _read_object(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:
-    meta: dict[str, Any] = {}
-    text.position += 1
-    found = False
-    while True:
-        byte = text.peek()
-        if byte == ord(","):
-            text.position += 1
-            byte = text.peek()
-        if byte < 0:
-            raise text.cut("between two entries of the top level")
-        if byte == ord("}"):
-            text.position += 1
-            break
-        key = text.value()
-        if text.peek() != ord(":"):
-            raise text.broken("a colon is missing") if text.peek() >= 0 else text.cut("after a key")
-        text.position += 1
-        if key == "traceEvents" and text.peek() == ord("["):
-            text.position += 1
-            found = True
-            read_events()
-        else:
-            meta[str(key)] = text.value()
-    if not found:
-        keys = ", ".join(list(meta)[:8])[:200]
-        raise TraceError(
-            "the file holds no `traceEvents`",
-            where=f"{text.path}: keys {keys or '(none)'}",
-            fix="give a trace that torch.profiler exported (export_chrome_trace)",
-        )
-    return meta
-
-
 class _Reader:
     """Tables that grow while events are read."""
 
-    def __init__(self, text: Text) -> None:
-        self._text = text
+    def __init__(self, text: Text, limit: ReadLimit) -> None:
+        self._text, self._limit = text, limit
         self._state = np.zeros(6, np.int64)
         self._phases = np.zeros(256, np.int64)
         self._rows = np.empty((_ROWS, scan.NUM_DENSE), np.int64)
@@ -257,7 +208,7 @@ class _Reader:
         return int(self._state[scan.NUM_EVENTS])
 
     def _intern(self, raw: Ints, length: int) -> None:
-        _, digest = scan.hash_string(raw, 0, len(raw))
+        _, digest, _ = _json.hash_string(raw, 0, len(raw))
         table, hashes, offsets, lengths, pool = self._tables()
         scan.intern(raw, 0, length, np.uint64(digest), table, hashes, offsets, lengths, pool, self._state)
 
@@ -266,7 +217,7 @@ class _Reader:
 
     def read_events(self) -> None:
         """Read the events of an array whose `[` was just passed."""
-        text, first = self._text, True
+        text, first, begun = self._text, True, self.num_events
         while True:
             table, hashes, offsets, lengths, pool = self._tables()
             stopped, position, detail = scan.scan_events(
@@ -286,9 +237,10 @@ class _Reader:
                 self._rare,
                 self._phases,
             )
-            first = first and self.num_events == 0
+            first = first and self.num_events == begun
             if stopped == scan.BAD_JSON:
-                raise text.broken(f"event {self.num_events:,} is no JSON", text.offset + int(position))
+                deep = f", or nested more than {_json.MAX_DEPTH:,} deep" if text.buffer[position] in b"[{" else ""
+                raise text.broken(f"event {self.num_events:,} is no JSON{deep}", text.offset + int(position))
             if stopped == scan.BAD_EVENT:
                 raise self._bad_event(int(position), int(detail))
             text.position = int(position)
@@ -344,6 +296,7 @@ class _Reader:
         columns["rare_slot"].append(rare[:, 1])
         columns["rare_value"].append(rare[:, 2])
         self._num_rows += num
+        self._limit.check(_BYTES_PER_EVENT * self._num_rows, error=TraceError)
         self._state[scan.NUM_ROWS] = self._state[scan.NUM_RARE] = 0
 
     def _thread_codes(self, pid: Ints, tid: Ints) -> Ints:

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto._roles import Role, matching
-from windtunnel.sources.kineto._trace import Trace
+from windtunnel.sources.kineto._roles import STEP, Role, matching
+from windtunnel.sources.kineto._trace import COMPLETE, Trace
 
 __all__ = ["Steps", "Window", "find_steps", "find_window"]
 
 Int64s = NDArray[np.int64]
-_STEP = r"^(ProfilerStep|wt:step)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,9 +103,22 @@ class Steps:
 
 
 def find_steps(trace: Trace, role: NDArray[np.uint8], window: Window) -> Steps:
-    """Find the steps that begin inside the window."""
-    rows = np.flatnonzero((role == Role.ANNOTATION) & matching(trace, _STEP)[trace.name])
+    """Find the steps that begin inside the window; marks of one step on several threads or processes are one.
+
+    A trace of devices alone has the marks only there.
+    """
+    is_step = matching(trace, STEP)[trace.name] & (trace.letter == COMPLETE)
+    rows = np.flatnonzero((role == Role.ANNOTATION) & is_step)
+    rows = rows if len(rows) else np.flatnonzero(is_step)
     rows = rows[window.holds(trace.ts[rows])]
     rows = rows[np.argsort(trace.ts[rows], kind="stable")]
-    names = tuple(trace.strings[code] for code in trace.name[rows].tolist())
-    return Steps(trace.ts[rows], trace.ts[rows] + trace.dur[rows], names)
+    ends: dict[int, int] = {}  # of the last step of a name
+    steps: list[tuple[int, int, str]] = []
+    for row in rows.tolist():
+        name, begin, end = int(trace.name[row]), int(trace.ts[row]), int(trace.ts[row] + trace.dur[row])
+        if begin < ends.get(name, begin):
+            continue
+        ends[name] = end
+        steps.append((begin, end, trace.strings[name]))
+    times = np.array([(begin, end) for begin, end, _ in steps], np.int64).reshape(-1, 2)
+    return Steps(times[:, 0], times[:, 1], tuple(name for _, _, name in steps))

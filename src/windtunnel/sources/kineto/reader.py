@@ -45,6 +45,7 @@ def load_kineto(
     partial: bool = False,
     allow_missing: bool = False,
     rules: KinetoRules | None = None,
+    read_limit: int | None = None,
     progress: Progress | None = None,
 ) -> Graph:
     """Load a Kineto trace, ``.json`` or ``.json.gz``, as a graph.
@@ -69,6 +70,8 @@ def load_kineto(
         Join the ranks that are given also if the traces speak of more.
     rules : KinetoRules, optional
         How near two times must be to be cause and effect, where the trace does not tell.
+    read_limit : int, optional
+        The most bytes of memory that reading a file may take (`windtunnel.reading.ReadLimit`).
     progress : callable, optional
         Called with (what, bytes read, bytes in all) while reading.
 
@@ -89,8 +92,8 @@ def load_kineto(
     if isinstance(path, str | Path) and Path(path).is_dir():
         path = _traces_in(Path(path))
     if isinstance(path, str | Path):
-        return _load_one(path, window, occurrence, partial, rules, progress)
-    graphs = [_load_one(one, window, occurrence, partial, rules, progress) for one in path]
+        return _load_one(path, window, occurrence, partial, rules, read_limit, progress)
+    graphs = [_load_one(one, window, occurrence, partial, rules, read_limit, progress) for one in path]
     if not graphs:
         raise TraceError("no traces are given", fix="give the path of a trace, or one per rank")
     return merge_ranks(graphs, [str(one) for one in path], noise_ns=rules.noise_ns, allow_missing=allow_missing)
@@ -108,8 +111,13 @@ def _load_one(
     occurrence: int | None,
     partial: bool,
     rules: KinetoRules,
+    read_limit: int | None,
     progress: Progress | None,
 ) -> Graph:
     # nested, so that the trace and then its parts are gone when the next is made
-    columns = assemble(find_parts(read_trace(path, partial=partial, progress=progress), window, occurrence, rules))
+    columns = assemble(
+        find_parts(
+            read_trace(path, partial=partial, read_limit=read_limit, progress=progress), window, occurrence, rules
+        )
+    )
     return Graph.from_columns(columns.tasks, columns.edges, columns.resources, columns.meta)

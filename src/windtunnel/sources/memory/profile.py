@@ -21,8 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.errors import InputError
+from windtunnel.reading import ReadLimit
 from windtunnel.simulate.allocator import ROUNDING_BYTES, reserved_over_time
+from windtunnel.sources.memory._profile_file import read_events
 from windtunnel.units import format_ratio, format_size
 
 __all__ = ["CATEGORIES", "COLUMNS", "SCHEMA", "MemoryProfile", "highest_points"]
@@ -262,27 +264,23 @@ class MemoryProfile:
         return target
 
     @classmethod
-    def load(cls, path: str | Path) -> MemoryProfile:
+    def load(cls, path: str | Path, *, read_limit: int | None = None) -> MemoryProfile:
         """Read what :meth:`save` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+        read_limit : int, optional
+            The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
 
         Raises
         ------
         InputError
-            The file is not there or is no memory profile.
+            The file is not there, is no memory profile, or is damaged: names the column.
         SchemaVersionError
             It was written by a version that this one does not know.
         """
-        try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path} cannot be read as a memory profile", where=str(error)) from error
-        document = json.loads((table.schema.metadata or {}).get(b"windtunnel", b"{}"))
-        schema = str(document.get("schema", ""))
-        if not schema.startswith("windtunnel.memory/"):
-            raise InputError(f"{path} is no memory profile", fix="write one with windtunnel memory")
-        if schema != SCHEMA:
-            raise SchemaVersionError(f"{path} has the schema {schema}", where=str(path), fix=f"this one reads {SCHEMA}")
-        return cls(table.replace_schema_metadata(None), document["meta"])
+        return cls(*read_events(Path(path), COLUMNS, CATEGORIES, SCHEMA, ReadLimit(Path(path), read_limit)))
 
     # --- helpers ----------------------------------------------------------------------------------------
 

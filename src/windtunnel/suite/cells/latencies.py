@@ -8,7 +8,7 @@ prices on this host (``run``).
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.reading import ReadLimit, unpacked
 from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell
 
 __all__ = ["LatencyTable", "cell_features", "flops_proxy", "read_latencies"]
@@ -104,10 +105,9 @@ def read_latencies(path: str | Path) -> LatencyTable:
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Lines with their numbers."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            reader = csv.reader(lines)
-            yield from ((reader.line_num, row) for row in reader)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.reader(io.StringIO(unpacked(ReadLimit(path), cost=4, error=InputError).decode(), newline=""))
+        yield from ((reader.line_num, row) for row in reader)
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"the table cannot be read: {error}", where=str(path)) from error
 
 
