@@ -113,6 +113,11 @@ class Pricer(Protocol):
     ----------
     name : str
         What ``cost_source`` says of the tasks that it priced.
+
+    Notes
+    -----
+    One that has ``is_measurement = True`` saw these very operators on this very device: its times stay where they are
+    shorter than the bound. Prices of all others are raised to it.
     """
 
     name: str

@@ -48,8 +48,8 @@ class RooflinePricer:
     name: ClassVar[str] = "roofline"
 
     def covers(self, work: Work, device: Device) -> NDArray[np.bool_]:  # noqa: ARG002 - of every device
-        """Whatever states flops or bytes."""
-        return (work.flops > 0) | (work.bytes_moved > 0)
+        """Whatever states flops or bytes, and operators on tensors without elements: those cost a launch."""
+        return (work.flops > 0) | (work.bytes_moved > 0) | work.is_empty
 
     def price(self, work: Work, device: Device) -> Prices:
         """Every efficiency is 1, and nobody knows how far from it the truth is.
