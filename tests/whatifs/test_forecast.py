@@ -14,7 +14,8 @@ from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import Device, device
 from windtunnel.simulate import replay
-from windtunnel.whatifs.forecast import changes, forecast, with_batch
+from windtunnel.whatifs.another_batch import with_batch
+from windtunnel.whatifs.forecast import changes, forecast
 from windtunnel.whatifs.placing import place_on
 
 CHIP = Device("toy", 2**30, bandwidth_bytes_per_s=1e9, peak_flops_per_s={"fp32": 1e12, "bf16": 2e12})

@@ -23,7 +23,7 @@ from windtunnel.errors import InputError, MissingExtraError, PriceError
 from windtunnel.graph import Graph, Strings
 from windtunnel.hardware import Device, Machine
 
-__all__ = ["AUTO", "device_of", "in_type", "price", "price_work", "tiers_of"]
+__all__ = ["AUTO", "Model", "Tiers", "device_of", "in_type", "price", "price_work", "tiers_of"]
 
 # T tasks, P distinct pieces of work
 AUTO = "auto"
@@ -33,9 +33,10 @@ _NAMED = 5
 _ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 Tiers = Sequence[Sequence[Pricer]]
+Model = str | Sequence[Pricer] | Tiers
 
 
-def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer] = AUTO, *, dtype: str = "") -> Graph:
+def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype: str = "") -> Graph:
     """Set the durations of the tasks that compute as they would be on a machine.
 
     Parameters
@@ -43,7 +44,7 @@ def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer]
     graph : Graph
     machine : Machine or Device
         Of a machine, its first device.
-    model : str or sequence of Pricer
+    model : str, or sequence of Pricer, or what ``tiers_of`` returns
         A registered cost model, ``NAME=FILE`` for one that was trained; several joined by commas, the first that can
         price a task does; ``auto``: what was measured, then of all models that know the device the surest, the
         roofline last.
@@ -93,7 +94,7 @@ def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer]
     return priced.as_one_edit(graph, "price", {"device": device.name, "dtype": dtype})
 
 
-def tiers_of(model: str | Sequence[Pricer]) -> Tiers:
+def tiers_of(model: Model) -> Tiers:
     """Pricers in the order in which they are asked; within a tier the surest of each row is taken.
 
     Raises
@@ -102,7 +103,7 @@ def tiers_of(model: str | Sequence[Pricer]) -> Tiers:
         No cost model has a name.
     """
     if not isinstance(model, str):
-        return [[one] for one in model]
+        return [list(one) if isinstance(one, Sequence) else [one] for one in model]
     if model != AUTO:
         return [[_made(name.strip())] for name in model.split(",")]
     learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST, *_OTHER_CODE)]
