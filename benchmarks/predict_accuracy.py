@@ -62,7 +62,11 @@ def main() -> None:
     rows, ratios = operator_ratios()
     found = {"operators": errors_of_ratio(ratios), "models": errors_of_ratio(model_ratios())}
     if is_verbose():
-        cells = [(name, chip, (rows.op_class == name) & (rows.device == chip)) for name in sorted(set(rows.op_class)) for chip in rows.devices]
+        cells = [
+            (name, chip, (rows.op_class == name) & (rows.device == chip))
+            for name in sorted(set(rows.op_class))
+            for chip in rows.devices
+        ]
         print(table([{"class": name, "device": chip, **errors_of_ratio(ratios[mine])} for name, chip, mine in cells]))
     off = max(abs(found[name]["mape"] - stated) for name, stated in BOUND_ERROR.items())
     report(

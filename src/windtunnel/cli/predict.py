@@ -21,8 +21,9 @@ __all__ = ["predict"]
 _UNSURE = 0.05
 _HOST = ("this-host", "this host", "localhost")
 _NUMBERS = (
-    *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns", "host_ns"),
-    *("host_factor", "makespan_ns", "low_ns", "high_ns", "bound_ns", "limit", "idle_ratio", "unsure_ratio"),
+    *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns"),
+    *("host_ns", "host_factor", "is_host_measured"),
+    *("makespan_ns", "low_ns", "high_ns", "bound_ns", "limit", "idle_ratio", "unsure_ratio"),
 )
 
 
@@ -55,7 +56,9 @@ def predict(
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
         chips = [_device(name.strip()) for name in on.split(",")]
         captured, given["model"] = open_graph(graph, progress=progress), tiers_of(model)
-        made = [forecast(captured, one, dtype=dtype, batch_size=batch, host_factor=host_factor, **given) for one in chips]
+        made = [
+            forecast(captured, one, dtype=dtype, batch_size=batch, host_factor=host_factor, **given) for one in chips
+        ]
         found, ranked_by = ranked(made)
         others = changes(captured, chips[0], made[0], **given) if len(made) == 1 else []
     if as_json:
@@ -121,13 +124,20 @@ def _print_forecast(found: Forecast) -> None:
     batch = f", batch {found.batch_size}" if found.batch_size else ""
     say(f"one iteration on {found.device}, {found.dtype}{batch}")
     say(f"  device  {format_duration(found.device_ns)}{_between(found.device_low_ns, found.device_high_ns)}")
-    host = "left out (--host-factor 0)" if not found.host_factor else format_duration(found.host_ns)
-    times = f", {found.host_factor:g} times that (--host-factor)" if found.host_factor not in (0, 1) else ""
-    what = f", as measured where it was captured; launches as of --launch{times}" if found.host_factor else ""
-    say_wrapped(f"  host    {host}{what}")
+    say_wrapped(f"  host    {_host(found)}")
     say(f"  step    {format_duration(found.makespan_ns)}{_between(found.low_ns, found.high_ns)}")
     say_wrapped(f"  {_limit(found)}")
     _say_how_sure(found)
+
+
+def _host(found: Forecast) -> str:
+    from windtunnel.units import format_duration
+
+    if not found.host_factor:
+        return "left out (--host-factor 0)"
+    python = "Python as measured where it was captured" if found.is_host_measured else "Python is not in it"
+    times = f"; {found.host_factor:g} times that (--host-factor)" if found.host_factor != 1 else ""
+    return f"{format_duration(found.host_ns)}: {python}, launches as --launch says{times}"
 
 
 def _between(low_ns: int, high_ns: int) -> str:

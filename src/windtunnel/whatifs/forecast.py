@@ -107,6 +107,11 @@ class Forecast:
     graph: Graph = field(repr=False)
 
     @property
+    def is_host_measured(self) -> bool:
+        """Whether the host's own time was measured; a graph that was never run has none, and only launches count."""
+        return bool(self.graph.meta.iteration_ns)
+
+    @property
     def limit(self) -> str:
         """Who makes the step as long as it is: ``host`` or ``device``, the busier one."""
         return "host" if self.host_ns > self.device_ns else "device"
@@ -166,7 +171,8 @@ def forecast(
     if batch_size and not captured:
         with_batch(graph, captured, batch_size)  # says why not
     priced = _never_quicker(
-        [_priced(graph, device, dtype, tiers, captured, one, launch_ns) for one in sizes], is_larger=sizes[-1] > captured
+        [_priced(graph, device, dtype, tiers, captured, one, launch_ns) for one in sizes],
+        is_larger=sizes[-1] > captured,
     )
     hosts = _of_host(priced)
     return _replayed(priced.scale(hosts, host_factor), device, dtype, sizes[-1], hosts, host_factor)

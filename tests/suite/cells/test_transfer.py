@@ -73,7 +73,9 @@ def vision_models():
     for name in sheets:
         with shared_path(f"cost/timm_benchmarks/benchmark-infer-{name}.csv").open() as lines:
             rows = [row for row in csv.DictReader(lines) if float(row["infer_samples_per_sec"] or 0) > 0]
-        tables.append({(row["model"], row["infer_img_size"]): 1e3 / float(row["infer_samples_per_sec"]) for row in rows})
+        tables.append(
+            {(row["model"], row["infer_img_size"]): 1e3 / float(row["infer_samples_per_sec"]) for row in rows}
+        )
     keys = sorted(set.intersection(*map(set, tables)))
     return np.array([[one[key] for one in tables] for key in keys])
 
