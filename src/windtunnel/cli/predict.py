@@ -161,8 +161,8 @@ def _say_how_sure(found: Forecast) -> None:
     if found.unsure_ratio <= 0:
         return
     say_wrapped(
-        f"  {format_ratio(found.unsure_ratio)} of the device's time is priced by a bound that nothing beats: the truth is "
-        "longer, and no interval says by how much"
+        f"  {format_ratio(found.unsure_ratio)} of the device's time is priced by a bound that nothing beats: the "
+        "truth is longer, and no interval says by how much"
     )
     if found.device_kind == "gpu":
         say_wrapped(

@@ -113,11 +113,8 @@ class Pricer(Protocol):
     ----------
     name : str
         What ``cost_source`` says of the tasks that it priced.
-
-    Notes
-    -----
-    One that has ``is_measurement = True`` saw these very operators on this very device: its times stay where they are
-    shorter than the bound. Prices of all others are raised to it.
+    is_measurement : bool, optional
+        True: it saw these operators on this device, so times below the bound stay. All others are raised to it.
     """
 
     name: str

@@ -68,9 +68,8 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
 
     Notes
     -----
-    Every price goes through ``floor``: what a model says below the bound of the work is raised to it, ``efficiency`` is
-    then 1 and ``cost_source`` says "under its bound". Clipping is right there, since the model is known to be wrong
-    and the bound is the nearest time that can be true; an error would refuse whole graphs for one small operator.
+    What a model says below the bound is raised to it (``floor``): the nearest time that can be true. ``efficiency`` is
+    then 1 and ``cost_source`` says "under its bound"; an error would refuse whole graphs for one small operator.
     """
     device = device_of(machine)
     work, row_T = work_of(graph)
@@ -156,7 +155,7 @@ def in_type(work: Work, dtype: str) -> Work:
 
 
 def with_known_peaks(work: Work, device: Device) -> Work:
-    """The same work, where fp64 has no stated peak by that of fp32: no device is quicker in it, so a bound stays one."""
+    """The same work, fp64 by the peak of fp32 where it has none: no device is quicker in it, so a bound stays one."""
     if "fp64" in device.peak_flops_per_s or "fp32" not in device.peak_flops_per_s:
         return work
     return replace(work, dtype=np.where(work.dtype == "fp64", "fp32", work.dtype).astype(object))

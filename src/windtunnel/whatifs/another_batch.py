@@ -128,8 +128,9 @@ def _distinct(graph: Graph, chosen: Ints) -> tuple[list[Inputs], Ints]:
     keys = np.stack([*(one.codes.astype(np.int64) for one in texts), params, phase == Phase.BACKWARD], axis=1)
     found, row_N = np.unique(keys, axis=0, return_inverse=True)
     inputs = [
-        Inputs(*(one.values[code] for one, code in zip(texts, row[:4], strict=True)), int(row[4]), bool(row[5]))
+        Inputs(*words, param_bytes=int(row[4]), is_backward=bool(row[5]))
         for row in found.tolist()
+        for words in [tuple(one.values[code] for one, code in zip(texts, row[:4], strict=True))]
     ]
     return inputs, row_N.reshape(-1).astype(np.int64)
 

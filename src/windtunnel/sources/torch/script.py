@@ -248,6 +248,7 @@ class RecorderPilot:
         self._pattern: tuple[Any, ...] = ()
 
     def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
+        """Lead on; a loop that has changed its form begins anew."""
         if self.recorder.is_complete:
             raise EndOfScript
         pattern = hooks.finder.pattern
@@ -262,6 +263,7 @@ class RecorderPilot:
             raise EndOfScript
 
     def close(self) -> None:
+        """Take the recorder away."""
         self.recorder.close()
 
 
