@@ -128,9 +128,15 @@ def _distinct(graph: Graph, chosen: Ints) -> tuple[list[Inputs], Ints]:
     keys = np.stack([*(one.codes.astype(np.int64) for one in texts), params, phase == Phase.BACKWARD], axis=1)
     found, row_N = np.unique(keys, axis=0, return_inverse=True)
     inputs = [
-        Inputs(*words, param_bytes=int(row[4]), is_backward=bool(row[5]))
-        for row in found.tolist()
-        for words in [tuple(one.values[code] for one, code in zip(texts, row[:4], strict=True))]
+        Inputs(
+            texts[0].values[op],
+            texts[1].values[shapes],
+            texts[2].values[dtypes],
+            texts[3].values[strides],
+            param_bytes,
+            bool(is_backward),
+        )
+        for op, shapes, dtypes, strides, param_bytes, is_backward in found.tolist()
     ]
     return inputs, row_N.reshape(-1).astype(np.int64)
 
@@ -146,7 +152,7 @@ def _of_unknown_shapes(captured: Inputs, factor: float) -> Growth:
 
 def _scaled(graph: Graph, name: str, chosen: Ints, ratio: Any) -> Ints:
     """Where shapes are not known, bytes of parameters stay: they are what is read again and again."""
-    values = graph.tasks[name].copy()
+    values: Ints = graph.tasks[name].copy()
     known = values[chosen].astype(np.float64)
     fixed = np.zeros(len(chosen))
     if name == "bytes_read" and "param_bytes" in graph.tasks and "input_shapes" not in graph.tasks:
