@@ -153,8 +153,15 @@ def test_a_measurement_under_the_bound_stays_since_it_was_seen():
 
 def test_a_price_under_the_bound_that_got_through_is_our_defect_and_names_everything():
     priced = price(MIXED, CHIP, [RooflinePricer()])
-    with pytest.raises(PriceError, match=r"roofline prices gemm at 1,000,000 ns, and toy needs at least 1,000,500 ns"):
+    with pytest.raises(PriceError, match=r"roofline prices t0 at 1,000,000 ns, and toy needs at least 1,000,500 ns"):
         require_possible(priced, np.array([0]), np.array([1_000_500.0]), CHIP)
+
+
+def test_rows_of_a_table_that_nobody_reads_are_no_bound():
+    """A capture counts the whole table as read; a model that knows better is right."""
+    graph = graph_of(("aten::embedding", 0, 8 * 10**6, Kind.COMPUTE)).with_columns(input_shapes=["[[1000000,2],[3]]"])
+
+    assert [10] == price(graph, CHIP, [Says(10)]).duration_ns.tolist()
 
 
 def test_an_operator_on_a_tensor_without_elements_costs_a_launch():

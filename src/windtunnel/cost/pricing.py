@@ -65,11 +65,6 @@ def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype
         Or, by a defect of ours, a price is under what the device can do.
     InputError
         No cost model has this name, or the device has no peak for a type.
-
-    Notes
-    -----
-    What a model says below the bound is raised to it (``floor``): the nearest time that can be true. ``efficiency`` is
-    then 1 and ``cost_source`` says "under its bound"; an error would refuse whole graphs for one small operator.
     """
     device = device_of(machine)
     work, row_T = work_of(graph)
