@@ -98,6 +98,7 @@ def test_shares_say_on_whose_word_the_makespan_rests():
     assert {"half": 200, "roofline": 30, "captured": 11, "assumed launch": 5} == shares
     assert 1.0 == pytest.approx(sum(one.ratio for one in found.sources))
     assert 30 / 230 == pytest.approx(found.unsure_ratio, rel=1e-3)  # of the device's time: the host's hides nothing
+    assert found.at_bound_ratio == found.unsure_ratio
     assert found.low_ns < found.makespan_ns < found.high_ns
     assert {"compute", "memory"} == {one.name for one in found.bindings}
     assert found.device_ns == sum(one.duration_ns for one in found.classes)
@@ -190,3 +191,10 @@ def test_a_larger_batch_is_never_priced_below_a_smaller_one():
     times = [forecast(graph, CHIP, model=[falling], batch_size=size).device_ns for size in (4, 8, 16, 32)]
 
     assert sorted(times) == times
+
+
+def test_a_model_without_an_interval_is_unsure_but_no_bound():
+    slow = forecast(step(), CHIP, model=[Flat(dict.fromkeys((30_008, 1008, 12), 900 * US))])
+
+    assert 1.0 == pytest.approx(slow.unsure_ratio, rel=1e-3)
+    assert 0.0 == slow.at_bound_ratio

@@ -23,7 +23,7 @@ _HOST = ("this-host", "this host", "localhost")
 _NUMBERS = (
     *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns"),
     *("host_ns", "host_factor", "is_host_measured"),
-    *("makespan_ns", "low_ns", "high_ns", "bound_ns", "limit", "idle_ratio", "unsure_ratio"),
+    *("makespan_ns", "low_ns", "high_ns", "bound_ns", "limit", "idle_ratio", "unsure_ratio", "at_bound_ratio"),
 )
 
 
@@ -158,10 +158,13 @@ def _say_how_sure(found: Forecast) -> None:
     from windtunnel.cost.roofline import BOUND_ERROR
     from windtunnel.units import format_ratio
 
-    if found.unsure_ratio <= 0:
+    if found.unsure_ratio > found.at_bound_ratio:
+        share = format_ratio(found.unsure_ratio - found.at_bound_ratio)
+        say_wrapped(f"  {share} of the device's time is priced by a model that does not say how sure it is")
+    if found.at_bound_ratio <= 0:
         return
     say_wrapped(
-        f"  {format_ratio(found.unsure_ratio)} of the device's time is priced by a bound that nothing beats: the "
+        f"  {format_ratio(found.at_bound_ratio)} of the device's time is priced by a bound that nothing beats: the "
         "truth is longer, and no interval says by how much"
     )
     if found.device_kind == "gpu":
@@ -189,9 +192,9 @@ def _print_ranking(found: list[Forecast], ranked_by: str) -> None:
     print_table(("on", "device", "host", "step", "limit", "longer"), rows, numbers=(1, 2, 3, 5), gives_way=0)
     if ranked_by == "device_ns":
         say_wrapped("ranked by the device's time: the host makes all steps alike")
-    unsure = max(one.unsure_ratio for one in found)
-    if unsure > 0:
-        say_wrapped(f"up to {format_ratio(unsure)} of the device's time is priced by a bound: the truth is longer")
+    at_bound = max(one.at_bound_ratio for one in found)
+    if at_bound > 0:
+        say_wrapped(f"up to {format_ratio(at_bound)} of the device's time is priced by a bound: the truth is longer")
 
 
 def _print_shares(found: Forecast) -> None:

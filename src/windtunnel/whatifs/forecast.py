@@ -77,6 +77,8 @@ class Forecast:
         The least time that the device needs for the work of the step.
     unsure_ratio : float
         Share of the device's time whose pricer cannot say how sure it is: the intervals leave it out.
+    at_bound_ratio : float
+        Share of it that is a bare bound, so too short: a part of the unsure one.
     sources : tuple of Share
         Of the makespan (its critical path) by pricer, longest first.
     bindings : tuple of Share
@@ -101,6 +103,7 @@ class Forecast:
     high_ns: int
     bound_ns: int
     unsure_ratio: float
+    at_bound_ratio: float
     sources: tuple[Share, ...]
     bindings: tuple[Share, ...]
     classes: tuple[ClassUse, ...]
@@ -229,6 +232,7 @@ def _replayed(
         high_ns=high,
         bound_ns=bound_ns,
         unsure_ratio=_unsure(priced, computes) / max(device_ns, 1),
+        at_bound_ratio=_unsure(priced, computes[priced.tasks["efficiency"][computes] >= 1.0]) / max(device_ns, 1),
         sources=_shares(priced, path.task, path.duration_ns, "cost_source", makespan_ns),
         bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", device_ns),
         classes=_classes(priced, computes, device_ns),
