@@ -60,6 +60,8 @@ BARS = (
     "schedule_search",
     "compiled_networks",
     "roofline_table",
+    "predict_accuracy",
+    "predict_sane",
     "unseen_gpu",
     "placement_exact",
     "placement_property",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from windtunnel.cli import main
+from windtunnel.suite.cells.transfer import METHODS
 
 PARTS = np.random.default_rng(0).integers(0, 4, (80, 4))
 PRICES = np.random.default_rng(1).uniform(0.5, 2.0, (4, 7))
@@ -40,7 +41,8 @@ def test_a_new_device_from_a_handful_of_nets(capsys, table, tmp_path):
     wanted.write_text("\n".join(["net,latency_ms", *lines]) + "\n")
     code, out, err = run(capsys, table, "--measured", wanted, "--out", found)
     assert 0 == code, err
-    assert "80 nets from 8 measured ones" in out
+    assert "80 nets from 8 measured ones by " in out
+    assert "% off on nets left out" in out
     rows = list(csv.DictReader(found.read_text().splitlines()))
     mean, low, high = (np.array([float(row[key]) for row in rows]) for key in ("latency_ms", "low_ms", "high_ms"))
     np.testing.assert_allclose(mean, NEW_MS, rtol=0.1)
@@ -53,6 +55,9 @@ def test_a_known_device_shows_how_good_it_is(capsys, table):
 
     assert 0 == code
     assert document["rank_correlation"] > 0.9
+    assert document["mean_ape"] < 0.2
+    assert document["method"] in METHODS
+    assert {*METHODS} == set(document["errors"])
     assert 0 <= document["coverage_of_90"] <= 1
     assert "Spearman" in run(capsys, table, "--device", "d3")[1]
 

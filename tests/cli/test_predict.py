@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from tests.whatifs.test_forecast import step
+from tests.whatifs.test_forecast import step, with_size
 from windtunnel.graph import save
 
 
@@ -20,8 +20,10 @@ def test_a_prediction_says_time_pricers_bounds_and_changes(stored):
     outcome = windtunnel("predict", stored, "--on", "h100", "--model", "roofline")
 
     assert 0 == outcome.code
-    assert "per iteration on h100-sxm5-80g, as captured" in outcome.stdout
-    assert "the host is the limit" in outcome.stdout
+    assert "one iteration on h100-sxm5-80g, as captured" in outcome.stdout
+    assert "host-bound: the device is idle for" in outcome.stdout
+    assert "100 % of the device's time is priced by a bound" in outcome.stdout
+    assert "bounds are 31 % off for single operators, 26 %" in " ".join(outcome.stdout.split())
     for word in ("priced by", "roofline", "assumed launch", "bound by", "memory", "bf16"):
         assert word in outcome.stdout
     assert outcome.stderr.startswith("next: windtunnel ")
@@ -32,10 +34,14 @@ def test_the_document_has_raw_units(stored):
     outcome = windtunnel("predict", stored, "--on", "h100", "--launch", "2us", "--json")
     document = json.loads(outcome.stdout)
 
-    assert "windtunnel.forecast/1" == document["schema"]
+    assert "windtunnel.forecast/2" == document["schema"]
     assert document["low_ns"] <= document["makespan_ns"] <= document["high_ns"]
     assert document["makespan_ns"] == pytest.approx(sum(one["duration_ns"] for one in document["sources"]))
     assert 2000 == document["launch_ns"]
+    assert document["device_low_ns"] <= document["device_ns"] <= document["device_high_ns"]
+    assert 25_000 == document["host_ns"]  # 21 of Python, two launches
+    assert ("host", 1.0) == (document["limit"], document["unsure_ratio"])
+    assert {"operators", "models"} == set(document["bound_error"])
     assert {"tf32", "bf16", "fp16", "fp8"} == {one["dtype"] for one in document["changes"]}
 
 
@@ -46,6 +52,8 @@ def test_the_document_has_raw_units(stored):
         (("--on", "tpu-v4"), "tpu-v4 has no peak rate for 'fp32'"),
         (("--on", "h100", "--dtype", "fp3"), "no type is called 'fp3'"),
         (("--on", "h100", "--batch", "4"), "does not show its batch size"),
+        (("--on", "h100", "--host-factor", "-1"), "a host cannot take -1.0 times as long"),
+        (("--on", "h100,h10000"), "no device is called 'h10000'"),
         (("--on", "none.json"), "sheet cannot be read"),
         (("--on", "h100", "--model", "oracle"), "no cost_model is called 'oracle'"),
     ],
@@ -56,3 +64,28 @@ def test_what_cannot_be_predicted_is_refused_in_words(stored, arguments, message
     assert 2 == outcome.code
     assert message in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_several_devices_are_ranked_by_what_tells_them_apart(stored):
+    outcome = windtunnel("predict", stored, "--on", "l4,h100, a100", "--launch", "10ms")
+    rows = [line.split()[0] for line in outcome.stdout.splitlines()[3:6]]
+
+    assert 0 == outcome.code
+    assert ["h100-sxm5-80g", "l4", "a100-sxm4-80g"] == rows  # an L4 has more fp32 than an A100
+    assert "ranked by the device's time" in outcome.stdout
+    document = json.loads(windtunnel("predict", stored, "--on", "l4,h100", "--host-factor", "0", "--json").stdout)
+    assert ("windtunnel.forecasts/1", "makespan_ns") == (document["schema"], document["ranked_by"])
+    assert ["h100-sxm5-80g", "l4"] == [one["device"] for one in document["forecasts"]]
+    assert [0, 0] == [one["host_ns"] for one in document["forecasts"]]
+
+
+def test_the_batch_is_taken_from_the_dimension_that_is_named(tmp_path):
+    path = save(with_size(step(), 8), tmp_path / "sized.wt")
+    sizes = [
+        json.loads(windtunnel("predict", path, "--on", "h100", *given, "--json").stdout)["batch_size"]
+        for given in ((), ("--batch-dim", "1"), ("--batch", "32"))
+    ]
+
+    assert [8, 4, 32] == sizes
+    refused = windtunnel("predict", path, "--on", "h100", "--batch-dim", "5")
+    assert (2, True) == (refused.code, "no size in dimension 5" in refused.stderr)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from windtunnel.cost.bounds import bounds_on
+from windtunnel.cost.floor import require_possible
 from windtunnel.cost.pricer import Pricer, Prices, exact_prices
 from windtunnel.cost.pricing import in_type, price, price_work, tiers_of
 from windtunnel.cost.roofline import RooflinePricer
@@ -112,3 +115,77 @@ def test_models_are_found_by_name():
 def test_a_machine_without_a_device_is_refused():
     with pytest.raises(PriceError, match="no device"):
         price(MIXED, machine())
+
+
+class Says:
+    """A model that says one time for everything."""
+
+    def __init__(self, duration_ns, *, is_measurement=False):
+        self.name, self.duration_ns, self.is_measurement = "says", duration_ns, is_measurement
+
+    def covers(self, work, device):
+        return np.ones(len(work), dtype=bool)
+
+    def price(self, work, device):
+        limits = bounds_on(device, work.flops, work.bytes_moved)
+        return exact_prices(limits, limits.efficiency(np.full(len(work), float(self.duration_ns))))
+
+
+def test_a_model_that_is_under_the_bound_is_raised_to_it_and_it_is_said():
+    priced = price(MIXED, CHIP, [Says(1_500_000)])
+
+    assert [1_500_000, 1_500_000, 1_500_000, 100] == priced.duration_ns.tolist()
+    assert ["says"] * 3 == column(priced, "cost_source")[:3]
+    priced = price(MIXED, CHIP, [Says(10)])
+    assert [1_000_000, 1_000_000, 1_000_000, 100] == priced.duration_ns.tolist()
+    assert ["says under its bound"] * 3 == column(priced, "cost_source")[:3]
+    assert ["compute", "memory", "compute"] == column(priced, "binding")[:3]
+    assert [1.0] * 3 == priced.tasks["efficiency"][:3].tolist()
+
+
+def test_a_measurement_under_the_bound_stays_since_it_was_seen():
+    priced = price(MIXED, CHIP, [Says(10, is_measurement=True)])
+
+    assert [10, 10, 10, 100] == priced.duration_ns.tolist()
+    assert ["says"] * 3 == column(priced, "cost_source")[:3]
+    assert [1.0] * 3 == priced.tasks["efficiency"][:3].tolist()
+
+
+def test_a_price_under_the_bound_that_got_through_is_our_defect_and_names_everything():
+    priced = price(MIXED, CHIP, [RooflinePricer()])
+    with pytest.raises(PriceError, match=r"roofline prices t0 at 1,000,000 ns, and toy needs at least 1,000,500 ns"):
+        require_possible(priced, np.array([0]), np.array([1_000_500.0]), CHIP)
+
+
+def test_rows_of_a_table_that_nobody_reads_are_no_bound():
+    """A capture counts the whole table as read; a model that knows better is right."""
+    graph = graph_of(("aten::embedding", 0, 8 * 10**6, Kind.COMPUTE)).with_columns(input_shapes=["[[1000000,2],[3]]"])
+
+    assert [10] == price(graph, CHIP, [Says(10)]).duration_ns.tolist()
+
+
+def test_an_operator_on_a_tensor_without_elements_costs_a_launch():
+    """A key-value cache begins empty, and is filled and zeroed all the same."""
+    graph = graph_of(("aten::fill_", 0, 0, Kind.COMPUTE), ("aten::relu", 0, 0, Kind.COMPUTE))
+    launched = replace(CHIP, launch_overhead_ns=900)
+
+    priced = price(graph.with_columns(input_shapes=["[[0],[]]", "[[2,0,4]]"]), launched, "roofline")
+
+    assert [900, 900] == priced.duration_ns.tolist()
+    with pytest.raises(PriceError, match=r"no cost model has a price for 1 of 2 tasks"):
+        price(graph.with_columns(input_shapes=["[[0],[]]", "[[2,1]]"]), launched, "roofline")
+
+
+def test_integers_go_by_the_peak_of_the_type_that_is_asked_for():
+    """Chips without fp32 run steps whose indices are integers."""
+    chip = Device("half", 2**30, bandwidth_bytes_per_s=1e9, peak_flops_per_s={"bf16": 1e12})
+    graph = graph_of(("gemm", 10**9, 8, Kind.COMPUTE), ("aten::add", 10, 10**6, Kind.COMPUTE))
+    graph = graph.with_columns(input_dtypes=['["Tensor(float)"]', '["Tensor(long int)"]'])
+
+    assert [1_000_000, 1_000_000] == price(graph, chip, "roofline", dtype="bf16").duration_ns.tolist()
+
+
+def test_a_double_goes_by_the_peak_of_fp32_where_none_is_stated():
+    graph = graph_of(("gemm", 10**9, 8, Kind.COMPUTE)).with_columns(input_dtypes=['["Tensor(double)"]'])
+
+    assert [1_000_000] == price(graph, CHIP, "roofline").duration_ns.tolist()

@@ -23,6 +23,9 @@ def capture(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = 20,
     warmup: Annotated[int, typer.Option(min=0, help="Iterations before that.")] = 3,
+    fake: Annotated[
+        bool, typer.Option("--fake", help="Run nothing: operators and shapes for predict, of any size, without times.")
+    ] = False,
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
@@ -36,6 +39,9 @@ def capture(
     from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script
 
     path = require_free(derived(script, ".wt", output), force=force)
+    if fake:
+        _capture_fake(script, arguments or [], path, force=force, as_json=as_json)
+        return
     try:
         with Progress(f"capturing {script.name}") as progress, stdout_to_stderr():
             graph = capture_script(script, arguments or (), iterations=iterations, warmup=warmup, progress=progress)
@@ -56,6 +62,20 @@ def capture(
     if note := graph.meta.overhead.get("note"):
         advise(note)
     advise(f"next: windtunnel explain {path}")
+
+
+def _capture_fake(script: Path, arguments: list[str], path: Path, *, force: bool, as_json: bool) -> None:
+    """Without times: to be priced elsewhere."""
+    from windtunnel.sources.torch.fake import fake_capture_script
+
+    with Progress(f"following {script.name}") as progress, stdout_to_stderr():
+        graph = fake_capture_script(script, arguments, progress=progress)
+    _keep(graph, path, force)
+    if as_json:
+        print_json(_document(graph, path))
+    else:
+        say(f"{path}: {graph.num_tasks:,} tasks; nothing was run, so they have no times")
+    advise(f"next: windtunnel predict {path} --on h100,a100")
 
 
 def _keep(graph: Graph, path: Path, force: bool) -> None:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from windtunnel.suite.cells.latencies import LatencyTable
+    from windtunnel.suite.cells.transfer import Transfer, Transferred
 
 __all__ = ["transfer"]
 
 _SCHEMA = "windtunnel.cost.transfer/1"
 _SHOWN = 10
-_SPREADS = 1.645  # that an interval of 90 % reaches to either side
 _MOST_CANDIDATES = 1500  # drawn from larger tables
 
 
@@ -62,14 +62,13 @@ def transfer(
         _choose(known, num_samples, seed, output, as_json=as_json)
 
 
-def _chosen(known: LatencyTable, without: list[str], num_samples: int, seed: int) -> tuple[Any, np.ndarray]:
-    """The prior of all other devices, its settings from them alone, and the nets to measure."""
-    from windtunnel.suite.cells.model import FewShot, tune
+def _chosen(known: LatencyTable, without: list[str], num_samples: int, seed: int) -> tuple[Transfer, np.ndarray]:
+    """What all other devices tell, its settings from them alone, and the nets to measure."""
+    from windtunnel.suite.cells.transfer import Transfer
 
-    sources = known.without(without)
     with Progress("learning from the known devices", heartbeat=True):
-        prior = FewShot.of(sources, known.features, tune(sources, known.features, num_samples=num_samples, seed=seed))
-    return prior, prior.choose(num_samples, num_candidates=_MOST_CANDIDATES, seed=seed)
+        learned = Transfer.of(known.without(without), known.features, num_samples=num_samples, seed=seed)
+    return learned, learned.choose(num_samples, num_candidates=_MOST_CANDIDATES, seed=seed)
 
 
 def _choose(known: LatencyTable, num_samples: int, seed: int, output: Path | None, *, as_json: bool) -> None:
@@ -116,22 +115,23 @@ def _read_measured(path: Path, known: LatencyTable) -> tuple[list[int], list[flo
 def _predict(
     known: LatencyTable, rows: list[int], latency_ms: list[float], output: Path | None, *, as_json: bool
 ) -> None:
-    prior, _ = _chosen(known, [], min(len(rows), len(known.names)) or 1, 0)
-    mean, std = prior.transfer(rows, latency_ms)
-    low, high = (mean - _SPREADS * std).clip(0.0), mean + _SPREADS * std
+    learned, _ = _chosen(known, [], min(len(rows), len(known.names)) or 1, 0)
+    found = learned.predict(rows, latency_ms)
+    columns = (found.mean_ms.tolist(), found.low_ms.tolist(), found.high_ms.tolist())
     document = [
         dict(zip(("net", "latency_ms", "low_ms", "high_ms"), row, strict=True))
-        for row in zip(known.names, mean.tolist(), low.tolist(), high.tolist(), strict=True)
+        for row in zip(known.names, *columns, strict=True)
     ]
     if output is not None:
         _write(output, list(document[0]), [list(one.values()) for one in document])
     if as_json:
-        print_json({"schema": _SCHEMA, "level": 0.9, "num_samples": len(rows), "nets": document})
+        how = {"method": found.method, "errors": found.errors}
+        print_json({"schema": _SCHEMA, "level": 0.9, "num_samples": len(rows), **how, "nets": document})
         return
     fastest = sorted(document, key=lambda one: one["latency_ms"])
     shown = fastest[:_SHOWN]
     cells = [[one["net"], f"{one['latency_ms']:.3f}", f"{one['low_ms']:.3f} to {one['high_ms']:.3f}"] for one in shown]
-    say(f"{len(document):,} nets from {len(rows)} measured ones; the fastest:")
+    say(f"{len(document):,} nets from {len(rows)} measured ones by {_named(found)}; the fastest:")
     print_table(["net", "ms", "90 % interval"], cells, numbers=(1, 2), gives_way=0)
     if output is not None:
         advise(f"wrote {output}")
@@ -143,25 +143,37 @@ def _compare(known: LatencyTable, device: str, num_samples: int, seed: int, *, a
     from windtunnel.suite.cells.model import rank_correlation
 
     truth = known.on(device)
-    prior, rows = _chosen(known, [device], num_samples, seed)
-    mean, std = prior.transfer(rows, truth[rows])
+    learned, rows = _chosen(known, [device], num_samples, seed)
+    found = learned.predict(rows, truth[rows])
     is_new = np.ones(len(truth), dtype=bool)
     is_new[rows] = False
+    off = np.abs(found.mean_ms / truth - 1.0)
     errors = {
-        "rank_correlation": rank_correlation(mean[is_new], truth[is_new]),
-        "median_ape": float(np.median(np.abs(mean - truth)[is_new] / truth[is_new])),
-        "coverage_of_90": float((np.abs(mean - truth) < _SPREADS * std)[is_new].mean()),
+        "rank_correlation": rank_correlation(found.mean_ms[is_new], truth[is_new]),
+        "median_ape": float(np.median(off[is_new])),
+        "mean_ape": float(np.mean(off[is_new])),
+        "coverage_of_90": float(((found.low_ms <= truth) & (truth <= found.high_ms))[is_new].mean()),
     }
     if as_json:
-        print_json({"schema": _SCHEMA, "device": device, "num_samples": num_samples, **errors})
+        how = {"method": found.method, "errors": found.errors}
+        print_json({"schema": _SCHEMA, "device": device, "num_samples": num_samples, **how, **errors})
         return
-    say(f"{device} from {num_samples} nets, {int(is_new.sum()):,} others compared:")
+    say(f"{device} from {num_samples} nets by {_named(found)}, {int(is_new.sum()):,} others compared:")
     rows_ = [
         ["rank correlation (Spearman)", f"{errors['rank_correlation']:.3f}"],
         ["median |error|", f"{100 * errors['median_ape']:.1f} %"],
+        ["mean |error|", f"{100 * errors['mean_ape']:.1f} %"],
         ["inside the 90 % interval", f"{100 * errors['coverage_of_90']:.0f} %"],
     ]
     print_table(["measure", "value"], rows_, numbers=(1,))
+
+
+def _named(found: Transferred) -> str:
+    """The method that won, and how far off it was on measured nets that were left out."""
+    import numpy as np
+
+    off = found.errors.get(found.method)
+    return found.method + (f" ({100 * np.expm1(off):.0f} % off on nets left out)" if off is not None else "")
 
 
 def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:

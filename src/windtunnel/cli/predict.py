@@ -18,46 +18,67 @@ if TYPE_CHECKING:
 
 __all__ = ["predict"]
 
-_HALF, _UNSURE = 0.5, 0.05
+_UNSURE = 0.05
 _HOST = ("this-host", "this host", "localhost")
+_NUMBERS = (
+    *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns"),
+    *("host_ns", "host_factor", "is_host_measured"),
+    *("makespan_ns", "low_ns", "high_ns", "bound_ns", "limit", "idle_ratio", "unsure_ratio", "at_bound_ratio"),
+)
 
 
 def predict(
     graph: GraphPath,
-    on: Annotated[str, typer.Option("--on", metavar="DEVICE", help="h100 ..., this-host, or your own sheet (.json).")],
+    on: Annotated[
+        str, typer.Option("--on", metavar="DEVICE,DEVICE", help="h100 ..., this-host, or your own sheet (.json).")
+    ],
     dtype: Annotated[str, typer.Option("--dtype", metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
     batch: Annotated[int, typer.Option("--batch", min=0, metavar="N", help="Another batch size.")] = 0,
+    batch_dim: Annotated[
+        int | None, typer.Option("--batch-dim", metavar="DIM", help="Dimension of the inputs that holds the samples.")
+    ] = None,
     model: Annotated[str, typer.Option("--model", metavar="NAME,NAME", help="Cost models; auto chooses.")] = "auto",
     launch: Annotated[str, typer.Option("--launch", metavar="TIME", help="Of one operator on the host.")] = "5us",
+    host_factor: Annotated[
+        float, typer.Option("--host-factor", metavar="F", help="The host's time over what it was; 0 leaves it out.")
+    ] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel predict train.wt --on h100 --dtype bf16
+    """Example: windtunnel predict train.wt --on h100,a100,l4 --dtype bf16
 
-    Price a captured job on a device of the catalog and replay it: how long, how sure, and what would change it.
+    Price a captured job on devices of the catalog and replay it: the device's time, the host's, what the step becomes.
     """
+    from windtunnel.cost.pricing import tiers_of
     from windtunnel.units import parse_duration
-    from windtunnel.whatifs.forecast import changes, forecast
+    from windtunnel.whatifs.forecast import changes, forecast, ranked
 
-    launch_ns = parse_duration(launch)
+    given: dict[str, Any] = {"launch_ns": parse_duration(launch), "batch_dim": batch_dim}
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
-        chip = _device(on)
-        captured = open_graph(graph, progress=progress)
-        found = forecast(captured, chip, dtype=dtype, batch_size=batch, model=model, launch_ns=launch_ns)
-        others = changes(captured, chip, found, model=model, launch_ns=launch_ns)
+        chips = [_device(name.strip()) for name in on.split(",")]
+        captured, given["model"] = open_graph(graph, progress=progress), tiers_of(model)
+        made = [
+            forecast(captured, one, dtype=dtype, batch_size=batch, host_factor=host_factor, **given) for one in chips
+        ]
+        found, ranked_by = ranked(made)
+        others = changes(captured, chips[0], made[0], **given) if len(made) == 1 else []
     if as_json:
-        document = {"schema": "windtunnel.forecast/1", **_as_dict(found)}
-        print_json({**document, "launch_ns": launch_ns, "changes": [_as_dict(one) for one in others]})
+        print_json(_document(found, others, ranked_by, given["launch_ns"]))
+    elif len(found) == 1:
+        _print_forecast(found[0])
+        _print_shares(found[0])
+        _print_classes(found[0])
+        _print_changes(found[0], others)
     else:
-        _print_forecast(found)
-        _print_shares(found)
-        _print_classes(found)
-        _print_changes(found, others)
-    _advise_next(graph, on, found, others)
+        _print_ranking(found, ranked_by)
+    _advise_next(graph, on, found[0], others)
 
 
 def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast]) -> None:
     if on in _HOST and found.unsure_ratio > _UNSURE:
         advise("next: windtunnel calibrate --budget 5m")
+        return
+    if not others and "," in on:
+        advise(f"next: windtunnel predict {graph} --on {found.device}")
         return
     best = min(others, key=_per_sample, default=found)
     if _per_sample(best) < _per_sample(found):
@@ -80,29 +101,100 @@ def _per_sample(found: Forecast) -> float:
     return found.makespan_ns / max(found.batch_size, 1)
 
 
+def _document(found: list[Forecast], others: list[Forecast], ranked_by: str, launch_ns: int) -> dict[str, Any]:
+    from windtunnel.cost.roofline import BOUND_ERROR
+
+    common = {"launch_ns": launch_ns, "bound_error": BOUND_ERROR}
+    if len(found) > 1:
+        forecasts = [_as_dict(one) for one in found]
+        return {"schema": "windtunnel.forecasts/1", "ranked_by": ranked_by, "forecasts": forecasts, **common}
+    changed = [_as_dict(one) for one in others]
+    return {"schema": "windtunnel.forecast/2", **_as_dict(found[0]), **common, "changes": changed}
+
+
 def _as_dict(found: Forecast) -> dict[str, Any]:
-    names = ("device", "dtype", "batch_size", "makespan_ns", "low_ns", "high_ns", "unsure_ratio", "device_ns")
     shares = {name: [dataclasses.asdict(one) for one in getattr(found, name)] for name in ("sources", "bindings")}
     classes = [dataclasses.asdict(one) for one in found.classes]
-    return {name: getattr(found, name) for name in names} | shares | {"classes": classes}
+    return {name: getattr(found, name) for name in _NUMBERS} | shares | {"classes": classes}
 
 
 def _print_forecast(found: Forecast) -> None:
-    from windtunnel.units import format_duration, format_ratio
+    from windtunnel.units import format_duration
 
     batch = f", batch {found.batch_size}" if found.batch_size else ""
-    say(f"{format_duration(found.makespan_ns)} per iteration on {found.device}, {found.dtype}{batch}")
-    if found.high_ns > found.low_ns:
-        say(f"  90 % interval of the cost models: {format_duration(found.low_ns)} to {format_duration(found.high_ns)}")
-    if found.unsure_ratio > 0:
+    say(f"one iteration on {found.device}, {found.dtype}{batch}")
+    say(f"  device  {format_duration(found.device_ns)}{_between(found.device_low_ns, found.device_high_ns)}")
+    say_wrapped(f"  host    {_host(found)}")
+    say(f"  step    {format_duration(found.makespan_ns)}{_between(found.low_ns, found.high_ns)}")
+    say_wrapped(f"  {_limit(found)}")
+    _say_how_sure(found)
+
+
+def _host(found: Forecast) -> str:
+    from windtunnel.units import format_duration
+
+    if not found.host_factor:
+        return "left out (--host-factor 0)"
+    python = "Python as measured where it was captured" if found.is_host_measured else "Python is not in it"
+    times = f"; {found.host_factor:g} times that (--host-factor)" if found.host_factor != 1 else ""
+    return f"{format_duration(found.host_ns)}: {python}, launches as --launch says{times}"
+
+
+def _between(low_ns: int, high_ns: int) -> str:
+    from windtunnel.units import format_duration
+
+    return f" ({format_duration(low_ns)} to {format_duration(high_ns)}, 90 %)" if high_ns > low_ns else ""
+
+
+def _limit(found: Forecast) -> str:
+    from windtunnel.units import format_ratio
+
+    other = "device" if found.limit == "host" else "host"
+    text = f"{found.limit}-bound: the {other} is idle for {format_ratio(found.idle_ratio)} of the step"
+    return text + ("; a quicker device hardly changes it" if found.limit == "host" else "")
+
+
+def _say_how_sure(found: Forecast) -> None:
+    from windtunnel.cost.roofline import BOUND_ERROR
+    from windtunnel.units import format_ratio
+
+    if found.unsure_ratio > found.at_bound_ratio:
+        share = format_ratio(found.unsure_ratio - found.at_bound_ratio)
+        say_wrapped(f"  {share} of the device's time is priced by a model that does not say how sure it is")
+    if found.at_bound_ratio <= 0:
+        return
+    say_wrapped(
+        f"  {format_ratio(found.at_bound_ratio)} of the device's time is priced by a bound that nothing beats: the "
+        "truth is longer, and no interval says by how much"
+    )
+    if found.device_kind == "gpu":
         say_wrapped(
-            f"  {format_ratio(found.unsure_ratio)} of it is priced by a bound that nothing beats: the truth is longer, "
-            "and no interval says by how much"
+            f"  published runs on GPUs: bounds are {format_ratio(BOUND_ERROR['operators'])} off for single operators, "
+            f"{format_ratio(BOUND_ERROR['models'])} for whole models"
         )
-    busy = found.device_ns / max(found.makespan_ns, 1)
-    say(f"  the device computes for {format_duration(found.device_ns)}, {format_ratio(busy)} of the time")
-    if busy < _HALF:
-        say_wrapped("  the host is the limit: Python and launches were measured here, or are assumed (--launch)")
+
+
+def _print_ranking(found: list[Forecast], ranked_by: str) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    rows = [
+        (
+            one.device,
+            format_duration(one.device_ns),
+            format_duration(one.host_ns),
+            format_duration(one.makespan_ns),
+            f"{one.limit}-bound",
+            f"{getattr(one, ranked_by) / max(getattr(found[0], ranked_by), 1):.2f}x",
+        )
+        for one in found
+    ]
+    say(f"one iteration, {found[0].dtype}" + (f", batch {found[0].batch_size}" if found[0].batch_size else ""))
+    print_table(("on", "device", "host", "step", "limit", "longer"), rows, numbers=(1, 2, 3, 5), gives_way=0)
+    if ranked_by == "device_ns":
+        say_wrapped("ranked by the device's time: the host makes all steps alike")
+    at_bound = max(one.at_bound_ratio for one in found)
+    if at_bound > 0:
+        say_wrapped(f"up to {format_ratio(at_bound)} of the device's time is priced by a bound: the truth is longer")
 
 
 def _print_shares(found: Forecast) -> None:
@@ -115,7 +207,7 @@ def _print_shares(found: Forecast) -> None:
         ]
         if rows:
             say()
-            whole = "of the time" if title == "priced by" else "of the device's"
+            whole = "of the step" if title == "priced by" else "of the device's"
             print_table((title, "time", whole, "tasks"), rows, numbers=(1, 2, 3))
 
 
@@ -141,11 +233,11 @@ def _print_changes(found: Forecast, others: list[Forecast]) -> None:
         (
             one.dtype,
             str(one.batch_size or ""),
-            format_duration(one.makespan_ns),
             format_duration(one.device_ns),
+            format_duration(one.makespan_ns),
             f"{_per_sample(found) / max(_per_sample(one), 1e-9):.2f}x",
         )
         for one in others
     ]
     say()
-    print_table(("instead", "batch", "iteration", "device", "speed per sample"), rows, numbers=(1, 2, 3, 4))
+    print_table(("instead", "batch", "device", "step", "speed per sample"), rows, numbers=(1, 2, 3, 4))

@@ -90,6 +90,7 @@ class MeasuredPricer:
     """The very operator, with the very arguments, ran here before."""
 
     name: ClassVar[str] = "measured"
+    is_measurement: ClassVar[bool] = True
 
     def __init__(self, database: ProfileDatabase | None = None) -> None:
         self.database = ProfileDatabase() if database is None else database

@@ -113,6 +113,8 @@ class Pricer(Protocol):
     ----------
     name : str
         What ``cost_source`` says of the tasks that it priced.
+    is_measurement : bool, optional
+        True: it saw these operators on this device, so times below the bound stay. All others are raised to it.
     """
 
     name: str

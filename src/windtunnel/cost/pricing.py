@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.bounds import Binding, bounds
+from windtunnel.cost.floor import AT_BOUND, floor_of, raised, require_possible
 from windtunnel.cost.pricer import Pricer, Prices, exact_prices
 from windtunnel.cost.work import Work, dtype_of, work_of
 from windtunnel.errors import InputError, MissingExtraError, PriceError
 from windtunnel.graph import Graph, Strings
 from windtunnel.hardware import Device, Machine
 
-__all__ = ["AUTO", "device_of", "in_type", "price", "price_work", "tiers_of"]
+__all__ = ["AUTO", "Model", "Tiers", "device_of", "in_type", "price", "price_work", "tiers_of"]
 
 # T tasks, P distinct pieces of work
 AUTO = "auto"
@@ -32,9 +33,10 @@ _NAMED = 5
 _ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 Tiers = Sequence[Sequence[Pricer]]
+Model = str | Sequence[Pricer] | Tiers
 
 
-def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer] = AUTO, *, dtype: str = "") -> Graph:
+def price(graph: Graph, machine: Machine | Device, model: Model = AUTO, *, dtype: str = "") -> Graph:
     """Set the durations of the tasks that compute as they would be on a machine.
 
     Parameters
@@ -42,7 +44,7 @@ def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer]
     graph : Graph
     machine : Machine or Device
         Of a machine, its first device.
-    model : str or sequence of Pricer
+    model : str, or sequence of Pricer, or what ``tiers_of`` returns
         A registered cost model, ``NAME=FILE`` for one that was trained; several joined by commas, the first that can
         price a task does; ``auto``: what was measured, then of all models that know the device the surest, the
         roofline last.
@@ -60,6 +62,7 @@ def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer]
     PriceError
         No model has a price for some operators: they are named with their share of the graph; or the machine has no
         device.
+        Or, by a defect of ours, a price is under what the device can do.
     InputError
         No cost model has this name, or the device has no peak for a type.
     """
@@ -67,17 +70,25 @@ def price(graph: Graph, machine: Machine | Device, model: str | Sequence[Pricer]
     work, row_T = work_of(graph)
     if dtype:
         work = in_type(work, dtype)
+    work = with_known_peaks(work, device)
     tiers = tiers_of(model)
     prices, sources = price_work(work, device, tiers)
     if (sources < 0).any():
         raise _unpriced(graph, work, row_T, sources < 0)
-    names = [pricer.name for tier in tiers for pricer in tier]
-    priced = _priced(graph, row_T, prices, sources, names)
+    pricers = [pricer for tier in tiers for pricer in tier]
+    is_seen = np.array([getattr(one, "is_measurement", False) for one in pricers], dtype=bool)[sources]
+    floor = floor_of(work, device)
+    prices, was_under = raised(prices, floor, is_seen)
+    names = [pricer.name for pricer in pricers]
+    names += [name + AT_BOUND for name in names]
+    priced = _priced(graph, row_T, prices, sources + len(pricers) * was_under, names)
+    tasks = np.flatnonzero(row_T >= 0)
+    require_possible(priced, tasks, np.where(is_seen, 0.0, floor.bound_ns)[row_T[tasks]], device)
     priced = priced.note({"priced_for": device.name, "priced_in": dtype or "as captured"})
     return priced.as_one_edit(graph, "price", {"device": device.name, "dtype": dtype})
 
 
-def tiers_of(model: str | Sequence[Pricer]) -> Tiers:
+def tiers_of(model: Model) -> Tiers:
     """Pricers in the order in which they are asked; within a tier the surest of each row is taken.
 
     Raises
@@ -86,7 +97,7 @@ def tiers_of(model: str | Sequence[Pricer]) -> Tiers:
         No cost model has a name.
     """
     if not isinstance(model, str):
-        return [[one] for one in model]
+        return [list(one) if isinstance(one, Sequence) else [one] for one in model]
     if model != AUTO:
         return [[_made(name.strip())] for name in model.split(",")]
     learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST, *_OTHER_CODE)]
@@ -130,10 +141,19 @@ def in_type(work: Work, dtype: str) -> Work:
     """
     if dtype not in _ITEM_BYTES:
         raise InputError(f"no type is called {dtype!r}", where="dtype", fix=f"choose one of {', '.join(_ITEM_BYTES)}")
-    known = {text: not text or dtype_of(text) == "fp32" for text in set(work.dtypes.tolist())}
-    changes = np.array([known[text] for text in work.dtypes.tolist()], dtype=bool)
-    types = np.where(changes, dtype, work.dtype).astype(object)
-    return replace(work, dtype=types, bytes_moved=work.bytes_moved * np.where(changes, _ITEM_BYTES[dtype] / 4, 1.0))
+    found = {text: dtype_of(text) or ("fp32" if not text else "") for text in set(work.dtypes.tolist())}
+    captured = np.array([found[text] for text in work.dtypes.tolist()], dtype=object)
+    # integers and flags have no peak of their own: they go by the one of the type that is asked for, in their own bytes
+    types = np.where((captured == "fp32") | (captured == ""), dtype, work.dtype).astype(object)
+    shrunk = np.where(captured == "fp32", _ITEM_BYTES[dtype] / 4, 1.0)
+    return replace(work, dtype=types, bytes_moved=work.bytes_moved * shrunk)
+
+
+def with_known_peaks(work: Work, device: Device) -> Work:
+    """The same work, fp64 by the peak of fp32 where it has none: no device is quicker in it, so a bound stays one."""
+    if "fp64" in device.peak_flops_per_s or "fp32" not in device.peak_flops_per_s:
+        return work
+    return replace(work, dtype=np.where(work.dtype == "fp64", "fp32", work.dtype).astype(object))
 
 
 def device_of(machine: Machine | Device) -> Device:

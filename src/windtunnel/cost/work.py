@@ -70,6 +70,13 @@ class Work:
         """What all tasks together move."""
         return float((self.bytes_moved * self.num_tasks).sum())
 
+    @property
+    def is_empty(self) -> Mask:
+        """Rows that compute and move nothing, as a tensor of theirs has no elements, bool [P]."""
+        known = {text: any(0 in shape for shape in shapes_of(text)) for text in set(self.shapes.tolist())}
+        found: Mask = np.array([known[text] for text in self.shapes.tolist()], dtype=bool)
+        return found & (self.flops <= 0) & (self.bytes_moved <= 0)
+
     def take(self, rows: NDArray[np.int64] | Mask) -> Work:
         """The given rows."""
         return Work(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})

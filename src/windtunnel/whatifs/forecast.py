@@ -1,6 +1,7 @@
 """A graph priced for a device and replayed (room whatifs): how long, how sure, on whose word, and what would change it.
 
-In: a captured graph, a device. Out: ``Forecast``. Not here: printing, really running it (flights).
+In: a captured graph, a device. Out: ``Forecast``: the device's time, the host's, and what the step becomes of both.
+Not here: printing, really running it (flights).
 """
 
 from __future__ import annotations
@@ -13,28 +14,27 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.classes import class_of
 from windtunnel.cost.intervals import draw_priced
-from windtunnel.cost.pricer import Pricer
-from windtunnel.cost.pricing import AUTO, device_of, price
-from windtunnel.cost.rerun import program_of
-from windtunnel.cost.work import shapes_of
-from windtunnel.errors import InputError, PriceError
-from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.cost.pricing import AUTO, Model, Tiers, device_of, price, tiers_of
+from windtunnel.errors import InputError
+from windtunnel.graph import Graph, ResourceKind
 from windtunnel.hardware import Device, Machine
 from windtunnel.simulate import replay, replay_many
+from windtunnel.whatifs.another_batch import batch_of, sizes_between, with_batch
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
 
-__all__ = ["ClassUse", "Forecast", "Share", "batch_of", "changes", "forecast", "with_batch"]
+__all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "ranked"]
 
 _LEVEL, _NUM_DRAWS, _FEWEST_DRAWS = 0.9, 128, 16
 _MOST_VALUES = 1 << 25  # durations drawn at once: 256 MiB
 _ALTERNATIVES = ("tf32", "bf16", "fp16", "fp8")
+_ALIKE = 0.02  # of a step: less tells no devices apart
 
-Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of the makespan: what of the critical path one pricer, or one limit, answers for."""
+    """A part of a time: what one pricer, or one limit, answers for."""
 
     name: str
     duration_ns: int
@@ -59,16 +59,26 @@ class Forecast:
 
     Parameters
     ----------
-    device, dtype : str
+    device, device_kind, dtype : str
     batch_size : int
         0 where the graph does not say it.
-    makespan_ns : int
-    low_ns, high_ns : int
-        90 % interval from the models' own intervals.
-    unsure_ratio : float
-        Share of the makespan whose pricer cannot say how sure it is: the interval leaves it out.
     device_ns : int
-        Of the priced work alone: what the device would be busy.
+        What the device computes: the priced work alone.
+    device_low_ns, device_high_ns : int
+        90 % interval of it from the models' own intervals.
+    host_ns : int
+        What the host does: Python as it took where the graph was captured, loading, launches; times ``host_factor``.
+    host_factor : float
+    makespan_ns : int
+        The step: both together, as far as one waits for the other.
+    low_ns, high_ns : int
+        90 % interval of it.
+    bound_ns : int
+        The least time that the device needs for the work of the step.
+    unsure_ratio : float
+        Share of the device's time whose pricer cannot say how sure it is: the intervals leave it out.
+    at_bound_ratio : float
+        Share of it that is a bare bound, so too short: a part of the unsure one.
     sources : tuple of Share
         Of the makespan (its critical path) by pricer, longest first.
     bindings : tuple of Share
@@ -80,17 +90,40 @@ class Forecast:
     """
 
     device: str
+    device_kind: str
     dtype: str
     batch_size: int
+    device_ns: int
+    device_low_ns: int
+    device_high_ns: int
+    host_ns: int
+    host_factor: float
     makespan_ns: int
     low_ns: int
     high_ns: int
+    bound_ns: int
     unsure_ratio: float
-    device_ns: int
+    at_bound_ratio: float
     sources: tuple[Share, ...]
     bindings: tuple[Share, ...]
     classes: tuple[ClassUse, ...]
     graph: Graph = field(repr=False)
+
+    @property
+    def is_host_measured(self) -> bool:
+        """Whether the host's own time was measured; a graph that was never run has none, and only launches count."""
+        return bool(self.graph.meta.iteration_ns)
+
+    @property
+    def limit(self) -> str:
+        """Who makes the step as long as it is: ``host`` or ``device``, the busier one."""
+        return "host" if self.host_ns > self.device_ns else "device"
+
+    @property
+    def idle_ratio(self) -> float:
+        """Share of the step for which the other one has nothing to do."""
+        other_ns = min(self.host_ns, self.device_ns)
+        return max(1.0 - other_ns / max(self.makespan_ns, 1), 0.0)
 
 
 def forecast(
@@ -99,8 +132,10 @@ def forecast(
     *,
     dtype: str = "",
     batch_size: int = 0,
-    model: str | Sequence[Pricer] = AUTO,
+    batch_dim: int | None = None,
+    model: Model = AUTO,
     launch_ns: int = LAUNCH_NS,
+    host_factor: float = 1.0,
 ) -> Forecast:
     """Place, price and replay.
 
@@ -112,41 +147,116 @@ def forecast(
         Of the work captured in fp32; as captured by default.
     batch_size : int
         Another than the captured one; 0: as captured.
-    model : str or sequence of Pricer
+    batch_dim : int, optional
+        Dimension of the inputs that holds the samples; by default what the program itself tells.
+    model : str, or sequence of Pricer, or tiers of them
     launch_ns : int
         Of an operator on the thread that calls it, where the device has a queue.
+    host_factor : float
+        The host's own time, launches among it, over what was captured: 0.5 for a host that is twice as fast; 0 leaves
+        the host out.
 
     Raises
     ------
     PriceError, InputError
-        As of ``price`` and ``with_batch``.
+        As of ``price``, ``batch_of`` and ``with_batch``; or the factor is negative.
+
+    Notes
+    -----
+    A larger batch is never priced below a smaller one: a device could run the smaller as the larger. Learned models do
+    not know that, so the doubles between the captured and the wanted size are priced, too, and the longest counts.
     """
-    device = device_of(machine)
-    captured = batch_of(graph)
-    if batch_size and batch_size != captured:
-        graph = with_batch(graph, captured, batch_size)
-    priced = price(place_on(graph, device, launch_ns), device, model, dtype=dtype)
+    if not (np.isfinite(host_factor) and host_factor >= 0):
+        raise InputError(f"a host cannot take {host_factor} times as long", fix="use 0 (left out), 0.5, 1 ...")
+    device, tiers = device_of(machine), tiers_of(model)
+    captured = batch_of(graph, batch_dim)
+    sizes = sizes_between(captured, batch_size) if batch_size else [captured]
+    if batch_size and not captured:
+        with_batch(graph, captured, batch_size)  # says why not
+    priced = _never_quicker(
+        [_priced(graph, device, dtype, tiers, captured, one, launch_ns) for one in sizes],
+        is_larger=sizes[-1] > captured,
+    )
+    hosts = _of_host(priced)
+    return _replayed(priced.scale(hosts, host_factor), device, dtype, sizes[-1], hosts, host_factor)
+
+
+def _priced(
+    graph: Graph, device: Device, dtype: str, tiers: Tiers, captured: int, batch_size: int, launch_ns: int
+) -> Graph:
+    changed = graph if batch_size == captured else with_batch(graph, captured, batch_size)
+    return price(place_on(changed, device, launch_ns), device, tiers, dtype=dtype)
+
+
+def _never_quicker(graphs: Sequence[Graph], *, is_larger: bool) -> Graph:
+    """The last graph, each task at least as long as in those of smaller batches (at most, of larger ones)."""
+    last, all_KT = graphs[-1], np.stack([one.duration_ns for one in graphs])
+    duration = all_KT.max(axis=0) if is_larger else all_KT.min(axis=0)
+    changed = np.flatnonzero(duration != last.duration_ns)
+    if not len(changed) or len(graphs) == 1:
+        return last
+    ratio = np.ones(last.num_tasks)
+    ratio[changed] = last.duration_ns[changed] / np.maximum(duration[changed], 1)
+    kept = {name: last.tasks[name] * ratio for name in ("efficiency", "efficiency_low", "efficiency_high")}
+    return last.set_columns({**kept, "duration_ns": duration})
+
+
+def _replayed(
+    priced: Graph, device: Device, dtype: str, batch_size: int, hosts: NDArray[np.bool_], host_factor: float
+) -> Forecast:
     timeline = replay(priced)
     path = timeline.critical_path()
-    num_draws = int(np.clip(_MOST_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
-    drawn = replay_many(priced, draw_priced(priced, num_draws)).makespan_ns
     computes = np.flatnonzero(~np.isnan(priced.tasks["efficiency"])).astype(np.int32)
+    least_T = np.zeros(priced.num_tasks, dtype=np.int64)
+    least_T[computes] = np.floor(priced.duration_ns[computes] * priced.tasks["efficiency"][computes])
+    bound_ns = _bound(priced, computes, least_T)
+    # streams of one device share it, whatever their graph says
+    makespan_ns = max(timeline.makespan_ns, bound_ns)
+    num_draws = int(np.clip(_MOST_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
+    drawn_KT = np.maximum(draw_priced(priced, num_draws), least_T)
+    low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
     device_ns = int(priced.duration_ns[computes].sum())
-    low, high = np.quantile(drawn, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    device_low, device_high = _interval(drawn_KT[:, computes].sum(axis=1), device_ns)
     return Forecast(
         device=device.name,
+        device_kind=device.kind,
         dtype=dtype or "as captured",
-        batch_size=batch_size or captured,
-        makespan_ns=timeline.makespan_ns,
-        low_ns=int(min(low, timeline.makespan_ns)),
-        high_ns=int(max(high, timeline.makespan_ns)),
-        unsure_ratio=_unsure(priced, path.task, path.duration_ns) / max(timeline.makespan_ns, 1),
-        sources=_shares(priced, path.task, path.duration_ns, "cost_source", timeline.makespan_ns),
+        batch_size=batch_size,
         device_ns=device_ns,
+        device_low_ns=device_low,
+        device_high_ns=device_high,
+        host_ns=int(priced.duration_ns[hosts].sum()),
+        host_factor=host_factor,
+        makespan_ns=makespan_ns,
+        low_ns=max(low, bound_ns),
+        high_ns=high,
+        bound_ns=bound_ns,
+        unsure_ratio=_unsure(priced, computes) / max(device_ns, 1),
+        at_bound_ratio=_unsure(priced, computes[priced.tasks["efficiency"][computes] >= 1.0]) / max(device_ns, 1),
+        sources=_shares(priced, path.task, path.duration_ns, "cost_source", makespan_ns),
         bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", device_ns),
         classes=_classes(priced, computes, device_ns),
         graph=priced,
     )
+
+
+def _interval(drawn: Ints, middle: int) -> tuple[int, int]:
+    low, high = np.quantile(drawn, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return int(min(low, middle)), int(max(high, middle))
+
+
+def _of_host(graph: Graph) -> NDArray[np.bool_]:
+    """What a thread of the host does that is not priced: Python, loading, launches."""
+    kinds = graph.resources["kind"][np.maximum(graph.tasks["resource"], 0)] if graph.num_resources else np.zeros(0)
+    on_thread = kinds == ResourceKind.HOST_THREAD if len(kinds) else np.zeros(graph.num_tasks, dtype=bool)
+    found: NDArray[np.bool_] = np.isnan(graph.tasks["efficiency"]) & on_thread
+    return found
+
+
+def _bound(priced: Graph, computes: NDArray[np.int32], least_T: Ints) -> int:
+    """Least time of the step: on its busiest rank, all that is priced one after the other."""
+    ranks = priced.tasks["rank"][computes] if "rank" in priced.tasks else np.zeros(len(computes), dtype=np.int32)
+    return int(np.bincount(np.maximum(ranks, 0), least_T[computes]).max(initial=0.0))
 
 
 def changes(
@@ -154,69 +264,43 @@ def changes(
     machine: Machine | Device,
     found: Forecast,
     *,
-    model: str | Sequence[Pricer] = AUTO,
+    batch_dim: int | None = None,
+    model: Model = AUTO,
     launch_ns: int = LAUNCH_NS,
 ) -> list[Forecast]:
     """The same in other types that the device has a peak for, and at twice and four times the batch."""
-    device = device_of(machine)
+    device, tiers = device_of(machine), tiers_of(model)
     dtype = "" if found.dtype == "as captured" else found.dtype
     types = [one for one in _ALTERNATIVES if one in device.peak_flops_per_s and one != dtype]
     batches = [found.batch_size * factor for factor in (2, 4)] if found.batch_size else []
-    given = {"model": model, "launch_ns": launch_ns}
-    others = [forecast(graph, device, dtype=one, batch_size=found.batch_size, **given) for one in types]  # type: ignore[arg-type]
-    return others + [forecast(graph, device, dtype=dtype, batch_size=one, **given) for one in batches]  # type: ignore[arg-type]
-
-
-def batch_of(graph: Graph) -> int:
-    """The batch size that the captured program shows; 0 where it shows none."""
-    try:
-        return program_of(graph).batch_size
-    except PriceError:
-        return 0
-
-
-def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
-    """The graph with the work of another batch: what handles samples scales, parameters and updates do not.
-
-    To the first order: an operator scales if a dimension of its inputs is a multiple of the batch size; the bytes of
-    its parameters stay.
-
-    Raises
-    ------
-    InputError
-        A size is not positive, or the captured one is not known.
-    """
-    if wanted < 1:
-        raise InputError(f"a batch cannot have {wanted} samples", fix="use 1 or more")
-    if captured < 1:
-        raise InputError(
-            "the graph does not show its batch size", fix="capture it with windtunnel, or leave out --batch"
+    wanted = [(one, found.batch_size) for one in types] + [(dtype, one) for one in batches]
+    return [
+        forecast(
+            graph,
+            device,
+            dtype=name,
+            batch_size=size,
+            batch_dim=batch_dim,
+            model=tiers,
+            launch_ns=launch_ns,
+            host_factor=found.host_factor,
         )
-    factor, scaled = wanted / captured, _scales(graph, captured)
-    columns = {}
-    for name in ("flops", "bytes_read", "bytes_written"):
-        if name in graph.tasks:
-            values = graph.tasks[name].astype(np.float64)
-            fixed = graph.tasks.get("param_bytes", 0) if name == "bytes_read" else 0.0
-            more = np.minimum(values, fixed) + factor * np.maximum(values - fixed, 0.0)
-            columns[name] = np.rint(np.where(scaled, more, values)).astype(np.int64)
-    loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
-    return graph.set_columns(columns).scale(loads, factor)
+        for name, size in wanted
+    ]
 
 
-def _scales(graph: Graph, batch_size: int) -> Mask:
-    computes: Mask = graph.select(kind=Kind.COMPUTE)
-    if "phase" in graph.tasks:
-        computes &= ~graph.select(phase=Phase.UPDATE)
-    if "input_shapes" not in graph.tasks:
-        return computes
-    texts = graph.tasks.strings("input_shapes")
-    return computes & texts.where({text: _has_batch(text, batch_size) for text in texts.values})
+def ranked(found: Sequence[Forecast]) -> tuple[list[Forecast], str]:
+    """Forecasts of several devices, the quickest first, by what tells them apart.
 
-
-def _has_batch(text: str, batch_size: int) -> bool:
-    shapes = shapes_of(text)
-    return not shapes or any(size and size % batch_size == 0 for shape in shapes for size in shape)
+    Returns
+    -------
+    list of Forecast
+    str
+        ``makespan_ns``; or ``device_ns``, where the host makes all steps alike.
+    """
+    steps = [one.makespan_ns for one in found]
+    key = "makespan_ns" if steps and max(steps) > (1 + _ALIKE) * min(steps) else "device_ns"
+    return sorted(found, key=lambda one: (getattr(one, key), one.device_ns)), key
 
 
 def _shares(
@@ -256,6 +340,6 @@ def _classes(graph: Graph, tasks: NDArray[np.int32], whole_ns: int) -> tuple[Cla
     return tuple(sorted(found, key=lambda one: -one.duration_ns))
 
 
-def _unsure(graph: Graph, tasks: NDArray[np.int32], durations: NDArray[np.int64]) -> float:
-    priced = ~np.isnan(graph.tasks["efficiency"][tasks])
-    return float(durations[priced & np.isnan(graph.tasks["efficiency_low"][tasks])].sum())
+def _unsure(graph: Graph, computes: NDArray[np.int32]) -> float:
+    """Time of the priced work without an interval."""
+    return float(graph.duration_ns[computes][np.isnan(graph.tasks["efficiency_low"][computes])].sum())

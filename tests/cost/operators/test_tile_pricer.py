@@ -9,6 +9,7 @@ from windtunnel.cost.operators.tile import train_tile
 from windtunnel.cost.operators.tile_file import save_tile
 from windtunnel.cost.operators.tile_pricer import TilePricer, operator_of, tile
 from windtunnel.cost.pricing import price
+from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.graph import GraphBuilder, Strings
 from windtunnel.hardware import Device
 
@@ -71,3 +72,16 @@ def test_without_a_file_or_on_a_cpu_it_prices_nothing(model):
     assert not tile().covers(work, SHEET["c"]).any()
     assert not TilePricer(model).covers(work, cpu).any()
     assert not TilePricer(model).covers(work, no_cache).any()
+
+
+def test_another_batch_is_priced_by_its_own_shapes(model):
+    """Priced from captured shapes, a step of eight times the batch would stand at many times the device's peak."""
+    from windtunnel.whatifs.another_batch import with_batch
+
+    captured = graph().with_columns(param_bytes=[4 * (32 * 8 + 8), 0, 0])
+    priced = price(with_batch(captured, 64, 512), SHEET["c"], [TilePricer(model), RooflinePricer()])
+
+    rows = OpTable.of_rows([("c", "linear", (1, 512, 32, 8)), ("c", "relu", (512, 8))])
+    expected = np.rint(1e6 * model.price(rows, SHEET).latency_ms)
+    assert "[[8],[512,32],[32,8]]" == priced.tasks.strings("input_shapes").decode(0)
+    np.testing.assert_array_equal(priced.duration_ns[:2], expected)

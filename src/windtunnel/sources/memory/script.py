@@ -20,7 +20,7 @@ from windtunnel.sources.torch.script import EndOfScript, checked_script, run_unt
 if TYPE_CHECKING:
     from windtunnel.sources.memory.watch import Watch
 
-__all__ = ["track_script"]
+__all__ = ["track_script", "without_workers"]
 
 
 def track_script(
@@ -68,7 +68,7 @@ def track_script(
         argv,
         pilot,
         surroundings=fake_tensors() if fake else None,
-        on_loader=_without_workers if fake else None,
+        on_loader=without_workers if fake else None,
     )
     if pilot.profile is None:
         message, fix = ended.reason("--steps")
@@ -149,6 +149,7 @@ class _Pilot:
         self._watch = None
 
 
-def _without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
+def without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a loader of fake tensors is made with: it fetches in its own process."""
     kept = {key: value for key, value in arguments.items() if key not in ("prefetch_factor", "persistent_workers")}
     return {**kept, "num_workers": 0}

@@ -18,7 +18,7 @@ import torch
 
 from windtunnel.graph.flops import operator_flops
 
-__all__ = ["Operator", "Role", "Span", "describe", "resolve_recipes"]
+__all__ = ["Operator", "Role", "Span", "describe", "is_view", "resolve_recipes"]
 
 
 class Role(Enum):
@@ -72,6 +72,7 @@ _UNSTATED_MUTATIONS = {
     "aten::cudnn_batch_norm": frozenset({3, 4}),
     "aten::miopen_batch_norm": frozenset({3, 4}),
 }
+_UNSTATED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
 _CHANGES_ONLY_FORM = re.compile(r"aten::(detach|requires_grad|t|transpose|squeeze|unsqueeze|as_strided|swapaxes)_$")
 _ALLOCATORS = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|resize_|set_)\w*$")
 
@@ -106,6 +107,12 @@ def describe(node: dict[str, Any] | None) -> Operator:
         if role in (Role.COMPUTE, Role.RECIPE)
         else 0,
     )
+
+
+def is_view(text: str) -> bool:
+    """Whether by its schema an operator's result lies in the storage of its first tensor."""
+    schema = _parse(text)
+    return schema.aliases_output or schema.name.split(".")[0] in _UNSTATED_VIEWS
 
 
 def _role(schema: _Schema, writes: bool) -> Role:

@@ -83,6 +83,9 @@ _PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
 _OF_ONE_FORM = (Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
 
 
+_WITHOUT_TIMES = [Slot.DISCOVER, Slot.RICH]  # of fake tensors
+
+
 def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
     """The use of every iteration in turn: warm-up, structure, then rounds of bare and profiled ones."""
     yield from [Slot.WARMUP] * max(0, warmup - 1)
@@ -105,10 +108,16 @@ class Recorder:
     """
 
     def __init__(
-        self, *, iterations: int, warmup: int, discovery: Discovery | None = None, progress: Progress | None = None
+        self,
+        *,
+        iterations: int,
+        warmup: int,
+        discovery: Discovery | None = None,
+        progress: Progress | None = None,
+        is_fake: bool = False,
     ) -> None:
         self.recording = Recording(discovery=discovery or Discovery())
-        self._slots = list(schedule(iterations, warmup))
+        self._slots = _WITHOUT_TIMES if is_fake else list(schedule(iterations, warmup))
         self._iterations = iterations
         self._sorter = ShapeSorter(iterations)
         self._position = 0

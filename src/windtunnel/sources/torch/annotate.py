@@ -121,7 +121,7 @@ class Discovery:
         """Bytes that live through every iteration: parameters, buffers, optimizer state."""
         buffers = [buffer for model in self.models for buffer in model.buffers()]
         tensors = [*self.parameters().values(), *self.state().values(), *buffers]
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
         return sum(storages.values())
 
 

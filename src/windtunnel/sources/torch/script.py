@@ -27,6 +27,7 @@ __all__ = [
     "Ended",
     "IncompleteCaptureError",
     "Pilot",
+    "RecorderPilot",
     "capture_script",
     "checked_script",
     "run_as_main",
@@ -98,7 +99,7 @@ def capture_script(
 
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
-    ended = run_until_enough(script, argv, _Pilot(recorder))
+    ended = run_until_enough(script, argv, RecorderPilot(recorder))
     graph = _result(recorder, ended)
     # a flight of this graph starts the same program again
     return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
@@ -239,7 +240,7 @@ def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
         _leave_child(None)
 
 
-class _Pilot:
+class RecorderPilot:
     """Leads the recorder from boundary to boundary, and ends the script."""
 
     def __init__(self, recorder: Any) -> None:
@@ -247,6 +248,7 @@ class _Pilot:
         self._pattern: tuple[Any, ...] = ()
 
     def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
+        """Lead on; a loop that has changed its form begins anew."""
         if self.recorder.is_complete:
             raise EndOfScript
         pattern = hooks.finder.pattern
@@ -261,6 +263,7 @@ class _Pilot:
             raise EndOfScript
 
     def close(self) -> None:
+        """Take the recorder away."""
         self.recorder.close()
 
 

@@ -1,0 +1,111 @@
+"""A profile of a step on fake tensors, read as if it had been a real one (room sources, private).
+
+In: events of a rich profile under fake tensors. Out: the same without what the fake tensors themselves did, each
+operator below the program's own once, and with storages: a fake tensor's place in memory tells nothing, so a result
+lies in the storage of an argument where the operator's schema says that it is a view of it, else in one of its own.
+Not here: the fake tensors (``sources.memory``), what operators do (``_ops``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.sources.torch._ops import is_view
+from windtunnel.sources.torch._profile import Events
+
+__all__ = ["as_if_real"]
+
+_DISPATCH = "PythonDispatchMode"
+_FRESH = 1 << 40  # storages made here: no tensor's own number is as large
+Node = dict[str, Any]
+
+
+def as_if_real(events: Events) -> Events:
+    """Drop what fake tensors did, and give every tensor the storage that it would have."""
+    kept = np.flatnonzero(~_inside_dispatch(events))
+    columns = ("start_ns", "end_ns", "thread", "sequence", "forward_thread", "record_id")
+    named = {name: getattr(events, name)[kept] for name in columns}
+    seen = replace(events, names=[events.names[row] for row in kept.tolist()], **named, nodes={})
+    nodes = {one: events.nodes[one] for one in seen.record_id.tolist() if one in events.nodes}
+    seen = replace(seen, nodes=_nested(seen, nodes))
+    _Storages().assign(seen)
+    return seen
+
+
+def _inside_dispatch(events: Events) -> NDArray[np.bool_]:
+    """The dispatch to Python and all that ends within it; a range that only begins there goes on after it."""
+    hidden = np.zeros(len(events.names), dtype=bool)
+    until: dict[int, int] = {}
+    rows = zip(events.names, events.thread.tolist(), events.end_ns.tolist(), strict=True)
+    for row, (name, thread, end_ns) in enumerate(rows):
+        hidden[row] = name == _DISPATCH or end_ns <= until.get(thread, -1)
+        if name == _DISPATCH:
+            until[thread] = max(until.get(thread, -1), end_ns)
+    return hidden
+
+
+def _nested(events: Events, nodes: dict[int, Node]) -> dict[int, Node]:
+    """The nodes, each below the nearest one that is still there."""
+    found: dict[int, Node] = {}
+    open_rows: dict[int, list[tuple[int, int]]] = {}  # by thread: (end, node id)
+    for row, record_id in enumerate(events.record_id.tolist()):
+        stack = open_rows.setdefault(int(events.thread[row]), [])
+        while stack and stack[-1][0] <= events.start_ns[row]:
+            stack.pop()
+        node = nodes.get(record_id)
+        if node is not None:
+            found[record_id] = {**node, "ctrl_deps": stack[-1][1]} if stack else node
+            stack.append((int(events.end_ns[row]), node["id"]))
+    return found
+
+
+class _Storages:
+    """Which storage each tensor lies in, in the order in which operators end."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}  # tensor: storage
+        self._made: dict[int, int] = {}  # tensor: row of the operator that made it
+        self._count = _FRESH
+
+    def assign(self, events: Events) -> None:
+        """Write the storages into the nodes of the events."""
+        begin = {one: row for row, one in enumerate(events.record_id.tolist())}
+        points = sorted(
+            [(int(events.start_ns[row]), 1, row, one) for one, row in begin.items()]
+            + [(int(events.end_ns[row]), 0, -row, one) for one, row in begin.items()]
+        )
+        for _, is_begin, _, record_id in points:
+            node = events.nodes.get(record_id)
+            if node is None:
+                continue
+            if is_begin:
+                for tensor in _tensors(node["inputs"]["values"]):
+                    tensor[1] = self._of.setdefault(tensor[0], tensor[0])
+            elif node["schema"]:
+                self._end(node, begin[record_id])
+
+    def _end(self, node: Node, row: int) -> None:
+        given = {tensor[0]: tensor[1] for tensor in _tensors(node["inputs"]["values"])}
+        viewed = next(iter(given.values()), None) if is_view(node["schema"]) else None
+        for tensor in _tensors(node["outputs"]["values"]):
+            is_known = (
+                tensor[0] in given or self._made.get(tensor[0], -1) > row
+            )  # an argument, or made by a call within
+            if not is_known:
+                self._count += viewed is None
+                self._of[tensor[0]] = self._count if viewed is None else viewed
+                self._made[tensor[0]] = row
+            tensor[1] = self._of[tensor[0]]
+
+
+def _tensors(values: Any) -> Iterator[list[Any]]:
+    for value in values:
+        if isinstance(value, list) and len(value) == 6 and isinstance(value[5], str):
+            yield value
+        elif isinstance(value, list):
+            yield from _tensors(value)

@@ -1,0 +1,113 @@
+"""A training step -> a graph without running it: on fake tensors, so a large model takes seconds (room sources).
+
+In: what builds a job, or a script. Out: a ``Graph`` with the operators, shapes, flops, bytes, phases, layers and
+parameters of one iteration, whose tasks take no time: it is there to be priced for a device. Operators are those below
+autograd, as every device has them; kernels that only this processor's libraries would call within do not show. Not
+here: prices, capturing what really runs (``step``, ``script``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.extras import require
+from windtunnel.graph import Graph, Strings
+
+__all__ = ["NOT_RUN", "fake_capture", "fake_capture_script"]
+
+NOT_RUN = "torch step, not run"
+"""``meta.source`` of such a graph."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) -> Graph:
+    """Build a job on fake tensors and take down one iteration.
+
+    Parameters
+    ----------
+    build : callable
+        Makes the model, the optimizer and the data, and returns a step function or a registered workload; whatever is
+        made before or outside is real, and is allocated.
+    progress : callable
+        Called with (what, done, total) after every iteration.
+
+    Returns
+    -------
+    Graph
+        All durations are 0, ``cost_source`` is "not run".
+
+    Raises
+    ------
+    InputError
+        The job needs values to go on.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    require("torch", extra="torch")
+    from windtunnel.sources.memory._fake import fake_tensors
+    from windtunnel.sources.torch._recorder import Recorder
+
+    recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
+    with fake_tensors():
+        built = build()
+        models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
+        recorder.recording.discovery.add(models, optimizers)
+        recorder.begin()
+        try:
+            while not recorder.is_complete:
+                getattr(built, "step", built)()
+                recorder.boundary()
+        finally:
+            recorder.close()
+            getattr(built, "close", lambda: None)()
+    return _graph(recorder.recording)
+
+
+def fake_capture_script(path: str | Path, argv: Sequence[str] = (), *, progress: Progress | None = None) -> Graph:
+    """The same of an unmodified script, whose loop is recognized as by a capture.
+
+    Parameters
+    ----------
+    path : path
+    argv : sequence of str
+    progress : callable
+
+    Raises
+    ------
+    InputError
+        The file is not there or is no Python; the script needs values; it ended before an iteration was whole.
+    """
+    require("torch", extra="torch")
+    from windtunnel.sources.memory._fake import fake_tensors
+    from windtunnel.sources.memory.script import without_workers
+    from windtunnel.sources.torch._recorder import Recorder
+    from windtunnel.sources.torch.script import RecorderPilot, checked_script, run_until_enough
+
+    script = checked_script(path)
+    recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
+    pilot = RecorderPilot(recorder)
+    ended = run_until_enough(script, argv, pilot, surroundings=fake_tensors(), on_loader=without_workers)
+    if recorder.recording.rich is None:
+        message, fix = ended.reason("iterations")
+        raise InputError(f"{message}; no iteration was whole", where=ended.place(), fix=fix) from ended.failure
+    graph = _graph(recorder.recording)
+    return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
+
+
+def _graph(recording: Any) -> Graph:
+    from windtunnel.sources.torch._build import build_graph
+    from windtunnel.sources.torch._fake_events import as_if_real
+
+    graph = build_graph(replace(recording, rich=as_if_real(recording.rich)))
+    nothing = np.zeros(graph.num_tasks, dtype=np.int64)
+    untimed = graph.drop_columns(["samples_ns", "duration_std_ns", "start_ns"]).set_columns(
+        {"duration_ns": nothing, "cost_source": Strings.repeat("not run", graph.num_tasks)}
+    )
+    return untimed.with_meta(source=NOT_RUN, iteration_ns={}, profiled_iteration_ns={}, overhead={})

@@ -1,0 +1,255 @@
+"""The inputs of operators at another batch size (room whatifs, private).
+
+In: what a capture noted of each operator's inputs (shapes, types, strides, bytes of parameters). Out: the same at
+another batch, and by how much its flops and bytes grow. Which dimension holds the samples is found out: parameters do
+not; of a product, one of its sizes does; of all else, the first one or two dimensions, where their size is one that
+holds samples elsewhere in the graph. Not here: the graph (``forecast``), prices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+__all__ = ["Growth", "Inputs", "carriers", "resized"]
+
+Path = tuple[int, ...]
+
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "linear": (0, 1)}
+_ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "bool": 1}
+_MOST_TENSORS = 12  # among which parameters are looked for
+_TABLES = ("embedding_dense_backward", "embedding_backward")  # whose result is as large as a parameter
+
+
+class _Tensor(NamedTuple):
+    """A tensor among the inputs: where it stands, its shape, its bytes."""
+
+    path: Path
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a capture noted of one operator's inputs.
+
+    Parameters
+    ----------
+    operator : str
+        Schema name.
+    shapes, dtypes, strides : str
+        JSON text, one entry per argument.
+    param_bytes : int
+        Of the parameters among them.
+    is_backward : bool
+    """
+
+    operator: str
+    shapes: str
+    dtypes: str = ""
+    strides: str = ""
+    param_bytes: int = 0
+    is_backward: bool = False
+
+    @property
+    def name(self) -> str:
+        """Without name space and overload."""
+        return self.operator.rpartition("::")[2].partition(".")[0].rstrip("_")
+
+    def tensors(self) -> list[_Tensor]:
+        """All of them, lists of tensors opened; a number has no dimension and does not count."""
+        types = json.loads(self.dtypes) if self.dtypes else []
+        return list(_tensors(json.loads(self.shapes) if self.shapes else [], types, ()))
+
+    def parameters(self, tensors: Sequence[_Tensor]) -> frozenset[Path]:
+        """Those tensors whose bytes add up to those of the parameters, later arguments first."""
+        if not self.param_bytes or len(tensors) > _MOST_TENSORS:
+            return frozenset()
+        for count in range(1, len(tensors) + 1):
+            for some in itertools.combinations(reversed(tensors), count):
+                if sum(one.num_bytes for one in some) == self.param_bytes:
+                    return frozenset(one.path for one in some)
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Inputs at the other batch, and its flops and bytes over the captured ones."""
+
+    inputs: Inputs
+    flops_ratio: float = 1.0
+    read_ratio: float = 1.0
+    written_ratio: float = 1.0
+
+
+def carriers(captured: Iterable[Inputs], batch_size: int) -> frozenset[int]:
+    """Sizes of first dimensions that hold samples: the batch, and what it was made one with (rows, heads, channels)."""
+    found = {batch_size}
+    for one in captured:
+        tensors = one.tensors()
+        known = one.parameters(tensors)
+        found |= {one.shape[0] * one.shape[1] for one in tensors if len(one.shape) > 2 and one.shape[0] == batch_size}
+        for symbol, size in _symbols(one, tensors).items():
+            is_free = not any(path in known for path, _ in symbol.places)
+            if is_free and (symbol.name == "batch" or (symbol.name == "rows" and known)):
+                found.add(size)
+    return frozenset(size for size in found if size and size % batch_size == 0)
+
+
+def resized(captured: Inputs, sizes: frozenset[int], old: int, new: int) -> Growth:
+    """One operator at the other batch.
+
+    Parameters
+    ----------
+    captured : Inputs
+    sizes : frozenset of int
+        What ``carriers`` found in the whole graph.
+    old, new : int
+        Batch sizes.
+
+    Examples
+    --------
+    >>> grown = resized(Inputs("aten::mm", "[[64,256],[256,32]]", '["Tensor(float)","Tensor(float)"]', "", 32768),
+    ...                 frozenset({8, 64}), 8, 16)
+    >>> grown.inputs.shapes, grown.flops_ratio, round(grown.read_ratio, 2)
+    ('[[128,256],[256,32]]', 2.0, 1.67)
+    """
+    tensors = captured.tensors()
+    known = captured.parameters(tensors)
+    symbols = _symbols(captured, tensors)
+    if symbols:
+        chosen = _chosen(captured, symbols, known, sizes, old)
+        places = dict(chosen.places) if chosen else {}
+        writes = bool(chosen) and chosen.name != "inner"  # type: ignore[union-attr]
+    else:
+        places = _places(tensors, known, sizes, old, has_parameters=captured.param_bytes > 0)
+        writes = bool(places) and captured.name not in _TABLES
+    if not places:
+        return Growth(captured)
+    before = sum(one.num_bytes for one in tensors)
+    after = sum(one.num_bytes * (new / old if one.path in places else 1.0) for one in tensors)
+    shapes, strides = json.loads(captured.shapes), json.loads(captured.strides) if captured.strides else []
+    for path, dim in places.items():
+        _scale_shape(shapes, strides, path, dim, (old, new))
+    grown = replace(captured, shapes=_text(shapes), strides=_text(strides) if captured.strides else "")
+    return Growth(grown, new / old, after / before if before else new / old, new / old if writes else 1.0)
+
+
+# --- products -----------------------------------------------------------------------------------------------
+
+
+class _Symbol(NamedTuple):
+    """One size of a product, and every (tensor, dimension) that has it."""
+
+    name: str
+    places: tuple[tuple[Path, int], ...]
+
+
+def _symbols(captured: Inputs, tensors: Sequence[_Tensor]) -> dict[_Symbol, int]:
+    """Sizes of (rows x inner) times (inner x columns), empty where the operator is no such product."""
+    where = _PRODUCTS.get(captured.name)
+    found = {one.path: one.shape for one in tensors}
+    if where is None or any((place,) not in found for place in where):
+        return {}
+    (left, right), (a, b) = ((where[0],), (where[1],)), (found[(where[0],)], found[(where[1],)])
+    if len(a) < 2 or len(b) < 2 or (captured.name != "linear" and len(a) != len(b)):
+        return {}
+    inner, columns = (-1, -2) if captured.name == "linear" else (-2, -1)
+    row = 0 if captured.name == "linear" else len(a) - 2
+    added = found.get((0,), ()) if where[0] == 1 else ()
+    rows = [(left, row), *[((0,), len(added) - 2)] * (len(added) == len(a))]
+    cols = [(right, len(b) + columns), *[((0,), len(added) - 1)] * (len(added) > 0)]
+    num_rows = math.prod(a[:-1]) if captured.name == "linear" else a[-2]
+    symbols = {
+        _Symbol("rows", tuple(rows)): num_rows,
+        _Symbol("inner", ((left, len(a) - 1), (right, len(b) + inner))): a[-1],
+        _Symbol("columns", tuple(cols)): b[columns],
+    }
+    if captured.name in ("bmm", "baddbmm"):
+        batch = [(left, 0), (right, 0), *[((0,), 0)] * (len(added) == len(a))]
+        symbols = {_Symbol("batch", tuple(batch)): a[0], **symbols}
+    return symbols
+
+
+def _chosen(
+    captured: Inputs, symbols: dict[_Symbol, int], known: frozenset[Path], sizes: frozenset[int], old: int
+) -> _Symbol | None:
+    """The size that holds the samples: none of a parameter; a gradient of a weight sums over them."""
+    first = ("batch", "inner", "rows", "columns") if captured.is_backward else ("batch", "rows", "inner", "columns")
+    free = [one for one in symbols if not any(path in known for path, _ in one.places)]
+    ordered = sorted(free, key=lambda one: first.index(one.name))
+    for holds in (lambda size: size in sizes, lambda size: size and size % old == 0):
+        for one in ordered:
+            if holds(symbols[one]):
+                return one
+    return None
+
+
+# --- all other operators --------------------------------------------------------------------------------------
+
+
+def _places(
+    tensors: Sequence[_Tensor], known: frozenset[Path], sizes: frozenset[int], old: int, *, has_parameters: bool
+) -> dict[Path, int]:
+    """The dimension to scale of each tensor that holds samples."""
+    alike = {one.shape for one in tensors if one.path in known}  # a copy of a parameter, its running mean
+    others = [one for one in tensors if one.path not in known and one.shape not in alike]
+    wide = [one for one in others if len(one.shape) > 1]
+    main = next(((one, dim) for one in wide if (dim := _dim(one.shape, sizes, old)) is not None), None)
+    if main is None:
+        return {one.path: 0 for one in others if len(one.shape) == 1 and one.shape[0] in sizes}
+    size = main[0].shape[main[1]]
+    found: dict[Path, int] = {}
+    for one in others:
+        same = next((dim for dim in range(min(2, len(one.shape))) if one.shape[dim] == size), None)
+        dim = same if same is not None or has_parameters or len(one.shape) < 2 else _dim(one.shape, sizes, old)
+        if dim is not None:
+            found[one.path] = dim
+    return found
+
+
+def _dim(shape: tuple[int, ...], sizes: frozenset[int], old: int) -> int | None:
+    if shape[0] in sizes:
+        return 0
+    return 1 if shape[1] == old else None
+
+
+# --- text -----------------------------------------------------------------------------------------------------
+
+
+def _tensors(shapes: Any, types: Any, path: Path) -> Iterator[_Tensor]:
+    for place, shape in enumerate(shapes):
+        kind = types[place] if isinstance(types, list) and place < len(types) else ""
+        if isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape):
+            item = _ITEM_BYTES.get(str(kind).partition("Tensor(")[2].partition(")")[0], 4)
+            yield _Tensor((*path, place), tuple(shape), item * math.prod(shape))
+        elif isinstance(shape, list):
+            yield from _tensors(shape, [kind] * len(shape), (*path, place))
+
+
+def _scale_shape(shapes: Any, strides: Any, path: Path, dim: int, sizes: tuple[int, int]) -> None:
+    """In place; strides that reach over the dimension grow with it."""
+    shape, stride = _at(shapes, path), _at(strides, path)
+    old, new = sizes
+    if isinstance(stride, list) and len(stride) == len(shape):
+        reach = stride[dim] * shape[dim]
+        for place, step in enumerate(stride):
+            if place != dim and reach and step >= reach:
+                stride[place] = step * new // old
+    shape[dim] = shape[dim] * new // old
+
+
+def _at(values: Any, path: Path) -> Any:
+    for place in path:
+        if not isinstance(values, list) or place >= len(values):
+            return None
+        values = values[place]
+    return values
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,172 @@
+"""A graph at another batch size (room whatifs): all that a cost model reads is of the other batch.
+
+In: a graph, its batch size and another. Out: the graph with shapes, strides, flops and bytes of the other; equal work
+is thought about once. Not here: which dimension holds the samples (``_batch_shapes``), prices, running operators again
+(``batch``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.rerun import program_of
+from windtunnel.errors import InputError, PriceError
+from windtunnel.graph import Graph, Kind, Phase, Strings
+from windtunnel.whatifs._batch_shapes import Growth, Inputs, carriers, resized
+
+__all__ = ["batch_of", "sizes_between", "with_batch"]
+
+# T tasks, P distinct inputs of operators
+Ints = NDArray[np.int64]
+_RATIOS = {"flops": "flops_ratio", "bytes_read": "read_ratio", "bytes_written": "written_ratio"}
+
+
+def batch_of(graph: Graph, dim: int | None = None) -> int:
+    """The batch size that the captured program shows; 0 where it shows none.
+
+    Parameters
+    ----------
+    graph : Graph
+    dim : int, optional
+        Of the inputs that holds the samples; by default what the program itself tells.
+
+    Raises
+    ------
+    InputError
+        The inputs do not agree in that dimension, or none has it.
+    """
+    try:
+        program = program_of(graph)
+    except PriceError:
+        return 0
+    if dim is None:
+        return program.batch_size
+    shapes = [one.shape for one in program.data_inputs().values() if -len(one.shape) <= dim < len(one.shape)]
+    sizes = sorted({shape[dim] for shape in shapes})
+    if len(sizes) != 1:
+        found = f"sizes {', '.join(map(str, sizes))}" if sizes else "no size"
+        raise InputError(
+            f"the inputs have {found} in dimension {dim}, so that is not the batch",
+            where=f"inputs of shape {', '.join(str(list(shape)) for shape in sorted(set(shapes))[:5]) or 'none'}",
+            fix="name the dimension in which all inputs have the batch size: --batch-dim 0 counts from the front",
+        )
+    return sizes[0]
+
+
+def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
+    """The graph with the work of another batch: what handles samples grows, parameters and updates do not.
+
+    Shapes and strides change as flops and bytes do, so that whatever a cost model reads is of the new batch. Where the
+    graph tells no shapes, all that computes outside of the update grows, but for the bytes of its parameters.
+
+    Raises
+    ------
+    InputError
+        A size is not positive, or the captured one is not known.
+    """
+    if wanted < 1:
+        raise InputError(f"a batch cannot have {wanted} samples", fix="use 1 or more")
+    if captured < 1:
+        raise InputError(
+            "the graph does not show its batch size",
+            fix="capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch",
+        )
+    loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
+    return _at_batch(graph, captured, wanted).scale(loads, wanted / captured)
+
+
+def sizes_between(captured: int, wanted: int) -> list[int]:
+    """The captured size and its doubles (or halves) on the way to the wanted one, which is the last.
+
+    Examples
+    --------
+    >>> sizes_between(8, 40), sizes_between(8, 3), sizes_between(8, 8)
+    ([8, 16, 32, 40], [8, 4, 3], [8])
+    """
+    found = [captured]
+    while captured and (found[-1] * 2 <= wanted or found[-1] // 2 >= wanted > 0):
+        found.append(found[-1] * 2 if wanted > captured else found[-1] // 2)
+    return found if found[-1] == wanted or not wanted else [*found, wanted]
+
+
+def _at_batch(graph: Graph, captured: int, wanted: int) -> Graph:
+    """Change what computes outside of the update."""
+    chosen = np.flatnonzero(_handles_samples(graph))
+    inputs, row_N = _distinct(graph, chosen)
+    sizes = carriers(inputs, captured)
+    grown = [
+        resized(one, sizes, captured, wanted) if one.shapes else _of_unknown_shapes(one, wanted / captured)
+        for one in inputs
+    ]
+    columns: dict[str, Any] = {
+        name: _scaled(graph, name, chosen, np.array([getattr(one, ratio) for one in grown])[row_N] if grown else 1.0)
+        for name, ratio in _RATIOS.items()
+        if name in graph.tasks
+    }
+    for name, texts in (
+        ("input_shapes", [one.inputs.shapes for one in grown]),
+        ("input_strides", [one.inputs.strides for one in grown]),
+    ):
+        if name in graph.tasks:
+            columns[name] = _replaced(graph.tasks.strings(name), chosen, texts, row_N)
+    return graph.set_columns(columns)
+
+
+def _handles_samples(graph: Graph) -> NDArray[np.bool_]:
+    computes: NDArray[np.bool_] = graph.select(kind=Kind.COMPUTE)
+    return computes & ~graph.select(phase=Phase.UPDATE) if "phase" in graph.tasks else computes
+
+
+def _distinct(graph: Graph, chosen: Ints) -> tuple[list[Inputs], Ints]:
+    """Distinct inputs, and the row of each chosen task in them [N]."""
+    texts = [_text(graph, name, chosen) for name in ("op", "input_shapes", "input_dtypes", "input_strides")]
+    params = graph.tasks["param_bytes"][chosen] if "param_bytes" in graph.tasks else np.zeros(len(chosen), np.int64)
+    phase = graph.tasks["phase"][chosen] if "phase" in graph.tasks else np.zeros(len(chosen), np.int64)
+    keys = np.stack([*(one.codes.astype(np.int64) for one in texts), params, phase == Phase.BACKWARD], axis=1)
+    found, row_N = np.unique(keys, axis=0, return_inverse=True)
+    inputs = [
+        Inputs(
+            texts[0].values[op],
+            texts[1].values[shapes],
+            texts[2].values[dtypes],
+            texts[3].values[strides],
+            param_bytes,
+            bool(is_backward),
+        )
+        for op, shapes, dtypes, strides, param_bytes, is_backward in found.tolist()
+    ]
+    return inputs, row_N.reshape(-1).astype(np.int64)
+
+
+def _text(graph: Graph, name: str, chosen: Ints) -> Strings:
+    found = name if name in graph.tasks else "name" if name == "op" else ""
+    return graph.tasks.strings(found).take(chosen) if found else Strings.repeat("", len(chosen))
+
+
+def _of_unknown_shapes(captured: Inputs, factor: float) -> Growth:
+    return Growth(captured, factor, factor, factor)
+
+
+def _scaled(graph: Graph, name: str, chosen: Ints, ratio: Any) -> Ints:
+    """Where shapes are not known, bytes of parameters stay: they are what is read again and again."""
+    values: Ints = graph.tasks[name].copy()
+    known = values[chosen].astype(np.float64)
+    fixed = np.zeros(len(chosen))
+    if name == "bytes_read" and "param_bytes" in graph.tasks and "input_shapes" not in graph.tasks:
+        fixed = np.minimum(graph.tasks["param_bytes"][chosen].astype(np.float64), known)
+    values[chosen] = np.rint(fixed + ratio * (known - fixed)).astype(np.int64)
+    return values
+
+
+def _replaced(column: Strings, chosen: Ints, texts: list[str], row_N: Ints) -> Strings:
+    """The column with the texts of the chosen rows."""
+    new = Strings.of(texts)
+    values = tuple(dict.fromkeys((*column.values, *new.values)))
+    place = {text: code for code, text in enumerate(values)}
+    codes = column.codes.copy()
+    if len(chosen):
+        codes[chosen] = np.array([place[text] for text in texts], dtype=np.int32)[row_N]
+    return Strings(codes, values)

@@ -1,0 +1,154 @@
+"""A step on fake tensors gives the graph that a real capture gives, but for its times."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.cli.command import windtunnel  # noqa: E402
+from windtunnel.errors import InputError  # noqa: E402
+from windtunnel.graph import Kind, Phase, load  # noqa: E402
+from windtunnel.sources.torch.fake import NOT_RUN, fake_capture  # noqa: E402
+from windtunnel.sources.torch.step import capture  # noqa: E402
+from windtunnel.whatifs.another_batch import batch_of  # noqa: E402
+from windtunnel.whatifs.forecast import forecast  # noqa: E402
+
+# what this processor's libraries call within, by the name of the operator that calls them
+WITHIN = {"mkldnn_convolution": "convolution", "clamp_min": "relu"}
+COMPARED = (
+    *("convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward", "relu", "mm", "addmm"),
+    *("threshold_backward", "native_layer_norm", "native_layer_norm_backward", "gelu", "gelu_backward", "bmm"),
+    *("_log_softmax", "nll_loss_forward", "nll_loss_backward", "lerp_", "addcmul_", "addcdiv_", "sqrt"),
+)
+
+
+def job():
+    """Images through a convolution, tokens of them through a layer of attention."""
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(3, 8, 3),
+            "norm": nn.BatchNorm2d(8),
+            "attention": nn.MultiheadAttention(8, 2, batch_first=True),
+            "last": nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5)),
+        }
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    images, labels = torch.randn(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+
+    def step():
+        optimizer.zero_grad()
+        maps = torch.relu(model["norm"](model["conv"](images))).flatten(2).transpose(1, 2)
+        mixed, _ = model["attention"](maps, maps, maps)
+        loss = nn.functional.cross_entropy(model["last"](mixed.mean(dim=1)), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return capture(job(), iterations=1, warmup=1), fake_capture(job)
+
+
+def operators(graph):
+    """Operator, shapes of its tensors, phase and layer of what computes."""
+    texts = [graph.tasks.strings(name) for name in ("op", "input_shapes", "layer")]
+    found = Counter()
+    for row in np.flatnonzero(graph.select(kind=Kind.COMPUTE)):
+        name, shapes, layer = (one.decode(int(row)) for one in texts)
+        plain = name.rpartition("::")[2]
+        plain = WITHIN.get(plain, plain)
+        if plain in COMPARED:
+            tensors = shapes if plain != "convolution" else shapes.split("]],")[0]
+            found[plain, tensors.partition(",[],[[")[0], Phase(int(graph.tasks["phase"][row])).name, layer] += 1
+    return found
+
+
+def test_operators_shapes_phases_and_layers_are_those_of_a_real_capture(graphs):
+    real, fake = graphs
+    mine, theirs = operators(fake), operators(real)
+
+    # relu and its kernel are one operator here and two there
+    assert {key: count for key, count in theirs.items() if key[0] != "relu"} == {
+        key: count for key, count in mine.items() if key[0] != "relu"
+    }
+    assert len(mine) > 30
+
+
+def test_the_work_is_that_of_a_real_capture(graphs):
+    real, fake = graphs
+
+    assert real.tasks["flops"].sum() == pytest.approx(fake.tasks["flops"].sum(), rel=0.1)
+    assert 4 == batch_of(fake) == batch_of(real)
+    assert set(real.meta.program["parameters"].values()) == set(fake.meta.program["parameters"].values())
+    assert [one["shapes"] for one in real.meta.optimizers[0]["groups"]] == [
+        one["shapes"] for one in fake.meta.optimizers[0]["groups"]
+    ]
+
+
+def test_what_was_not_run_has_no_times_but_can_be_priced(graphs):
+    from windtunnel.hardware import device
+
+    _, fake = graphs
+    found = forecast(fake.validate(), device("h100"), model="roofline")
+
+    assert 0 == fake.duration_ns.sum()
+    assert (NOT_RUN, {}) == (fake.meta.source, dict(fake.meta.iteration_ns))
+    assert not found.is_host_measured
+    assert found.device_ns > 0
+    assert "assumed launch" in {one.name for one in found.sources}
+
+
+def test_data_flows_from_the_forward_pass_to_its_backward(graphs):
+    """Storages of fake tensors are worked out: without them nothing would depend on anything."""
+    _, fake = graphs
+    phase = fake.tasks["phase"]
+    data = fake.edges["size_bytes"] > 0
+    src, dst = fake.edges["src"][data], fake.edges["dst"][data]
+
+    assert ((phase[src] == Phase.FORWARD) & (phase[dst] == Phase.BACKWARD)).sum() >= 10
+    assert ((phase[src] == Phase.BACKWARD) & (phase[dst] == Phase.UPDATE)).sum() >= 10
+
+
+def test_a_step_that_needs_values_is_refused_in_words():
+    def build():
+        values = torch.randn(8)
+        return lambda: torch.nonzero(values > 0)
+
+    with pytest.raises(InputError, match="cannot be predicted without its values"):
+        fake_capture(build)
+
+
+SCRIPT = """
+import torch
+model = torch.nn.Linear(64, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(160, 64)), batch_size=16, num_workers=1)
+for epoch in range(3):
+    for (batch,) in data:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_script_is_captured_without_being_run_and_then_predicted(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+
+    captured = windtunnel("capture", "--fake", script)
+
+    assert 0 == captured.code, captured.stderr
+    assert "nothing was run, so they have no times" in captured.stdout
+    assert "addmm" in "".join(load(tmp_path / "train.wt").tasks.strings("op").values)
+    predicted = windtunnel("predict", tmp_path / "train.wt", "--on", "h100")
+    assert 0 == predicted.code, predicted.stderr
+    assert "Python is not in it" in predicted.stdout
