@@ -16,6 +16,7 @@ from windtunnel.cost.rerun import program_of
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.whatifs._batch_shapes import Growth, Inputs, carriers, resized
+from windtunnel.whatifs._batch_size import batch_size_of
 
 __all__ = ["batch_of", "sizes_between", "with_batch"]
 
@@ -43,7 +44,7 @@ def batch_of(graph: Graph, dim: int | None = None) -> int:
     except PriceError:
         return 0
     if dim is None:
-        return program.batch_size
+        return batch_size_of(program)
     shapes = [one.shape for one in program.data_inputs().values() if -len(one.shape) <= dim < len(one.shape)]
     sizes = sorted({shape[dim] for shape in shapes})
     if len(sizes) != 1:

@@ -12,6 +12,7 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Phase
+from windtunnel.whatifs._batch_size import batch_size_of
 from windtunnel.whatifs._measured import SOURCE, captured_program, reformed
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
@@ -42,7 +43,7 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
     if not factor > 0:
         raise InputError(f"a batch cannot be {factor} times as large", fix="use a factor above 0")
     program = captured_program(graph)
-    captured = samples or program.batch_size
+    captured = samples or batch_size_of(program)
     changed = max(1, round(captured * factor))
     if captured < 1:
         raise NotApplicableError(

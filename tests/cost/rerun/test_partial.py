@@ -22,6 +22,7 @@ from windtunnel.cost.rerun.optimizer import sparse_parameters, step_of, touched_
 from windtunnel.errors import PriceError
 from windtunnel.graph import Phase
 from windtunnel.measure import ProfileDatabase, disturbance
+from windtunnel.whatifs._batch_size import batch_size_of
 
 torch = pytest.importorskip("torch")
 
@@ -278,7 +279,7 @@ def test_a_captured_step_is_run_again_whole():
     program = program_of(capture(step, iterations=4))
     ratios = measure_ratios(program, Form(batch=(8, 16)), budget_s=1.0)
 
-    assert 8 == program.batch_size
+    assert 8 == batch_size_of(program)
     assert not ratios.failures
     assert {"backward", "update"} == {call.mark for call in program.calls if call.mark}
     assert 2.0 == ratios.output_bytes[next(row for row, call in enumerate(program.calls) if "conv" in call.operator)]

@@ -21,7 +21,7 @@ from windtunnel.cost.rerun.needs import (
 from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update, sparse_parameters, touched_rows
 from windtunnel.cost.rerun.partial import Ratios, known_ratios, measure_ratios
 from windtunnel.cost.rerun.prices import price_needs
-from windtunnel.cost.rerun.program import Call, Program, TensorSpec, program_of
+from windtunnel.cost.rerun.program import Call, Program, TensorSpec, data_of, program_of, random_inputs, tensors_of
 from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
 
 if TYPE_CHECKING:
@@ -46,13 +46,16 @@ __all__ = [
     "UpdateForm",
     "UpdateNeed",
     "UpdatePeakNeed",
+    "data_of",
     "in_order",
     "known_ratios",
     "measure_ratios",
     "measure_update",
     "price_needs",
     "program_of",
+    "random_inputs",
     "sparse_parameters",
+    "tensors_of",
     "thin_factors",
     "touched_rows",
 ]

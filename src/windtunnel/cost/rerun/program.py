@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Phase
 
-__all__ = ["NOT_FLOWN", "Call", "Program", "TensorSpec", "program_of", "tensors_of"]
+__all__ = ["NOT_FLOWN", "Call", "Program", "TensorSpec", "data_of", "program_of", "random_inputs", "tensors_of"]
 
 # updates have flights of their own, and what a loader makes is an input of the step
 NOT_FLOWN = (Phase.UPDATE, Phase.DATA)
 UNDEFINED = "Tensor(nullptr"  # an optional tensor that was not given
-_ALIGNED = frozenset({"add", "div", "masked_fill", "mul", "sub", "where"})  # repeat a tensor of fewer dimensions
 # arguments that look like data but belong to a layer
 _LAYER_ARGUMENTS = frozenset({"weight", "bias", "running_mean", "running_var", "params"})
 
@@ -100,56 +99,6 @@ class Program:
         texts = [call.mark or call.schema + call.signature for call in flown]
         return hashlib.sha256("\n".join([*texts, str(sorted(self.frozen))]).encode()).hexdigest()[:16]
 
-    @cached_property
-    def batch_size(self) -> int:
-        """The size by which inputs and outputs of a model can be parted; 0 where that is not clear.
-
-        Every tensor that enters a model votes for its first dimension by which the model's outputs can be parted: a
-        data set from which the step draws, weights, and inputs of time steps first are not taken for the batch. The
-        size counts by which most tensors can be parted (one that begins with 1 is repeated), then the one with most
-        votes, with votes of more dimensions, and a larger one than 1.
-        """
-        entering, outputs = self._around_models()
-        entering = entering or [spec.shape for spec in self.data_inputs().values() if spec.shape]
-        votes: dict[int, list[int]] = {}
-        for shape in entering:
-            if size := _parting(shape, outputs):
-                votes.setdefault(size, []).append(len(shape))
-        ranks = {
-            size: (sum(shape[0] == 1 or _parts(size, shape) for shape in entering), len(dims), max(dims), size > 1)
-            for size, dims in votes.items()
-        }
-        best = max(ranks.values(), default=None)
-        found = [size for size, rank in ranks.items() if rank == best]
-        return found[0] if len(found) == 1 else 0
-
-    def _around_models(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Shapes of the data that enter models, each tensor once, and of what losses reduce to a number."""
-        origin: dict[int, str] = {}  # by identity; what nobody made is data
-        entering: dict[int, tuple[int, ...]] = {}
-        outputs: list[tuple[int, ...]] = []
-        for call in self.calls:
-            if call.mark:
-                continue
-            specs = tensors_of(call.inputs, call.shapes, call.types, call.strides)
-            results = tensors_of(call.outputs, call.output_shapes, call.output_types)
-            made = [spec for spec in specs if origin.get(spec.identity) == "model"]
-            outside = [spec for spec in _data_of(call) if spec.identity not in self.parameters]
-            data = [spec for spec in outside if origin.get(spec.identity, "data") == "data"]
-            is_aligned = call.operator.removeprefix("aten::").rstrip("_") in _ALIGNED
-            dims = max((len(spec.shape) for spec in made), default=0) if is_aligned else 0
-            if made or any(spec.identity in self.parameters for spec in specs):
-                # what is repeated over a model's first dimensions, as positions are, says nothing of the batch
-                found = {spec.identity: spec.shape for spec in data if len(spec.shape) >= max(dims, 1)}
-                entering = found | entering
-                if results and all(spec.num_elements == 1 for spec in results):
-                    outputs += [spec.shape for spec in made if spec.num_elements > 1]
-                kind = "model"
-            else:
-                kind = "data" if data or _random_inputs(call) or call.phase is Phase.DATA else "own"
-            origin |= {spec.identity: kind for spec in results}
-        return list(entering.values()), outputs
-
     def data_inputs(self) -> dict[int, TensorSpec]:
         """Tensors that come from outside and belong to no layer, by identity; gradients are no data."""
         produced: set[int] = set(self.parameters)
@@ -158,33 +107,21 @@ class Program:
             if call.mark or call.phase in NOT_FLOWN:
                 continue
             if call.grad:
-                new = [spec for spec in _data_of(call) if spec.identity not in produced]
+                new = [spec for spec in data_of(call) if spec.identity not in produced]
                 found |= {spec.identity: spec for spec in new if spec.identity not in found}
             produced |= {spec.identity for spec in tensors_of(call.outputs, call.output_shapes, call.output_types)}
-            found |= _random_inputs(call)
+            found |= random_inputs(call)
         return found
 
 
-def _parting(shape: tuple[int, ...], outputs: list[tuple[int, ...]]) -> int:
-    """The first size of a tensor by which all outputs can be parted, theirs where it has several of each; 0: none."""
-    first = {output[0] for output in outputs}
-    if len(first) == 1 and shape[0] and not shape[0] % min(first):
-        return min(first)
-    return next((size for size in shape if size and all(_parts(size, output) for output in outputs)), 0)
-
-
-def _parts(size: int, shape: tuple[int, ...]) -> bool:
-    return any(side % size == 0 for side in shape)
-
-
-def _data_of(call: Call) -> list[TensorSpec]:
+def data_of(call: Call) -> list[TensorSpec]:
     """Tensors that a call reads and that do not belong to its layer."""
     names = argument_names(call.schema)
     specs = tensors_of(call.inputs, call.shapes, call.types, call.strides)
     return [spec for spec in specs if not (spec.path[0] < len(names) and names[spec.path[0]] in _LAYER_ARGUMENTS)]
 
 
-def _random_inputs(call: Call) -> dict[int, TensorSpec]:
+def random_inputs(call: Call) -> dict[int, TensorSpec]:
     """A step that draws its own data: what a generator makes outside of any layer is an input."""
     if call.layer or not call.operator.startswith(("aten::rand", "aten::normal")) or call.operator.endswith("like"):
         return {}
