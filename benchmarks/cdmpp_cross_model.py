@@ -67,7 +67,7 @@ def contestants(programs, split, budget_s: float) -> dict[str, Callable[[], tupl
 
 
 def run(programs, split, budget_s: float) -> list[dict[str, object]]:
-    from windtunnel.cost.metrics import errors_of
+    from windtunnel.programs.model.ranks import ranked_errors
     from windtunnel.programs.model.samples import labels_of
 
     truth, task = labels_of(programs, split.test), programs.task[split.test[:, 0]]
@@ -75,7 +75,7 @@ def run(programs, split, budget_s: float) -> list[dict[str, object]]:
     for name, train_it in contestants(programs, split, budget_s).items():
         begin = time.monotonic()
         model, rate, validation = train_it()
-        errors = errors_of(model.predict(programs, split.test), truth, task).row()
+        errors = ranked_errors(model.predict(programs, split.test), truth, task).row()
         seconds = time.monotonic() - begin
         rows.append({"model": name, **errors, "validation": validation, "samples_per_s": rate, "seconds": seconds})
         print(f"{name}: MAPE {errors['mape']:.3f} in {seconds:.0f} s", file=sys.stderr, flush=True)

@@ -23,8 +23,8 @@ from benchmarks.peers.ranking import (
     task_batches,
     throughput,
 )
-from windtunnel.cost.metrics import pairwise_rank_accuracy
 from windtunnel.extras import require
+from windtunnel.programs.model.ranks import pairwise_rank_accuracy
 from windtunnel.programs.model.samples import labels_of
 from windtunnel.programs.model.splits import Split
 from windtunnel.programs.model.training import History, TrainingConfig, fit

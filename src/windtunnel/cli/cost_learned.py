@@ -205,11 +205,11 @@ def _transferred(
 
 
 def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:
-    from windtunnel.cost.metrics import errors_of
+    from windtunnel.programs.model.ranks import ranked_errors
     from windtunnel.programs.model.samples import labels_of
 
     predicted = predictor.predict(programs, split.test)
-    return errors_of(predicted, labels_of(programs, split.test), programs.task[split.test[:, 0]])
+    return ranked_errors(predicted, labels_of(programs, split.test), programs.task[split.test[:, 0]])
 
 
 def _summary(errors: Errors, split: Split) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""How good predicted times are (room cost): predicted and measured seconds in, errors and ranks out.
+"""How good predicted times are (room cost): predicted and measured seconds in, errors out.
 
 The mean absolute percentage error rewards under-prediction, so the signed mean and the geometric mean of the ratio are
-always beside it. Not here: which rows are held out (``programs.model.splits``), intervals.
+always beside it. Not here: ranks (``programs.model.ranks``), intervals.
 """
 
-# P programs, T tasks
+# P programs
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-__all__ = ["Errors", "errors_of", "mape", "pairwise_rank_accuracy", "top_k_ratio"]
+__all__ = ["Errors", "errors_of", "mape"]
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,11 @@ def mape(predicted_s: np.ndarray, measured_s: np.ndarray) -> float:
     return float(np.mean(np.abs(predicted_s - measured_s) / measured_s))
 
 
-def errors_of(
-    predicted_s: np.ndarray,
-    measured_s: np.ndarray,
-    task: np.ndarray | None = None,
-    task_weight: np.ndarray | None = None,
-) -> Errors:
-    """All metrics [P]; ranks and top-k need the ``task`` of each program and take ``task_weight`` [T] (ones)."""
+def errors_of(predicted_s: np.ndarray, measured_s: np.ndarray, **ranks: float) -> Errors:
+    """All metrics [P]; those of ranks, which need to know what competes, are given."""
     predicted, measured = np.asarray(predicted_s, np.float64), np.asarray(measured_s, np.float64)
     relative = (predicted - measured) / measured
     absolute = np.abs(relative)
-    ranks = {}
-    if task is not None:
-        ranks = {
-            "rank_accuracy": pairwise_rank_accuracy(predicted, measured, task),
-            "top_1": top_k_ratio(predicted, measured, task, 1, task_weight),
-            "top_5": top_k_ratio(predicted, measured, task, 5, task_weight),
-        }
     return Errors(
         mape=float(absolute.mean()),
         rmse_s=float(np.sqrt(np.mean((predicted - measured) ** 2))),
@@ -71,39 +59,3 @@ def errors_of(
         num_samples=predicted.size,
         **ranks,
     )
-
-
-def pairwise_rank_accuracy(predicted_s: np.ndarray, measured_s: np.ndarray, task: np.ndarray) -> float:
-    """Mean over tasks of the share of pairs in the right order; equal predictions count half, NaN without any pair."""
-    shares = []
-    for rows in _rows_by_task(task):
-        first, second = np.triu_indices(rows.size, k=1)
-        truth = np.sign(measured_s[rows][first] - measured_s[rows][second])
-        guess = np.sign(predicted_s[rows][first] - predicted_s[rows][second])
-        counts = truth != 0
-        if counts.any():
-            agreement = np.where(guess == 0, 0.5, guess == truth)
-            shares.append(agreement[counts].mean())
-    return float(np.mean(shares)) if shares else float("nan")
-
-
-def top_k_ratio(
-    predicted_s: np.ndarray,
-    measured_s: np.ndarray,
-    task: np.ndarray,
-    k: int,
-    task_weight: np.ndarray | None = None,
-) -> float:
-    """Weighted best times over weighted best times among the ``k`` predicted fastest of each task; 1 is best."""
-    best, found = 0.0, 0.0
-    for rows in _rows_by_task(task):
-        weight = 1.0 if task_weight is None else float(task_weight[task[rows[0]]])
-        chosen = rows[np.argsort(predicted_s[rows], kind="stable")[:k]]
-        best += weight * float(measured_s[rows].min())
-        found += weight * float(measured_s[chosen].min())
-    return best / found if found else float("nan")
-
-
-def _rows_by_task(task: np.ndarray) -> list[np.ndarray]:
-    order = np.argsort(task, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(np.asarray(task)[order])) + 1)

@@ -61,7 +61,7 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
         else:
             kind = "data" if data or random_inputs(call) or call.phase is Phase.DATA else "own"
         origin |= {spec.identity: kind for spec in results}
-    return list(entering.values()), outputs
+    return list(entering.values()), [shape for shape in outputs if len(shape) > 1] or outputs
 
 
 def _parting(shape: tuple[int, ...], outputs: list[tuple[int, ...]]) -> int:

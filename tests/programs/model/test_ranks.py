@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from windtunnel.cost.metrics import errors_of, pairwise_rank_accuracy, top_k_ratio
+from windtunnel.programs.model.ranks import pairwise_rank_accuracy, ranked_errors, top_k_ratio
 
 MEASURED = np.array([1.0, 2.0, 4.0, 10.0, 20.0])
 PREDICTED = np.array([1.09, 1.82, 4.0, 22.0, 21.0])
@@ -9,7 +9,7 @@ TASK = np.array([0, 0, 0, 1, 1])
 
 
 def test_by_hand():
-    errors = errors_of(PREDICTED, MEASURED, TASK)
+    errors = ranked_errors(PREDICTED, MEASURED, TASK)
 
     assert errors.mape == pytest.approx((0.09 + 0.09 + 0 + 1.2 + 0.05) / 5)
     assert errors.signed_mean == pytest.approx((0.09 - 0.09 + 0 + 1.2 + 0.05) / 5)
