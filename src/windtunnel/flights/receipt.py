@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from windtunnel.errors import InputError
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, Kind
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
 from windtunnel.reading import shown
@@ -41,16 +40,15 @@ def subject_of(whatif: str, parameters: Mapping[str, Any], model_fingerprint: st
 
 
 def model_fingerprint(graph: Graph) -> str:
-    """Digest of what a program computes in an iteration: operators, layers and sizes, but no times."""
-    digest = hashlib.sha256()
-    for column in ("op", "layer"):
-        if column in graph.tasks:
-            digest.update("\n".join(map(str, graph.tasks.strings(column).to_numpy())).encode(errors="replace"))
-    for column in ("flops", "bytes_read", "param_bytes"):
-        values = graph.tasks.get(column)
-        if values is not None:
-            digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()[:16]
+    """Digest of what a program computes in an iteration: operators, layers and sizes.
+
+    Two captures of one program agree: neither times count nor what the host does between operators.
+    """
+    works = graph.select(kind=(Kind.COMPUTE, Kind.COMM, Kind.COPY))
+    columns = [graph.tasks.strings(name).to_numpy()[works] for name in ("op", "layer") if name in graph.tasks]
+    sizes = [graph.tasks[name][works] for name in ("flops", "bytes_read", "param_bytes") if name in graph.tasks]
+    rows = sorted(zip(*(column.astype(str).tolist() for column in (*columns, *sizes)), strict=True))
+    return hashlib.sha256(repr(rows).encode(errors="replace")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
