@@ -73,6 +73,7 @@ def test_a_small_chakra_file_cannot_take_the_machine(tmp_path, name, data):
 @pytest.mark.parametrize(
     "data",
     [
+        b" " * (100 * MIB),
         b"[" + b" " * (100 * MIB),
         b'[{"ph": "X", "name": "' + b"x" * (100 * MIB),
         b"[" + b'{"ph":"X","ts":1,"dur":1},' * (MIB) + b"{}]",

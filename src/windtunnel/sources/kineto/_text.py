@@ -27,7 +27,6 @@ Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 _PIECE_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20
 _LARGEST_SIDE_VALUE = 4 << 20
-_WHITE = b" \t\r\n"
 
 
 class Text:
@@ -113,11 +112,9 @@ class Text:
     def peek(self) -> int:
         """The next byte that is not white space (left unread); -1 at the end of the file."""
         while True:
-            while self.position < self.end:
-                byte = int(self.buffer[self.position])
-                if byte not in _WHITE:
-                    return byte
-                self.position += 1
+            self.position = min(int(_json.space(self.buffer, self.position)), self.end)
+            if self.position < self.end:
+                return int(self.buffer[self.position])
             if not self.more():
                 return -1
 
