@@ -176,10 +176,12 @@ def test_a_cell_is_trained_measured_and_captured(tmp_path):
 def test_a_suite_survives_a_workload_that_dies_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     options = {"output": folder, "budget_s": 0.3, "num_threads": [1]}
-    start = suite._start
-    monkeypatch.setattr(
-        suite, "_start", lambda path, log, *rest: start(path if b'"lstm"' not in path.read_bytes() else log, log, *rest)
-    )
+    launch = suite.Workers
+
+    def launch_or_die(module, order, **more):
+        return launch("tests.suite.dying" if order.cell.workload == "lstm" else module, order, **more)
+
+    monkeypatch.setattr(suite, "Workers", launch_or_die)
     run = run_suite(["lstm", "mlp"], **options)
     by_name = {result.cell.workload: result for result in run.results}
 
