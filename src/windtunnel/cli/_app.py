@@ -58,6 +58,20 @@ class _Verbs(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class _PlaceVerbs(_Verbs):
+    """``place FILE``: a graph or a problem needs no verb."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        named = args if not args or args[0] in self.commands else [place.DEFAULT, *args]
+        return super().resolve_command(ctx, named)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Options may stand before the file: whatever is no verb goes to the default one."""
+        if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
+            args = [place.DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     cls=_Verbs,
     rich_markup_mode=None,
@@ -80,6 +94,11 @@ def _windtunnel(
     del version, debug  # both are taken from the arguments before parsing: they may stand anywhere
 
 
+def _summary_of(verb: Callable[..., None]) -> str:
+    """What a verb does: its docstring is an example, then that."""
+    return (inspect.getdoc(verb) or "").split("\n\n")[1].replace("\n", " ")
+
+
 _OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
 _OF_SCRIPTS = ("capture", "memory")
 _VERBS: dict[str, Callable[..., None]] = {
@@ -89,7 +108,6 @@ _VERBS: dict[str, Callable[..., None]] = {
     "whatif": whatif.whatif,
     "verify": verify.verify,
     "predict": predict.predict,
-    "place": place.place,
     "calibrate": calibrate.calibrate,
     "memory": memory.memory,
     "utilization": utilization.utilization,
@@ -101,11 +119,16 @@ _VERBS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
 }
 
-for _name, _verb in _VERBS.items():
-    # a verb's docstring is its example, then what it does: the list of verbs shows the latter
-    _summary = (inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " ")
-    app.command(_name, short_help=_summary, context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None)(_verb)
+_place = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=place.HELP)
+for _name, _verb in place.VERBS.items():
+    _place.command(_name, short_help=_summary_of(_verb))(_verb)
 
+for _name, _verb in _VERBS.items():
+    app.command(
+        _name, short_help=_summary_of(_verb), context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None
+    )(_verb)
+
+app.add_typer(_place, name="place", cls=_PlaceVerbs, short_help=place.SUMMARY)
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 

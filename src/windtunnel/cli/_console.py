@@ -5,8 +5,8 @@ Color only on a terminal and never as the only sign; ``NO_COLOR`` is honored; pi
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import sys
 import textwrap
 import threading
@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "advise", "clean", "print_json", "print_table", "say", "say_wrapped", "styled"]
+from windtunnel.documents import json_text
+
+__all__ = ["Progress", "advise", "clean", "print_json", "print_table", "quoted", "say", "say_wrapped", "styled"]
 
 COLUMNS = 80
 MAX_CELL = 160
@@ -31,6 +33,11 @@ def clean(text: str, limit: int) -> str:
         text = f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
     text = text.replace("\n", " ")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def quoted(text: object) -> str:
+    """A word of a command as the shell needs it."""
+    return shlex.quote(str(text))
 
 
 def say(line: str = "") -> None:
@@ -52,8 +59,8 @@ def advise(line: str) -> None:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """The answer as one JSON document."""
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False, default=str) + "\n")
+    """The answer as one JSON document that every reader takes: what is no number, or has no end, is null."""
+    sys.stdout.write(json_text(document, indent=1) + "\n")
 
 
 def styled(text: str, style: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Force", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output", "PricesChoice"]
+__all__ = ["Force", "GraphPath", "Json", "KinetoPath", "LedgerPath", "MostDownsets", "Output", "PricesChoice"]
 
 GraphPath = Annotated[
     Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
@@ -25,6 +25,10 @@ Output = Annotated[
 LedgerPath = Annotated[
     Path | None,
     typer.Option("--ledger", metavar="FILE", help="Receipts of past flights (~/.windtunnel/receipts.db)."),
+]
+MostDownsets = Annotated[
+    int,
+    typer.Option("--most-downsets", min=1, metavar="N", help="Search exactly up to so many; along orders beyond."),
 ]
 PricesChoice = Annotated[
     str,

@@ -6,7 +6,6 @@ prices are read from the replay after, when they are asked for. Intervals are at
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from windtunnel.documents import json_text
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.simulate import Timeline, replay
 from windtunnel.units import format_duration, format_size
@@ -200,7 +200,7 @@ class Answer:
 
     def json(self) -> str:
         """One JSON document with raw units."""
-        return json.dumps(self.to_dict(), allow_nan=False, default=str)
+        return json_text(self.to_dict())
 
     def table(self) -> pa.Table:
         """One row, the columns as in :meth:`json`."""
@@ -212,7 +212,7 @@ def table_of(answers: list[Answer]) -> pa.Table:
     rows = []
     for answer in answers:
         row = answer.to_dict()
-        nested = {key: json.dumps(row.pop(key), default=str) for key in ("parameters", "cost_shares", "interval")}
+        nested = {key: json_text(row.pop(key)) for key in ("parameters", "cost_shares", "interval")}
         rows.append({**row, **nested})
     return pa.Table.from_pylist(rows)
 
