@@ -14,7 +14,7 @@ from windtunnel.cli._console import Progress, advise, print_json, print_table, s
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, Output
 from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.errors import InputError
+from windtunnel.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from windtunnel.sources.memory.profile import MemoryProfile
@@ -70,23 +70,32 @@ def _followed(
     target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None
 ) -> MemoryProfile:
     from windtunnel.hardware.host import available_bytes
-    from windtunnel.sources.memory.tracking import require_fit
 
     with Progress(f"following the memory of {target}", heartbeat=not target.endswith(".py")):
         if fake:
             with stdout_to_stderr():
                 profile = _run(target, arguments, warmup, steps, fake=True)
             if limit_bytes is not None:
-                require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
+                _require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
             return profile
         predicted = _predicted(target, arguments)
         if predicted is not None and limit_bytes is not None:
-            require_fit(predicted, limit_bytes, target, reserved=True)
+            _require_fit(predicted, limit_bytes, target, reserved=True)
         limit_bytes = available_bytes() if limit_bytes is None else min(limit_bytes, available_bytes())
         if predicted is not None:
-            require_fit(predicted, limit_bytes, target)
+            _require_fit(predicted, limit_bytes, target)
         with stdout_to_stderr():
             return _run(target, arguments, warmup, steps, fake=False, limit_bytes=limit_bytes)
+
+
+def _require_fit(predicted: dict[str, Any], limit_bytes: int, target: str, *, reserved: bool = False) -> None:
+    """Refuse a job that would not fit: as everywhere, the answer is no."""
+    from windtunnel.sources.memory.tracking import require_fit
+
+    try:
+        require_fit(predicted, limit_bytes, target, reserved=reserved)
+    except InputError as error:
+        raise InfeasibleError(error.message, where=error.where, fix=error.fix) from error
 
 
 def _run(
