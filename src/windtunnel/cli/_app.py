@@ -33,6 +33,7 @@ from windtunnel.cli import (
     whatif,
 )
 from windtunnel.cli import utilization as utilization
+from windtunnel.cli._console import clean
 from windtunnel.cli._errors import show_error, show_usage_error
 from windtunnel.errors import InputError, WindtunnelError
 
@@ -179,4 +180,4 @@ def _workload_last(arguments: list[str]) -> list[str]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+    print(f"warning: {clean(str(message), 600)}", file=sys.stderr)  # noqa: T201

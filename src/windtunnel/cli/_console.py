@@ -40,9 +40,14 @@ def quoted(text: object) -> str:
     return shlex.quote(str(text))
 
 
+def _shown(text: str) -> str:
+    """Text that may hold names from outside, with control characters written out; line breaks stay."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
 def say(line: str = "") -> None:
     """One line of the answer."""
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{_shown(line)}\n")
 
 
 def say_wrapped(line: str) -> None:
@@ -55,7 +60,7 @@ def say_wrapped(line: str) -> None:
 def advise(line: str) -> None:
     """One line of advice: what is written, what to do next."""
     sys.stdout.flush()
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{_shown(line)}\n")
 
 
 def print_json(document: dict[str, Any]) -> None:

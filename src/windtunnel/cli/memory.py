@@ -156,8 +156,9 @@ def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(done.stdout if done is not None else "")
     except ValueError:
-        reason = done.stderr.strip().splitlines() if done is not None else []
-        advise(f"its peak cannot be predicted: {reason[0].removeprefix('error: ') if reason else 'it said nothing'}")
+        lines = done.stderr.splitlines() if done is not None else []
+        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it said nothing")
+        advise(f"its peak cannot be predicted: {reason}")
         return None
     return found
 
