@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
-import sqlite3
 import sys
 import tempfile
 import traceback
@@ -12,16 +10,13 @@ from typing import Any
 
 from windtunnel.cli._console import clean, styled
 from windtunnel.errors import WindtunnelError
+from windtunnel.outputs import MAKE_ROOM, is_full
 
 __all__ = ["show_crash", "show_error", "show_usage_error"]
 
 UNEXPECTED = 2
 MAX_CHARACTERS = 2000
 LOG_LINES = 12
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MAKE_ROOM = "free some space, or write elsewhere with --output; TMPDIR says where temporary files lie"
 
 
 def show_error(error: Exception, *, is_debug: bool) -> int:
@@ -33,12 +28,8 @@ def show_error(error: Exception, *, is_debug: bool) -> int:
         _print(error.message, error.where, error.fix)
         _print_log(getattr(error, "log_tail", ""))
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in _FULL:
-        name = str(error.filename or tempfile.gettempdir())
-        _print(f"no space is left to write: {error.strerror}", name, _MAKE_ROOM)
-        return UNEXPECTED
-    if isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error):
-        _print("no space is left to write: the database cannot grow", "", _MAKE_ROOM)
+    if isinstance(error, OSError) and is_full(error):
+        _print(error.strerror or str(error), str(error.filename or tempfile.gettempdir()), MAKE_ROOM)
         return UNEXPECTED
     if isinstance(error, OSError):
         name = str(error.filename or "")

@@ -6,6 +6,8 @@ processes may write at once. Hostile operator names are only values of parameter
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -103,6 +105,10 @@ def default_database_path() -> Path:
     return Path.home() / ".windtunnel" / "profile.db"
 
 
+def _is_full(error: sqlite3.DatabaseError) -> bool:
+    return "full" in str(error)
+
+
 class ProfileDatabase:
     """Measurements by operator, form and machine, in one SQLite file.
 
@@ -191,8 +197,14 @@ class ProfileDatabase:
         if self._kept is not None:
             yield self._kept
             return
-        with closing(self._opened()) as connection:
-            yield connection
+        try:
+            with closing(self._opened()) as connection:
+                yield connection
+        except sqlite3.OperationalError as error:
+            if not _is_full(error):
+                raise
+            # the system's error, and no what-if's that happens to ask for a price
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path) from error
 
     def _opened(self) -> sqlite3.Connection:
         if self.path != ":memory:":
@@ -202,6 +214,8 @@ class ProfileDatabase:
             _prepare(connection, self.path)
         except sqlite3.DatabaseError as error:
             connection.close()
+            if _is_full(error):
+                raise
             raise InputError(
                 f"this is no profile database: {error}", where=self.path, fix="name another file, or move this one away"
             ) from error

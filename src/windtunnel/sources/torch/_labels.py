@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 
 __all__ = ["escaped", "escaped_labels", "plain"]
 
+_OF_TORCH = ("Optimizer.", "enumerate(DataLoader)", "Torch-Compiled", "## Call Compiled", "DistributedDataParallel.")
 _UNSAFE = re.compile(r'["\\\x00-\x1f\x7f%]')
 
 
@@ -31,18 +32,31 @@ def plain(name: str) -> str:
 
 
 @contextmanager
-def escaped_labels() -> Iterator[None]:
-    """While this lasts, ``record_function`` blocks are recorded with escaped names."""
-    enter = record_function.__enter__
+def escaped_labels(*, keeps_all: bool = True) -> Iterator[None]:
+    """While this lasts, ``record_function`` blocks have escaped names.
+
+    Parameters
+    ----------
+    keeps_all : bool
+        Without it only torch's own blocks are recorded. A block of a script may be open where an iteration begins or
+        ends; torch then writes to memory that is gone, and the process crashes at some later time.
+    """
+    enter, leave = record_function.__enter__, record_function.__exit__
 
     @functools.wraps(enter)
     def entered(block: Any) -> Any:
-        if isinstance(block.name, str):
-            block.name = escaped(block.name)
+        block.is_kept = keeps_all or str(block.name).startswith(_OF_TORCH)
+        if not block.is_kept:
+            return block
+        block.name = escaped(str(block.name))
         return enter(block)
 
-    record_function.__enter__ = entered  # type: ignore[method-assign]
+    @functools.wraps(leave)
+    def left(block: Any, *failure: Any) -> Any:
+        return leave(block, *failure) if getattr(block, "is_kept", True) else None
+
+    record_function.__enter__, record_function.__exit__ = entered, left  # type: ignore[method-assign]
     try:
         yield
     finally:
-        record_function.__enter__ = enter  # type: ignore[method-assign]
+        record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import ExecutionTraceObserver
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.torch._labels import escaped, escaped_labels, plain
+from windtunnel.sources.torch._labels import escaped, plain
 
 __all__ = ["ITERATION", "Events", "LightProfiler", "RichProfiler", "annotate", "quiet_native_log"]
 
@@ -80,11 +80,9 @@ class LightProfiler:
 
     def __init__(self) -> None:
         self._profile = torch.autograd.profiler.profile(use_kineto=True, **self.options)
-        self._labels = escaped_labels()
 
     def start(self) -> None:
         """Begin to record on this thread."""
-        self._labels.__enter__()
         with quiet_native_log():
             self._profile.__enter__()
 
@@ -92,7 +90,6 @@ class LightProfiler:
         """End the recording; the events stay where they are until :meth:`events` is called."""
         with quiet_native_log():
             self._profile.__exit__(None, None, None)
-        self._labels.__exit__(None, None, None)
 
     def events(self) -> Events:
         """What was recorded."""
@@ -120,7 +117,6 @@ class RichProfiler(LightProfiler):
 
     def start(self) -> None:
         """Begin to record on this thread."""
-        self._labels.__enter__()
         self._quiet.__enter__()
         self._observer.register_callback(str(self._trace_path))
         self._profile.__enter__()
@@ -132,7 +128,6 @@ class RichProfiler(LightProfiler):
         self._profile.__exit__(None, None, None)
         self._observer.unregister_callback()
         self._quiet.__exit__(None, None, None)
-        self._labels.__exit__(None, None, None)
 
     def events(self) -> Events:
         """What was recorded, joined with the execution trace on the record-function id.

@@ -220,10 +220,12 @@ def run_until_enough(
     WindtunnelError
         An instrument's own.
     """
+    from windtunnel.sources.torch._labels import escaped_labels
+
     hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
     failure: BaseException | None = None
     try:
-        with surroundings or nullcontext(), hooks:
+        with surroundings or nullcontext(), escaped_labels(keeps_all=False), hooks:
             run_as_main(script, argv)
     except EndOfScript:
         pass
