@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import shlex
 import sys
 import warnings
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from windtunnel.cli import (
     whatif,
 )
 from windtunnel.cli import utilization as utilization
-from windtunnel.cli._console import clean
+from windtunnel.cli._console import advise, clean
 from windtunnel.cli._errors import show_error, show_usage_error
 from windtunnel.errors import InputError, WindtunnelError
 
@@ -48,7 +49,11 @@ class _Verbs(typer.core.TyperGroup):
     """Verbs in the order in which they are used; a misspelt one is answered with the nearest three."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return list(self.commands)
+        names = list(self.commands)
+        if "place" in names:  # groups come last by themselves
+            names.remove("place")
+            names.insert(names.index("calibrate"), "place")
+        return names
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -138,15 +143,21 @@ def run(arguments: list[str]) -> int:
     """Run one command; every error becomes a message and an exit code."""
     arguments, is_debug = _take_debug(arguments)
     arguments = _workload_last(arguments)
+    _warn_of_late_options(arguments)
     if arguments == ["--version"]:
         print(f"windtunnel {__version__}")  # noqa: T201 - the answer
         return 0
     command = typer.main.get_command(app)
+    if not arguments:
+        arguments = ["--help"]
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             code = command.main(args=arguments, prog_name="windtunnel", standalone_mode=False)
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without its verb
+            print(error.format_message())  # noqa: T201 - the answer
+            return 0
         return show_usage_error(error, is_debug=is_debug)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)  # noqa: T201
@@ -170,6 +181,40 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
         ours = min([ours, *scripts])
     kept = [argument for argument in arguments[:ours] if argument != "--debug"]
     return kept + arguments[ours:], len(kept) < ours
+
+
+def _warn_of_late_options(arguments: list[str]) -> None:
+    """Options of ours that stand behind a script go to the script: say so, with the order that was meant."""
+    if not arguments or arguments[0] not in _OF_SCRIPTS:
+        return
+    at = next((place for place, word in enumerate(arguments) if place and word.endswith(".py")), len(arguments))
+    behind = arguments[at + 1 :]
+    if "--" in arguments[: at + 2]:  # whoever writes that knows whose they are
+        return
+    ours = _options_of(arguments[0])
+    late = [word for word in behind if word.partition("=")[0] in ours]
+    if not late:
+        return
+    moved: list[str] = []
+    for index, word in enumerate(behind):
+        name, sign, _ = word.partition("=")
+        if name in ours:
+            moved.append(word)
+            if ours[name] and not sign and index + 1 < len(behind):
+                moved.append(behind[index + 1])
+    command = shlex.join(["windtunnel", arguments[0], *moved, *arguments[1 : at + 1]])
+    advise(f"warning: {', '.join(late)} stands behind {arguments[at]} and goes to it; to mean ours: {command}")
+
+
+def _options_of(verb: str) -> dict[str, bool]:
+    """Options of a verb, and whether each takes a value."""
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    return {
+        name: not getattr(one, "is_flag", False)
+        for one in command.params
+        for name in getattr(one, "opts", ())
+        if name.startswith("-")
+    }
 
 
 def _workload_last(arguments: list[str]) -> list[str]:

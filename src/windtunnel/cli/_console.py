@@ -17,7 +17,18 @@ from typing import Any
 
 from windtunnel.documents import json_text
 
-__all__ = ["Progress", "advise", "clean", "print_json", "print_table", "quoted", "say", "say_wrapped", "styled"]
+__all__ = [
+    "Progress",
+    "advise",
+    "clean",
+    "print_json",
+    "print_table",
+    "quoted",
+    "say",
+    "say_wrapped",
+    "styled",
+    "suggest",
+]
 
 COLUMNS = 80
 MAX_CELL = 160
@@ -63,6 +74,11 @@ def advise(line: str) -> None:
     sys.stderr.write(f"{_shown(line)}\n")
 
 
+def suggest(*words: object) -> None:
+    """The next useful command, as the shell takes it."""
+    advise(f"next: {shlex.join(map(str, words))}")
+
+
 def print_json(document: dict[str, Any]) -> None:
     """The answer as one JSON document that every reader takes: what is no number, or has no end, is null."""
     sys.stdout.write(json_text(document, indent=1) + "\n")
@@ -90,7 +106,8 @@ def print_table(
         justify: Any = "right" if index in numbers else "left"
         table.add_column(name, justify=justify, no_wrap=index != gives_way, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(clean(cell, MAX_CELL)) for cell in row))
+        limits = (MAX_LINE if index == gives_way else MAX_CELL for index in range(len(row)))
+        table.add_row(*(Text(clean(cell, limit)) for cell, limit in zip(row, limits, strict=True)))
     # a new console each time: it reads NO_COLOR, and whether stdout is a terminal, now
     console = Console(width=COLUMNS, highlight=False, file=sys.stdout)
     with console.capture() as capture:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, Output
 from windtunnel.cli._stdout import stdout_to_stderr
@@ -63,7 +63,7 @@ def memory(
     else:
         _print(profile)
     if path is None:
-        advise(f"next: windtunnel memory {target} --output memory.html draws it")
+        suggest("windtunnel", "memory", "--output", "memory.html", target, *(arguments or ()))
 
 
 def _followed(
@@ -168,7 +168,7 @@ def _write(profile: MemoryProfile, path: Path, target: str, force: bool) -> None
 
     if path.suffix == PROFILE:
         profile.save(path, overwrite=force)
-        advise(f"next: windtunnel memory {path} --output {path.with_suffix('.html')}")
+        suggest("windtunnel", "memory", "--output", path.with_suffix(".html"), path)
     else:
         memory_page(profile, path, title=Path(target).name, overwrite=force)
         advise(f"next: open {path} in a browser")

@@ -94,6 +94,11 @@ class Answer:
         return {step.name: dict(step.parameters) for step in self.request.steps}
 
     @property
+    def used(self) -> Mapping[str, Mapping[str, Any]]:
+        """All parameters by what-if, those that were given and the defaults of the others; unset ones are left out."""
+        return {step.name: step.used for step in self.request.steps}
+
+    @property
     def is_applicable(self) -> bool:
         """Whether the change has something to act on."""
         return not self.reason
@@ -185,6 +190,7 @@ class Answer:
             "whatif": str(self.request),
             "name": self.name,
             "parameters": {name: dict(given) for name, given in self.parameters.items()},
+            "used": {name: dict(used) for name, used in self.used.items()},
             "is_applicable": applies,
             "reason": self.reason,
             "advice": self.advice,
@@ -212,7 +218,7 @@ def table_of(answers: list[Answer]) -> pa.Table:
     rows = []
     for answer in answers:
         row = answer.to_dict()
-        nested = {key: json_text(row.pop(key)) for key in ("parameters", "cost_shares", "interval")}
+        nested = {key: json_text(row.pop(key)) for key in ("parameters", "used", "cost_shares", "interval")}
         rows.append({**row, **nested})
     return pa.Table.from_pylist(rows)
 

@@ -28,6 +28,13 @@ class Step:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def used(self) -> Mapping[str, Any]:
+        """Its parameters with the defaults of those that were not given; what is unset by default is left out."""
+        known = registry.get("whatif", self.name).parameters
+        defaults = {key: one.default for key, one in known.items() if one.default not in (None, "", one.empty)}
+        return {**defaults, **self.parameters}
+
     def __str__(self) -> str:
         given = ",".join(f"{key}={written(value)}" for key, value in self.parameters.items())
         return f"{self.name}:{given}" if given else self.name
