@@ -54,6 +54,12 @@ class Plugin:
     domain: str = ""
     sniff: Callable[[Path], bool] | None = field(default=None, repr=False)
     suffixes: tuple[str, ...] = ()
+    decision: str = ""
+
+    @property
+    def decides(self) -> str:
+        """What a what-if decides: two that decide the same exclude each other. Its own name where nothing is said."""
+        return self.decision or self.name
 
     @property
     def module(self) -> str:
@@ -115,9 +121,12 @@ def discover(package: str) -> None:
             importlib.import_module(f"{package}.{module.name}")
 
 
-def whatif(name: str, *, source: str) -> Callable[[Target], Target]:
-    """Register ``f(graph, **parameters) -> graph`` as the what-if ``name``."""
-    return _register("whatif", name, source)
+def whatif(name: str, *, source: str, decides: str = "") -> Callable[[Target], Target]:
+    """Register ``f(graph, **parameters) -> graph`` as the what-if ``name``.
+
+    Two what-ifs that decide the same (``"optimizer kernels"``) exclude each other in one request.
+    """
+    return _register("whatif", name, source, decision=decides)
 
 
 def flight(name: str, *, source: str) -> Callable[[Target], Target]:

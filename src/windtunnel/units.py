@@ -41,6 +41,7 @@ _SIZE_BYTES = {
     **{f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGTP")},
     "KB": 1000,
 }
+_MOST = 2**63 - 1
 _QUANTITY = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ%]*)\s*")
 
 
@@ -48,15 +49,32 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
     match = _QUANTITY.fullmatch(text)
     if match is None or not math.isfinite(float(match[1])):
         raise InputError(f"{text!r} is not a {what}", fix=f"write it like {example}")
+    if float(match[1]) < 0:
+        raise InputError(f"{text!r} is below nothing: no {what} is negative", fix=f"write it like {example}")
     return float(match[1]), match[2]
 
 
 def _scaled(text: str, what: str, example: str, factors: dict[str, int]) -> int:
     value, unit = _split(text, what, example)
     if unit not in factors:
-        known = ", ".join(factors)
-        raise InputError(f"{text!r} has no known unit of {what}", fix=f"use one of {known}")
+        raise InputError(f"{text!r} has no known unit of {what}", fix=_meant(text, unit, factors))
+    if value * factors[unit] > _MOST:
+        raise InputError(f"{text!r} is too large a {what}", fix="64 bits hold no more than 9.2e18 of the smallest unit")
     return round(value * factors[unit])
+
+
+def _meant(text: str, unit: str, factors: dict[str, int]) -> str:
+    """Both meanings of ``16G``, the right spelling of ``16gb``; else all units."""
+    number = text.strip().removesuffix(unit).strip()
+    alike = [one for one in factors if one.lower() == unit.lower()]
+    if not alike and unit and factors is _SIZE_BYTES:
+        alike = [one for one in factors if one.lower() in (f"{unit.lower()}b", f"{unit.lower()}ib") and one != "KB"]
+    if not alike:
+        return f"use one of {', '.join(factors)}"
+    meanings = (
+        f"{number}{one}" + (f" ({factors[one]:,} bytes each)" if factors is _SIZE_BYTES else "") for one in alike
+    )
+    return f"did you mean {' or '.join(meanings)}?"
 
 
 def parse_duration(text: str) -> int:
@@ -65,7 +83,7 @@ def parse_duration(text: str) -> int:
     Raises
     ------
     InputError
-        The text is not a number with a unit of time.
+        The text is not a number with a unit of time, is negative, or longer than 292 years.
 
     Examples
     --------
@@ -81,7 +99,7 @@ def parse_size(text: str) -> int:
     Raises
     ------
     InputError
-        The text is not a number with a unit of size.
+        The text is not a number with a unit of size (``16G`` may be GB or GiB), is negative, or above 8 EiB.
 
     Examples
     --------
@@ -116,7 +134,7 @@ def parse_ratio(text: str) -> float:
     Raises
     ------
     InputError
-        The text is neither a number nor a percentage.
+        The text is neither a number nor a percentage, or is negative.
 
     Examples
     --------

@@ -40,7 +40,8 @@ def test_a_problem_is_placed_explained_and_drawn(capsys, path, tmp_path):
                          "--picture", picture)  # fmt: skip
 
     assert 0 == code, err
-    assert "no contiguous plan is below it" in out
+    assert "found by local search" in out
+    assert "no plan whose stages follow one another is below it" in " ".join(run(capsys, path)[1].split())
     assert "min-cut" in out
     assert "cheapest moves" in out
     assert "best for bandwidths" in out
@@ -100,21 +101,21 @@ def test_a_profile_is_cut_into_stages(capsys, tmp_path):
     profile = tmp_path / "profile.txt"
     profile.write_text(PROFILE)
 
-    code, out, err = run(capsys, profile, "--levels", "2@1kB/s")
+    code, out, err = run(capsys, "pipedream", profile, "--levels", "2@1kB/s")
 
     assert 0 == code, err
     assert "6.00 ms per minibatch, 1.50x one machine" in out
-    document = json.loads(run(capsys, profile, "--levels", "2@1kB/s", "--json")[1])
+    document = json.loads(run(capsys, "pipedream", profile, "--levels", "2@1kB/s", "--json")[1])
     assert [["node1"], ["node2"]] == [stage["layers"] for stage in document["stages"]]
     for levels, message in (("", "every level"), ("two", "is no level"), ("2@fast", "is not a rate")):
-        code, _, err = run(capsys, profile, "--levels", levels)
+        code, _, err = run(capsys, "pipedream", profile, "--levels", levels)
         assert (2, True) == (code, message in err)
 
 
 def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path):
     pytest.importorskip("torch")
     ledger = tmp_path / "receipts.db"
-    code, out, err = run(capsys, "mlp:batch_size=32,width=32,depth=2", "--fly", "--devices", "2", "--microbatches", "4",
+    code, out, err = run(capsys, "fly", "mlp:batch_size=32,width=32,depth=2", "--devices", "2", "--microbatches", "4",
                          "--compare", "--ledger", ledger)  # fmt: skip
 
     assert 0 == code, err
@@ -146,12 +147,78 @@ def test_the_report_of_a_capture_has_the_split(capsys, tmp_path):
 
 
 def test_flights_that_cannot_be(capsys):
-    code, _, err = run(capsys, "mlp", "--fly", "--devices", "2xh100")
+    code, _, err = run(capsys, "fly", "mlp", "--devices", "2xh100")
     assert 2 == code
-    assert "no number of processes" in err
-    code, _, err = run(capsys, "nothing", "--fly", "--devices", "2")
+    assert "invalid value for '--devices'" in err
+    code, _, err = run(capsys, "fly", "nothing", "--devices", "2")
     assert 2 == code
     assert "nothing" in err
+
+
+def test_what_belongs_to_another_verb_is_sent_there(capsys, tmp_path):
+    profile = tmp_path / "a profile.txt"
+    profile.write_text(PROFILE)
+
+    assert f"windtunnel place pipedream '{profile}' --levels" in run(capsys, profile)[2]
+    assert "windtunnel place fly mlp --devices 2" in run(capsys, "mlp")[2]
+
+
+def test_infinite_memory_is_null_in_json(capsys, tmp_path):
+    """A host without a limit: JSON knows no Infinity, and a strict reader refuses one."""
+    problem = tmp_path / "problem.json"
+    problem.write_text(json.dumps({**DOCUMENT, "maxFPGAs": 1, "maxSizePerFPGA": 3}))
+
+    code, out, err = run(capsys, problem, "--json")
+    document = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+    assert 0 == code, err
+    assert [3.0, None] == sorted((one["memory_limit_bytes"] for one in document["devices"]), key=str)
+
+
+def zigzag():
+    """A chain whose best halves are not its beginning and its end; transfers are free."""
+    times = (3.0, 4.0, 2.0, 1.0)
+    nodes = [{"id": node, "supportedOnFpga": 1, "cpuLatency": 99.0, "fpgaLatency": time, "size": 1,
+              "isBackwardNode": 0} for node, time in enumerate(times)]  # fmt: skip
+    edges = [{"sourceId": node, "destId": node + 1, "cost": 0.0} for node in range(3)]
+    return {"maxSizePerFPGA": 9, "maxFPGAs": 2, "maxCPUs": 0, "nodes": nodes, "edges": edges}
+
+
+def test_a_rule_that_beats_the_plan_becomes_the_plan(capsys, tmp_path):
+    """In stages 3+4 and 2+1, that is 7; with 4+1 on one device and 3+2 on the other, 5."""
+    problem = tmp_path / "problem.json"
+    problem.write_text(json.dumps(zigzag()))
+
+    alone = json.loads(run(capsys, problem, "--json")[1])
+    code, out, _ = run(capsys, problem, "--compare", "--json", "--explain")
+    document = json.loads(out)
+
+    assert 0 == code
+    assert (7e6, "dp") == (alone["value_ns"], alone["solver"])
+    assert (5e6, "local search") == (document["value_ns"], document["solver"])
+    assert "assignment" == document["searched"]
+    assert document["bound_ns"] == 5e6
+    assert 7e6 == max(one["value_ns"] for one in document["others"] if one["solver"] == "dp")
+    assert "found by local search, 29 % below" in " ".join(run(capsys, problem, "--compare")[1].split())
+
+
+def test_a_graph_of_too_many_cuts_says_what_was_searched(capsys, path):
+    code, out, _ = run(capsys, path, "--most-downsets", "3", "--solver", "dp")
+
+    assert 0 == code
+    assert "more than 3 downsets" in out
+
+
+def test_a_profile_of_too_many_states_is_planned_along_orders_with_a_bound(capsys, tmp_path):
+    profile = tmp_path / "profile.txt"
+    profile.write_text(PROFILE)
+
+    found = json.loads(run(capsys, "pipedream", profile, "--levels", "2@1kB/s", "--most-downsets", "1", "--json")[1])
+    _, out, _ = run(capsys, "pipedream", profile, "--levels", "2@1kB/s", "--most-downsets", "1")
+
+    assert 0.006 == found["time_s"] == found["bound_s"]  # the longer layer alone: replicas would cost more
+    assert found["is_optimal"]
+    assert "searched along a depth-first order of the layers; no plan is below 6.00 ms" in " ".join(out.split())
 
 
 def test_stages_may_have_replicas(capsys, path):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
+_OF_SCRIPTS = ("capture", "memory", "verify")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -21,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
             stream.reconfigure(errors="backslashreplace")
+    if argv is None:  # as a command: a process of its own, which a script may crash
+        _outlive_scripts(sys.argv[1:])
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -28,3 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+def _outlive_scripts(arguments: Sequence[str]) -> None:
+    """Where somebody's script runs in this process, let a crash of it end in words."""
+    script = next((word for word in arguments[1:] if word.endswith(".py")), "")
+    if not script or arguments[0] not in _OF_SCRIPTS:
+        return
+    from windtunnel.cli._errors import show_crash
+    from windtunnel.measure.guard import outlive
+
+    outlive(lambda killer: show_crash(script, killer.name))

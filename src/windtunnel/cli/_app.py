@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import shlex
 import sys
 import warnings
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from windtunnel.cli import (
     whatif,
 )
 from windtunnel.cli import utilization as utilization
+from windtunnel.cli._console import advise, clean
 from windtunnel.cli._errors import show_error, show_usage_error
 from windtunnel.errors import InputError, WindtunnelError
 
@@ -47,7 +49,11 @@ class _Verbs(typer.core.TyperGroup):
     """Verbs in the order in which they are used; a misspelt one is answered with the nearest three."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return list(self.commands)
+        names = list(self.commands)
+        if "place" in names:  # groups come last by themselves
+            names.remove("place")
+            names.insert(names.index("calibrate"), "place")
+        return names
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -56,6 +62,20 @@ class _Verbs(typer.core.TyperGroup):
                 f"there is no verb {args[0]!r}", where=ctx.command_path, fix=f"did you mean {', '.join(near)}?"
             )
         return super().resolve_command(ctx, args)
+
+
+class _PlaceVerbs(_Verbs):
+    """``place FILE``: a graph or a problem needs no verb."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        named = args if not args or args[0] in self.commands else [place.DEFAULT, *args]
+        return super().resolve_command(ctx, named)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Options may stand before the file: whatever is no verb goes to the default one."""
+        if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
+            args = [place.DEFAULT, *args]
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -80,6 +100,11 @@ def _windtunnel(
     del version, debug  # both are taken from the arguments before parsing: they may stand anywhere
 
 
+def _summary_of(verb: Callable[..., None]) -> str:
+    """What a verb does: its docstring is an example, then that."""
+    return (inspect.getdoc(verb) or "").split("\n\n")[1].replace("\n", " ")
+
+
 _OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
 _OF_SCRIPTS = ("capture", "memory")
 _VERBS: dict[str, Callable[..., None]] = {
@@ -89,7 +114,6 @@ _VERBS: dict[str, Callable[..., None]] = {
     "whatif": whatif.whatif,
     "verify": verify.verify,
     "predict": predict.predict,
-    "place": place.place,
     "calibrate": calibrate.calibrate,
     "memory": memory.memory,
     "utilization": utilization.utilization,
@@ -101,11 +125,16 @@ _VERBS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
 }
 
-for _name, _verb in _VERBS.items():
-    # a verb's docstring is its example, then what it does: the list of verbs shows the latter
-    _summary = (inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " ")
-    app.command(_name, short_help=_summary, context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None)(_verb)
+_place = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=place.HELP)
+for _name, _verb in place.VERBS.items():
+    _place.command(_name, short_help=_summary_of(_verb))(_verb)
 
+for _name, _verb in _VERBS.items():
+    app.command(
+        _name, short_help=_summary_of(_verb), context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None
+    )(_verb)
+
+app.add_typer(_place, name="place", cls=_PlaceVerbs, short_help=place.SUMMARY)
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 
@@ -114,15 +143,21 @@ def run(arguments: list[str]) -> int:
     """Run one command; every error becomes a message and an exit code."""
     arguments, is_debug = _take_debug(arguments)
     arguments = _workload_last(arguments)
+    _warn_of_late_options(arguments)
     if arguments == ["--version"]:
         print(f"windtunnel {__version__}")  # noqa: T201 - the answer
         return 0
     command = typer.main.get_command(app)
+    if not arguments:
+        arguments = ["--help"]
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             code = command.main(args=arguments, prog_name="windtunnel", standalone_mode=False)
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without its verb
+            print(error.format_message())  # noqa: T201 - the answer
+            return 0
         return show_usage_error(error, is_debug=is_debug)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)  # noqa: T201
@@ -148,6 +183,40 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
     return kept + arguments[ours:], len(kept) < ours
 
 
+def _warn_of_late_options(arguments: list[str]) -> None:
+    """Options of ours that stand behind a script go to the script: say so, with the order that was meant."""
+    if not arguments or arguments[0] not in _OF_SCRIPTS:
+        return
+    at = next((place for place, word in enumerate(arguments) if place and word.endswith(".py")), len(arguments))
+    behind = arguments[at + 1 :]
+    if "--" in arguments[: at + 2]:  # whoever writes that knows whose they are
+        return
+    ours = _options_of(arguments[0])
+    late = [word for word in behind if word.partition("=")[0] in ours]
+    if not late:
+        return
+    moved: list[str] = []
+    for index, word in enumerate(behind):
+        name, sign, _ = word.partition("=")
+        if name in ours:
+            moved.append(word)
+            if ours[name] and not sign and index + 1 < len(behind):
+                moved.append(behind[index + 1])
+    command = shlex.join(["windtunnel", arguments[0], *moved, *arguments[1 : at + 1]])
+    advise(f"warning: {', '.join(late)} stands behind {arguments[at]} and goes to it; to mean ours: {command}")
+
+
+def _options_of(verb: str) -> dict[str, bool]:
+    """Options of a verb, and whether each takes a value."""
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    return {
+        name: not getattr(one, "is_flag", False)
+        for one in command.params
+        for name in getattr(one, "opts", ())
+        if name.startswith("-")
+    }
+
+
 def _workload_last(arguments: list[str]) -> list[str]:
     """``memory mlp --fake``: a workload has no arguments of its own, so options may stand behind it."""
     if len(arguments) < 3 or arguments[0] != "memory" or arguments[1].startswith("-") or arguments[1].endswith(".py"):
@@ -156,4 +225,4 @@ def _workload_last(arguments: list[str]) -> list[str]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+    print(f"warning: {clean(str(message), 600)}", file=sys.stderr)  # noqa: T201

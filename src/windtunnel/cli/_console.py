@@ -5,8 +5,8 @@ Color only on a terminal and never as the only sign; ``NO_COLOR`` is honored; pi
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import sys
 import textwrap
 import threading
@@ -15,7 +15,20 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "advise", "clean", "print_json", "print_table", "say", "say_wrapped", "styled"]
+from windtunnel.documents import json_text
+
+__all__ = [
+    "Progress",
+    "advise",
+    "clean",
+    "print_json",
+    "print_table",
+    "quoted",
+    "say",
+    "say_wrapped",
+    "styled",
+    "suggest",
+]
 
 COLUMNS = 80
 MAX_CELL = 160
@@ -33,9 +46,19 @@ def clean(text: str, limit: int) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def quoted(text: object) -> str:
+    """A word of a command as the shell needs it."""
+    return shlex.quote(str(text))
+
+
+def _shown(text: str) -> str:
+    """Text that may hold names from outside, with control characters written out; line breaks stay."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
 def say(line: str = "") -> None:
     """One line of the answer."""
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{_shown(line)}\n")
 
 
 def say_wrapped(line: str) -> None:
@@ -48,12 +71,17 @@ def say_wrapped(line: str) -> None:
 def advise(line: str) -> None:
     """One line of advice: what is written, what to do next."""
     sys.stdout.flush()
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{_shown(line)}\n")
+
+
+def suggest(*words: object) -> None:
+    """The next useful command, as the shell takes it."""
+    advise(f"next: {shlex.join(map(str, words))}")
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """The answer as one JSON document."""
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False, default=str) + "\n")
+    """The answer as one JSON document that every reader takes: what is no number, or has no end, is null."""
+    sys.stdout.write(json_text(document, indent=1) + "\n")
 
 
 def styled(text: str, style: str) -> str:
@@ -78,7 +106,8 @@ def print_table(
         justify: Any = "right" if index in numbers else "left"
         table.add_column(name, justify=justify, no_wrap=index != gives_way, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(clean(cell, MAX_CELL)) for cell in row))
+        limits = (MAX_LINE if index == gives_way else MAX_CELL for index in range(len(row)))
+        table.add_row(*(Text(clean(cell, limit)) for cell, limit in zip(row, limits, strict=True)))
     # a new console each time: it reads NO_COLOR, and whether stdout is a terminal, now
     console = Console(width=COLUMNS, highlight=False, file=sys.stdout)
     with console.capture() as capture:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+import tempfile
 import traceback
 from typing import Any
 
 from windtunnel.cli._console import clean, styled
 from windtunnel.errors import WindtunnelError
+from windtunnel.outputs import MAKE_ROOM, is_full
 
-__all__ = ["show_error", "show_usage_error"]
+__all__ = ["show_crash", "show_error", "show_usage_error"]
 
 UNEXPECTED = 2
 MAX_CHARACTERS = 2000
@@ -21,9 +24,13 @@ def show_error(error: Exception, *, is_debug: bool) -> int:
     if is_debug:
         traceback.print_exception(error)
     if isinstance(error, WindtunnelError):
+        _print_log(_script_traceback(error.__cause__))
         _print(error.message, error.where, error.fix)
         _print_log(getattr(error, "log_tail", ""))
         return error.exit_code
+    if isinstance(error, OSError) and is_full(error):
+        _print(error.strerror or str(error), str(error.filename or tempfile.gettempdir()), MAKE_ROOM)
+        return UNEXPECTED
     if isinstance(error, OSError):
         name = str(error.filename or "")
         _print(error.strerror or str(error), name, "check the path and its permissions")
@@ -36,6 +43,16 @@ def show_error(error: Exception, *, is_debug: bool) -> int:
         _last_place(error),
         "run it again with --debug, and report the traceback",
     )
+    return UNEXPECTED
+
+
+def show_crash(script: str, killer: str) -> int:
+    """Print that a script took the whole process with it; returns the exit code."""
+    if killer == "SIGKILL":
+        fix = f"memory may have run out: windtunnel memory --fake {shlex.quote(script)} predicts what it needs"
+    else:
+        fix = f"a native library failed in it: run python -X faulthandler {shlex.quote(script)} by itself first"
+    _print(f"{script} was killed by {killer}; nothing was kept", script, fix)
     return UNEXPECTED
 
 
@@ -66,7 +83,23 @@ def _print(message: str, where: str, fix: str) -> None:
 def _print_log(log_tail: str) -> None:
     lines = log_tail.strip().splitlines()[-LOG_LINES:]
     for line in lines:
-        print(f"  | {clean(line, 200)}", file=sys.stderr)  # noqa: T201
+        print(f"  | {clean(line, 200).rstrip()}", file=sys.stderr)  # noqa: T201
+
+
+def _script_traceback(failure: BaseException | None) -> str:
+    """What a script's own failure looks like without us: its traceback from its first line on."""
+    if failure is None or isinstance(failure, KeyboardInterrupt | SystemExit):
+        return ""
+    frames = traceback.extract_tb(failure.__traceback__)
+    entries = [
+        at
+        for at, frame in enumerate(frames)
+        if frame.filename.endswith("runpy.py") or "<frozen runpy" in frame.filename
+    ]
+    if not entries:
+        return ""
+    own = traceback.format_list(frames[entries[-1] + 1 :])
+    return "".join([*own, *traceback.format_exception_only(failure)])
 
 
 def _last_place(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,9 +110,9 @@ def _unknown(path: Path) -> InputError:
         return InputError(
             f"{path} is no stored graph and holds no trace", fix="name a folder that capture or save wrote"
         )
-    fix = (
-        f"capture it first: windtunnel capture {path}" if path.suffix == ".py" else "name a .wt folder or a .json trace"
-    )
+    fix = "name a .wt folder or a .json trace"
+    if path.suffix == ".py":
+        fix = f"capture it first: windtunnel capture {shlex.quote(str(path))}"
     return InputError(f"{path} is neither a stored graph nor a trace", fix=fix)
 
 

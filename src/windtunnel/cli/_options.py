@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Force", "Fresh", "GraphPath", "Json", "KinetoPath", "LedgerPath", "Output", "PricesChoice", "ReadLimitSize"]
+__all__ = [
+    "Force",
+    "Fresh",
+    "GraphPath",
+    "Json",
+    "KinetoPath",
+    "LedgerPath",
+    "MostDownsets",
+    "Output",
+    "PricesChoice",
+    "ReadLimitSize",
+]
 
 GraphPath = Annotated[
     Path, typer.Argument(metavar="GRAPH", help="A .wt folder, a Kineto trace (.json, .json.gz), or a folder of them.")
@@ -28,6 +39,10 @@ LedgerPath = Annotated[
 ]
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Measure anew what was measured before; windtunnel cost info --kept lists it.")
+]
+MostDownsets = Annotated[
+    int,
+    typer.Option("--most-downsets", min=1, metavar="N", help="Search exactly up to so many; along orders beyond."),
 ]
 PricesChoice = Annotated[
     str,

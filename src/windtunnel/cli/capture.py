@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, say
+from windtunnel.cli._console import Progress, advise, print_json, say, suggest
 from windtunnel.cli._files import derived, require_free
 from windtunnel.cli._options import Force, Json, Output
 from windtunnel.cli._stdout import stdout_to_stderr
@@ -61,7 +61,7 @@ def capture(
         say(f"{path}: {graph.num_tasks:,} tasks, {explain(graph).headline}")
     if note := graph.meta.overhead.get("note"):
         advise(note)
-    advise(f"next: windtunnel explain {path}")
+    suggest("windtunnel", "explain", path)
 
 
 def _capture_fake(script: Path, arguments: list[str], path: Path, *, force: bool, as_json: bool) -> None:

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._console import Progress, print_json, print_table, say, suggest
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json, ReadLimitSize
 
 __all__ = ["diff"]
+
+_WHEN = ("before", "after")
 
 
 def diff(
@@ -26,21 +28,26 @@ def diff(
 
     Compare the replays of two graphs: the whole, and the parts that differ most.
     """
-    from windtunnel.simulate import replay
+    from windtunnel.simulate import prediction_interval, replay
     from windtunnel.units import format_duration
 
     with Progress("replaying both", heartbeat=True):
-        first, second = (open_graph(path, read_limit=read_limit) for path in (before, after))
-        difference = replay(first).diff(replay(second), by=by)
+        graphs = [open_graph(path, read_limit=read_limit) for path in (before, after)]
+        difference = replay(graphs[0]).diff(replay(graphs[1]), by=by)
+        intervals = [prediction_interval(graph) for graph in graphs]
         changes = [change for change in difference.table().to_pylist() if change["change_ns"]]
     if as_json:
         whole = {"before_ns": difference.before_ns, "after_ns": difference.after_ns, "by": by}
-        print_json({"schema": "windtunnel.diff/1", **whole, "changes": changes})
+        spans = {f"{when}_interval_ns": [one.low_ns, one.high_ns] for when, one in zip(_WHEN, intervals, strict=True)}
+        print_json({"schema": "windtunnel.diff/1", **whole, **spans, "changes": changes})
     else:
         say(f"{difference}" if changes else f"{difference}, no difference")
+        for when, one in zip(_WHEN, intervals, strict=True):
+            if len(one.makespans_ns) > 1:
+                say(f"  {when}: {one}, {len(one.makespans_ns)} iterations")
         rows = [
             (
-                f"waits ({change['label']})" if change["is_wait"] else change["label"],
+                f"waits ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
                 format_duration(change["before_ns"]),
                 format_duration(change["after_ns"]),
                 f"{'+' if change['change_ns'] > 0 else ''}{format_duration(change['change_ns'])}",
@@ -51,4 +58,4 @@ def diff(
             print_table((by, "before", "after", "change"), rows, numbers=(1, 2, 3))
         if len(changes) > top:
             say(f"and {len(changes) - top:,} smaller changes")
-    advise(f"next: windtunnel report {after}")
+    suggest("windtunnel", "report", after)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say_wrapped
+from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped, suggest
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json, KinetoPath, ReadLimitSize
 
@@ -41,7 +41,7 @@ def explain(
             say_wrapped(line)
         if by:
             _list_parts(explanation.parts(by), top)
-    advise(f"next: windtunnel whatif {graph} --all")
+    suggest("windtunnel", "whatif", graph, "--all")
 
 
 def _list_parts(parts: list[tuple[str, float, float, int]], top: int) -> None:

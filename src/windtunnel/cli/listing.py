@@ -2,59 +2,134 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import difflib
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel.cli._console import advise, print_json, print_table, say
 from windtunnel.cli._options import Json
 from windtunnel.errors import InputError
+from windtunnel.units import format_duration, format_rate, format_size
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Device, Link, Machine
+    from windtunnel.registry import Plugin
 
 __all__ = ["list_plugins"]
+
+_WITH_PARAMETERS = ("whatif", "workload", "cost_model")
 
 _KINDS = {
     "whatifs": ("whatif", "windtunnel whatif GRAPH NAME"),
     "flights": ("flight", "windtunnel verify SCRIPT.py --whatif NAME"),
-    "workloads": ("workload", "windtunnel verify NAME --whatif amp"),
+    "workloads": ("workload", "windtunnel verify mlp --whatif amp"),
     "sources": ("source", "windtunnel capture SCRIPT.py"),
     "models": ("cost_model", "windtunnel predict GRAPH --on h100 --model NAME"),
+}
+_HARDWARE = {
+    "devices": "windtunnel predict GRAPH --on NAME",
+    "links": "windtunnel whatif GRAPH data-parallel:link=NAME",
+    "machines": "windtunnel predict GRAPH --on h100",
 }
 
 
 def list_plugins(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="whatifs, flights, workloads, sources, models.")
+        str,
+        typer.Argument(metavar="KIND", help=f"{', '.join(_KINDS)}; of the catalog: {', '.join(_HARDWARE)}."),
     ] = "whatifs",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel list whatifs
 
-    List what is registered, with what it does and where it comes from.
+    List what can be asked, with parameters and defaults, and what the catalog of hardware holds.
     """
-    import difflib
-
+    every = (*_KINDS, *_HARDWARE)
+    if kind not in every:
+        near = difflib.get_close_matches(kind, every, n=3, cutoff=0.3) or list(_KINDS)
+        raise InputError(f"there is nothing called {kind!r} to list", fix=f"did you mean {', '.join(near)}?")
+    if kind in _HARDWARE:
+        _list_hardware(kind, as_json=as_json)
+        advise(f"next: {_HARDWARE[kind]}")
+        return
     from windtunnel import registry
 
-    if kind not in _KINDS:
-        near = difflib.get_close_matches(kind, _KINDS, n=3, cutoff=0.3) or list(_KINDS)
-        raise InputError(f"there is nothing called {kind!r} to list", fix=f"did you mean {', '.join(near)}?")
     singular, next_command = _KINDS[kind]
-    found = registry.all(singular).values()
+    found = list(registry.all(singular).values())
     if as_json:
-        rows = [
-            {
-                "name": p.name,
-                "summary": p.summary,
-                "source": p.source,
-                "package": p.package,
-                "parameters": list(p.parameters),
-            }
-            for p in found
-        ]
-        print_json({"schema": "windtunnel.plugins/1", "kind": singular, "plugins": rows})
+        print_json({"schema": "windtunnel.plugins/1", "kind": singular, "plugins": [_document(one) for one in found]})
     elif found:
-        lines = [(plugin.name, plugin.summary.replace("``", "")) for plugin in found]
-        print_table(("name", "what it does"), lines, gives_way=1)
+        print_table(("name", "what it does"), [(one.name, _lines(one)) for one in found], gives_way=1)
     else:
         say(f"no {kind} are installed")
     advise(f"next: {next_command}")
+
+
+def _document(plugin: Plugin) -> dict[str, Any]:
+    return {
+        "name": plugin.name,
+        "summary": plugin.summary,
+        "source": plugin.source,
+        "package": plugin.package,
+        "parameters": list(plugin.parameters),
+        "defaults": _defaults(plugin),
+    }
+
+
+def _defaults(plugin: Plugin) -> dict[str, Any]:
+    """Parameters that can be given as ``NAME:key=value``, with their defaults."""
+    if plugin.kind not in _WITH_PARAMETERS:
+        return {}
+    return {key: None if one.default is one.empty else one.default for key, one in plugin.parameters.items()}
+
+
+def _lines(plugin: Plugin) -> str:
+    given = ", ".join(f"{key}={'' if value is None else value}" for key, value in _defaults(plugin).items())
+    summary = plugin.summary.replace("``", "")
+    return f"{summary} [{given}]" if given else summary
+
+
+def _list_hardware(kind: str, *, as_json: bool) -> None:
+    from windtunnel.hardware import catalog
+
+    every: dict[str, Any] = {"devices": catalog.devices, "links": catalog.links, "machines": catalog.machines}
+    found = list(every[kind]().values())
+    if as_json:
+        print_json({"schema": "windtunnel.catalog/1", "kind": kind, "rows": [_row(one) for one in found]})
+    elif kind == "machines":
+        head = ("name", "processor", "threads", "devices")
+        print_table(head, [_machine_cells(one) for one in found], numbers=(2,), gives_way=1)
+    elif kind == "devices":
+        head = ("name", "memory", "bandwidth", "source")
+        print_table(head, [_device_cells(one) for one in found], numbers=(1, 2), gives_way=3)
+    else:
+        head = ("name", "bandwidth", "latency", "source")
+        print_table(head, [_link_cells(one) for one in found], numbers=(1, 2), gives_way=3)
+
+
+def _row(one: Device | Link | Machine) -> dict[str, Any]:
+    """Its fields; parts that the catalog holds themselves by their names."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(each) for each in value]
+        return getattr(value, "name", value)
+
+    return {each.name: plain(getattr(one, each.name)) for each in dataclasses.fields(one)}
+
+
+def _device_cells(one: Device) -> tuple[str, ...]:
+    return one.name, format_size(one.memory_bytes), format_rate(one.bandwidth_bytes_per_s), one.source
+
+
+def _link_cells(one: Link) -> tuple[str, ...]:
+    return one.name, format_rate(one.bandwidth_bytes_per_s), format_duration(one.latency_ns), one.source
+
+
+def _machine_cells(one: Machine) -> tuple[str, ...]:
+    counts = Counter(chip.name for chip in one.devices)
+    chips = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return one.name, one.cpu_name, str(one.num_threads), chips

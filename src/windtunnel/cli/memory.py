@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, Output, ReadLimitSize
 from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.errors import InputError
+from windtunnel.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from windtunnel.sources.memory.profile import MemoryProfile
@@ -64,30 +64,39 @@ def memory(
     else:
         _print(profile)
     if path is None:
-        advise(f"next: windtunnel memory {target} --output memory.html draws it")
+        suggest("windtunnel", "memory", "--output", "memory.html", target, *(arguments or ()))
 
 
 def _followed(
     target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None
 ) -> MemoryProfile:
     from windtunnel.hardware.host import available_bytes
-    from windtunnel.sources.memory.tracking import require_fit
 
     with Progress(f"following the memory of {target}", heartbeat=not target.endswith(".py")):
         if fake:
             with stdout_to_stderr():
                 profile = _run(target, arguments, warmup, steps, fake=True)
             if limit_bytes is not None:
-                require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
+                _require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
             return profile
         predicted = _predicted(target, arguments)
         if predicted is not None and limit_bytes is not None:
-            require_fit(predicted, limit_bytes, target, reserved=True)
+            _require_fit(predicted, limit_bytes, target, reserved=True)
         limit_bytes = available_bytes() if limit_bytes is None else min(limit_bytes, available_bytes())
         if predicted is not None:
-            require_fit(predicted, limit_bytes, target)
+            _require_fit(predicted, limit_bytes, target)
         with stdout_to_stderr():
             return _run(target, arguments, warmup, steps, fake=False, limit_bytes=limit_bytes)
+
+
+def _require_fit(predicted: dict[str, Any], limit_bytes: int, target: str, *, reserved: bool = False) -> None:
+    """Refuse a job that would not fit: as everywhere, the answer is no."""
+    from windtunnel.sources.memory.tracking import require_fit
+
+    try:
+        require_fit(predicted, limit_bytes, target, reserved=reserved)
+    except InputError as error:
+        raise InfeasibleError(error.message, where=error.where, fix=error.fix) from error
 
 
 def _run(
@@ -148,8 +157,9 @@ def _predicted(target: str, arguments: Sequence[str]) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(done.stdout if done is not None else "")
     except ValueError:
-        reason = done.stderr.strip().splitlines() if done is not None else []
-        advise(f"its peak cannot be predicted: {reason[0].removeprefix('error: ') if reason else 'it said nothing'}")
+        lines = done.stderr.splitlines() if done is not None else []
+        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it said nothing")
+        advise(f"its peak cannot be predicted: {reason}")
         return None
     return found
 
@@ -159,7 +169,7 @@ def _write(profile: MemoryProfile, path: Path, target: str, force: bool) -> None
 
     if path.suffix == PROFILE:
         profile.save(path, overwrite=force)
-        advise(f"next: windtunnel memory {path} --output {path.with_suffix('.html')}")
+        suggest("windtunnel", "memory", "--output", path.with_suffix(".html"), path)
     else:
         memory_page(profile, path, title=Path(target).name, overwrite=force)
         advise(f"next: open {path} in a browser")

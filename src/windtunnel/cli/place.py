@@ -1,32 +1,43 @@
-"""``windtunnel place``: which device runs which operator (room cli)."""
+"""``windtunnel place``: which device runs which operator (room cli).
+
+Three verbs: a graph or a problem (the one that needs no name), a profile for PipeDream's planner, a flight.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli import place_fly, place_pipedream
+from windtunnel.cli._console import Progress, advise, print_json, quoted
 from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, LedgerPath
+from windtunnel.cli._options import Force, Json, MostDownsets
+from windtunnel.cli._place_output import print_comparison, print_moves, print_plan, print_spread
+from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    from windtunnel.planning.placement.compare import Comparison
     from windtunnel.planning.placement.model import Problem
     from windtunnel.planning.placement.throughput import Plan
 
-__all__ = ["place"]
+__all__ = ["DEFAULT", "HELP", "SUMMARY", "VERBS", "split"]
 
 _SCHEMA = "windtunnel.place/1"
 _SHOWN_MOVES = 5
+SUMMARY = "Say which device runs which operator, and what no other placement is below; fly it."
+HELP = """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
+
+A graph or a problem needs no verb: place FILE is place split FILE, whose options place split --help shows.
+"""
+DEFAULT = "split"
 
 
-def place(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="GRAPH", help="A .wt folder, a trace, a problem (.json), a PipeDream profile (.txt)."),
-    ],
+def split(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A .wt folder, a trace, or a problem (.json).")],
     objective: Annotated[
         str, typer.Option(help="throughput; flush: a pipeline that is emptied; latency: of one sample.")
     ] = "throughput",
@@ -44,24 +55,17 @@ def place(
     solver: Annotated[str, typer.Option(help="auto, dp, dpl, ilp, ilp-any, cp-sat, greedy.")] = "auto",
     combine: Annotated[str, typer.Option(help="Compute and transfers: sum, overlap, duplex, overlap-duplex.")] = "sum",
     pieces: Annotated[int, typer.Option(min=1, help="Of latency: contiguous pieces per accelerator.")] = 1,
+    most_downsets: MostDownsets = 60_000,
     time_limit: Annotated[str, typer.Option("--time-limit", metavar="TIME", help="Of integer programmes.")] = "2m",
-    compare: Annotated[bool, typer.Option("--compare", help="Show what simple rules reach, too.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Try simple rules, too; one that is better becomes the plan.")
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="What binds each device, what a move costs.")] = False,
     robust: Annotated[
         str, typer.Option(metavar="LOW-HIGH", help="Try bandwidths of 0.25-4 times the stated one.")
     ] = "",
-    levels: Annotated[
-        str,
-        typer.Option(metavar="LIST", help="Of a profile: machines at a bandwidth, innermost first: 4@8GB/s,4@1GB/s."),
-    ] = "",
-    split: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, colored by device.")] = None,
-    fly: Annotated[
-        bool, typer.Option("--fly", help="Of a workload, such as vit: train with the plan's stages, in processes.")
-    ] = False,
-    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Of a flight, per step.")] = 8,
-    schedule: Annotated[str, typer.Option(help="Of a flight: 1f1b or gpipe.")] = "1f1b",
-    ledger: LedgerPath = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -69,18 +73,12 @@ def place(
 
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
+    from windtunnel.planning.placement.compare import Comparison
+    from windtunnel.planning.placement.compare import compare as compared
     from windtunnel.planning.placement.search import place as best_plan
     from windtunnel.units import parse_duration
 
-    if fly:
-        from windtunnel.cli._place_flight import fly_placement
-
-        fly_placement(str(source), devices, microbatches, schedule, ledger, compare=compare, as_json=as_json)
-        return
-    if source.suffix == ".txt":
-        _plan_stages(source, levels, memory, as_json=as_json)
-        return
-    for path in filter(None, (split, picture)):
+    for path in filter(None, (output, picture)):
         require_free(path, force=force)
     with Progress("placing") as progress:
         problem = _problem(source, devices, cpus, memory, bandwidth, links)
@@ -93,60 +91,50 @@ def place(
             combine=combine,  # type: ignore[arg-type]
             num_pieces=pieces,
             time_limit_s=parse_duration(time_limit) / 1e9,
+            most_downsets=most_downsets,
             progress=progress,
         )
-        others = _others(problem, objective) if compare else []
+        found = Comparison(plan, [], {})
+        if compare:
+            found = compared(plan, objective=objective, combine=combine)  # type: ignore[arg-type]
         spread = _robust(problem, robust, progress) if robust else None
+    _write(found.plan, output, picture)
+    document = _document(found, objective, spread, is_compared=compare, is_explained=explain)
+    if as_json:
+        print_json(document)
+        return
+    print_plan(document, found.plan)
+    print_comparison(document)
+    print_moves(document)
+    print_spread(document)
+    for rule, reason in found.refused.items():
+        advise(f"{rule}: {reason}")
+
+
+def _document(
+    found: Comparison, objective: str, spread: dict[str, Any] | None, *, is_compared: bool, is_explained: bool
+) -> dict[str, Any]:
+    """All that is known of the answer, in raw units."""
+    plan = found.plan
+    assignment = dict(zip(plan.problem.names, plan.device.tolist(), strict=True))
     document = {"schema": _SCHEMA, "objective": objective, **_row(plan), "devices": _devices(plan)}
-    if compare:
-        document["others"] = [_row(one) for one in others]
-    if explain:
+    if is_compared:
+        document["others"] = [_row(one) for one in found.others]
+        document["refused"] = found.refused
+    if is_explained:
         document["moves"] = _moves(plan, objective)
     if spread is not None:
         document["robust"] = spread
-    _write(plan, split, picture)
-    if as_json:
-        assignment = dict(zip(problem.names, plan.device.tolist(), strict=True))
-        print_json({**document, "assignment": assignment})
-        return
-    _print_plan(document, plan)
-    _print_more(document)
-
-
-def _plan_stages(source: Path, levels: str, memory: str, *, as_json: bool) -> None:
-    """PipeDream's planner on a profile."""
-    from windtunnel.errors import InputError
-    from windtunnel.planning.pipelines.profile import read_profile
-    from windtunnel.planning.pipelines.search import Level, plan_stages
-    from windtunnel.units import format_duration, parse_rate, parse_size
-
-    topology = []
-    for entry in filter(None, levels.split(",")):
-        count, sign, rate = entry.partition("@")
-        if not sign or not count.strip().isdigit():
-            raise InputError(f"{entry!r} is no level", where="--levels", fix="4@8GB/s,4@1.25GB/s, innermost first")
-        topology.append(Level(int(count), parse_rate(rate)))
-    plan = plan_stages(read_profile(source), topology, memory_bytes=float(parse_size(memory)) if memory else None)
-    if as_json:
-        print_json({"schema": "windtunnel.stages/1", **dataclasses.asdict(plan)})
-        return
-    say(f"{format_duration(round(1e9 * plan.time_s))} per minibatch, {plan.speedup:.2f}x one machine,")
-    say(f"  {plan.speedup_over_data_parallel:.2f}x every layer on all machines")
-    say()
-    rows = [
-        [str(at), str(one.replicas), str(len(one.layers)), ", ".join(one.layers[:4])]
-        for at, one in enumerate(plan.stages)
-    ]
-    print_table(["stage", "machines", "layers", "first of them"], rows, numbers=(1, 2), gives_way=3)
+    return {**document, "assignment": assignment}
 
 
 def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str, links: str) -> Problem:
     from windtunnel.cli._files import open_graph
-    from windtunnel.errors import InputError
     from windtunnel.planning.placement.formats import is_problem, read_problem
     from windtunnel.units import parse_rate, parse_size
 
     memory_bytes = float(parse_size(memory)) if memory else None
+    _require_this_verb(source)
     if is_problem(source):
         if devices and not devices.isdigit():
             raise InputError(f"--devices {devices!r} is no number", where=str(source), fix="--devices 6 --cpus 1")
@@ -163,6 +151,23 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str,
     return problem_on(open_graph(source), devices, parse_rate(bandwidth), memory_bytes, links)
 
 
+def _require_this_verb(source: Path) -> None:
+    """Send profiles and workloads to the verbs that know them."""
+    from windtunnel import registry
+
+    if source.suffix == ".txt":
+        raise InputError(
+            "a profile of layers goes to PipeDream's planner",
+            where=str(source),
+            fix=f"windtunnel place pipedream {quoted(source)} --levels 4@8GB/s",
+        )
+    name = str(source).partition(":")[0]
+    if not source.exists() and name in registry.all("workload"):
+        raise InputError(
+            f"{name} is a workload, and no graph", fix=f"windtunnel place fly {quoted(source)} --devices 2 flies it"
+        )
+
+
 def _replicated(problem: Problem, replicas: int, bandwidth: str, sync: str) -> Problem:
     from windtunnel.planning.placement.fleet import with_replicas
     from windtunnel.units import parse_rate
@@ -170,34 +175,8 @@ def _replicated(problem: Problem, replicas: int, bandwidth: str, sync: str) -> P
     return with_replicas(problem, replicas, parse_rate(bandwidth), sync)  # type: ignore[arg-type]
 
 
-def _others(problem: Problem, objective: str) -> list[Plan]:
-    """Baselines, each judged by the objective."""
-    from windtunnel.errors import WindtunnelError
-    from windtunnel.planning.placement import baselines
-    from windtunnel.planning.placement.latency import greedy, of_plan
-    from windtunnel.planning.placement.throughput import exact, linearized
-
-    rules: list[Any] = [
-        baselines.single,
-        baselines.even,
-        baselines.min_cut,
-        baselines.local_search,
-        baselines.pipedream,
-        linearized,
-    ]
-    if objective == "latency":
-        rules = [greedy, lambda one: of_plan(exact(one), solver="max-load split")]
-    found = []
-    for rule in rules:
-        try:
-            found.append(rule(problem))
-        except WindtunnelError as error:
-            advise(f"{getattr(rule, '__name__', 'a rule')}: {error.message}")
-    return found
-
-
 def _row(plan: Plan) -> dict[str, Any]:
-    names = ("solver", "value_ns", "bound_ns", "gap", "is_optimal", "seconds", "note")
+    names = ("solver", "value_ns", "bound_ns", "gap", "is_optimal", "searched", "seconds", "note")
     return {name: getattr(plan, name) for name in names}
 
 
@@ -208,15 +187,15 @@ def _devices(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _moves(plan: Plan, objective: str) -> list[dict[str, Any]]:
-    from windtunnel.planning.placement.explain import moves
+    from windtunnel.planning.placement.explain import is_in_stages, moves
 
     if objective != "throughput" or (plan.replicas > 1).any():
         return []
-    return [dataclasses.asdict(one) for one in moves(plan) if one.is_allowed][:_SHOWN_MOVES]
+    found = moves(plan, is_contiguous=is_in_stages(plan))
+    return [dataclasses.asdict(one) for one in found if one.is_allowed][:_SHOWN_MOVES]
 
 
 def _robust(problem: Problem, interval: str, progress: Any) -> dict[str, Any]:
-    from windtunnel.errors import InputError
     from windtunnel.planning.placement.robust import robust_plan
 
     try:
@@ -238,70 +217,19 @@ def _robust(problem: Problem, interval: str, progress: Any) -> dict[str, Any]:
     }
 
 
-def _write(plan: Plan, split: Path | None, picture: Path | None) -> None:
-    import json
-
+def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:
+    from windtunnel.documents import json_text
     from windtunnel.planning.placement.formats import split_document
     from windtunnel.reports.page import write_text
     from windtunnel.reports.placement import placement_page
 
-    if split is not None:
+    if output is not None:
         document = split_document(plan.problem, plan.device, plan.kind, plan.value_ns)
-        write_text(split, json.dumps(document, indent=1) + "\n", overwrite=True)
-        advise(f"wrote {split}")
+        write_text(output, json_text(document, indent=1) + "\n", overwrite=True)
+        advise(f"wrote {output}")
     if picture is not None:
         placement_page(plan, picture, title=picture.stem, overwrite=True)
         advise(f"wrote {picture}")
 
 
-def _print_plan(document: dict[str, Any], plan: Plan) -> None:
-    from windtunnel.units import format_duration, format_ratio, format_size
-
-    value, bound = (format_duration(round(document[name])) for name in ("value_ns", "bound_ns"))
-    proof = "no contiguous plan is below it" if plan.solver == "dp" else "no plan of this kind is below it"
-    quality = proof if plan.is_optimal else f"at least {bound}: at most {format_ratio(plan.gap)} above the best"
-    say(f"{value} per sample by {plan.solver} in {plan.seconds:.2f} s; {quality}")
-    if plan.note:
-        say_wrapped(f"  {plan.note}")
-    say()
-    columns = {"load": ["load_ns"], "compute": ["compute_ns"], "sends": ["sent_ns"], "receives": ["received_ns"]}
-    if (plan.replicas > 1).any():  # all of them side by side are too wide
-        moved = columns.pop("sends") + columns.pop("receives")
-        columns |= {"transfers": moved, "agrees": ["sync_ns"]}
-    rows = []
-    for at, one in enumerate(document["devices"]):
-        name = f"{at} {one['kind']}" + (f" x {one['replicas']}" if one["replicas"] > 1 else "")
-        times = [format_duration(round(sum(one[name] for name in names))) for names in columns.values()]
-        rows.append([name, str(one["num_nodes"]), *times, format_size(round(one["memory_bytes"])), one["bound_by"]])
-    head = ["device", "nodes", *columns, "memory", "bound"]
-    print_table(head, rows, numbers=range(1, len(head) - 1), gives_way=0)
-
-
-def _print_more(document: dict[str, Any]) -> None:
-    from windtunnel.units import format_duration, format_ratio
-
-    if document.get("others"):
-        say()
-        rows = [
-            [one["solver"], format_duration(round(one["value_ns"])), f"{one['value_ns'] / document['value_ns']:.2f}x",
-             one["note"]]
-            for one in document["others"]
-        ]  # fmt: skip
-        print_table(["rule", "value", "of the plan", ""], rows, numbers=(1, 2), gives_way=3)
-    if document.get("moves"):
-        say()
-        say("cheapest moves of one node to a neighboring device:")
-        rows = [
-            [", ".join(one["nodes"][:3]), f"{one['source']} to {one['target']}",
-             f"+{format_duration(round(one['change_ns']))}"]
-            for one in document["moves"]
-        ]  # fmt: skip
-        print_table(["node", "devices", "costs"], rows, numbers=(2,), gives_way=0)
-    robust = document.get("robust")
-    if robust:
-        say()
-        say(f"best for bandwidths of {robust['best_from']:.3g} to {robust['best_to']:.3g} times the stated one;")
-        plans = f"{robust['num_plans']} plan{'s' if robust['num_plans'] > 1 else ''} compared"
-        say(f"  at worst {format_ratio(robust['regret'])} above the best, {plans}")
-        if not robust["is_stated_chosen"]:
-            say(f"  another plan loses at most {format_ratio(robust['least_regret'])} (--json has it)")
+VERBS: dict[str, Callable[..., None]] = {"split": split, "pipedream": place_pipedream.pipedream, "fly": place_fly.fly}

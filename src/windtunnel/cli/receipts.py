@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel.cli._console import advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
 
+if TYPE_CHECKING:
+    from windtunnel.flights import Receipt
+
 __all__ = ["receipts"]
+
+_PIPELINES = "pipeline"  # what windtunnel place fly keeps
 
 
 def receipts(
@@ -26,6 +31,8 @@ def receipts(
 
     book = Ledger(ledger)
     found = book.receipts(whatif or None)[::-1]
+    if whatif and not found:
+        _require_known(whatif)
     if as_json:
         print_json(
             {"schema": "windtunnel.receipts/1", "ledger": str(book.path), "receipts": [r.to_dict() for r in found]}
@@ -33,11 +40,28 @@ def receipts(
     elif not found:
         say(f"no receipts yet in {book.path}")
     else:
-        rows = [
-            (each.whatif, f"{each.predicted:.2f}x", f"{each.measured:.2f}x", f"{each.error_ratio:+.1%}", each.date[:10])
-            for each in found[:top]
-        ]
+        rows = [_cells(each) for each in found[:top]]
         print_table(("what if", "predicted", "measured", "error", "date"), rows, numbers=(1, 2, 3))
         if len(found) > top:
             say(f"and {len(found) - top:,} older; --top {len(found)} shows all")
     advise("next: windtunnel verify SCRIPT.py --whatif NAME adds one")
+
+
+def _cells(receipt: Receipt) -> tuple[str, ...]:
+    speedups = (f"{receipt.predicted:.2f}x", f"{receipt.measured:.2f}x")
+    return _asked(receipt), *speedups, f"{receipt.error_ratio:+.1%}", receipt.date[:10]
+
+
+def _asked(receipt: Receipt) -> str:
+    """The what-if with the parameters that were flown."""
+    given = ",".join(f"{key}={value}" for key, value in sorted(receipt.parameters.items()))
+    return f"{receipt.whatif}:{given}" if given else receipt.whatif
+
+
+def _require_known(whatif: str) -> None:
+    """Refuse a name that no what-if and no flight has; one that was only never flown is fine."""
+    from windtunnel import registry
+
+    for name in whatif.split("+"):
+        if name != _PIPELINES:
+            registry.get("whatif", name.partition(":")[0])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, ReadLimitSize
 
@@ -67,7 +67,7 @@ def replay(
             say(f"and {len(uses) - MAX_RESOURCES:,} less busy resources")
     if target is not None:
         advise(f"wrote {target}: open it at ui.perfetto.dev")
-    advise(f"next: windtunnel report {graph}")
+    suggest("windtunnel", "report", graph)
 
 
 def _print_measured(timeline: Timeline) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, say
+from windtunnel.cli._console import Progress, print_json, say, suggest
 from windtunnel.cli._files import derived, open_graph, require_free
 from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
@@ -66,7 +66,7 @@ def slice_graph(
         )
     else:
         say(f"{path}: {part.num_tasks:,} of {whole.num_tasks:,} tasks")
-    advise(f"next: windtunnel explain {path}")
+    suggest("windtunnel", "explain", path)
 
 
 def _phase(name: str) -> int | None:

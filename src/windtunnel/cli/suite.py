@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped
+from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, Output
 from windtunnel.errors import InputError
@@ -82,7 +82,7 @@ def run(
         print_json({"schema": "windtunnel.suite/1", "folder": str(folder), "results": _documents(done)})
     else:
         _print_run(done)
-    advise(f"next: windtunnel suite report {folder}")
+    suggest("windtunnel", "suite", "report", folder)
     if len(done.measured) < len(done.results):
         raise typer.Exit(SOME_FAILED)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, Json
 from windtunnel.errors import InputError
@@ -84,11 +84,11 @@ def _advise_next(target: str, found: ModelUse, tried: list[FlownAdvice]) -> None
 
     if is_model(found.name):
         again = f"--batch-sizes {4 * found.batch_size}" if tried else "--advise"
-        advise(f"next: windtunnel utilization {target} {again}")
+        advise(f"next: windtunnel utilization {quoted(target)} {again}")
     elif Path(target).exists():
-        advise(f"next: windtunnel whatif {target} --all")
+        suggest("windtunnel", "whatif", target, "--all")
     else:
-        advise(f"next: windtunnel verify {target} --whatif amp")
+        suggest("windtunnel", "verify", target, "--whatif", "amp")
 
 
 def _batch_sizes(text: str) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
 from windtunnel.cli._files import database_of, open_graph
 from windtunnel.cli._options import Fresh, GraphPath, Json, KinetoPath, LedgerPath, PricesChoice, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
@@ -46,7 +46,7 @@ def whatif(
     from windtunnel.whatifs import whatif as ask
 
     if bool(names) == every:
-        raise InputError("say which what-ifs to ask", fix=f"windtunnel whatif {graph} --all, or name some of them")
+        raise InputError("say which what-ifs to ask", fix=f"{_all_of(graph)}, or name some of them")
     with Progress("asking what if", heartbeat=True) as progress:
         found = ask(
             open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit),
@@ -64,10 +64,14 @@ def whatif(
         _print_answers(usable, top)
         _print_refusals([answer for answer in answers if not answer.is_applicable], in_full=why or not every)
     if not usable and not every:
-        raise NotApplicableError("none of these changes has anything to act on", fix=f"windtunnel whatif {graph} --all")
+        raise NotApplicableError("none of these changes has anything to act on", fix=_all_of(graph))
     if not usable:
         raise typer.Exit(NOT_APPLICABLE)
     _advise_next(usable, graph)
+
+
+def _all_of(graph: Path) -> str:
+    return f"windtunnel whatif {quoted(graph)} --all"
 
 
 def _print_answers(answers: list[Answer], top: int) -> None:
@@ -83,6 +87,7 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
         rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
     print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
+    _print_parameters(answers[:top])
     lost = max(answer.graph.meta.price_waited_ratio for answer in answers[:top])
     if lost:
         say(f"other programs took {lost:.0%} of the time of some measurements: these are wide, and not kept")
@@ -93,6 +98,26 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         say("speed-ups are per sample: some of these iterations train on more of them")
     if len(answers) > top:
         say(f"and {len(answers) - top:,} more with smaller gains; --top {len(answers)} shows all")
+
+
+def _print_parameters(answers: list[Answer]) -> None:
+    """What each what-if was asked with, defaults too: a speed-up on two ranks says nothing about eight."""
+    used = {name: given for answer in answers for name, given in answer.used.items() if given}
+    if not used:
+        return
+    say()
+    say("asked with (NAME:key=value asks otherwise):")
+    for name, given in used.items():
+        say_wrapped(f"  {name}: {', '.join(f'{key}={_shown(key, value)}' for key, value in given.items())}")
+
+
+def _shown(key: str, value: object) -> str:
+    """A value in the unit of its parameter."""
+    from windtunnel.units import format_duration, format_size
+
+    if isinstance(value, int) and key.endswith("_ns"):
+        return format_duration(value)
+    return format_size(value) if isinstance(value, int) and key.endswith("_bytes") else f"{value}"
 
 
 def _print_refusals(answers: list[Answer], *, in_full: bool) -> None:
@@ -112,6 +137,6 @@ def _advise_next(answers: list[Answer], path: Path) -> None:
     flown = [answer for answer in answers if all(step.name in registry.all("flight") for step in answer.request.steps)]
     target = path if answers[0].baseline.graph.meta.origin else "SCRIPT.py"
     if flown:
-        advise(f"next: windtunnel verify {target} --whatif {flown[0].request}")
+        suggest("windtunnel", "verify", target, "--whatif", flown[0].request)
     else:
         advise("next: windtunnel list flights shows what can be really run here")

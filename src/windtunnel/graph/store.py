@@ -24,6 +24,7 @@ from windtunnel.graph.history import Edit
 from windtunnel.graph.meta_file import read_meta
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSION, TASK_COLUMNS, Column
 from windtunnel.graph.table import Array, Strings, Table, frozen
+from windtunnel.outputs import cannot_write
 from windtunnel.reading import ReadLimit, read_json, shown
 
 __all__ = ["from_arrow", "load", "read_parquet", "save", "to_arrow"]
@@ -48,12 +49,17 @@ def save(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Path:
         raise InputError(f"{target} is there already", fix="choose another name, or overwrite it with --force")
     if target.exists() and not (target / "meta.json").exists():
         raise InputError(f"{target} is no stored graph and is not overwritten")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise cannot_write(target, error) from error
     try:
         _write(graph, scratch)
         scratch.chmod(0o755)
         _swap(scratch, target)
+    except OSError as error:
+        raise cannot_write(target, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target

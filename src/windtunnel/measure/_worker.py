@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be heard of
@@ -36,7 +36,7 @@ def _tie_children() -> None:
     def in_child() -> None:
         parent, heard, told = forks.pop()
         os.close(heard)
-        _die_with(parent)
+        die_with(parent)
         os.close(told)
 
     def in_parent() -> None:
@@ -50,7 +50,7 @@ def _tie_children() -> None:
 
 def main(line_fd: int, parent: int, cores: str) -> int:
     """Wait for what to do, and do it."""
-    _die_with(parent)
+    die_with(parent)
     _tie_children()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends this process
     if cores != "-" and hasattr(os, "sched_setaffinity"):

@@ -6,7 +6,9 @@ processes may write at once. Hostile operator names are only values of parameter
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -107,6 +109,10 @@ _INSERT = f"INSERT OR REPLACE INTO measurements ({', '.join(_COLUMNS)}) VALUES (
 def default_database_path() -> Path:
     """Where measurements are kept unless told otherwise: ``~/.windtunnel/profile.db``."""
     return Path.home() / ".windtunnel" / "profile.db"
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and "full" in str(error)
 
 
 class ProfileDatabase:
@@ -225,6 +231,8 @@ class ProfileDatabase:
             try:
                 yield connection
             except (sqlite3.DatabaseError, UnicodeError) as error:
+                if _is_full(error):  # the system's error, and no what-if's that happens to ask for a price
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path) from error
                 if isinstance(error, sqlite3.IntegrityError):  # what was to be written is wrong, not the file
                     raise
                 fix = "name another file, or move this one away"
@@ -238,6 +246,8 @@ class ProfileDatabase:
             _prepare(connection, self.path)
         except sqlite3.DatabaseError as error:
             connection.close()
+            if _is_full(error):
+                raise
             raise InputError(
                 f"this is no profile database: {error}", where=self.path, fix="name another file, or move this one away"
             ) from error

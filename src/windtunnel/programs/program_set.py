@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.outputs import whole
 from windtunnel.programs.model.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.programs.set_file import read_set
 from windtunnel.reading import ReadLimit, shown
@@ -180,11 +181,8 @@ class ProgramSet:
         arrays: dict[str, Any] = {name: np.asarray(getattr(self, name), kind) for name, kind in _DTYPES.items()}
         header = {"schema": SCHEMA, "devices": self.devices, "tasks": self.tasks, "meta": self.meta}
         arrays["header"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), np.uint8)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        with partial.open("wb") as file:
+        with whole(target) as scratch, scratch.open("wb") as file:
             np.savez_compressed(file, **arrays)
-        partial.replace(target)
         return target
 
     @classmethod

@@ -6,7 +6,6 @@ path, the longest tasks, what measuring cost and what stays unexplained. Not her
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from windtunnel.documents import json_text
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
@@ -178,7 +178,7 @@ class Explanation:
 
     def json(self) -> str:
         """One JSON document with raw units."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+        return json_text(self.to_dict())
 
 
 def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import string
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.flights import Receipt, model_fingerprint
 from windtunnel.graph import Graph
+from windtunnel.outputs import whole
 from windtunnel.reports import sections
 from windtunnel.reports.answers import flights, what_ifs
 from windtunnel.reports.charts import escape
@@ -132,13 +131,6 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> Path:
         raise InputError(
             f"{path} is there already", fix="choose another name with --output, or overwrite it with --force"
         )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name[:60]}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        Path(scratch).chmod(0o644)
-        Path(scratch).replace(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}", where=str(path.parent)) from error
+    with whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path

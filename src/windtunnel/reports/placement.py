@@ -49,7 +49,7 @@ def placement_sections(plan: Plan) -> list[Section]:
 
 
 def _proof(plan: Plan) -> str:
-    proof = "no plan of this kind is better" if plan.is_optimal else f"at most {format_ratio(plan.gap)} above the best"
+    proof = f"no {plan.searched} is better" if plan.is_optimal else f"at most {format_ratio(plan.gap)} above the best"
     return escape(f"By {plan.solver} in {plan.seconds:.2f} s; {proof}. {plan.note}".strip())
 
 

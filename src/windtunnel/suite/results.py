@@ -8,8 +8,6 @@ all. Not here: measuring (``suite``), comparing (``comparison``).
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from windtunnel.hardware.host import cpu_quota_cores, num_sockets
 from windtunnel.measure import fingerprint
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
+from windtunnel.outputs import whole
 from windtunnel.reading import ReadLimit, read_json, shown, unpacked
 from windtunnel.suite.stable import steady
 
@@ -189,14 +188,8 @@ def write_whole(path: Path, content: bytes) -> Path:
     InputError
         The folder cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name[:60]}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(scratch).replace(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}", where=str(path.parent)) from error
+    with whole(path) as scratch:
+        scratch.write_bytes(content)
     return path
 
 

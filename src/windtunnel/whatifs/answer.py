@@ -6,7 +6,6 @@ prices are read from the replay after, when they are asked for. Intervals are at
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from windtunnel.documents import json_text
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.simulate import Timeline, replay
 from windtunnel.units import format_duration, format_size
@@ -110,6 +110,11 @@ class Answer:
         if len(self.parameters) == 1:
             return dict(next(iter(self.parameters.values())))
         return {f"{name}.{key}": value for name, given in self.parameters.items() for key, value in given.items()}
+
+    @property
+    def used(self) -> Mapping[str, Mapping[str, Any]]:
+        """All parameters by what-if, those that were given and the defaults of the others; unset ones are left out."""
+        return {step.name: step.used for step in self.request.steps}
 
     @property
     def is_applicable(self) -> bool:
@@ -239,6 +244,7 @@ class Answer:
             "whatif": str(self.request),
             "name": self.name,
             "parameters": {name: dict(given) for name, given in self.parameters.items()},
+            "used": {name: dict(used) for name, used in self.used.items()},
             "is_applicable": applies,
             "reason": self.reason,
             "advice": self.advice,
@@ -257,7 +263,7 @@ class Answer:
 
     def json(self) -> str:
         """One JSON document with raw units."""
-        return json.dumps(self.to_dict(), allow_nan=False, default=str)
+        return json_text(self.to_dict())
 
     def table(self) -> pa.Table:
         """One row, the columns as in :meth:`json`."""
@@ -269,7 +275,7 @@ def table_of(answers: list[Answer]) -> pa.Table:
     rows = []
     for answer in answers:
         row = answer.to_dict()
-        nested = {key: json.dumps(row.pop(key), default=str) for key in ("parameters", "cost_shares", "interval")}
+        nested = {key: json_text(row.pop(key)) for key in ("parameters", "used", "cost_shares", "interval")}
         rows.append({**row, **nested})
     return pa.Table.from_pylist(rows)
 

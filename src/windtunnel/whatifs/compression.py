@@ -28,13 +28,19 @@ __all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]
 Ints = NDArray[np.int64]
 
 
-@registry.whatif("fp16-gradients", source="PyTorch DDP communication hooks, fp16_compress_hook")
+@registry.whatif(
+    "fp16-gradients", source="PyTorch DDP communication hooks, fp16_compress_hook", decides="what gradients are sent as"
+)
 def fp16_gradients(graph: Graph, bandwidth_bytes_per_s: float | None = None) -> Graph:
     """Send gradients in half precision: half the bytes, one cast on each side."""
     return _compressed(graph, 0.5, 1.5, 1.5, 0.5, bandwidth_bytes_per_s)
 
 
-@registry.whatif("top-k", source="Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017")
+@registry.whatif(
+    "top-k",
+    source="Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017",
+    decides="what gradients are sent as",
+)
 def top_k(graph: Graph, density_ratio: float = 0.01, bandwidth_bytes_per_s: float | None = None) -> Graph:
     """Send the largest gradients with their indices; the rest waits in a residual of full size.
 
@@ -43,7 +49,11 @@ def top_k(graph: Graph, density_ratio: float = 0.01, bandwidth_bytes_per_s: floa
     return _compressed(graph, 2 * density_ratio, 4.0, 1.0, 1.0, bandwidth_bytes_per_s)
 
 
-@registry.whatif("dgc", source="Lin et al., Deep gradient compression, ICLR 2018; Daydream, ATC 2020")
+@registry.whatif(
+    "dgc",
+    source="Lin et al., Deep gradient compression, ICLR 2018; Daydream, ATC 2020",
+    decides="what gradients are sent as",
+)
 def dgc(
     graph: Graph,
     density_ratio: float = 0.001,
@@ -59,7 +69,7 @@ def dgc(
     return _compressed(graph, sent, 7.0, 1.0, 2.0, bandwidth_bytes_per_s)
 
 
-@registry.whatif("powersgd", source="Vogels et al., PowerSGD, NeurIPS 2019")
+@registry.whatif("powersgd", source="Vogels et al., PowerSGD, NeurIPS 2019", decides="what gradients are sent as")
 def powersgd(
     graph: Graph,
     rank: int = 2,

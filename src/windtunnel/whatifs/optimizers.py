@@ -24,7 +24,7 @@ _RUN = "fused-optimizer.run"
 __all__ = ["foreach_optimizer", "fused_optimizer"]
 
 
-@registry.whatif("fused-optimizer", source="Daydream, ATC 2020, FusedAdam")
+@registry.whatif("fused-optimizer", source="Daydream, ATC 2020, FusedAdam", decides="optimizer kernels")
 def fused_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with one fused operator.
 
@@ -41,7 +41,9 @@ def fused_optimizer(graph: Graph) -> Unpriced:
     return _implemented(graph, {"fused": True, "foreach": False})
 
 
-@registry.whatif("foreach-optimizer", source="PyTorch multi-tensor optimizers; Daydream, ATC 2020")
+@registry.whatif(
+    "foreach-optimizer", source="PyTorch multi-tensor optimizers; Daydream, ATC 2020", decides="optimizer kernels"
+)
 def foreach_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with a few operators on lists of tensors.
 

@@ -7,18 +7,18 @@ parameters. Not here: doing them (``edit``), asking many (``ask``).
 from __future__ import annotations
 
 import difflib
-import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.units import parse_duration, parse_ratio, parse_size
+from windtunnel.whatifs._values import checked, written
 
 __all__ = ["Request", "Step", "parse_request", "parse_requests", "parse_step"]
 
-_YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
+_JOIN = re.compile(r"(?<![0-9][eE])\+")  # not the sign of an exponent, as in 1e+3
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,15 @@ class Step:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def used(self) -> Mapping[str, Any]:
+        """Its parameters with the defaults of those that were not given; what is unset by default is left out."""
+        known = registry.get("whatif", self.name).parameters
+        defaults = {key: one.default for key, one in known.items() if one.default not in (None, "", one.empty)}
+        return {**defaults, **self.parameters}
+
     def __str__(self) -> str:
-        given = ",".join(f"{key}={_written(value)}" for key, value in self.parameters.items())
+        given = ",".join(f"{key}={written(value)}" for key, value in self.parameters.items())
         return f"{self.name}:{given}" if given else self.name
 
 
@@ -41,10 +48,6 @@ class Request:
 
     def __str__(self) -> str:
         return "+".join(str(step) for step in self.steps)
-
-
-def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def parse_requests(texts: str | Iterable[str | Request]) -> list[Request]:
@@ -80,9 +83,22 @@ def parse_request(text: str) -> Request:
     Raises
     ------
     InputError
-        A name or a parameter is not known, or a value does not fit.
+        A name or a parameter is not known, a value does not fit, or two steps decide the same thing.
     """
-    return Request(tuple(parse_step(part.strip()) for part in text.split("+")))
+    steps = tuple(parse_step(part.strip()) for part in _JOIN.split(text))
+    decided: dict[str, str] = {}
+    for step in steps:
+        thing = registry.get("whatif", step.name).decides
+        if thing in decided:
+            raise InputError(_twice(decided[thing], step.name), where=text, fix="ask them apart, with a comma")
+        decided[thing] = step.name
+    return Request(steps)
+
+
+def _twice(first: str, second: str) -> str:
+    if first == second:
+        return f"{first} is asked twice: what is done already cannot be done again"
+    return f"{first} and {second} exclude each other: both decide the same thing"
 
 
 def parse_step(text: str, kind: str = "whatif") -> Step:
@@ -114,42 +130,4 @@ def _value(plugin: registry.Plugin, key: str, text: str) -> Any:
         near = difflib.get_close_matches(key, plugin.parameters, n=3, cutoff=0.3) or sorted(plugin.parameters)[:3]
         fix = f"did you mean {', '.join(near)}?" if near else "it has no parameters"
         raise InputError(f"{plugin.name} has no parameter {key!r}", fix=fix)
-    try:
-        return _converted(key, plugin.parameters[key], text)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"{key} cannot be {text!r}", where=plugin.name, fix=f"{error}") from error
-
-
-def _converted(key: str, parameter: inspect.Parameter, text: str) -> Any:
-    """Read a value as its parameter's unit, by name, or its type, by annotation, says."""
-    kinds = {kind.strip() for kind in str(parameter.annotation).split("|")}
-    if "None" in kinds and text.lower() == "none":
-        return None
-    if not _is_number(text):
-        if key.endswith("_ns"):
-            return parse_duration(text)
-        if key.endswith(("_bytes", "_bytes_per_s")):
-            return parse_size(text.removesuffix("/s"))
-        if key.endswith("_ratio"):
-            return parse_ratio(text)
-    if "bool" in kinds:
-        return _yes_or_no(text)
-    if "int" in kinds:
-        return int(float(text)) if float(text).is_integer() else float(text)
-    return float(text) if "float" in kinds else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _yes_or_no(text: str) -> bool:
-    if text.lower() in (*_YES, *_NO):
-        return text.lower() in _YES
-    raise ValueError("write yes or no")
+    return checked(key, plugin.parameters[key], text, plugin.name)

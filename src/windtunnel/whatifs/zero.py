@@ -21,7 +21,7 @@ __all__ = ["zero_1", "zero_2"]
 _SOURCE = "Rajbhandari et al., ZeRO, SC 2020"
 
 
-@registry.whatif("zero-1", source=_SOURCE)
+@registry.whatif("zero-1", source=_SOURCE, decides="what is sharded")
 def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0) -> Graph:
     """Each worker keeps and updates its share of the optimizer state; parameters are gathered afterwards.
 
@@ -41,7 +41,7 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     return _sharded(graph, num_ranks, state_ratio, shards_gradients=False)
 
 
-@registry.whatif("zero-2", source=_SOURCE)
+@registry.whatif("zero-2", source=_SOURCE, decides="what is sharded")
 def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0) -> Graph:
     """Shard the gradients, too: they are reduce-scattered, which is half of an all-reduce.
 

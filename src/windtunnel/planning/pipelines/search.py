@@ -2,8 +2,8 @@
 
 In: a profile of layers, or any graph of them, and the levels of a topology. Out: ``StagePlan``: which layers form a
 stage, on how many machines, and the time per stage. The planner's states are the downsets of the layer graph, so that
-joins cost what they cost here and not a search of hours. Not here: reading profiles
-(``profile``), running a pipeline.
+joins cost what they cost here and not a search of hours; where these are too many, the prefixes of some orders, with a
+bound that no plan is below. Not here: reading profiles (``profile``), running a pipeline.
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1 and its released planner, whose ties are kept.
 """
@@ -14,35 +14,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 
-from windtunnel.errors import GraphError, InfeasibleError, InputError
-from windtunnel.planning import _downset_kernels as kernels
-from windtunnel.planning.downsets import CAP, Lattice, downsets
+from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.planning.downsets import CAP, Lattice, TooManyDownsets, chain, downsets
+from windtunnel.planning.orders import breadth_first, depth_first
+from windtunnel.planning.pipelines._tables import Level, LevelTable, States, table_bytes
 from windtunnel.planning.pipelines.profile import Profile
 
-__all__ = ["Level", "PipeStage", "StagePlan", "plan_stages", "stages_time_s"]
+__all__ = ["Level", "PipeStage", "StagePlan", "least_time_s", "plan_stages", "stages_time_s"]
 
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Level:
-    """Machines that are joined by equal links.
-
-    Parameters
-    ----------
-    num_machines : int
-    bandwidth_bytes_per_s : float
-    """
-
-    num_machines: int
-    bandwidth_bytes_per_s: float
+_ORDERS = {"depth-first": depth_first, "breadth-first": breadth_first}
+_MOST_TABLE_BYTES = 12 * 2**30
+_SLACK = 1e-9
 
 
 @dataclass(frozen=True)
@@ -78,6 +64,10 @@ class StagePlan:
         On one machine; on all of them with every layer on each.
     inner : tuple of StagePlan
         Of each stage, how the machines inside of one of its machines share it; empty at the innermost level.
+    bound_s : float
+        No plan is below it; of the outermost plan only.
+    note : str
+        What is worth knowing about the answer, such as that only some orders of the layers were searched.
     """
 
     stages: tuple[PipeStage, ...]
@@ -85,6 +75,18 @@ class StagePlan:
     single_s: float
     data_parallel_s: float
     inner: tuple[StagePlan, ...] = ()
+    bound_s: float = 0.0
+    note: str = ""
+
+    @property
+    def gap(self) -> float:
+        """How far the time may lie above that of the best plan, as a share of it."""
+        return max(0.0, 1.0 - self.bound_s / self.time_s) if self.time_s > 0 else 0.0
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether it is proven that the planner has no better one."""
+        return self.gap <= _SLACK
 
     @property
     def speedup(self) -> float:
@@ -123,7 +125,8 @@ def plan_stages(
     memory_bytes : float, optional
         Of a machine: first and last stages must fit with all the versions that they keep.
     cap : int
-        At most so many states.
+        At most so many states. Where there are more, or their tables would not fit, only the prefixes of a depth-first
+        and of a breadth-first order of the layers are states; the note says so and the bound holds for all.
 
     Raises
     ------
@@ -133,18 +136,76 @@ def plan_stages(
         The layers have a cycle.
     InfeasibleError
         No plan fits into memory.
-    TooManyDownsets
-        There are more states than the cap.
     """
     if not levels or any(one.num_machines < 1 or one.bandwidth_bytes_per_s <= 0 for one in levels):
         raise InputError("every level needs machines and a bandwidth", where="levels", fix="(4, 1e9), innermost first")
-    lattice = downsets(profile.num_layers, profile.src, profile.dst, cap=cap)
-    states = _States.of(profile, lattice)
+    lattices, note = _lattices(profile, levels, cap)
+    plans: dict[str, StagePlan] = {}
+    failure = InfeasibleError("no plan fits")
+    for name, lattice in lattices.items():
+        try:
+            plans[name] = _planned(
+                profile, lattice, levels, is_straight=is_straight, may_idle=may_idle, compression=compression,
+                memory_bytes=memory_bytes,
+            )  # fmt: skip
+        except InfeasibleError as error:
+            failure = error
+    if not plans:
+        raise failure
+    name, best = min(plans.items(), key=lambda item: item[1].time_s)
+    if not note:
+        return replace(best, bound_s=best.time_s)
+    bound_s = min(best.time_s, least_time_s(profile, levels, is_straight=is_straight))
+    return replace(best, bound_s=bound_s, note=f"{note}: searched along a {name} order of the layers")
+
+
+def _lattices(profile: Profile, levels: Sequence[Level], cap: int) -> tuple[dict[str, Lattice], str]:
+    """All states, or those of some orders and why."""
+    try:
+        lattice = downsets(profile.num_layers, profile.src, profile.dst, cap=cap)
+    except TooManyDownsets as error:
+        note = error.message
+    else:
+        if table_bytes(lattice.num_downsets, [one.num_machines for one in levels]) <= _MOST_TABLE_BYTES:
+            return {"": lattice}, ""
+        note = f"the tables of {lattice.num_downsets:,} downsets would not fit"
+    chains = {name: chain(order(profile.num_layers, profile.src, profile.dst)) for name, order in _ORDERS.items()}
+    return chains, note
+
+
+def least_time_s(profile: Profile, levels: Sequence[Level], *, is_straight: bool = False) -> float:
+    """What no plan is below: all work shared out evenly, and the longest layer on as many machines as suit it best.
+
+    Transfers count nothing here, nor does memory.
+    """
+    layer_s = profile.forward_s + profile.backward_s
+    inside = math.prod(one.num_machines for one in levels[:-1])
+    last = levels[-1]
+    shared_s = float(layer_s.sum()) / (inside * last.num_machines)
+    replicas_R = np.arange(1.0, (1 if is_straight else last.num_machines) + 1)
+    # a first stage synchronizes over the machines inside as well, as released: the lesser cost is the bound's
+    sync_NR = 4.0 * (replicas_R - 1) * profile.parameter_bytes[:, None] / (last.bandwidth_bytes_per_s * replicas_R)
+    alone_NR = (layer_s[:, None] + sync_NR) / inside / replicas_R
+    return max(shared_s, float(alone_NR.min(axis=1).max(initial=0.0)))
+
+
+def _planned(
+    profile: Profile,
+    lattice: Lattice,
+    levels: Sequence[Level],
+    *,
+    is_straight: bool,
+    may_idle: bool,
+    compression: float | None,
+    memory_bytes: float | None,
+) -> StagePlan:
+    """The best plan whose stages are differences of a lattice's states."""
+    states = States.of(profile, lattice)
     time_II, num_inside = states.time_II, 1
-    tables: list[_LevelTable] = []
+    tables: list[LevelTable] = []
     for depth, level in enumerate(levels):
         is_last = depth == len(levels) - 1
-        table = _LevelTable.of(
+        table = LevelTable.of(
             states, time_II, level, num_inside, every_start=not is_last, is_straight=is_straight,
             compression=compression, memory_bytes=memory_bytes,
         )  # fmt: skip
@@ -173,10 +234,10 @@ def stages_time_s(
         As in ``plan_stages``, whose errors this raises, too.
     """
     lattice = downsets(profile.num_layers, profile.src, profile.dst, cap=cap)
-    states = _States.of(profile, lattice)
+    states = States.of(profile, lattice)
     time_II, inside = states.time_II, 1
     for level in levels[:-1]:
-        table = _LevelTable.of(states, time_II, level, inside, every_start=True, is_straight=is_straight,
+        table = LevelTable.of(states, time_II, level, inside, every_start=True, is_straight=is_straight,
                                compression=compression, memory_bytes=None)  # fmt: skip
         time_II, inside = table.best_IIM[:, :, level.num_machines], level.num_machines
     bandwidth, worst = levels[-1].bandwidth_bytes_per_s, 0.0
@@ -190,155 +251,8 @@ def stages_time_s(
     return worst
 
 
-@dataclass(frozen=True, eq=False)
-class _States:
-    """Downsets with what lies between any two that are nested.
-
-    Parameters
-    ----------
-    inside_II : bool [I, I]
-        Whether the first is a proper part of the second.
-    time_II, weights_II, activations_II : float64 [I, I]
-        Of the difference.
-    out_I : float64 [I]
-        Bytes that later layers read from a downset, or that it ends with.
-    """
-
-    lattice: Lattice
-    inside_II: NDArray[np.bool_]
-    time_II: Floats
-    weights_II: Floats
-    activations_II: Floats
-    out_I: Floats
-
-    @classmethod
-    def of(cls, profile: Profile, lattice: Lattice) -> _States:
-        num = lattice.num_downsets
-        if num * num > 4e8:
-            raise GraphError(f"{num:,} states are too many for a table of pairs", fix="fewer branches, or a lower cap")
-        totals = lattice.sums(
-            np.stack([profile.forward_s + profile.backward_s, profile.parameter_bytes, profile.activation_bytes], 1)
-        )
-        between = totals[None] - totals[:, None]
-        members = np.stack([lattice.members(one) for one in range(num)])
-        out = _outputs(profile, members)
-        inside = kernels.nesting(lattice.words_IW, lattice.parent_I, lattice.added_I)
-        return cls(lattice, inside, between[:, :, 0], between[:, :, 1], between[:, :, 2], out)
-
-
-def _outputs(profile: Profile, members_IN: NDArray[np.bool_]) -> Floats:
-    """Bytes that leave each state as the released planner counts them [I].
-
-    Its last layers, and whatever lies before one of them and is read by a layer that does not: also by one that lies
-    before another of the last layers, which is inside as well.
-    """
-    num = profile.num_layers
-    reads = np.zeros((num, num), bool)
-    reads[profile.src, profile.dst] = True
-    before = reads.copy()  # before[a, b]: a comes before b
-    for node in range(num):
-        before[before[:, node]] |= before[node]
-    inside = before | np.eye(num, dtype=bool)
-    needed = reads.astype(np.float32) @ (~inside).astype(np.float32) > 0  # a has a reader that is not before b, nor b
-    beside = before & needed
-    is_last = members_IN & (members_IN.astype(np.float32) @ reads.T.astype(np.float32) == 0)
-    extra = is_last.astype(np.float32) @ beside.T.astype(np.float32) > 0
-    found: Floats = ((is_last | extra) * profile.activation_bytes).sum(axis=1)
-    return found
-
-
-@dataclass(frozen=True, eq=False)
-class _LevelTable:
-    """Best time per stage from one state to another with so many machines, and the last stage of it.
-
-    Parameters
-    ----------
-    best_IIM : float64 [starts, I, M + 1]
-    split_IIM, replicas_IIM : int32
-        State before the last stage, -1 where there is one stage only; machines of the last stage.
-    """
-
-    best_IIM: Floats
-    split_IIM: NDArray[np.int32]
-    replicas_IIM: NDArray[np.int32]
-
-    @classmethod
-    def of(
-        cls,
-        states: _States,
-        time_II: Floats,
-        level: Level,
-        num_inside: int,
-        *,
-        every_start: bool,
-        is_straight: bool,
-        compression: float | None,
-        memory_bytes: float | None,
-    ) -> _LevelTable:
-        starts = states.lattice.num_downsets if every_start else 1
-        return cls(
-            *_fill(
-                starts,
-                states.inside_II,
-                np.ascontiguousarray(time_II),
-                states.weights_II,
-                states.activations_II,
-                states.out_I,
-                level.num_machines,
-                level.bandwidth_bytes_per_s,
-                num_inside,
-                is_straight,
-                math.inf if compression is None else compression,
-                math.inf if memory_bytes is None else memory_bytes,
-            )
-        )
-
-
-@numba.njit(cache=True)
-def _fill(starts: int, inside_II: Any, time_II: Any, weights_II: Any, activations_II: Any, out_I: Any,
-          num_machines: int, bandwidth: float, num_inside: int, is_straight: bool, compression: float,
-          memory: float) -> Any:  # fmt: skip
-    num = inside_II.shape[0]
-    best = np.full((starts, num, num_machines + 1), np.inf)
-    split = np.full((starts, num, num_machines + 1), -1, np.int32)
-    replicas = np.zeros((starts, num, num_machines + 1), np.int32)
-    for i in range(starts):
-        for j in range(i + 1, num):
-            if not inside_II[i, j]:
-                continue
-            for r in range(1, num_machines + 1):
-                if is_straight and r > 1:
-                    break
-                held = math.ceil((num_machines - r) / r) * (activations_II[i, j] + weights_II[i, j])
-                if memory < np.inf and held > memory:
-                    continue
-                sync = 4.0 * (r - 1) * weights_II[i, j] / (bandwidth * r * num_inside)
-                best[i, j, r] = (time_II[i, j] + sync) / r
-                replicas[i, j, r] = r
-        for j in range(i + 1, num):
-            if not inside_II[i, j]:
-                continue
-            for used in range(2, num_machines + 1):
-                for k in range(i + 1, j):
-                    if not (inside_II[i, k] and inside_II[k, j]):
-                        continue
-                    for r in range(1, 2 if is_straight else used):
-                        held = math.ceil((num_machines - used) / r) * (activations_II[k, j] + weights_II[k, j])
-                        if memory < np.inf and held > memory:
-                            continue
-                        last = (time_II[k, j] + 4.0 * (r - 1) * weights_II[k, j] / (bandwidth * r)) / r
-                        value = max(best[i, k, used - r], last)
-                        if compression < np.inf:
-                            value = max(value, 2.0 * out_I[k] / (bandwidth * r) / compression)
-                            if j < num - 1:
-                                value = max(value, 2.0 * out_I[j] / (bandwidth * r) / compression)
-                        if value < best[i, j, used]:
-                            best[i, j, used], split[i, j, used], replicas[i, j, used] = value, k, r
-    return best, split, replicas
-
-
 def _plan(
-    states: _States, profile: Profile, tables: Sequence[_LevelTable], levels: Sequence[Level], *, may_idle: bool
+    states: States, profile: Profile, tables: Sequence[LevelTable], levels: Sequence[Level], *, may_idle: bool
 ) -> StagePlan:
     last = states.lattice.num_downsets - 1
     single_s = float(states.time_II[0, last])
@@ -351,9 +265,9 @@ def _plan(
 
 
 def _staged(
-    states: _States,
+    states: States,
     profile: Profile,
-    tables: Sequence[_LevelTable],
+    tables: Sequence[LevelTable],
     levels: Sequence[Level],
     first: int,
     last: int,

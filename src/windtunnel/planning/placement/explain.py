@@ -15,7 +15,7 @@ from windtunnel.extras import require
 from windtunnel.planning.placement.contraction import Contraction, contract
 from windtunnel.planning.placement.throughput import Plan, sync_ns
 
-__all__ = ["DeviceRow", "Move", "device_rows", "moves"]
+__all__ = ["DeviceRow", "Move", "device_rows", "is_in_stages", "moves"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,14 @@ def moves(plan: Plan, *, is_contiguous: bool = True) -> list[Move]:
                 found.append(Move(names, own, target, value, value - now_ns, loads.is_allowed))
             device_S[node] = own
     return sorted(found, key=lambda one: (not one.is_allowed, one.change_ns))
+
+
+def is_in_stages(plan: Plan) -> bool:
+    """Whether its devices can run one after another: forward nodes, each with what cannot be parted from it."""
+    contraction = contract(plan.problem, shrink=False)
+    device_S = np.zeros(contraction.num_nodes, np.int64)
+    device_S[contraction.super_N] = plan.device
+    return _has_order(contraction, device_S)
 
 
 def _near(contraction: Contraction, device_S: np.ndarray, node: int) -> set[int]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.planning.downsets import CAP
 from windtunnel.planning.minmax import Combine
 from windtunnel.planning.placement.latency import descend, greedy, of_plan, on_cpus, require_inference
 from windtunnel.planning.placement.latency_ilp import integer_latency
@@ -41,6 +42,7 @@ def place(
     num_pieces: int = 1,
     gap: float = 0.01,
     time_limit_s: float = 120.0,
+    most_downsets: int = CAP,
     progress: Progress | None = None,
 ) -> Plan:
     """Place every node.
@@ -60,6 +62,8 @@ def place(
         Of latency: contiguous pieces per accelerator.
     gap, time_limit_s : float
         Of integer programmes.
+    most_downsets : int
+        Of the programme over downsets: at most so many are listed.
     progress : callable, optional
         Called with (what, done, total).
 
@@ -87,7 +91,7 @@ def place(
         )  # fmt: skip
     if solver == "dpl":
         return linearized(problem, combine=combine)
-    plan = exact(problem, combine=combine, progress=progress)
+    plan = exact(problem, combine=combine, cap=most_downsets, progress=progress)
     is_final = combine != "sum" or _has_replicas(problem) or plan.note.startswith("interrupted")
     if solver == "dp" or plan.is_optimal or is_final:
         return plan

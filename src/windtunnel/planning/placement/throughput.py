@@ -12,6 +12,7 @@ Source: Tarnawski et al., NeurIPS 2020.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -95,6 +96,16 @@ class Plan:
     def is_optimal(self) -> bool:
         """Whether it is proven that no plan of this kind is better."""
         return self.gap <= _SLACK
+
+    @property
+    def searched(self) -> str:
+        """The kind of plans that the bound is about: no such one is below it."""
+        if self.solver.startswith("dp") and not self.solver.startswith("dpl"):
+            return "plan whose stages follow one another"
+        if self.solver == "ilp, contiguous":
+            return "plan whose stages of one type follow one another"
+        count = re.search(r"(\d+) pieces?", self.solver)
+        return f"split with {count[0]} per accelerator" if count else "assignment"
 
     @property
     def loads(self) -> Loads:

@@ -7,13 +7,13 @@ what is known from them. Not here: what is measured, when a set is complete (``g
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.outputs import whole
 from windtunnel.programs.program_set import ProgramSet
 from windtunnel.programs.run import pages
 from windtunnel.programs.run.measure import Canary
@@ -47,9 +47,8 @@ def open_parts(plan: dict[str, Any], output: Path, *, resume: bool) -> Path:
             )
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    partial = note.with_name(f".{_PLAN}.{os.getpid()}")
-    partial.write_text(json.dumps(plan), encoding="utf-8")
-    partial.replace(note)
+    with whole(note) as scratch:
+        scratch.write_text(json.dumps(plan), encoding="utf-8")
     return folder
 
 

@@ -24,6 +24,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import ExecutionTraceObserver
 
 from windtunnel.errors import TraceError
+from windtunnel.sources.torch._labels import escaped, plain
 
 __all__ = ["ITERATION", "Events", "LightProfiler", "RichProfiler", "annotate", "quiet_native_log"]
 
@@ -68,7 +69,8 @@ class Events:
 
 def annotate(name: str, inputs: list[Any] | None = None) -> Any:
     """A context manager that puts ``name`` into the profile."""
-    return _RecordFunctionFast(name, inputs) if inputs is not None else _RecordFunctionFast(name)
+    label = escaped(name)
+    return _RecordFunctionFast(label, inputs) if inputs is not None else _RecordFunctionFast(label)
 
 
 class LightProfiler:
@@ -171,6 +173,7 @@ def _execution_nodes(path: Path) -> dict[int, dict[str, Any]]:
     nodes = {}
     for node in document["nodes"]:
         attributes = {item["name"]: item["value"] for item in node.pop("attrs")}
+        node["name"] = plain(node["name"])
         node["schema"] = attributes.get("op_schema", "")
         nodes[int(attributes.get("rf_id", 0))] = node
     return nodes
@@ -187,7 +190,7 @@ def _columns(raw: list[Any], exported: list[dict[str, Any]], nodes: dict[int, di
     order = sorted(range(len(calls)), key=lambda row: (calls[row].start_ns(), -calls[row].end_ns(), row))
     has_ids = len(exported_calls) == len(calls)
     return Events(
-        names=[calls[row].name() for row in order],
+        names=[plain(calls[row].name()) for row in order],
         start_ns=_int64(calls[row].start_ns() for row in order),
         end_ns=_int64(calls[row].end_ns() for row in order),
         thread=_int64(calls[row].start_thread_id() for row in order),

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +28,7 @@ __all__ = [
     "EndOfScript",
     "Ended",
     "IncompleteCaptureError",
+    "LeftProcess",
     "Pilot",
     "RecorderPilot",
     "capture_script",
@@ -35,8 +38,15 @@ __all__ = [
 ]
 
 
+_BAD_USAGE = 2  # what argparse and click end with
+
+
 class EndOfScript(BaseException):
     """Raised inside of a script to end it; not an ``Exception``, so that its own handlers let it pass."""
+
+
+class LeftProcess(SystemExit):
+    """The script called ``os._exit``, which would have ended this process without a word."""
 
 
 class Pilot(Protocol):
@@ -100,9 +110,7 @@ def capture_script(
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
     ended = run_until_enough(script, argv, RecorderPilot(recorder))
-    graph = _result(recorder, ended)
-    # a flight of this graph starts the same program again
-    return graph.with_meta(origin={"script": str(script.resolve()), "argv": list(argv)})
+    return _result(recorder, ended)
 
 
 @dataclass(frozen=True)
@@ -116,11 +124,14 @@ class Ended:
         What it showed of itself until then.
     failure : BaseException or None
         What came out of it.
+    argv : sequence of str
+        Its arguments.
     """
 
     script: Path
     hooks: StepHooks
     failure: BaseException | None
+    argv: Sequence[str] = ()
 
     def reason(self, option: str) -> tuple[str, str]:
         """Why that was too early, and what to do; ``option`` says how many iterations are measured."""
@@ -130,9 +141,9 @@ class Ended:
         if isinstance(failure, KeyboardInterrupt):
             return f"interrupted {seen}", f"run it again, or ask for fewer {option}"
         if isinstance(failure, SystemExit):
-            return f"{name} called sys.exit({failure.code!r}) {seen}", longer
+            return self._exited(failure, seen, longer)
         if failure is not None:
-            return f"{name} raised {type(failure).__name__} {seen}: {failure}", "make it run by itself first"
+            return f"{name} raised {type(failure).__name__} {seen}: {failure}", self._by_itself()
         if self.hooks.num_steps == 0:
             return self._without_steps()
         if not finder.is_locked:
@@ -141,6 +152,22 @@ class Ended:
                 "let it train longer: at least three iterations come before the warm-up",
             )
         return f"{name} ended {seen}, too early", longer
+
+    def _exited(self, failure: SystemExit, seen: str, longer: str) -> tuple[str, str]:
+        """It ended itself: over its arguments, before it trained, or while it trained."""
+        call = "os._exit" if isinstance(failure, LeftProcess) else "sys.exit"
+        said = f"{self.script.name} called {call}({failure.code!r}) {seen}"
+        if self.hooks.num_steps or failure.code in (None, 0):
+            return said, longer
+        if failure.code == _BAD_USAGE and call == "sys.exit":
+            return (
+                f"{self.script.name} refused its arguments ({' '.join(self.argv) or 'none'}) and ended",
+                "its own words stand above; its options come behind it: SCRIPT.py --epochs 3",
+            )
+        return said, self._by_itself()
+
+    def _by_itself(self) -> str:
+        return f"make it run by itself first: {shlex.join(['python', str(self.script), *self.argv])}"
 
     def _without_steps(self) -> tuple[str, str]:
         if self.hooks.num_foreign_steps:
@@ -194,10 +221,12 @@ def run_until_enough(
     WindtunnelError
         An instrument's own.
     """
+    from windtunnel.sources.torch._labels import escaped_labels
+
     hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
     failure: BaseException | None = None
     try:
-        with surroundings or nullcontext(), hooks:
+        with surroundings or nullcontext(), escaped_labels(keeps_all=False), hooks:
             run_as_main(script, argv)
     except EndOfScript:
         pass
@@ -207,7 +236,7 @@ def run_until_enough(
         failure = error
     finally:
         pilot.close()
-    return Ended(script, hooks, failure)
+    return Ended(script, hooks, failure, argv)
 
 
 @contextmanager
@@ -223,6 +252,23 @@ def _as_main_program(script: Path, argv: Sequence[str]) -> Iterator[None]:
             sys.modules["__main__"] = kept[2]
 
 
+@contextmanager
+def _told_of_exit(home: int) -> Iterator[None]:
+    """``os._exit`` of the main thread of this process unwinds the script; anywhere else it does what it always did."""
+    leave = os._exit
+
+    def leaving(status: int) -> NoReturn:
+        if os.getpid() == home and threading.current_thread() is threading.main_thread():
+            raise LeftProcess(status)
+        leave(status)
+
+    os._exit = leaving
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
     """Run ``script`` in this process as ``python script args...`` does, and put everything back after it.
 
@@ -230,7 +276,7 @@ def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
     """
     home = os.getpid()
     try:
-        with _as_main_program(script, argv):
+        with _as_main_program(script, argv), _told_of_exit(home):
             runpy.run_path(str(script), run_name="__main__")
     except BaseException as error:
         if os.getpid() != home:
@@ -297,9 +343,11 @@ def _result(recorder: Any, ended: Ended) -> Graph:
     from windtunnel.sources.torch._build import build_graph
 
     recording = recorder.recording
+    # a flight of this graph starts the same program again
+    origin = {"script": str(ended.script.resolve()), "argv": list(ended.argv)}
     if recording.is_complete:
-        return build_graph(recording)
-    graph = build_graph(recording) if recording.rich is not None else None
+        return build_graph(recording).with_meta(origin=origin)
+    graph = build_graph(recording).with_meta(origin=origin) if recording.rich is not None else None
     message, fix = ended.reason("--iterations")
     kept = "nothing was captured" if graph is None else f"{recorder.num_measured} measured iterations are kept"
     raise IncompleteCaptureError(f"{message}; {kept}", where=ended.place(), fix=fix, graph=graph) from ended.failure

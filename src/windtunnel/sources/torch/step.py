@@ -65,6 +65,7 @@ def capture(
             fix="pass a function that does one training iteration",
         )
     from windtunnel.sources.torch._build import build_graph
+    from windtunnel.sources.torch._labels import escaped_labels
     from windtunnel.sources.torch._recorder import Recorder
     from windtunnel.sources.torch.annotate import Discovery
 
@@ -72,9 +73,10 @@ def capture(
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), discovery=discovery, progress=progress)
     recorder.begin()
     try:
-        while not recorder.is_complete:
-            step()
-            recorder.boundary()
+        with escaped_labels():
+            while not recorder.is_complete:
+                step()
+                recorder.boundary()
     finally:
         recorder.close()
     graph = build_graph(recorder.recording)

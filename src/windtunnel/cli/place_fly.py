@@ -1,27 +1,38 @@
-"""``windtunnel place WORKLOAD --fly``: the plan as a pipeline that really trains (room cli, private)."""
+"""``windtunnel place fly``: a plan as a pipeline that really trains (room cli)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.errors import InputError
+from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli._stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
     from windtunnel.planning.placement.throughput import Plan
     from windtunnel.training.pipelines.model import PipelineJob
 
-__all__ = ["fly_placement"]
+__all__ = ["fly"]
 
 _SHOWN_LAYERS = 3
 
 
-def fly_placement(
-    target: str, devices: str, microbatches: int, schedule: str, ledger: Any, *, compare: bool, as_json: bool
+def fly(
+    target: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Such as mlp, or vit:size=tiny,batch_size=256.")],
+    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Processes of this host.")],
+    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Per step.")] = 8,
+    schedule: Annotated[str, typer.Option(help="1f1b or gpipe.")] = "1f1b",
+    compare: Annotated[bool, typer.Option("--compare", help="Fly the exact plan and the even split, too.")] = False,
+    ledger: LedgerPath = None,
+    as_json: Json = False,
 ) -> None:
-    """Place the layers of a workload on processes of this host, train with these stages, and keep the receipts."""
-    from windtunnel.cli._stdout import stdout_to_stderr
+    """Example: windtunnel place fly mlp --devices 2 --compare
+
+    Place a workload's layers on processes of this host, really train with these stages, keep the receipts.
+    """
     from windtunnel.flights import Ledger
     from windtunnel.flights.pipelines import fly_pipelines
     from windtunnel.planning.placement.baselines import even
@@ -30,11 +41,9 @@ def fly_placement(
     from windtunnel.training.pipelines.search import improve
     from windtunnel.whatifs import parse_step
 
-    if not devices.isdigit():
-        raise InputError(f"--devices {devices!r} is no number of processes", fix="--devices 2")
     chosen = parse_step(target, kind="workload")
     with Progress("flying") as progress, stdout_to_stderr():
-        job = job_of(chosen.name, chosen.parameters, int(devices), microbatches, progress=progress)
+        job = job_of(chosen.name, chosen.parameters, devices, microbatches, progress=progress)
         exact = place(job.layers.problem)
         plans = [improve(job, exact, schedule)]  # type: ignore[arg-type]
         if compare:

@@ -1,0 +1,57 @@
+"""Write whole files or none (row 0).
+
+In: where a file shall lie. Out: a path beside it to write to, which takes its place at the end and never stays behind;
+an error that says whether the disk is full. Not here: what is written, and what may be overwritten.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from windtunnel.errors import InputError
+
+__all__ = ["MAKE_ROOM", "cannot_write", "is_full", "whole"]
+
+MAKE_ROOM = "free some space, or write elsewhere with --output; TMPDIR says where temporary files lie"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there was no room for what was written."""
+    return error.errno in _FULL
+
+
+def cannot_write(path: Path, error: OSError) -> InputError:
+    """The error of a file that could not be written."""
+    fix = MAKE_ROOM if is_full(error) else "check the path and its permissions"
+    return InputError(f"{path} cannot be written: {error.strerror}", where=str(path.parent), fix=fix)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which becomes ``path`` where the block ends well and is removed where it does not.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be written, or the disk is full.
+    """
+    scratch: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:60]}.", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        scratch = Path(name)
+        yield scratch
+        scratch.chmod(0o644)
+        scratch.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
