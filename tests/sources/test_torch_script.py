@@ -9,7 +9,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
 from windtunnel.sources.memory.script import track_script
-from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script
+from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script, num_planned
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -189,6 +189,16 @@ for row in range({steps}):
     loss_function(model(inputs), labels).backward()
     optimizer.step()
 """
+
+
+def test_a_script_with_few_iterations_gives_what_it_can(tmp_path):
+    script = write(tmp_path, SHORT.format(steps=45))
+    graph = capture_script(script, iterations=50, warmup=1)
+
+    assert not graph.meta.is_complete
+    assert 4 <= len(graph.meta.profiled_iteration_ns["samples"]) < 50
+    assert count(graph, phase=Phase.UPDATE)
+    assert num_planned(50, 1) > 45
 
 
 def test_a_script_that_raises_keeps_what_was_captured(tmp_path):

@@ -36,7 +36,7 @@ def capture(
 
     Options of windtunnel stand before the script; all after it is the script's. What the script prints goes to stderr.
     """
-    from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script
+    from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script, num_planned
 
     path = require_free(derived(script, ".wt", output), force=force)
     if fake:
@@ -59,6 +59,12 @@ def capture(
         from windtunnel.reports import explain
 
         say(f"{path}: {graph.num_tasks:,} tasks, {explain(graph).headline}")
+    if not graph.meta.is_complete:
+        found = len(graph.meta.profiled_iteration_ns.get("samples", ()))
+        advise(
+            f"{script.name} ended before all was measured: {found} of {iterations} profiled iterations are in the graph; "
+            f"a whole capture takes {num_planned(iterations, warmup)} of the script's iterations"
+        )
     if note := graph.meta.overhead.get("note"):
         advise(note)
     suggest("windtunnel", "explain", path)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.reading import ReadLimit, shown, unpacked
 
 __all__ = ["Profile", "read_profile"]
 
@@ -73,9 +74,9 @@ def read_profile(path: str | os.PathLike[str], *, keep_inputs: bool = False) -> 
     """
     where = os.fspath(path)
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the profile cannot be read: {error}", where=where) from error
+        lines = unpacked(ReadLimit(Path(path)), cost=8, error=InputError).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"the profile cannot be read: {error}", where=where, fix="it is text in UTF-8") from error
     nodes: dict[str, tuple[str, list[float], int]] = {}
     edges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
@@ -92,7 +93,10 @@ def read_profile(path: str | os.PathLike[str], *, keep_inputs: bool = False) -> 
     lost = next((end for edge in edges for end in edge if end not in nodes), None)
     if lost is not None:
         raise InputError(f"an edge names {lost!r}, which is no node", where=where)
-    return _profile(nodes, edges if keep_inputs else _trimmed(nodes, edges))
+    kept = edges if keep_inputs else _trimmed(nodes, edges)
+    if not nodes:
+        raise InputError("the profile has no layers beside its inputs", where=where)
+    return _profile(nodes, kept)
 
 
 def _node(line: str, where: str) -> tuple[str, str, list[float], int]:
@@ -103,10 +107,12 @@ def _node(line: str, where: str) -> tuple[str, str, list[float], int]:
     try:
         values = [sum(map(float, fields[name].strip("[]").split(";"))) for name in _FIELDS]
         stage = int(fields.get("stage_id", -1))
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError) as error:
         raise InputError(f"the numbers of {match[1]} cannot be read: {error}", where=where) from error
     if not all(math.isfinite(value) and value >= 0 for value in values):
         raise InputError(f"{match[1]} has a negative number, or none", where=where)
+    if not -1 <= stage < 1 << 31:
+        raise InputError(f"the stage of {match[1]} is {shown(stage)}", where=where)
     return match[1], match[2], values, stage
 
 

@@ -6,7 +6,6 @@ In: a file. Out: a ``Problem`` in nanoseconds, checked field by field; and back:
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,13 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.planning.placement.model import Problem, cost_of_nodes
 from windtunnel.planning.work import DeviceType
+from windtunnel.reading import ReadLimit, read_json, shown
 
 __all__ = ["ACCELERATOR", "CPU", "assignment_of", "is_problem", "read_problem", "split_document"]
 
 ACCELERATOR, CPU = 0, 1
 MS = 1e6
+_MOST = 1e300  # a sum of such numbers is a number still
 
 
 def read_problem(
@@ -83,14 +84,11 @@ def is_problem(path: str | os.PathLike[str]) -> bool:
     if source.suffix != ".json" or not source.is_file():
         return False
     with source.open(encoding="utf-8", errors="replace") as file:
-        return "maxFPGAs" in file.read()
+        return any("maxFPGAs" in line for line in file)
 
 
 def _document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"this is no placement problem: {error}", where=os.fspath(path)) from error
+    document = read_json(ReadLimit(Path(path)))
     if not isinstance(document, dict):
         raise InputError("this is no placement problem", where=os.fspath(path), fix="an object with nodes and edges")
     return document
@@ -105,14 +103,14 @@ def _rows(document: Mapping[str, Any], name: str, where: str) -> list[dict[str, 
 
 def _number(row: Mapping[str, Any], field: str, where: str, default: float | None = None) -> float:
     value = row.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise InputError(f"{field} is {value!r} instead of a number", where=where)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or _MOST < abs(value) < math.inf:
+        raise InputError(f"{field} is {shown(value)} instead of a number", where=where)
     return float(value)
 
 
 def _whole(row: Mapping[str, Any], field: str, where: str) -> int:
     value = _number(row, field, where)
-    if value != int(value):
+    if not math.isfinite(value) or value != int(value):
         raise InputError(f"{field} is {value} instead of a whole number", where=where)
     return int(value)
 

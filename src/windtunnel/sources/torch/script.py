@@ -33,11 +33,13 @@ __all__ = [
     "RecorderPilot",
     "capture_script",
     "checked_script",
+    "num_planned",
     "run_as_main",
     "run_until_enough",
 ]
 
 
+_FEWEST = 4  # profiled iterations that make a graph
 _BAD_USAGE = 2  # what argparse and click end with
 
 
@@ -113,6 +115,13 @@ def capture_script(
     return _result(recorder, ended)
 
 
+def num_planned(iterations: int, warmup: int) -> int:
+    """How many of its iterations a script must have for a whole capture; three before them show its loop."""
+    from windtunnel.sources.torch._recorder import schedule
+
+    return 3 + sum(1 for _ in schedule(iterations, max(1, warmup)))
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a script under instruments came to its end.
@@ -132,6 +141,11 @@ class Ended:
     hooks: StepHooks
     failure: BaseException | None
     argv: Sequence[str] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its own end, and not to grief."""
+        return self.failure is None or (isinstance(self.failure, SystemExit) and self.failure.code in (None, 0))
 
     def reason(self, option: str) -> tuple[str, str]:
         """Why that was too early, and what to do; ``option`` says how many iterations are measured."""
@@ -348,6 +362,8 @@ def _result(recorder: Any, ended: Ended) -> Graph:
     if recording.is_complete:
         return build_graph(recording).with_meta(origin=origin)
     graph = build_graph(recording).with_meta(origin=origin) if recording.rich is not None else None
+    if graph is not None and ended.is_whole and len(recording.light_ns) >= _FEWEST:
+        return graph  # fewer iterations than were asked for, and all of one kind: ``meta.is_complete`` says so
     message, fix = ended.reason("--iterations")
     kept = "nothing was captured" if graph is None else f"{recorder.num_measured} measured iterations are kept"
     raise IncompleteCaptureError(f"{message}; {kept}", where=ended.place(), fix=fix, graph=graph) from ended.failure
