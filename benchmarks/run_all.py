@@ -38,6 +38,7 @@ BARS = (
     "suite_fidelity",
     "observations",
     "demo_time",
+    "docs_run",
     "utilization",
     "memory_adds_up",
     "memory_fake",
