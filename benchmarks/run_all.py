@@ -40,6 +40,7 @@ BARS = (
     "suite_fidelity",
     "observations",
     "demo_time",
+    "docs_run",
     "utilization",
     "memory_adds_up",
     "memory_fake",

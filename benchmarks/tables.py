@@ -1,8 +1,8 @@
 """Write the generated parts of the docs: measured bars, registered plug-ins.
 
 In: ``docs/receipts/bars.json`` (what ``make bars`` measured) and the registry. Out: ``docs/measured.md``,
-``docs/reference/plugins.md`` and the table between the markers in ``README.md``. Run with ``--check`` to learn whether
-they are up to date.
+``docs/reference/plugins.md`` and the ten numbers in words between the markers in ``README.md``. Run with ``--check`` to
+learn whether they are up to date.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from benchmarks.headlines import headlines
 from windtunnel import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,13 +37,24 @@ def bars() -> list[dict[str, object]]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
 
 
+def rounded(value: object) -> str:
+    """A number with four digits at most, as people read it; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.4g}"
+
+
 def measured(row: dict[str, object]) -> str:
     """The value, then the other plain numbers of the line and the parts that failed."""
     known = ("bar", "value", "target", "holds", "script", "seconds", "date", "machine")
-    numbers = [f"{key} {value}" for key, value in row.items() if key not in known and isinstance(value, int | float)]
+    numbers = [
+        f"{key} {rounded(value)}" for key, value in row.items() if key not in known and isinstance(value, int | float)
+    ]
     checks = row.get("checks")
     failed = [f"**fails: {name}**" for name, holds in checks.items() if not holds] if isinstance(checks, dict) else []
-    return "; ".join([str(row["value"]), *failed, *numbers[:8]])
+    return "; ".join([rounded(row["value"]), *failed, *numbers[:8]])
 
 
 def measured_table(rows: list[dict[str, object]]) -> str:
@@ -84,7 +96,8 @@ def readme(rows: list[dict[str, object]]) -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{measured_table(rows)}\n{END}{after}"
+    lines = [textwrap.fill(line, PAGE_WIDTH, subsequent_indent="  " * line.startswith("-")) for line in headlines(rows)]
+    return f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{after}"
 
 
 def main() -> int:

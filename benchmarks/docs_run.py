@@ -1,0 +1,202 @@
+"""Every command of the docs, and every hint that they print, is run as printed.
+
+Each page has a fresh folder with a copy of ``examples/`` and the few files that pages call the reader's own; its
+commands run in order, each through the shell. What a page declares in front of a block with
+``<!-- not run: reason -->`` is counted by reason. Give names of pages to run only these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.bar import ROOT, report, table
+
+COMMAND = re.compile(r"(?:windtunnel|wt|make|python -m)\b")
+BLOCK = re.compile(r"(?:<!-- not run: ([^>]*?) -->\n+)?^```(console|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PLACEHOLDER = re.compile(r"\b(?:[A-Z][A-Z_]{2,}(?:\.py)?|NOW|NAME)\b")
+OF_THE_READER = "a file or a name of the reader's own"
+TIMEOUT_S = 420
+TAIL = 600
+
+TRAINING = """import argparse
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+epochs = parser.parse_args().epochs
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.Adam(model.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
+for _ in range(epochs):
+    for x, y in torch.utils.data.DataLoader(data, batch_size=32):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+PROFILE = "".join(
+    f"node{at} -- Linear -- forward_compute_time={at}.0, backward_compute_time={2 * at}.0, activation_size=16.0, "
+    "parameter_size=1000.0\n"
+    for at in range(1, 9)
+) + "".join(f"\tnode{at} -- node{at + 1}\n" for at in range(1, 8))
+
+
+def problem() -> str:
+    """A chain of six operators for three accelerators and a CPU."""
+    nodes = [
+        {"id": at, "supportedOnFpga": 1, "cpuLatency": 40.0, "fpgaLatency": at + 1.0, "size": 1, "isBackwardNode": 0}
+        for at in range(6)
+    ]
+    edges = [{"sourceId": at, "destId": at + 1, "cost": 0.5} for at in range(5)]
+    return json.dumps({"maxSizePerFPGA": 100, "maxFPGAs": 3, "maxCPUs": 1, "nodes": nodes, "edges": edges})
+
+
+OWN_FILES = {
+    "train.py": lambda: TRAINING,
+    "problem.json": problem,
+    "inference.json": problem,
+    "profile.txt": lambda: PROFILE,
+}
+CAPTURED = ("train.wt", "before.wt", "after.wt")
+
+
+@dataclass
+class Page:
+    """What became of a page's commands."""
+
+    name: str
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    not_run: Counter[str] = field(default_factory=Counter)
+    num_commands: int = 0
+    num_hints: int = 0
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Each command of a page, with the reason for which it is not run."""
+    for reason, _, block in BLOCK.findall(text):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            command = line.removeprefix("$ ").split("  #")[0].strip()
+            if COMMAND.match(command):
+                yield command, reason.strip()
+
+
+def run_page(path: Path, home: Path) -> Page:
+    """Run a page in a folder of its own."""
+    page = Page(path.relative_to(ROOT).as_posix())
+    folder = home / path.stem
+    environment = _furnished(folder, path.read_text(encoding="utf-8"))
+    hints: dict[str, None] = {}
+    for command, reason in commands(path.read_text(encoding="utf-8")):
+        if reason:
+            page.not_run[reason] += 1
+            continue
+        page.num_commands += 1
+        hints |= dict.fromkeys(_run(command, folder, environment, page))
+    for hint in hints:
+        if PLACEHOLDER.search(hint):
+            page.not_run[OF_THE_READER] += 1
+        elif hint.startswith("open "):
+            page.num_hints += 1
+            if not (folder / hint.removeprefix("open ").removesuffix(" in a browser")).exists():
+                page.failures.append((hint, "the file is not there"))
+        else:
+            page.num_hints += 1
+            _run(hint, folder, environment, page)
+    return page
+
+
+def _furnished(folder: Path, text: str) -> dict[str, str]:
+    """A folder with examples and the files that the page names, and the variables that lead to this package."""
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / "bin").mkdir()
+    for name in ("windtunnel", "wt"):
+        script = folder / "bin" / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m windtunnel "$@"\n')
+        script.chmod(0o755)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    for name, content in OWN_FILES.items():
+        if re.search(rf"\b{re.escape(Path(name).stem)}\b", text):
+            (folder / name).write_text(content())
+    environment = {
+        **os.environ,
+        "HOME": str(folder),
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")))),
+    }
+    captures = [name for name in CAPTURED if name in text and f"capture {Path(name).stem}" not in text]
+    if captures:
+        _captured(folder, captures, environment)
+    return environment
+
+
+def _captured(folder: Path, names: list[str], environment: dict[str, str]) -> None:
+    """Graphs that a page takes as given, of the script that stands for the reader's."""
+    (folder / "train.py").write_text(TRAINING)
+    first = folder / names[0]
+    command = ["windtunnel", "capture", "--iterations", "10", "--output", str(first), "train.py"]
+    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
+    for name in names[1:]:
+        shutil.copytree(first, folder / name)
+
+
+def _run(command: str, folder: Path, environment: dict[str, str], page: Page) -> list[str]:
+    """Run one command; returns the hints that it printed."""
+    try:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        page.failures.append((command, f"not done in {TIMEOUT_S} s"))
+        return []
+    if done.returncode:
+        page.failures.append((command, f"exit code {done.returncode}: {done.stderr[-TAIL:].strip()}"))
+    return [line.removeprefix("next: ") for line in done.stderr.splitlines() if line.startswith("next: ")]
+
+
+def pages() -> list[Path]:
+    """README first, then the docs; generated parts hold no blocks."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def run(chosen: list[Path]) -> list[Page]:
+    """Run pages, each in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="windtunnel-docs-") as home:
+        return [run_page(path, Path(home)) for path in chosen]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pages", nargs="*", help="parts of names, such as tutorial (all)")
+    parser.add_argument("--verbose", action="store_true", help="print what failed and what is not run")
+    options = parser.parse_args()
+    chosen = [one for one in pages() if not options.pages or any(part in str(one) for part in options.pages)]
+    found = run(chosen)
+    failures = [(page.name, *failure) for page in found for failure in page.failures]
+    not_run = sum((page.not_run for page in found), Counter[str]())
+    if options.verbose:
+        print(table([{"page": name, "command": command, "why": why} for name, command, why in failures]))
+    return not report(
+        "docs_run",
+        len(failures),
+        "0 commands and hints of the docs fail",
+        not failures,
+        num_pages=len(found),
+        num_commands=sum(page.num_commands for page in found),
+        num_hints=sum(page.num_hints for page in found),
+        num_not_run=not_run.total(),
+        not_run=dict(not_run),
+        failed=[f"{name}: {command}" for name, command, _ in failures],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The numbers of the first page are those of the receipts, in words."""
+
+import json
+import re
+
+import pytest
+from benchmarks.headlines import HEADLINES, headlines
+
+from benchmarks import tables
+
+ROWS = json.loads(tables.RESULTS.read_text())
+
+
+def test_the_first_page_says_what_the_receipts_say():
+    assert tables.readme(ROWS) == (tables.ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_ten_numbers_stand_on_the_first_page_and_the_table_elsewhere():
+    page = (tables.ROOT / "README.md").read_text(encoding="utf-8")
+    block = page.partition(tables.BEGIN)[2].partition(tables.END)[0]
+
+    assert 10 == len(HEADLINES) == block.count("\n- ")
+    assert "|" not in block
+    assert "| bar |" in (tables.ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("headline", HEADLINES, ids=lambda one: one.bar)
+def test_a_sentence_follows_its_bar(headline):
+    """Another measurement, another sentence: no number is written by hand."""
+    row = next(row for row in ROWS if row["bar"] == headline.bar)
+    moved = {key: 3 * value + 1 for key, value in row.items() if type(value) in (int, float)}
+
+    assert headline.words(row) != headline.words({**row, **moved})
+
+
+def test_a_failing_bar_is_called_one():
+    row = next(row for row in ROWS if row["bar"] == "overhead")
+
+    assert "**This bar fails.**" in headlines([{**row, "holds": False}])[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.024453, "0.02445"), (75.98, "75.98"), (410578, "410,578"), (4.9143e-05, "4.9e-05"), (0, "0"), (0.0, "0"),
+     (1968492544.0, "1,968,492,544"), (True, "True"), ("no result", "no result")],
+)  # fmt: skip
+def test_numbers_are_rounded_for_people(value, shown):
+    assert shown == tables.rounded(value)
+
+
+def test_no_number_of_the_table_has_more_than_four_digits():
+    page = tables.measured_table(ROWS)
+
+    assert [] == re.findall(r"(?<![\d.,])0\.[1-9]\d{4,}", "\n".join(line.split("|")[2] for line in page.splitlines()))
