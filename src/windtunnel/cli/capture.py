@@ -62,7 +62,7 @@ def capture(
     if not graph.meta.is_complete:
         found = len(graph.meta.profiled_iteration_ns.get("samples", ()))
         advise(
-            f"{script.name} ended before all was measured: {found} of {iterations} profiled iterations are in the graph; "
+            f"{script.name} ended before all was measured: {found} of {iterations} profiled iterations are kept; "
             f"a whole capture takes {num_planned(iterations, warmup)} of the script's iterations"
         )
     if note := graph.meta.overhead.get("note"):
