@@ -100,7 +100,7 @@ class Plan:
     @property
     def searched(self) -> str:
         """The kind of plans that the bound is about: no such one is below it."""
-        if self.solver.startswith("dp") and not self.solver.startswith("dpl"):
+        if self.solver.startswith("dp"):  # dpl's bound, too: what waits for each other counts as one
             return "plan whose stages follow one another"
         if self.solver == "ilp, contiguous":
             return "plan whose stages of one type follow one another"
