@@ -227,16 +227,16 @@ class ProfileDatabase:
         if self._kept is not None:
             yield self._kept
             return
-        with closing(self._opened()) as connection:
-            try:
+        try:
+            with closing(self._opened()) as connection:
                 yield connection
-            except (sqlite3.DatabaseError, UnicodeError) as error:
-                if _is_full(error):  # the system's error, and no what-if's that happens to ask for a price
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path) from error
-                if isinstance(error, sqlite3.IntegrityError):  # what was to be written is wrong, not the file
-                    raise
-                fix = "name another file, or move this one away"
-                raise InputError(f"the profile database cannot be used: {error}", where=self.path, fix=fix) from error
+        except (sqlite3.DatabaseError, UnicodeError) as error:
+            if _is_full(error):  # the system's error, and no what-if's that happens to ask for a price
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path) from error
+            if isinstance(error, sqlite3.IntegrityError):  # what was to be written is wrong, not the file
+                raise
+            fix = "name another file, or move this one away"
+            raise InputError(f"the profile database cannot be used: {error}", where=self.path, fix=fix) from error
 
     def _opened(self) -> sqlite3.Connection:
         if self.path != ":memory:":
