@@ -32,7 +32,7 @@ TAIL = 600
 TRAINING = """import argparse
 import torch
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--epochs", type=int, default=100)
 epochs = parser.parse_args().epochs
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 optimizer = torch.optim.Adam(model.parameters())
@@ -78,6 +78,7 @@ class Page:
     not_run: Counter[str] = field(default_factory=Counter)
     num_commands: int = 0
     num_hints: int = 0
+    hints: list[str] = field(default_factory=list)
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -94,24 +95,32 @@ def run_page(path: Path, home: Path) -> Page:
     page = Page(path.relative_to(ROOT).as_posix())
     folder = home / path.stem
     environment = _furnished(folder, path.read_text(encoding="utf-8"))
-    hints: dict[str, None] = {}
     for command, reason in commands(path.read_text(encoding="utf-8")):
         if reason:
             page.not_run[reason] += 1
             continue
         page.num_commands += 1
-        hints |= dict.fromkeys(_run(command, folder, environment, page))
-    for hint in hints:
-        if PLACEHOLDER.search(hint):
-            page.not_run[OF_THE_READER] += 1
-        elif hint.startswith("open "):
-            page.num_hints += 1
-            if not (folder / hint.removeprefix("open ").removesuffix(" in a browser")).exists():
-                page.failures.append((hint, "the file is not there"))
-        else:
-            page.num_hints += 1
-            _run(hint, folder, environment, page)
+        for hint in _run(command, folder, environment, page):
+            if hint not in page.hints:
+                page.hints.append(hint)
+                _take_hint(hint, folder, environment, page)
     return page
+
+
+def _take_hint(hint: str, folder: Path, environment: dict[str, str], page: Page) -> None:
+    """Do what a command advised, as it left the folder: in a copy, so that the page goes on as printed."""
+    if PLACEHOLDER.search(hint):
+        page.not_run[OF_THE_READER] += 1
+        return
+    page.num_hints += 1
+    if hint.startswith("open "):
+        if not (folder / hint.removeprefix("open ").removesuffix(" in a browser")).exists():
+            page.failures.append((hint, "the file is not there"))
+        return
+    with tempfile.TemporaryDirectory(prefix="windtunnel-hint-") as aside:
+        copy = Path(aside) / folder.name
+        shutil.copytree(folder, copy, symlinks=True)
+        _run(hint, copy, environment, page)
 
 
 def _furnished(folder: Path, text: str) -> dict[str, str]:

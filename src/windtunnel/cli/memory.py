@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
-from windtunnel.cli._files import require_free
+from windtunnel.cli._files import require_free, stem
 from windtunnel.cli._options import Force, Json, Output, ReadLimitSize
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InfeasibleError, InputError
@@ -64,7 +64,14 @@ def memory(
     else:
         _print(profile)
     if path is None:
-        suggest("windtunnel", "memory", "--output", "memory.html", target, *(arguments or ()))
+        suggest(
+            "windtunnel",
+            "memory",
+            "--output",
+            f"{stem(Path(target.partition(':')[0]))}.memory.html",
+            target,
+            *(arguments or ()),
+        )
 
 
 def _followed(
