@@ -296,3 +296,18 @@ def test_a_norm_that_is_called_twice_before_its_backward_pass_trains():
         (first + second).sum().backward()
 
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_norm_that_rectifies_leaves_the_number_of_threads_as_it_is():
+    """A flight behind it would run on all cores, and its prediction on one."""
+    from windtunnel.cost.rerun import RectifiedNorm
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        x, weight, bias = torch.randn(2, 4, 3, 3, requires_grad=True), torch.ones(4), torch.zeros(4)
+        RectifiedNorm.apply(x, weight, bias, 1e-5, 0.0)[0].sum().backward()
+
+        assert 1 == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

@@ -72,9 +72,11 @@ class StepLane:
         return Turn(durations_ns, self._losses.read(), seen)
 
     def _settle(self) -> dict[str, float]:
-        """The iterations that do not count; before the first turn they are watched."""
+        """The iterations that do not count; before the first turn they are run twice, and watched once learnt."""
         seen: dict[str, float] = {}
         witness, self._witness = self._witness, None
+        for _ in range(self.iterations_per_sample if witness is not None else 0):
+            self._step()
         with witness.watching(self.iterations_per_sample, seen) if witness is not None else nullcontext():
             for _ in range(self.iterations_per_sample):
                 self._step()

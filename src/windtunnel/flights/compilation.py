@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.flights._patterns import each_block
@@ -31,7 +31,11 @@ def compile_block(program: LiveProgram, *, layer: str = "") -> Iterator[None]:
 def _compiled(program: LiveProgram, module: torch.nn.Module) -> Undo:
     import torch
 
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # a frame of our own: the compiler skips those of torch's own modules, and would compile nothing of them
+        return module._call_impl(*args, **kwargs)
+
     key = ("compiled", id(module))
     if key not in program.kept:
-        program.kept[key] = torch.compile(module._call_impl, dynamic=False)
+        program.kept[key] = torch.compile(call, dynamic=False)
     return swap(module, "_compiled_call_impl", program.kept[key])

@@ -98,10 +98,13 @@ _KERNELS = {
 
 
 def _run(name: str, *arguments: Any) -> None:
-    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    before = torch.get_num_threads()
+    threads = min(before, int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     if threads > 1:
         numba.set_num_threads(threads)
     _KERNELS[name][threads > 1](*arguments)
+    if torch.get_num_threads() != before:  # numba's first launch gives OpenMP all cores, torch's part of it too
+        torch.set_num_threads(before)
 
 
 class RectifiedNorm(torch.autograd.Function):
