@@ -75,7 +75,7 @@ def flown(model: str, answer: Answer, graph: Graph, num_cores: int, folder: Path
         "measured": receipt.measured,
         "low": low,
         "high": high,
-        "waited": answer.graph.meta.price_waited_ratio,
+        "waited": answer.price_waited_ratio,
         "is_inside": low <= receipt.measured <= high,
         "after": after.speedup,
         "off_after": abs(after.speedup / receipt.measured - 1),
@@ -86,7 +86,7 @@ def case(model: str, num_cores: int, folder: Path) -> tuple[list[dict[str, objec
     """Rows of a workload, and how many disturbed measurements were kept."""
     database = ProfileDatabase(folder / "profile.db")
     graph, answers = predictions(model, num_cores, database)
-    is_disturbed = [answer for answer in answers if answer.is_applicable and answer.graph.meta.price_waited_ratio]
+    is_disturbed = [answer for answer in answers if answer.is_applicable and answer.price_waited_ratio]
     kept = len(database) if len(is_disturbed) == sum(answer.is_applicable for answer in answers) else 0
     rows = []
     for place, answer in enumerate(answers):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 
-__all__ = ["MAKE_ROOM", "cannot_write", "is_full", "whole"]
+__all__ = ["MAKE_ROOM", "cannot_write", "is_full", "replacing", "whole"]
 
 MAKE_ROOM = "free some space, or write elsewhere with --output; TMPDIR says where temporary files lie"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -33,25 +33,37 @@ def cannot_write(path: Path, error: OSError) -> InputError:
 
 
 @contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path beside ``path`` to write to, which becomes it where the block ends well and is removed where not.
+
+    Raises
+    ------
+    OSError
+        The system's own, where the file cannot be written.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:60]}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    scratch = Path(name)
+    try:
+        yield scratch
+        scratch.chmod(0o644)  # scratch files are private, results are not
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which becomes ``path`` where the block ends well and is removed where it does not.
+    """The same, with the folder made where it is not there and with words for what goes wrong.
 
     Raises
     ------
     InputError
         The folder cannot be written, or the disk is full.
     """
-    scratch: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name[:60]}.", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
-        scratch = Path(name)
-        yield scratch
-        scratch.chmod(0o644)
-        scratch.replace(path)
+        with replacing(path) as scratch:
+            yield scratch
     except OSError as error:
         raise cannot_write(path, error) from error
-    finally:
-        if scratch is not None:
-            scratch.unlink(missing_ok=True)

@@ -112,8 +112,9 @@ def test_a_profile_is_cut_into_stages(capsys, tmp_path):
         assert (2, True) == (code, message in err)
 
 
-def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path):
+def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path, monkeypatch):
     pytest.importorskip("torch")
+    monkeypatch.setattr("windtunnel.cli._console.COLUMNS", 160)  # names are folded where there is little room
     ledger = tmp_path / "receipts.db"
     code, out, err = run(capsys, "fly", "mlp:batch_size=32,width=32,depth=2", "--devices", "2", "--microbatches", "4",
                          "--compare", "--ledger", ledger)  # fmt: skip
@@ -123,9 +124,8 @@ def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path):
     assert "stage 1:" in out
     assert main(["receipts", "--ledger", str(ledger), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    flown = [one["whatif"] for one in found["receipts"]]
-    assert len(flown) in (2, 3)  # the exact plan has a row of its own where a move from it helped
-    assert {"pipeline"} == set(flown)
+    splits = 2 + ("improved" in out)  # the exact plan has a row of its own where a move from it helped
+    assert ["pipeline"] * splits == [one["whatif"] for one in found["receipts"]]
 
 
 def test_the_report_of_a_capture_has_the_split(capsys, tmp_path):

@@ -151,8 +151,8 @@ def test_an_empty_graph_is_answered_not_refused():
 def test_prices_carry_their_spread_before_any_receipt():
     (answer,) = whatif(cpu_step(LAYERS), ["amp"], prices="paper")
     measured = cpu_step(LAYERS).with_columns(cost_source=["measured:partial"] * cpu_step(LAYERS).num_tasks)
-    sure = replace(answer).keeping(measured.note({"price_spread_ratio": 0.1}))
-    disturbed = replace(answer).keeping(measured.note({"price_spread_ratio": 0.1, "price_waited_ratio": 0.5}))
+    sure = replace(answer, price_spread_ratio=0.1).keeping(measured)
+    disturbed = replace(answer, price_spread_ratio=0.1, price_waited_ratio=0.5).keeping(measured)
 
     assert answer.span is None
     assert "no receipt backs" in str(answer)

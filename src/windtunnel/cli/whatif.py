@@ -88,7 +88,7 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         rows.append((str(answer.request), f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory))
     print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
     _print_parameters(answers[:top])
-    lost = max(answer.graph.meta.price_waited_ratio for answer in answers[:top])
+    lost = max(answer.price_waited_ratio for answer in answers[:top])
     if lost:
         say(f"other programs took {lost:.0%} of the time of some measurements: these are wide, and not kept")
     if any(answer.correction != 1 for answer in answers[:top]):

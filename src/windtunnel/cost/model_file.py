@@ -16,6 +16,7 @@ import numpy as np
 
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.extras import require
+from windtunnel.outputs import replacing
 
 __all__ = ["header_of", "read_model_header", "write_model"]
 
@@ -47,9 +48,8 @@ def write_model(
     document = json.dumps(dict(header), sort_keys=True)
     data = require("safetensors.numpy", extra="learn").save(contiguous, {"header": document})
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(target)
+    with replacing(target) as scratch:
+        scratch.write_bytes(data)
     return target
 
 

@@ -180,7 +180,10 @@ def _step_lanes(subject: Target, request: Request, flights: Flights) -> Iterator
             )
         program = LiveProgram(subject.models, subject.optimizers)
         discover(subject.step, program)
-        yield tuple(StepLane(subject.step, program, some, sees_operators=sees) for some in ((), entering))  # type: ignore[misc]
+        yield (
+            StepLane(subject.step, program, sees_operators=sees),
+            StepLane(subject.step, program, entering, sees_operators=sees),
+        )
         return
     assert isinstance(subject, WorkloadName)
     program = LiveProgram()

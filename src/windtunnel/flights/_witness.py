@@ -106,17 +106,11 @@ class Witness:
         }
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def _tensors(value: Any) -> list[Any]:
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _operators(found: Counter[str]) -> Any:
@@ -131,8 +125,8 @@ def _operators(found: Counter[str]) -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             name = func._opname
-            seen = list(_tensors((args, kwargs or {})))
-            made = list(_tensors(result))
+            seen = _tensors((args, kwargs))
+            made = _tensors(result)
             found["operators"] += 1
             found["elements"] += sum(one.numel() for one in made)
             found["low-precision operators"] += any(one.dtype in low for one in (*seen, *made))

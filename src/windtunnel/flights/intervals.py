@@ -124,8 +124,10 @@ def with_intervals(
         Share of truths that the intervals shall hold.
     """
     kept = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-    residuals, receipts, found = kept.residuals(), kept.receipts(), list(answers)
-    model = model_fingerprint(found[0].baseline.graph) if found and receipts else ""
+    residuals, found = kept.residuals(), list(answers)
+    names, host = {answer.name for answer in found}, machine()
+    receipts = [one for one in kept.receipts() if one.whatif in names and one.hardware_fingerprint == host]
+    model = model_fingerprint(found[0].baseline.graph) if receipts else ""
     return sorted((_backed(answer, model, residuals, receipts, confidence) for answer in found), key=_rank)
 
 

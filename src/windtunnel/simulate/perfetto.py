@@ -7,8 +7,6 @@ arrows for edges. Streamed (no second copy of the trace in memory) and atomic (a
 from __future__ import annotations
 
 import gzip
-import os
-import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Kind
+from windtunnel.outputs import replacing
 from windtunnel.simulate._program import edge_column
 from windtunnel.simulate.breakdown import task_labels
 
@@ -44,19 +43,12 @@ def write_perfetto(timeline: Timeline, path: str | Path, *, max_flows: int = 100
         many were left out stands in the file's ``otherData``.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
-                    _write(timeline, packed, max_flows)
-            else:
-                _write(timeline, raw, max_flows)
-        Path(temporary).chmod(0o644)  # scratch files are private, results are not
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as scratch, scratch.open("wb") as raw:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
+                _write(timeline, packed, max_flows)
+        else:
+            _write(timeline, raw, max_flows)
     return path
 
 

@@ -80,6 +80,8 @@ class Answer:
     correction : float
         Measured over predicted speed-up where this very job and change were flown before; ``predicted_ns`` and
         ``speedup`` are corrected by it.
+    price_spread_ratio, price_waited_ratio : float
+        How far what was measured for it varied, and how much of that time others took, as ``Meta`` has them.
     remake : callable, optional
         Makes the changed graph again where it was too large to keep.
     """
@@ -92,6 +94,8 @@ class Answer:
     advice: str = ""
     interval: Interval | None = None
     correction: float = 1.0
+    price_spread_ratio: float = 0.0
+    price_waited_ratio: float = 0.0
     remake: Callable[[], Graph] | None = field(default=None, repr=False)
 
     @property
@@ -140,10 +144,11 @@ class Answer:
         From how far they varied between rounds, over the share of the iteration that rests on them; where other
         programs ran meanwhile, also what these may have done to one side of the comparison.
         """
-        meta = self.graph.meta
+        if not (self.price_spread_ratio or self.price_waited_ratio):
+            return 0.0  # and a large graph need not be made again to say so
         share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
-        varied = _Z90 * meta.price_spread_ratio * share
-        return varied - math.log1p(-min(meta.price_waited_ratio, _MOST_LOST))
+        varied = _Z90 * self.price_spread_ratio * share
+        return varied - math.log1p(-min(self.price_waited_ratio, _MOST_LOST))
 
     @property
     def span(self) -> tuple[float, float] | None:
@@ -153,7 +158,7 @@ class Answer:
         interval, reach = self.interval, self.reach
         if interval is None or not interval.num_receipts:
             return (self.speedup * math.exp(-reach), self.speedup * math.exp(reach)) if reach else None
-        extra = reach if self.graph.meta.price_waited_ratio and self.correction == 1 else 0.0
+        extra = reach if self.price_waited_ratio and self.correction == 1 else 0.0
         return interval.low * math.exp(-extra), interval.high * math.exp(extra)
 
     @property
@@ -258,7 +263,7 @@ class Answer:
             "cost_shares": self.cost_shares if applies else {},
             "interval": interval,
             "span": self.span,
-            "waited_ratio": self.graph.meta.price_waited_ratio if applies else 0.0,
+            "waited_ratio": self.price_waited_ratio if applies else 0.0,
         }
 
     def json(self) -> str:

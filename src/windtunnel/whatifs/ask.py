@@ -8,7 +8,7 @@ priced together, each need once; all changes that keep the edges are replayed in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
@@ -193,10 +193,17 @@ def _answer(
     timeline: Timeline | None = None,
 ) -> Answer:
     before, after = (graph.meta.samples_ratio for graph in (baseline.graph, changed))
+    answer = Answer(
+        request,
+        baseline,
+        time_ns,
+        after / before,
+        price_spread_ratio=changed.meta.price_spread_ratio,
+        price_waited_ratio=changed.meta.price_waited_ratio,
+    )
     if changed.num_tasks <= _KEPT_TASKS:
-        return Answer(request, baseline, time_ns, after / before).keeping(changed, timeline)
-    remake = partial(apply, baseline.graph, request, prices=edit.prices, pricer=edit.pricer)
-    return Answer(request, baseline, time_ns, after / before, remake=remake)
+        return answer.keeping(changed, timeline)
+    return replace(answer, remake=partial(apply, baseline.graph, request, prices=edit.prices, pricer=edit.pricer))
 
 
 def _keeps_order(graph: Graph, changed: Graph) -> bool:

@@ -7,8 +7,6 @@ Not here: prices of collectives, several ranks in one graph.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
+from windtunnel.outputs import replacing
 from windtunnel.reading import shown
 from windtunnel.sources.chakra._nodes import NODE_TYPES, Nodes, read_nodes, unpacked_head
 from windtunnel.sources.chakra._wire import encode_varints, field_bytes, field_varint, varint
@@ -236,16 +235,10 @@ def save_chakra(graph: Graph, path: str | Path) -> Path:
         The file that was written.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(_delimited(field_bytes(1, b"0.0.4") + field_bytes(2, _text("schema", "windtunnel"))))
-            for node in _encoded(graph):
-                out.write(_delimited(node))
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as scratch, scratch.open("wb") as out:
+        out.write(_delimited(field_bytes(1, b"0.0.4") + field_bytes(2, _text("schema", "windtunnel"))))
+        for node in _encoded(graph):
+            out.write(_delimited(node))
     return path
 
 

@@ -8,8 +8,6 @@ what a caching allocator would reserve. Needs no torch: a stored profile is read
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.outputs import replacing
 from windtunnel.reading import ReadLimit
 from windtunnel.simulate.allocator import ROUNDING_BYTES, reserved_over_time
 from windtunnel.sources.memory._profile_file import read_events
@@ -253,14 +252,8 @@ class MemoryProfile:
             raise InputError(f"{target} is there already", fix="choose another name, or overwrite it with --force")
         document = json.dumps({"schema": SCHEMA, "meta": dict(self.meta)}, default=str)
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-        try:
+        with replacing(target) as scratch:
             pq.write_table(self.events.replace_schema_metadata({"windtunnel": document}), scratch, compression="zstd")
-            Path(scratch).chmod(0o644)
-            Path(scratch).replace(target)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
         return target
 
     @classmethod
