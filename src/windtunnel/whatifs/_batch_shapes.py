@@ -3,7 +3,7 @@
 In: what a capture noted of each operator's inputs (shapes, types, strides, bytes of parameters). Out: the same at
 another batch, and by how much its flops and bytes grow. Which dimension holds the samples is found out: parameters do
 not; of a product, one of its sizes does; of all else, the first one or two dimensions, where their size is one that
-holds samples elsewhere in the graph. Not here: the graph (``forecast``), prices.
+holds samples elsewhere in the graph. Not here: the graph (``another_batch``), prices.
 """
 
 from __future__ import annotations

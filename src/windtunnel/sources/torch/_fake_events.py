@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.torch._ops import is_view
+from windtunnel.sources.torch._ops import is_tensor_record, is_view
 from windtunnel.sources.torch._profile import Events
 
 __all__ = ["as_if_real"]
@@ -93,10 +93,8 @@ class _Storages:
         given = {tensor[0]: tensor[1] for tensor in _tensors(node["inputs"]["values"])}
         viewed = next(iter(given.values()), None) if is_view(node["schema"]) else None
         for tensor in _tensors(node["outputs"]["values"]):
-            is_known = (
-                tensor[0] in given or self._made.get(tensor[0], -1) > row
-            )  # an argument, or made by a call within
-            if not is_known:
+            is_known = tensor[0] in given or self._made.get(tensor[0], -1) > row
+            if not is_known:  # neither an argument nor made by a call within
                 self._count += viewed is None
                 self._of[tensor[0]] = self._count if viewed is None else viewed
                 self._made[tensor[0]] = row
@@ -105,7 +103,7 @@ class _Storages:
 
 def _tensors(values: Any) -> Iterator[list[Any]]:
     for value in values:
-        if isinstance(value, list) and len(value) == 6 and isinstance(value[5], str):
+        if is_tensor_record(value):
             yield value
         elif isinstance(value, list):
             yield from _tensors(value)

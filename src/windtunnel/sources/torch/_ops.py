@@ -18,7 +18,7 @@ import torch
 
 from windtunnel.graph.flops import operator_flops
 
-__all__ = ["Operator", "Role", "Span", "describe", "is_view", "resolve_recipes"]
+__all__ = ["Operator", "Role", "Span", "describe", "is_tensor_record", "is_view", "resolve_recipes"]
 
 
 class Role(Enum):
@@ -181,19 +181,20 @@ def resolve_recipes(operators: list[Operator], parents: list[int]) -> list[Opera
     ]
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor_record(value: Any) -> bool:
+    """Whether an argument that a profile noted is a tensor: its number, storage, offset, size, item and device."""
     return isinstance(value, list) and len(value) == 6 and isinstance(value[5], str)
 
 
 def _constant(value: Any) -> Any:
     """What is no tensor; one without storage has a number nevertheless, another in every process."""
-    if _is_tensor(value):
+    if is_tensor_record(value):
         return None
     return [_constant(item) for item in value] if isinstance(value, list) else value
 
 
 def _spans(value: Any, shape: Any, stride: Any) -> list[Span]:
-    if _is_tensor(value):
+    if is_tensor_record(value):
         _, storage, offset, num_elements, element_bytes, _ = value
         reach = _reach(shape, stride, num_elements)
         low = offset * element_bytes
