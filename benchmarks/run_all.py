@@ -28,6 +28,7 @@ BARS = (
     "noise",
     "ranks_build",
     "hta_exact",
+    "hta_tables",
     "chakra_exact",
     "trace_load",
     "json_parsers",

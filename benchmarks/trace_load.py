@@ -37,7 +37,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="trace-load-") as folder:
         trace = Path(folder) / "trace.json"
         copies = _repeat(source, trace)
-        python = arguments.peer_python or _peer_python()
+        python = arguments.peer_python or peer_python()
         first = _run(sys.executable, "ours", trace)
         peer = _run(python, "peer", trace) if python else None
         second = _run(sys.executable, "ours", trace)
@@ -106,7 +106,7 @@ def _lines(events: list[dict[str, object]], shift: float) -> Iterator[str]:
         yield (",\n" if position else "") + json.dumps(moved, separators=(",", ":"))
 
 
-def _peer_python() -> str | None:
+def peer_python() -> str | None:
     """Python of the peer's own environment under the user's cache folder, made if it is not there."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel" / "peer-hta"
     python = cache / "bin" / "python"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import Graph
     from windtunnel.measure import ProfileDatabase
 
-__all__ = ["database_of", "derived", "open_graph", "require_free", "stem"]
+__all__ = ["database_of", "derived", "open_graph", "require_free", "require_there", "stem"]
 
 _SUFFIXES = (".gz", ".json", ".pt", ".trace", ".wt", ".py", ".html", ".report", ".et")
 
@@ -86,9 +86,9 @@ def open_graph(
     from windtunnel.sources.formats import format_of
     from windtunnel.units import parse_size
 
-    _require_there(path)
+    require_there(path)
     if kineto is not None:
-        _require_there(kineto)
+        require_there(kineto)
     source = format_of(path)
     if source is None:
         raise _unknown(path)
@@ -116,7 +116,14 @@ def _unknown(path: Path) -> InputError:
     return InputError(f"{path} is neither a stored graph nor a trace", fix=fix)
 
 
-def _require_there(path: Path) -> None:
+def require_there(path: Path) -> None:
+    """Refuse a path at which nothing is, with the nearest names.
+
+    Raises
+    ------
+    InputError
+        There is nothing.
+    """
     if not path.exists():
         near = _nearest(path)
         fix = f"did you mean {', '.join(near)}?" if near else "capture one: windtunnel capture train.py"

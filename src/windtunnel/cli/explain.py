@@ -9,6 +9,8 @@ import typer
 from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped, suggest
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli._trace_table import print_trace_table
+from windtunnel.errors import InputError
 
 __all__ = ["explain"]
 
@@ -22,6 +24,18 @@ def explain(
         ),
     ] = "",
     top: Annotated[int, typer.Option(min=1, help="How many parts to list.")] = 15,
+    table: Annotated[
+        str,
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="Of traces: temporal, idle, overlap, queue, queue-series, launch, launches, kernels or kinds.",
+        ),
+    ] = "",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV with raw units.")] = False,
+    like_hta: Annotated[
+        bool, typer.Option("--like-hta", help="In the table, round times as HolisticTraceAnalysis does.")
+    ] = False,
     kineto: KinetoPath = None,
     read_limit: ReadLimitSize = "",
     as_json: Json = False,
@@ -32,6 +46,13 @@ def explain(
     """
     from windtunnel.reports import explain as explain_graph
 
+    if table:
+        shown = {"as_json": as_json, "as_csv": as_csv}
+        print_trace_table(graph, table, top=top, like_hta=like_hta, read_limit=read_limit, **shown)
+        suggest("windtunnel", "explain", graph)
+        return
+    if as_csv or like_hta:
+        raise InputError("--csv and --like-hta are for a table", fix="add --table NAME")
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
         explanation = explain_graph(open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit))
     if as_json:

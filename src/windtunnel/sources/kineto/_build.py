@@ -34,7 +34,7 @@ from windtunnel.sources.kineto._trace import MISSING, Trace
 from windtunnel.sources.kineto._waits import HostWaits, StreamWaits, find_host_waits, find_stream_waits
 from windtunnel.sources.kineto._window import Steps, Window, find_steps, find_window
 
-__all__ = ["Columns", "Parts", "assemble", "find_parts"]
+__all__ = ["Columns", "Parts", "assemble", "find_parts", "told_rank"]
 
 # N rows, S slices, D device tasks, T = S + D
 Int64s = NDArray[np.int64]
@@ -263,7 +263,7 @@ def _task_columns(parts: Parts) -> dict[str, Any]:
         layer[: host.num_slices] = labels.layer[host.event] + 1
         layer[host.num_slices + launched] = labels.layer[launch_event] + 1
         columns["layer"] = encode(layer, ("", *labels.layers))
-    rank = _rank(trace)
+    rank = told_rank(trace)
     if rank is not None:
         columns["rank"] = np.full(len(row), rank, np.int32)
     return {**columns, **_optional_columns(parts, row)}
@@ -320,7 +320,8 @@ def _resource_columns(parts: Parts) -> dict[str, list[Any]]:
     }
 
 
-def _rank(trace: Trace) -> int | None:
+def told_rank(trace: Trace) -> int | None:
+    """The rank that a trace says it is of."""
     info = trace.meta.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else None

@@ -20,7 +20,7 @@ from windtunnel.sources.kineto._text import Progress
 from windtunnel.sources.kineto._trace import read_trace
 from windtunnel.sources.stored import is_stored
 
-__all__ = ["KinetoRules", "holds_ranks", "load_kineto"]
+__all__ = ["KinetoRules", "holds_ranks", "load_kineto", "traces_in"]
 
 
 _SUFFIXES = (".json", ".json.gz")
@@ -28,7 +28,7 @@ _SUFFIXES = (".json", ".json.gz")
 
 def holds_ranks(path: Path) -> bool:
     """Whether a folder holds Kineto traces, one per rank."""
-    return path.is_dir() and not is_stored(path) and bool(_traces_in(path))
+    return path.is_dir() and not is_stored(path) and bool(traces_in(path))
 
 
 @registry.source(
@@ -90,7 +90,7 @@ def load_kineto(
     """
     rules = rules or KinetoRules()
     if isinstance(path, str | Path) and Path(path).is_dir():
-        path = _traces_in(Path(path))
+        path = traces_in(Path(path))
     if isinstance(path, str | Path):
         return _load_one(path, window, occurrence, partial, rules, read_limit, progress)
     graphs = [_load_one(one, window, occurrence, partial, rules, read_limit, progress) for one in path]
@@ -99,7 +99,7 @@ def load_kineto(
     return merge_ranks(graphs, [str(one) for one in path], noise_ns=rules.noise_ns, allow_missing=allow_missing)
 
 
-def _traces_in(folder: Path) -> list[Path]:
+def traces_in(folder: Path) -> list[Path]:
     """The traces of a folder; what another source knows, as an execution trace, often lies beside."""
     files = [entry for entry in sorted(folder.iterdir()) if entry.is_file() and entry.name.endswith(_SUFFIXES)]
     return [file for file in files if known_by_content(file) is None]

@@ -1,0 +1,94 @@
+"""``windtunnel explain TRACE --table NAME``: the tables of a trace, printed (room cli)."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import require_there
+from windtunnel.errors import InputError
+
+__all__ = ["print_trace_table"]
+
+# what a terminal has no room for
+_HIDDEN = (
+    "correlation",
+    "non_compute_ratio",
+    "mean_ns",
+    "median_call_ns",
+    *(f"{name}{unit}" for name in ("std", "min", "p25", "p75") for unit in ("", "_ns")),
+)
+_PER_EVENT = ("launches", "queue-series")
+_LONGEST_NAME = 24
+
+
+def print_trace_table(
+    path: Path, name: str, *, top: int, like_hta: bool, read_limit: str, as_json: bool, as_csv: bool
+) -> None:
+    """Read the trace or the folder of traces, make the table, print it."""
+    from windtunnel.sources.formats import format_of
+    from windtunnel.sources.kineto.tables import TABLES, TableRules, read_tables
+    from windtunnel.units import parse_size
+
+    if name not in TABLES:
+        raise InputError(f"there is no table {name!r}", where="--table", fix=f"use one of {', '.join(TABLES)}")
+    require_there(path)
+    source = format_of(path)
+    if source is None or source.name != "kineto":
+        raise InputError("tables are of traces", where=str(path), fix="name a Kineto trace, or a folder of them")
+    rules = TableRules(num_kernels=top, like_hta=like_hta)
+    limit = parse_size(read_limit) if read_limit else None
+    with Progress(f"reading {path.name}", heartbeat=True) as progress:
+        tables = read_tables(path, rules=rules, read_limit=limit, progress=progress)
+        table = tables.table(name)
+    if as_json:
+        print_json({"schema": "windtunnel.table/1", "table": name, "note": tables.note, "rows": table.to_pylist()})
+    elif as_csv:
+        _print_csv(table)
+    else:
+        _print(table.to_pylist(), top if name in _PER_EVENT else None)
+        if tables.note:
+            say_wrapped(tables.note)
+
+
+def _print_csv(table: Any) -> None:
+    from pyarrow import csv
+
+    written = io.BytesIO()
+    csv.write_csv(table, written)
+    sys.stdout.write(written.getvalue().decode())
+
+
+def _print(rows: list[dict[str, Any]], most: int | None) -> None:
+    columns = [column for column in rows[0] if column not in _HIDDEN] if rows else []
+    numbers = [place for place, column in enumerate(columns) if not isinstance(rows[0][column], str)]
+    heads = [_head(column) for column in columns]
+    cells = [[_cell(column, row[column]) for column in columns] for row in rows[:most]]
+    print_table(heads, cells, numbers=numbers, gives_way=columns.index("name") if "name" in columns else 0)
+    if most is not None and len(rows) > most:
+        say(f"and {len(rows) - most:,} more; --csv and --json print all")
+
+
+def _head(column: str) -> str:
+    if column.endswith("_ratio"):
+        column = f"% {column.removesuffix('_ratio')}"
+    return column.removesuffix("_ns").removeprefix("num_").replace("_", " ")
+
+
+def _cell(column: str, value: Any) -> str:
+    from windtunnel.reports.packing import shortened
+    from windtunnel.units import format_duration, format_ratio
+
+    if column == "name":
+        return shortened(value, _LONGEST_NAME)
+    if isinstance(value, float) and math.isnan(value):
+        return "-"
+    if column.endswith("_ns"):
+        return format_duration(value)
+    if column.endswith("ratio"):
+        return format_ratio(value)
+    return f"{value:.2f}" if isinstance(value, float) else f"{value}"
