@@ -14,6 +14,7 @@ import importlib.metadata
 import inspect
 import pkgutil
 import sys
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -175,8 +176,18 @@ def policy(name: str, *, source: str) -> Callable[[Target], Target]:
     return _register("policy", name, source)
 
 
+def _entry_points() -> list[importlib.metadata.EntryPoint]:
+    """Those of everything that is installed; of this package from its own project file, where it runs uninstalled."""
+    found = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if any(point.value.startswith("windtunnel.") for point in found) or not project.is_file():
+        return found
+    own = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][ENTRY_POINT_GROUP]
+    return [importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in own.items()] + found
+
+
 def _load_entry_points() -> None:
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for point in _entry_points():
         if point.value in _loaded:
             continue
         try:

@@ -15,8 +15,9 @@ from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
+from windtunnel.measure.devices import finished_ns, uses_gpu
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.rounds import elapsed_ns, quiet, spread_ratio
+from windtunnel.measure.rounds import quiet, spread_ratio
 from windtunnel.measure.threads import threads
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = ["DTYPES", "SHORT_NAMES", "Bandwidth", "Peak", "measured_bandwidth", "
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
 SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
-_SIDES = (512, 1024, 2048)
+_SIDES, _GPU_SIDES = (512, 1024, 2048), (2048, 4096, 8192)
 _BUDGET_S, _MIN_RUNS = 0.3, 5
 _Key = tuple[str, str, str, str, int, str, str]
 _METHOD = 1  # raised whenever peaks are measured in another way: older ones are then not used
@@ -91,7 +92,7 @@ class Bandwidth:
 def measured_peak(
     dtype: str = "float32", num_threads: int = 1, *, device: str = "cpu", database: ProfileDatabase | None = None
 ) -> Peak:
-    """Best rate of three square matrix products, each run for a third of a second.
+    """Best rate of three square matrix products (of larger ones on a GPU), each run for a third of a second.
 
     Parameters
     ----------
@@ -120,7 +121,8 @@ def measured_peak(
     if name not in DTYPES:
         raise InputError(f"no peak for the type {dtype!r}", where="dtype", fix=f"choose one of {', '.join(DTYPES)}")
     _check_threads(num_threads)
-    keys = {side: _key("peak::gemm", f"{name} {side}x{side}x{side}", device, num_threads) for side in _SIDES}
+    sides = _GPU_SIDES if uses_gpu(device) else _SIDES
+    keys = {side: _key("peak::gemm", f"{name} {side}x{side}x{side}", device, num_threads) for side in sides}
     known = database.find_all(keys.values()) if database is not None else {}
     if not all(key in known and known[key].is_trusted for key in keys.values()):
         known = {key: _timed(key, _product(name, side, device), num_threads, device) for side, key in keys.items()}
@@ -228,7 +230,7 @@ def _timed(key: _Key, run: Callable[[], object], num_threads: int, device: str) 
 def _times(run: Callable[[], object], device: str) -> list[float]:
     try:
         for _ in range(2):  # the first builds the kernel, the second fills the caches
-            _seconds(run, device)
+            finished_ns(run, device)
     except (RuntimeError, NotImplementedError) as error:
         message = str(error).partition("\n")[0]
         raise InputError(
@@ -236,16 +238,5 @@ def _times(run: Callable[[], object], device: str) -> list[float]:
         ) from error
     times: list[float] = []
     while sum(times) < 1e9 * _BUDGET_S or len(times) < _MIN_RUNS:
-        times.append(1e9 * _seconds(run, device))
+        times.append(finished_ns(run, device))
     return times
-
-
-def _seconds(run: Callable[[], object], device: str) -> float:
-    import torch
-
-    def whole() -> None:
-        run()
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-
-    return elapsed_ns(whole) / 1e9

@@ -225,7 +225,8 @@ def _sees_operators(flights: Flights) -> bool:
 
 
 def _lane_config(subject: Target, request: Request, *, sees_operators: bool) -> LaneConfig:
-    threads = require("torch", extra="torch").get_num_threads()  # as in this process, where the capture was made
+    torch = require("torch", extra="torch")
+    threads = torch.get_num_threads()  # as in this process, where the capture was made
     if isinstance(subject, Script):
         return LaneConfig(script=str(subject.path), argv=subject.argv, threads=threads, sees_operators=sees_operators)
     if isinstance(subject, WorkloadName):
@@ -233,6 +234,7 @@ def _lane_config(subject: Target, request: Request, *, sees_operators: bool) -> 
             workload=subject.name,
             workload_parameters=dict(subject.parameters),
             threads=threads,
+            device=str(torch.get_default_device()),
             sees_operators=sees_operators,
         )
     raise FlightError(

@@ -7,7 +7,6 @@ turn. A closed line ends the process. Only the first rank answers.
 from __future__ import annotations
 
 import random
-import time
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._processes import LaneConfig
 from windtunnel.flights._witness import Witness
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.hooks import StepHooks
@@ -40,10 +40,9 @@ class _Timer:
     def __init__(self, place: Place, program: LiveProgram, *, sees_operators: bool) -> None:
         self._program = program
         self._place = place
-        self._durations_ns: list[int] = []
+        self._clock = IterationClock()
         self._num_wanted = -1  # -1: not asked yet
         self._num_settling = 0
-        self._begun_ns = 0
         self.losses = LossWatch()
         self._sees_operators = sees_operators
         self._witness: Witness | None = None
@@ -52,7 +51,6 @@ class _Timer:
 
     def boundary(self, *, is_regular: bool = True, num_settling: int = 1, loaders: Sequence[Any] = ()) -> None:
         """An iteration lies behind."""
-        elapsed_ns = time.perf_counter_ns() - self._begun_ns
         if self._place.rank:
             return
         if self._num_wanted < 0:
@@ -64,11 +62,12 @@ class _Timer:
             if not self._num_settling and self._witness is not None:
                 self._seen, self._witness = self._witness.end(self._num_watched), None
         elif is_regular:
-            self._durations_ns.append(elapsed_ns)
-            if len(self._durations_ns) >= self._num_wanted:
-                self.tell({"durations_ns": self._durations_ns, "losses": self.losses.read(), "seen": self._seen})
+            self._clock.mark()
+            if len(self._clock) >= self._num_wanted:
+                durations_ns = self._clock.durations_ns()
+                self.tell({"durations_ns": durations_ns, "losses": self.losses.read(), "seen": self._seen})
                 self._await_order(num_settling)
-        self._begun_ns = time.perf_counter_ns()
+        self._clock.begin()
 
     def tell(self, answer: dict[str, Any]) -> None:
         """Answer whoever gives the turns."""
@@ -83,7 +82,7 @@ class _Timer:
 
     def _await_order(self, num_settling: int) -> None:
         try:
-            self._num_wanted, self._durations_ns = self._place.order(), []
+            self._num_wanted, self._clock = self._place.order(), IterationClock()
         except EOFError:
             raise EndOfScript from None
         self._num_settling = max(num_settling, self._program.iterations_per_sample)
@@ -145,6 +144,8 @@ def _num_settling(loaders: list[Any]) -> int:
 
 
 def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:
+    if config.device != "cpu":
+        torch.set_default_device(config.device)
     built = build_workload(config.workload, config.workload_parameters, program)
     discover(built.step, program)
     loaders = [built.loader] if built.loader is not None else []

@@ -28,6 +28,7 @@ class LaneConfig(msgspec.Struct, frozen=True):
     steps: tuple[tuple[str, dict[str, Any]], ...] = ()
     seed: int = 0
     threads: int = 0
+    device: str = "cpu"
     sees_operators: bool = True
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._witness import Witness
-from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.turns import Turn
 from windtunnel.sources.torch.live import LiveProgram
 
@@ -63,7 +63,12 @@ class StepLane:
         try:
             with self._flying(), self._losses.watching():
                 seen = self._settle()
-                durations_ns = [elapsed_ns(self._step) for _ in range(num_iterations)]
+                clock = IterationClock()  # by now it is seen whether the program uses a GPU
+                clock.begin()
+                for _ in range(num_iterations):
+                    self._step()
+                    clock.mark()
+                durations_ns = clock.durations_ns()
         except WindtunnelError:
             raise
         except Exception as error:

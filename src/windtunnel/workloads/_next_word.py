@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.workloads._decoder import Shape, decoder
 from windtunnel.workloads._texts import Text
-from windtunnel.workloads.workload import Sized, Supervised, Training, Workload
+from windtunnel.workloads.workload import Sized, Supervised, Training, Workload, placed
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def next_word(
         return loss
 
     def draw() -> tuple[tuple[torch.Tensor], torch.Tensor]:
-        words = torch.from_numpy(data.draw(batch_size, shape.length + 1, random))
+        words = placed(data.draw(batch_size, shape.length + 1, random))
         return (words[:, :-1],), words[:, 1:]
 
     def step() -> torch.Tensor:

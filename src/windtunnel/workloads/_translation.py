@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from windtunnel.workloads._texts import PAD, translations
-from windtunnel.workloads.workload import Sized, Training, Workload
+from windtunnel.workloads.workload import Sized, Training, Workload, placed
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,6 @@ def translation(
     max_norm: float | None = None,
 ) -> Workload:
     """Teach ``model`` the next target word; counts words of both languages; ``max_norm`` clips gradients."""
-    import torch
     from torch import nn
 
     loss_function = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=label_smoothing)
@@ -47,7 +46,7 @@ def translation(
         nonlocal num_tokens
         batch = data.draw(training.batch_size, random)
         num_tokens += batch.num_tokens
-        source, target = torch.from_numpy(batch.source), torch.from_numpy(batch.target)
+        source, target = placed(batch.source), placed(batch.target)
         optimizer.zero_grad()
         scores = model(source, target[:, :-1])
         loss: torch.Tensor = loss_function(scores.flatten(0, 1), target[:, 1:].flatten())

@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.workloads._texts import MASK, NUM_SPECIAL, Text, Tokens
-from windtunnel.workloads.workload import Training, Workload
+from windtunnel.workloads.workload import Training, Workload, placed
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ def bert(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
         nonlocal num_tokens
         words = data.draw(num_windows, preset.length, random)
         num_tokens += words.size
-        masked, labels = (torch.from_numpy(array) for array in masked_words(words, preset.vocabulary, random))
+        masked, labels = (placed(array) for array in masked_words(words, preset.vocabulary, random))
         optimizer.zero_grad()
         loss: torch.Tensor = model(input_ids=masked, labels=labels).loss
         loss.backward()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Workload, endless
+from windtunnel.workloads.workload import Workload, endless, placed
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def cnn(*, batch_size: int = 32, width: int = 16, blocks: int = 3, num_workers: 
     batches = endless(loader)
 
     def step() -> torch.Tensor:
-        images, labels = next(batches)
+        images, labels = map(placed, next(batches))
         optimizer.zero_grad()
         loss: torch.Tensor = loss_function(model(images), labels)
         loss.backward()
@@ -54,9 +54,10 @@ def _images(count: int, seed: int) -> torch.utils.data.Dataset[tuple[torch.Tenso
         """Noise as images; every second one is mirrored, all are scaled to about -1 to 1."""
 
         def __init__(self) -> None:
-            generator = torch.Generator().manual_seed(seed)
-            self.pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
-            self.labels = torch.randint(0, 10, (count,), generator=generator).tolist()
+            with torch.device("cpu"):  # where a loader's workers are
+                generator = torch.Generator().manual_seed(seed)
+                self.pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+                self.labels = torch.randint(0, 10, (count,), generator=generator).tolist()
 
         def __len__(self) -> int:
             return count

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads.workload import Training, Workload
+from windtunnel.workloads.workload import Training, Workload, placed
 
 if TYPE_CHECKING:
     import torch
@@ -87,16 +87,16 @@ def graph_network(*, size: str = "small", batch_size: int | None = None, seed: i
     loss_function = nn.CrossEntropyLoss()
     random = np.random.default_rng(seed)
     graph = citations(preset, random)
-    features = torch.from_numpy(graph.features)
-    edges = [torch.from_numpy(links) for links in batch_edges(num_seeds, preset.fanouts)]
+    features = placed(graph.features)
+    edges = [placed(links) for links in batch_edges(num_seeds, preset.fanouts)]
 
     def step() -> torch.Tensor:
         nodes = random.integers(0, preset.num_nodes, num_seeds)
-        labels = torch.from_numpy(graph.labels[nodes])
+        labels = placed(graph.labels[nodes])
         for fanout in preset.fanouts:
             nodes = np.concatenate([nodes, graph.sample(nodes, fanout, random)])
         optimizer.zero_grad()
-        loss: torch.Tensor = loss_function(model(features[torch.from_numpy(nodes)], edges), labels)
+        loss: torch.Tensor = loss_function(model(features[placed(nodes)], edges), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()

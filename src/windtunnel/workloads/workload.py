@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-__all__ = ["SIZES", "Sized", "Supervised", "Training", "Workload", "data_file", "endless"]
+__all__ = ["SIZES", "Sized", "Supervised", "Training", "Workload", "data_file", "endless", "placed"]
 
 SIZES = ("tiny", "small", "paper")
 """A step of ``tiny`` takes less than a second on two cores; ``paper`` is what the model's paper trains."""
@@ -186,3 +187,15 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
     """Batches without end: a new epoch begins where one ends."""
     while True:
         yield from loader
+
+
+def placed(data: np.ndarray[Any, Any] | torch.Tensor) -> torch.Tensor:
+    """What was drawn on the host, where torch makes new tensors (``torch.set_default_device``).
+
+    On the host nothing is copied: an array and its tensor share their memory.
+    """
+    import torch
+
+    tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+    device = torch.get_default_device()
+    return tensor if device.type == "cpu" else tensor.to(device)

@@ -1,0 +1,132 @@
+"""The stages for a machine with a GPU, gone through on the host: nothing is done twice, nothing is lost."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from benchmarks.bar import ROOT
+from benchmarks.gpu import operators
+from benchmarks.gpu.cases import ELEMENT_BYTES, LIMITS, SHARES, _work, case
+from benchmarks.gpu.stages import STAGES, Job, is_done, run_stage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.cost.operators.table import read_op_set
+
+BLOCKED = "import sys\nfor name in ('numba', 'pyarrow', 'msgspec', 'typer', 'rich'): sys.modules[name] = None\n"
+
+
+def job(folder, budget_s=600.0):
+    return Job("cpu", folder, time.monotonic() + budget_s, is_small=True)
+
+
+@given(st.integers(0, 30_000), st.booleans())
+def test_a_case_is_the_same_every_time_and_within_its_limits(number, is_small):
+    one = case(number, is_small=is_small)
+    num_elements, num_flops = _work(one.kind, one.sizes)
+
+    assert one == case(number, is_small=is_small)
+    assert num_elements * ELEMENT_BYTES[one.form] <= LIMITS[is_small][0]
+    assert num_flops <= LIMITS[is_small][1]
+    assert min(size for name, size in one.sizes.items() if name not in ("padding", "causal")) >= 1
+
+
+def test_any_thirty_two_cases_in_a_row_are_a_fair_sample():
+    for first in (0, 17, 320):
+        assert Counter(SHARES) == Counter(case(number).kind for number in range(first, first + 32))
+
+
+def test_every_form_of_arithmetic_is_drawn():
+    forms = Counter((one.kind, one.form) for one in map(case, range(32 * 12)))
+
+    assert {"fp32", "tf32", "bf16", "fp16"} == {form for kind, form in forms if kind == "linear"}
+    assert {"fp32", "bf16", "fp16"} == {form for kind, form in forms if kind == "pointwise"}
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(operators, "NUM_SMALL", 14)
+    monkeypatch.setattr(operators, "CASE_S", 0.0)
+    monkeypatch.setattr(operators, "ROUND_NS", 1)
+
+
+def test_a_stage_that_was_cut_off_goes_on_where_it_was(few, tmp_path):
+    whole = run_stage("operators", job(tmp_path))
+    path = tmp_path / "operators" / "part-000.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-3]) + '\n{"number": 13, "lat')  # killed while it wrote
+    (tmp_path / "operators" / "part-000.json").unlink()
+    again = run_stage("operators", job(tmp_path))
+    kept = path.read_text().splitlines()
+
+    assert lines[:-3] == kept[: len(lines) - 3]
+    assert (14, 14, True) == (whole["num_timings"], again["num_timings"], again["is_complete"])
+
+
+def test_a_case_that_took_the_process_with_it_twice_is_not_tried_again(few, tmp_path):
+    folder = tmp_path / "operators"
+    folder.mkdir()
+    (folder / "part-000.jsonl").write_text('{"number": 5, "begun": true}\n' * 2)
+    told = run_stage("operators", job(tmp_path))
+
+    assert (13, 1) == (told["num_timings"], told["num_failed_cases"])
+    assert "the process ended in this case (1)" in (folder / "DATASHEET.md").read_text()
+
+
+def test_what_is_timed_can_be_read_as_an_op_set(few, tmp_path):
+    run_stage("operators", job(tmp_path))
+    table = read_op_set(tmp_path / "operators" / "fp32" / "train_matmul.csv")
+
+    assert {"linear", "bmm"} >= set(table.op)
+    assert (table.latency_ms > 0).all()
+
+
+def test_without_time_nothing_is_begun(few, tmp_path):
+    told = run_stage("operators", job(tmp_path, budget_s=0.0))
+
+    assert (0, False, {"part-000": "not begun"}) == (told["num_done"], told["is_complete"], told["pending"])
+
+
+def test_what_failed_is_tried_again_only_if_asked():
+    assert is_done({"failed": "out of memory"}, is_again=False)
+    assert not is_done({"failed": "out of memory"}, is_again=True)
+    assert not is_done({"pending": "needs msgspec"}, is_again=False)
+
+
+def stages(folder, *names, paths=()):
+    search = os.pathsep.join([*map(str, paths), str(ROOT / "src"), str(ROOT)])
+    command = [sys.executable, "-m", "benchmarks.gpu", *names, "--device", "cpu", "--small", "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": search}, cwd=ROOT)
+    assert not done.returncode, done.stderr
+    return {line["stage"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.slow
+def test_a_machine_with_torch_and_numpy_alone_records_and_another_judges(tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "sitecustomize.py").write_text(BLOCKED)
+    bare = stages(tmp_path / "out", "check", "operators", "steps", paths=[tmp_path / "bare"])
+    recorded = (tmp_path / "out" / "steps" / "recorded" / "mlp.json").read_text()
+    judged = stages(tmp_path / "out", "operators", "steps")
+
+    assert ["numba", "pyarrow", "msgspec"] == bare["check"]["lacking"]
+    assert (True, False) == (bare["operators"]["is_complete"], bare["steps"]["is_complete"])
+    assert judged["steps"]["is_complete"]
+    assert recorded == (tmp_path / "out" / "steps" / "recorded" / "mlp.json").read_text()
+    assert judged["operators"]["num_timings"] == bare["operators"]["num_timings"]
+
+
+@pytest.mark.slow
+def test_every_stage_runs_to_its_end_without_a_gpu(tmp_path):
+    told = stages(tmp_path / "out")
+
+    assert list(STAGES) == list(told)
+    assert {name: {} for name in STAGES} == {name: line["failed"] for name, line in told.items()}
+    assert all(line["is_complete"] for line in told.values())
+    assert told["steps"]["replay_median"] < 0.1
+    assert told["memory"]["median"] < 0.05
+    assert told["whatifs"]["num_flown"] >= 1
