@@ -15,6 +15,7 @@ from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.faster import faster_cpu, faster_device
 from windtunnel.whatifs.loading import pinned_memory
 from windtunnel.whatifs.optimizer_in_backward import optimizer_in_backward
+from windtunnel.whatifs.tf32 import tf32
 
 TWO = [Layer("a"), Layer("b")]
 
@@ -158,3 +159,30 @@ def test_pinning_needs_copies_that_are_not_pinned():
         pinned_memory(graph.with_columns(name=names))
     with pytest.raises(NotApplicableError, match="nothing is copied"):
         pinned_memory(cpu_step(TWO))
+
+
+def named(graph, *names):
+    """The kernels of a step on a device, called by other names in turn."""
+    rows, texts = np.flatnonzero(graph.select(name="forward|backward")), graph.tasks.strings("name")
+    for turn, name in enumerate(names):
+        texts = texts.assign(rows[turn :: len(names)], name)
+    return graph.with_columns(name=texts)
+
+
+def test_float32_products_take_a_third_on_matrix_units():
+    """All passes are products: 2 * (100 + 200) become 2 * 100, updates stay."""
+    graph = named(gpu_step(TWO, launch_ns=1), "ampere_sgemm_128x64")
+    changed = tf32(graph)
+
+    assert 400 == replay(graph).makespan_ns - replay(changed).makespan_ns
+
+
+def test_products_that_are_rounded_already_stay():
+    half = named(gpu_step(TWO), "ampere_bf16_s16816gemm")
+    mixed = named(gpu_step(TWO), "sm80_xmma_gemm_f32f32_tf32f32", "ampere_sgemm_128x64")
+
+    with pytest.raises(NotApplicableError, match="no product runs in float32 on a device"):
+        tf32(half)
+    with pytest.raises(NotApplicableError, match="no product runs in float32 on a device"):
+        tf32(cpu_step(TWO))
+    assert replay(tf32(mixed)).makespan_ns < replay(mixed).makespan_ns

@@ -34,6 +34,8 @@ Counts = Mapping[str, float]
 Claim = Callable[[Counts, Counts, Mapping[str, Any]], str]
 Flight = TypeVar("Flight", bound=Callable[..., Any])
 DISTRIBUTED = "distributed models"  # where a flight keeps what it wrapped
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_COPIES = ("_to_copy", "copy_")
 _LEAST_SHARE = 0.5  # of what was promised: sizes are rounded, and some inputs do not depend on the batch
 
 
@@ -133,9 +135,22 @@ def _operators(found: Counter[str]) -> Any:
             found["channels-last operators"] += any(_is_channels_last(one) for one in seen)
             found["fused updates"] += name.startswith("_fused_")
             found["updates of many tensors"] += name.startswith("_foreach_")
+            found["TF32 products"] += _rounds_inputs(name, seen)
+            found["copies from pinned memory"] += name in _COPIES and any(one.is_pinned() for one in seen)
             return result
 
     return Operators()
+
+
+def _rounds_inputs(name: str, tensors: Iterable[Any]) -> bool:
+    """Whether a product of float32 on a GPU takes its inputs as TensorFloat-32."""
+    import torch
+
+    if not any(one.is_cuda and one.dtype is torch.float32 for one in tensors):
+        return False
+    if name.startswith(("convolution", "cudnn_convolution")):
+        return bool(torch.backends.cudnn.allow_tf32)
+    return name in _PRODUCTS and bool(torch.backends.cuda.matmul.allow_tf32)
 
 
 def _is_channels_last(tensor: Any) -> bool:

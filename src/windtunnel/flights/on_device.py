@@ -1,0 +1,61 @@
+"""What only a GPU can do (flights of "tf32" and "pinned-memory").
+
+In: a live program that computes on a GPU. Out: its products on matrix units; its batches in pinned memory, copied
+while the program goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from windtunnel import registry
+from windtunnel.flights._witness import proven_by, rises
+from windtunnel.sources.torch.live import LiveProgram, at_start, swap
+
+if TYPE_CHECKING:
+    import torch
+
+_MOST_PLACED = 2  # Tensor.to(device, dtype, non_blocking)
+
+
+@registry.flight("tf32", source="NVIDIA A100 whitepaper, 2020")
+@proven_by(rises("TF32 products"))
+@contextmanager
+def tf32(_program: LiveProgram) -> Iterator[None]:
+    """Let float32 products and convolutions round their inputs to TensorFloat-32."""
+    import torch
+
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = True
+    try:
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
+
+
+@registry.flight("pinned-memory", source="CUDA best practices guide, section 9.1: pinned memory")
+@proven_by(rises("copies from pinned memory"))
+@at_start
+@contextmanager
+def pinned_memory(program: LiveProgram) -> Iterator[None]:
+    """Let loaders put batches into pinned memory, and copy these to the device without waiting."""
+    import torch
+
+    to = torch.Tensor.to
+
+    def without_waiting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if len(args) <= _MOST_PLACED and tensor.device.type == "cpu" and tensor.is_pinned():
+            kwargs.setdefault("non_blocking", True)
+        return to(tensor, *args, **kwargs)
+
+    restore = swap(torch.Tensor, "to", without_waiting)
+    try:
+        with program.each_loader(lambda arguments: arguments | {"pin_memory": True}):
+            yield
+    finally:
+        restore()

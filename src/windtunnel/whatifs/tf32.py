@@ -1,0 +1,49 @@
+"""Products of float32 on matrix units, their inputs rounded (what-if family "precision").
+
+In: a graph whose devices multiply matrices in float32. Out: the same kernels, faster; what they move stays.
+Source: NVIDIA A100 whitepaper, 2020 (TensorFloat-32); the factor is Daydream's for products on matrix units.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Kind
+from windtunnel.whatifs._kernels import is_on_host, rescale
+
+__all__ = ["tf32"]
+
+_PRODUCTS = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b).*"
+_OTHER_TYPES = r"(?i).*(tf32|bf16|bfloat16|half|f16|fp16|hgemm|s16816|s1688|int8|imma|dgemm|f64).*"
+
+
+@registry.whatif("tf32", source="NVIDIA A100 whitepaper, 2020; Daydream, ATC 2020", decides="precision of products")
+def tf32(graph: Graph, factor: float = 3.0) -> Graph:
+    """Multiply float32 matrices on matrix units, with inputs rounded to TensorFloat-32.
+
+    Parameters
+    ----------
+    graph : Graph
+    factor : float
+        How much faster a product becomes.
+
+    Raises
+    ------
+    NotApplicableError
+        No product runs in float32 on a device.
+    """
+    if not math.isfinite(factor) or factor <= 0:
+        raise InputError(f"products cannot become {factor} times as fast", fix="give a factor above 0")
+    kernels = graph.select(kind=Kind.COMPUTE) & ~is_on_host(graph)
+    products = kernels & (graph.select(name=_PRODUCTS) | graph.select(op=_PRODUCTS))
+    full = products & ~graph.select(name=_OTHER_TYPES)
+    if not full.any():
+        raise NotApplicableError(
+            "no product runs in float32 on a device",
+            where=f"{int(np.count_nonzero(kernels))} kernels, {int(np.count_nonzero(products))} of them products",
+        )
+    return rescale(graph, full, 1.0 / factor, "paper")
