@@ -177,13 +177,17 @@ def policy(name: str, *, source: str) -> Callable[[Target], Target]:
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:
-    """Those of everything that is installed; of this package from its own project file, where it runs uninstalled."""
+    """Those of all that is installed; this package's own from its project file, where it runs out of its source tree.
+
+    What such a tree was installed with may be older than the tree, or it may not be installed at all.
+    """
     found = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    if any(point.value.startswith("windtunnel.") for point in found) or not project.is_file():
+    if not project.is_file():
         return found
     own = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][ENTRY_POINT_GROUP]
-    return [importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in own.items()] + found
+    others = [point for point in found if not point.value.startswith("windtunnel.")]
+    return [importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in own.items()] + others
 
 
 def _load_entry_points() -> None:

@@ -63,7 +63,7 @@ def ring_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
 
 
 def tree_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
-    """All-reduce on two pipelined binary trees: 2 · S/B + 2 · ⌈log₂ n⌉ · α.
+    """All-reduce on two pipelined binary trees: 2 · S/B + 2 · ⌈log₂ n⌉ · α; n/2 · S/B of two or three ranks.
 
     References
     ----------
@@ -72,7 +72,7 @@ def tree_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     _checked(size_bytes, num_ranks)
     if num_ranks == 1:
         return 0
-    return _steps_ns(2 * (num_ranks - 1).bit_length(), 2 * size_bytes, link)
+    return _steps_ns(2 * (num_ranks - 1).bit_length(), min(2, num_ranks / 2) * size_bytes, link)
 
 
 def reduce_scatter_ns(size_bytes: float, num_ranks: int, link: Link) -> int:

@@ -3,7 +3,7 @@
 In: names, or this host. Out: frozen values with units in their names. May not enter: one user's measurements.
 """
 
-from windtunnel.hardware.catalog import device, devices, link, links, machine, machines, recognize
+from windtunnel.hardware.catalog import device, devices, link, links, machine, machines, recognize, topology
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
 from windtunnel.hardware.systems import Cluster, Machine
@@ -22,4 +22,5 @@ __all__ = [
     "machines",
     "read_sheet",
     "recognize",
+    "topology",
 ]

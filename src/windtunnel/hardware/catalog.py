@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.host import matching, this_host
-from windtunnel.hardware.parts import Device, Link
+from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import device_of_row, read_sheet
 from windtunnel.hardware.systems import Machine
 
-__all__ = ["THIS_HOST", "device", "devices", "link", "links", "machine", "machines", "recognize"]
+__all__ = ["THIS_HOST", "device", "devices", "link", "links", "machine", "machines", "recognize", "topology"]
 
 THIS_HOST = "this host"
 _GIB = 2**30
@@ -138,6 +138,40 @@ def link(name: str) -> Link:
     450000000000.0
     """
     return _find("link", name, links())
+
+
+def topology(sizes: str, wires: tuple[Link, ...], sharers: str = "") -> Topology:
+    """A network from its text.
+
+    Parameters
+    ----------
+    sizes : str
+        Members per dimension, innermost first, as ``8x4``.
+    wires : tuple of Link
+        One per dimension, or one for all.
+    sharers : str
+        Members per port of each dimension, as ``1x8``; empty: 1 each.
+
+    Raises
+    ------
+    InputError
+        A text is no list of numbers, or they do not belong together.
+
+    Examples
+    --------
+    >>> str(topology("8x4", (link("nvlink4"), link("infiniband-ndr"))))
+    '8 over nvlink4 x 4 over infiniband-ndr'
+    """
+    members = _numbers(sizes)
+    each = wires * len(members) if len(wires) == 1 else wires
+    return Topology(members, each, _numbers(sharers) if sharers else ())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if not all(part.isdigit() for part in parts):
+        raise InputError(f"{text!r} are no sizes of dimensions", fix="write them as 8x4")
+    return tuple(int(part) for part in parts)
 
 
 def machine(name: str = THIS_HOST) -> Machine:

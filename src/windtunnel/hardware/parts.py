@@ -205,6 +205,9 @@ class Topology:
         How many members meet in each dimension, innermost first.
     links : tuple of Link
         The wire of each dimension.
+    sharers : tuple of int, optional
+        How many neighboring members send through one port of each dimension, such as the only NIC of a host; 1 unless
+        said otherwise.
 
     Examples
     --------
@@ -215,6 +218,7 @@ class Topology:
 
     sizes: tuple[int, ...]
     links: tuple[Link, ...]
+    sharers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sizes or len(self.sizes) != len(self.links):
@@ -225,6 +229,13 @@ class Topology:
             )
         if min(self.sizes) < 1:
             raise InputError(f"a dimension cannot have {min(self.sizes)} members", where="topology")
+        object.__setattr__(self, "sharers", self.sharers or (1,) * len(self.sizes))
+        if len(self.sharers) != len(self.sizes) or min(self.sharers) < 1:
+            raise InputError(
+                f"{self.sharers} members per port do not fit {len(self.sizes)} dimensions",
+                where="topology",
+                fix="give one number per dimension, at least 1 each",
+            )
 
     def __str__(self) -> str:
         return " x ".join(f"{size} over {link.name}" for size, link in zip(self.sizes, self.links, strict=True))

@@ -26,6 +26,7 @@ __all__ = [
     "gradients_of",
     "iterations_of",
     "last_per_group",
+    "link_in_use",
     "link_of",
     "need_one_rank",
     "positions",
@@ -82,6 +83,12 @@ def link_of(name: str, bandwidth_bytes_per_s: float | None, latency_ns: int | No
         latency_ns=known.latency_ns if latency_ns is None else latency_ns,
         is_duplex=known.is_duplex,
     )
+
+
+def link_in_use(graph: Graph) -> Link | None:
+    """The link that an earlier what-if priced the collectives with."""
+    noted = graph.meta.link
+    return None if noted is None else Link(**noted)
 
 
 def default_link(graph: Graph, name: str) -> str:

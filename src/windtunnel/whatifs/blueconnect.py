@@ -15,13 +15,16 @@ from windtunnel import registry
 from windtunnel.cost.collective import reduce_scatter_ns
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, ResourceKind
-from windtunnel.hardware import Link, Topology, link
-from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes, world_size
+from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
+from windtunnel.hardware import Link, Topology, link, topology
+from windtunnel.whatifs._gradients import link_in_use
 
 __all__ = ["blueconnect"]
 
+DECIDES = "collective algorithm"
 
-@registry.whatif("blueconnect", source="Cho et al., BlueConnect, MLSys 2019; Daydream, ATC 2020")
+
+@registry.whatif("blueconnect", source="Cho et al., BlueConnect, MLSys 2019; Daydream, ATC 2020", decides=DECIDES)
 def blueconnect(graph: Graph, sizes: str = "auto", links: str = "auto", num_ranks: int | None = None) -> Graph:
     """Decompose every all-reduce over the dimensions of the network.
 
@@ -58,35 +61,28 @@ def blueconnect(graph: Graph, sizes: str = "auto", links: str = "auto", num_rank
 
 
 def _topology(graph: Graph, sizes: str, links: str, num_ranks: int) -> Topology:
-    members = _even(num_ranks) if sizes == "auto" else _parsed(sizes)
-    if math.prod(members) != num_ranks:
-        raise InputError(f"{sizes} are {math.prod(members)} workers, not {num_ranks}", where="blueconnect sizes")
-    if len(members) < 2:
+    network = topology(_even(num_ranks) if sizes == "auto" else sizes, _links(graph, links))
+    if network.num_members != num_ranks:
+        raise InputError(f"{sizes} are {network.num_members} workers, not {num_ranks}", where="blueconnect sizes")
+    if len(network.sizes) < 2:
         raise NotApplicableError(
             f"{num_ranks} workers make a ring of one dimension only", fix="give sizes=, for example sizes=2x2"
         )
-    return Topology(members, _links(graph, links, len(members)))
+    return network
 
 
-def _parsed(sizes: str) -> tuple[int, ...]:
-    parts = sizes.split("x")
-    if not all(part.isdigit() for part in parts):
-        raise InputError(f"{sizes!r} are no sizes of dimensions", fix="write them as 8x4")
-    return tuple(int(part) for part in parts)
-
-
-def _even(num_ranks: int) -> tuple[int, ...]:
+def _even(num_ranks: int) -> str:
     inner = next(size for size in range(math.isqrt(num_ranks), 0, -1) if num_ranks % size == 0)
-    return (num_ranks // inner, inner) if inner > 1 else (num_ranks,)
+    return f"{num_ranks // inner}x{inner}" if inner > 1 else f"{num_ranks}"
 
 
-def _links(graph: Graph, links: str, count: int) -> tuple[Link, ...]:
+def _links(graph: Graph, links: str) -> tuple[Link, ...]:
     if links != "auto":
         return tuple(link(name) for name in links.split("/"))
     used = link_in_use(graph)
     if used is None:
         raise NotApplicableError("the links of the network are not recorded", fix="pass links=nvlink4/infiniband-ndr")
-    return (used,) * count
+    return (used,)
 
 
 def _rows_of_pieces(graph: Graph, chosen: NDArray[np.bool_], parts: int) -> NDArray[np.int64]:

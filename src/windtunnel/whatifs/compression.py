@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
-from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes, world_size
-from windtunnel.whatifs._gradients import registered_shapes
+from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
+from windtunnel.whatifs._gradients import link_in_use, registered_shapes
 from windtunnel.whatifs._kernels import computes_on_host, memory_bandwidth, traffic_ns
 from windtunnel.whatifs._reducing import OWN_WORK, reducing_needs, shared_out, way_between, work_ahead
 from windtunnel.whatifs.unpriced import Unpriced

@@ -19,9 +19,9 @@ from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.cost.rerun import AveragingNeed
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.graph.collectives import all_reduces
 from windtunnel.hardware import Link
 from windtunnel.hardware import link as catalog_link
-from windtunnel.whatifs._collectives import all_reduces
 from windtunnel.whatifs._gradients import (
     Bucket,
     buckets_of,

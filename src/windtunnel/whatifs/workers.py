@@ -12,7 +12,8 @@ from windtunnel import registry
 from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
-from windtunnel.whatifs._collectives import all_reduces, link_in_use, message_bytes, world_size
+from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
+from windtunnel.whatifs._gradients import link_in_use
 from windtunnel.whatifs._kernels import rescale
 
 __all__ = ["rank_count", "straggler"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
-from windtunnel.whatifs._collectives import all_reduces, message_bytes, world_size
+from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import rescale
 

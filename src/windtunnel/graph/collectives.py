@@ -1,6 +1,7 @@
-"""The collectives that a graph already has (room whatifs, private).
+"""The collectives that a graph has (room graph).
 
-In: a graph. Out: masks and numbers that communication what-ifs start from, with reasons where there is nothing.
+In: a graph. Out: masks and numbers that what-ifs about communication start from, with reasons where there is nothing.
+Not here: how long a message takes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Graph, Kind, Phase
-from windtunnel.hardware import Link
+from windtunnel.graph.graph import Graph
+from windtunnel.graph.schema import Kind, Phase
 
-__all__ = ["all_reduces", "link_in_use", "message_bytes", "world_size"]
+__all__ = ["all_reduces", "message_bytes", "world_size"]
 
 Mask = NDArray[np.bool_]
 _ALL_REDUCE = r"(?i).*all.?reduce.*"
@@ -69,9 +70,3 @@ def message_bytes(graph: Graph, mask: Mask) -> NDArray[np.int64]:
         raise NotApplicableError("the sizes of the messages are not recorded", where="column message_bytes")
     sizes: NDArray[np.int64] = column[mask]
     return sizes
-
-
-def link_in_use(graph: Graph) -> Link | None:
-    """The link that an earlier what-if priced the collectives with."""
-    noted = graph.meta.link
-    return None if noted is None else Link(**noted)
