@@ -71,12 +71,15 @@ def open_graph(
     progress: Progress | None = None,
     kineto: Path | None = None,
     read_limit: str = "",
+    align: str = "auto",
+    allow_missing: bool = False,
     **options: Any,
 ) -> Graph:
     """The graph of whatever a registered source knows: a stored one, a trace, a folder of traces.
 
-    ``read_limit`` is a size with its unit. ``kineto`` and ``options`` are parameters of the source's reader, such as
-    :func:`windtunnel.sources.kineto.load_kineto`.
+    ``read_limit`` is a size with its unit. ``align`` and ``allow_missing`` are for a folder with a trace per rank, see
+    :func:`windtunnel.sources.ranks.load_ranks`. ``kineto`` and ``options`` are parameters of the source's reader, such
+    as :func:`windtunnel.sources.kineto.load_kineto`.
 
     Raises
     ------
@@ -95,13 +98,18 @@ def open_graph(
     accepts = source.parameters
     if kineto is not None and "kineto" not in accepts:
         raise InputError("--kineto adds times to an execution trace", where=str(path), fix="leave it out")
+    several = {name: value for name, value in (("align", align), ("allow_missing", allow_missing)) if name in accepts}
+    if len(several) < 2 and (align != "auto" or allow_missing):
+        raise InputError("there is one rank here", where=str(path), fix="leave out --align and --allow-missing")
     asked = {name: value for name, value in options.items() if value}
     if not asked.keys() <= accepts.keys():
         raise InputError("only a trace can be cut while it is read", where=str(path), fix="use --from and --to instead")
     if read_limit and "read_limit" not in accepts:
         raise InputError(f"the source {source.name!r} takes no limit", where=str(path), fix="leave out --read-limit")
     others = {"progress": progress, "kineto": kineto, "read_limit": parse_size(read_limit) if read_limit else None}
-    opened: Graph = source.function(path, **asked, **{name: one for name, one in others.items() if name in accepts})
+    opened: Graph = source.function(
+        path, **asked, **several, **{name: one for name, one in others.items() if name in accepts}
+    )
     return opened
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "AlignChoice",
+    "AllowMissing",
     "Force",
     "Fresh",
     "GraphPath",
@@ -27,6 +29,11 @@ KinetoPath = Annotated[
     Path | None,
     typer.Option("--kineto", metavar="TRACE", help="Of an execution trace: the Kineto trace of its run, for times."),
 ]
+AlignChoice = Annotated[
+    str,
+    typer.Option("--align", metavar="HOW", help="Clocks of traces per rank: auto (by what they did together) or none."),
+]
+AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: join those that are here.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document with raw units.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 Output = Annotated[

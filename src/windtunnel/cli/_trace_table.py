@@ -32,13 +32,15 @@ def print_trace_table(
     """Read the trace or the folder of traces, make the table, print it."""
     from windtunnel.sources.formats import format_of
     from windtunnel.sources.kineto.tables import TABLES, TableRules, read_tables
+    from windtunnel.sources.ranks.reader import ranks_in
     from windtunnel.units import parse_size
 
     if name not in TABLES:
         raise InputError(f"there is no table {name!r}", where="--table", fix=f"use one of {', '.join(TABLES)}")
     require_there(path)
     source = format_of(path)
-    if source is None or source.name != "kineto":
+    is_many = path.is_dir() and bool(ranks_in(path, "kineto"))
+    if not is_many and (source is None or source.name != "kineto"):
         raise InputError("tables are of traces", where=str(path), fix="name a Kineto trace, or a folder of them")
     rules = TableRules(num_kernels=top, like_hta=like_hta)
     limit = parse_size(read_limit) if read_limit else None

@@ -8,7 +8,7 @@ import typer
 
 from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped, suggest
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli._options import AlignChoice, AllowMissing, GraphPath, Json, KinetoPath, ReadLimitSize
 from windtunnel.cli._trace_table import print_trace_table
 from windtunnel.errors import InputError
 
@@ -38,6 +38,8 @@ def explain(
     ] = False,
     kineto: KinetoPath = None,
     read_limit: ReadLimitSize = "",
+    align: AlignChoice = "auto",
+    allow_missing: AllowMissing = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel explain train.wt
@@ -54,7 +56,11 @@ def explain(
     if as_csv or like_hta:
         raise InputError("--csv and --like-hta are for a table", fix="add --table NAME")
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
-        explanation = explain_graph(open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit))
+        explanation = explain_graph(
+            open_graph(
+                graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
+            )
+        )
     if as_json:
         print_json(explanation.to_dict())
     else:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
 
 if TYPE_CHECKING:
     from windtunnel.simulate import Timeline
@@ -27,6 +27,8 @@ def replay(
     force: Force = False,
     kineto: KinetoPath = None,
     read_limit: ReadLimitSize = "",
+    align: AlignChoice = "auto",
+    allow_missing: AllowMissing = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel replay train.wt --perfetto train.trace.json
@@ -34,11 +36,16 @@ def replay(
     Play the graph: how long it takes, what decides that, how busy each resource is.
     """
     from windtunnel.simulate import replay as replay_graph
+    from windtunnel.sources.ranks.clocks import clock_lines
     from windtunnel.units import format_duration, format_ratio
 
     target = None if perfetto is None else require_free(perfetto, force=force)
     with Progress(f"replaying {graph.name}", heartbeat=True) as progress:
-        timeline = replay_graph(open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit))
+        timeline = replay_graph(
+            open_graph(
+                graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
+            )
+        )
         path = timeline.critical_path()
         uses = sorted(timeline.utilization().to_pylist(), key=lambda use: -use["utilization"])
         if target is not None:
@@ -46,13 +53,15 @@ def replay(
     if as_json:
         counts = {"num_tasks": timeline.graph.num_tasks, "num_critical": len(path), "engine": timeline.engine}
         files = {"perfetto": None if target is None else str(target)}
-        print_json(
-            {"schema": "windtunnel.replay/1", "makespan_ns": timeline.makespan_ns, **counts, "resources": uses, **files}
-        )
+        clocks = timeline.graph.meta.clocks
+        found = {"makespan_ns": timeline.makespan_ns, **counts, "resources": uses, "clocks": clocks}
+        print_json({"schema": "windtunnel.replay/1", **found, **files})
     else:
         say(f"{timeline}; critical path: {path}")
         _print_measured(timeline)
         _print_unmeasured(timeline)
+        for line in clock_lines(timeline.graph):
+            say_wrapped(line)
         rows = [
             (
                 use["resource"],

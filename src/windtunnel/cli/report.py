@@ -8,7 +8,17 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say
 from windtunnel.cli._files import derived, open_graph, require_free, stem
-from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, LedgerPath, Output, ReadLimitSize
+from windtunnel.cli._options import (
+    AlignChoice,
+    AllowMissing,
+    Force,
+    GraphPath,
+    Json,
+    KinetoPath,
+    LedgerPath,
+    Output,
+    ReadLimitSize,
+)
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -30,6 +40,8 @@ def report(
     force: Force = False,
     kineto: KinetoPath = None,
     read_limit: ReadLimitSize = "",
+    align: AlignChoice = "auto",
+    allow_missing: AllowMissing = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel report train.wt
@@ -44,7 +56,9 @@ def report(
     path = require_free(derived(graph, ".report.html", output), force=force)
     past = Ledger(ledger)
     with Progress(f"writing {path.name}", heartbeat=True) as progress:
-        opened = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit)
+        opened = open_graph(
+            graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
+        )
         found = whatif(opened, "all", progress=progress) if ask and opened.num_tasks else []
         answers = with_intervals(found, past)
         receipts = past.receipts() if ask else []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel.cli._console import Progress, print_json, say, suggest
 from windtunnel.cli._files import derived, open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
+from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def slice_graph(
     until: Annotated[str, typer.Option("--to", metavar="TIME", help="Tasks that start before this.")] = "",
     window: Annotated[str, typer.Option(metavar="NAME", help="Of a trace: what an annotation launched.")] = "",
     partial: Annotated[bool, typer.Option("--partial", help="Of a trace that is cut: what stands before.")] = False,
-    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: those here.")] = False,
+    align: AlignChoice = "auto",
+    allow_missing: AllowMissing = False,
     output: Output = None,
     force: Force = False,
     kineto: KinetoPath = None,
@@ -50,7 +51,8 @@ def slice_graph(
     from windtunnel.graph import save
 
     path = require_free(derived(graph, ".slice.wt", output), force=force)
-    cut = {"window": window or None, "partial": partial, "allow_missing": allow_missing}
+    cut: dict[str, Any] = {"window": window or None, "partial": partial}
+    cut |= {"align": align, "allow_missing": allow_missing}
     with Progress(f"slicing {graph.name}", heartbeat=True) as progress:
         whole = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit, **cut)
         mask = whole.select(iteration=iteration, rank=rank, phase=_phase(phase), layer=layer or None, name=name or None)

@@ -9,7 +9,17 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
 from windtunnel.cli._files import database_of, open_graph
-from windtunnel.cli._options import Fresh, GraphPath, Json, KinetoPath, LedgerPath, PricesChoice, ReadLimitSize
+from windtunnel.cli._options import (
+    AlignChoice,
+    AllowMissing,
+    Fresh,
+    GraphPath,
+    Json,
+    KinetoPath,
+    LedgerPath,
+    PricesChoice,
+    ReadLimitSize,
+)
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -34,6 +44,8 @@ def whatif(
     ledger: LedgerPath = None,
     kineto: KinetoPath = None,
     read_limit: ReadLimitSize = "",
+    align: AlignChoice = "auto",
+    allow_missing: AllowMissing = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel whatif train.wt --all --pairs
@@ -43,13 +55,22 @@ def whatif(
     Names come from windtunnel list whatifs; parameters follow a colon (batch-size:factor=2), a + joins changes.
     """
     from windtunnel.flights import with_intervals
+    from windtunnel.sources.ranks.clocks import clock_lines
     from windtunnel.whatifs import whatif as ask
 
     if bool(names) == every:
         raise InputError("say which what-ifs to ask", fix=f"{_all_of(graph)}, or name some of them")
     with Progress("asking what if", heartbeat=True) as progress:
+        opened = open_graph(
+            graph,
+            progress=progress,
+            kineto=kineto,
+            read_limit=read_limit,
+            align=align,
+            allow_missing=allow_missing,
+        )
         found = ask(
-            open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit),
+            opened,
             "all" if every else ",".join(names or ()),
             pairs=pairs,
             prices=prices,
@@ -63,6 +84,8 @@ def whatif(
     else:
         _print_answers(usable, top)
         _print_refusals([answer for answer in answers if not answer.is_applicable], in_full=why or not every)
+        for line in clock_lines(opened):
+            say_wrapped(line)
     if not usable and not every:
         raise NotApplicableError("none of these changes has anything to act on", fix=_all_of(graph))
     if not usable:

@@ -73,6 +73,9 @@ class Meta:
         Share of the tasks' time in no known phase.
     ranks : mapping
         File of each rank.
+    clocks : mapping
+        Of several ranks: the ``hosts`` with what was added to their clocks, the ``spread_ns`` that is left, and
+        ``notes``.
     groups : tuple of ProcessGroup
     distributed : mapping
         What the profiler says of the job: ``backend``, ``rank``, ``world_size``.
@@ -139,6 +142,7 @@ class Meta:
     num_unmeasured_tasks: int | None = None
     other_ratio: float | None = None
     ranks: Facts = field(default_factory=dict)
+    clocks: Facts = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
     distributed: Facts = field(default_factory=dict)
     slice_of: int | None = None

@@ -22,6 +22,7 @@ from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
 from windtunnel.reports.notes import notes_of
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation
+from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
 from windtunnel.simulate import Timeline, replay
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 
@@ -73,6 +74,8 @@ class Explanation:
         How much longer an iteration is while it is measured; 0.2 is 20 % longer. Taken out of all times above.
     unexplained_ratio : float or None
         Share of the measured iteration that the replay has too much or too little.
+    waits : tuple of RankWait
+        Of many ranks: who waited for whom in collectives.
     """
 
     replayed_ns: float
@@ -91,6 +94,7 @@ class Explanation:
     unexplained_ratio: float | None
     sources: tuple[Share, ...] = ()
     notes: tuple[str, ...] = ()
+    waits: tuple[RankWait, ...] = ()
 
     @cached_property
     def iteration_ns(self) -> float:
@@ -230,7 +234,8 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         sources=_by_text(timeline, "cost_source"),
         overhead_ratio=_overhead(graph, measured),
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
-        notes=notes_of(graph, left_out),
+        notes=(*notes_of(graph, left_out), *wait_lines(timeline)),
+        waits=rank_waits(timeline),
     )
 
 

@@ -12,6 +12,7 @@ from windtunnel.graph import Graph
 from windtunnel.reports.packing import shortened
 from windtunnel.sources.execution_trace.reader import count_unmeasured
 from windtunnel.sources.kineto.explain import explain_device_tasks
+from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.units import format_count, format_duration, format_ratio
 
 __all__ = ["notes_of"]
@@ -27,6 +28,7 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
         notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
     notes += _unmeasured(graph)
     notes += _device_starts(graph)
+    notes += clock_lines(graph)
     notes += _forms(graph) or _before_holding(graph)
     notes += filter(None, [graph.meta.overhead.get("note")])
     dropped = graph.meta.trace.get("dropped")

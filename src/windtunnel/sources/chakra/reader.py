@@ -39,6 +39,7 @@ _MEMORY_TYPES = (NODE_TYPES.index("MEM_LOAD"), NODE_TYPES.index("MEM_STORE"))
 _METADATA, _COMP, _COLL = (NODE_TYPES.index(name) for name in ("METADATA", "COMP", "COMM_COLL"))
 _SEND, _RECV = NODE_TYPES.index("COMM_SEND"), NODE_TYPES.index("COMM_RECV")
 _FIRST_COMM = _SEND
+_MESSAGE_NAMES = {_SEND: "send", _RECV: "recv"}
 # attribute -> task column; a negative value stands for a node that lacks it
 _OWN = ("comm_src", "comm_dst", "comm_priority", "stream", "tid")
 _INTEGERS = {"comm_tag": "tag"} | {name: f"chakra.{name}" for name in _OWN}
@@ -151,6 +152,9 @@ def _operators(nodes: Nodes) -> list[str]:
     for row, code in comm_type.items():
         if nodes.types[row] == _COLL and 0 <= code < len(COMM_TYPES):
             operators[row] = COMM_TYPES[code]
+    for code, name in _MESSAGE_NAMES.items():
+        for row in np.flatnonzero(nodes.types == code).tolist():
+            operators[row] = name
     return operators
 
 

@@ -285,6 +285,8 @@ def _optional_columns(parts: Parts, row: NDArray[np.int32]) -> dict[str, Any]:
         columns["group"] = found.spread(found.group, len(row), -1)
     if (found.sequence >= 0).any():
         columns["sequence"] = found.spread(found.sequence, len(row), -1)
+    if (found.peer >= 0).any():
+        columns["peer"] = found.spread(found.peer, len(row), -1)
     for name, held in parts.memory.columns.items():
         columns[name] = np.concatenate([held, np.zeros(parts.device.num_tasks, np.int64)])
     return columns

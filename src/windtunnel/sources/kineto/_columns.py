@@ -29,7 +29,7 @@ class Collectives:
     """The C tasks that are collectives, by task number.
 
     ``name`` is a code into ``names``, ``group`` into ``groups`` or -1; ``message_bytes`` is 0 and ``sequence`` -1
-    where unknown.
+    where unknown; ``peer`` is the other rank of a message, or -1.
     """
 
     task: Int64s
@@ -37,6 +37,7 @@ class Collectives:
     message_bytes: Int64s
     group: NDArray[np.int32]
     sequence: Int64s
+    peer: NDArray[np.int32]
     names: tuple[str, ...]
     groups: tuple[ProcessGroup, ...]
 
@@ -61,6 +62,7 @@ def find_collectives(trace: Trace, host: Host, device: Device) -> Collectives:
     name = np.array([codes[text] for text in table], np.int32)[trace.name[row]]
     message_bytes, sequence = np.zeros(len(row), np.int64), np.full(len(row), -1, np.int64)
     group, groups = np.full(len(row), -1, np.int32), tuple[ProcessGroup, ...]()
+    peer = group.copy()
     if told_names:
         source = _argument_rows(trace, host, device)[row]
         known = np.flatnonzero(source >= 0)
@@ -71,8 +73,10 @@ def find_collectives(trace: Trace, host: Host, device: Device) -> Collectives:
         sequence[known] = np.maximum(trace.argument("Seq")[at], -1)
         group_of, groups = _groups(trace)
         group[known] = group_of[at]
+        is_send = name[known] == codes.get("send", -1)
+        peer[known] = _peers(trace, at, is_send, group_of[at], groups)
     task = np.concatenate([host_task, host.num_slices + device_task])
-    return Collectives(task, name, message_bytes, group, sequence, names, groups)
+    return Collectives(task, name, message_bytes, group, sequence, peer, names, groups)
 
 
 def _told_names(trace: Trace) -> list[int]:
@@ -105,6 +109,22 @@ def _groups(trace: Trace) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
         return "" if value == MISSING else trace.text(value)
 
     return group, tuple(ProcessGroup.read(text(name), text(members)) for name, members in pairs.T.tolist())
+
+
+def _peers(
+    trace: Trace,
+    at: Int64s,
+    is_send: NDArray[np.bool_],
+    group: NDArray[np.int32],
+    groups: tuple[ProcessGroup, ...],
+) -> list[int]:
+    """The other rank of each message: profilers give its place in the group."""
+    told = np.where(is_send, trace.argument("Dst Rank")[at], trace.argument("Src Rank")[at])
+    found = []
+    for place, number in zip(np.where((told >= 0) & (told < 2**31), told, -1).tolist(), group.tolist(), strict=True):
+        members = groups[number].ranks if number >= 0 else ()
+        found.append(members[place] if 0 <= place < len(members) else place)
+    return found
 
 
 def kinds(trace: Trace, host: Host, device: Device, collectives: Collectives) -> NDArray[np.int8]:

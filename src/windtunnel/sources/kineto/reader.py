@@ -10,32 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel import registry
-from windtunnel.errors import TraceError
 from windtunnel.graph import Graph
-from windtunnel.sources.formats import known_by_content
 from windtunnel.sources.kineto._build import assemble, find_parts
-from windtunnel.sources.kineto._ranks import merge_ranks
 from windtunnel.sources.kineto._rules import KinetoRules
 from windtunnel.sources.kineto._text import Progress
 from windtunnel.sources.kineto._trace import read_trace
-from windtunnel.sources.stored import is_stored
+from windtunnel.sources.ranks.merge import merge
+from windtunnel.sources.ranks.reader import ranks_in
 
-__all__ = ["KinetoRules", "holds_ranks", "load_kineto", "traces_in"]
-
-
-_SUFFIXES = (".json", ".json.gz")
-
-
-def holds_ranks(path: Path) -> bool:
-    """Whether a folder holds Kineto traces, one per rank."""
-    return path.is_dir() and not is_stored(path) and bool(traces_in(path))
+__all__ = ["KinetoRules", "load_kineto"]
 
 
 @registry.source(
     "kineto",
     source="PyTorch Kineto traces; Daydream, ATC 2020; HolisticTraceAnalysis",
-    sniff=holds_ranks,
-    suffixes=_SUFFIXES,
+    suffixes=(".json", ".json.gz"),
 )
 def load_kineto(
     path: str | Path | Sequence[str | Path],
@@ -44,6 +33,7 @@ def load_kineto(
     occurrence: int | None = None,
     partial: bool = False,
     allow_missing: bool = False,
+    align: str = "auto",
     rules: KinetoRules | None = None,
     read_limit: int | None = None,
     progress: Progress | None = None,
@@ -57,8 +47,8 @@ def load_kineto(
     Parameters
     ----------
     path : str or Path, or several
-        A trace as exported by ``torch.profiler``; or one per rank, or the folder that holds these, on a common clock:
-        one graph, joined at the collectives.
+        A trace as exported by ``torch.profiler``; or one per rank, or the folder that holds these: one graph, as
+        `windtunnel.sources.ranks.load_ranks` makes it.
     window : str, optional
         Name (or a part of it) of an annotation, for example ``"ProfilerStep#103"``: only what was launched inside
         it, with times from its begin.
@@ -66,8 +56,8 @@ def load_kineto(
         Which of several annotations of that name, from 0 (negative: from the last); all of them by default.
     partial : bool
         Keep the events before the cut of a truncated file instead of refusing it.
-    allow_missing : bool
-        Join the ranks that are given also if the traces speak of more.
+    allow_missing, align
+        Of several ranks, see there.
     rules : KinetoRules, optional
         How near two times must be to be cause and effect, where the trace does not tell.
     read_limit : int, optional
@@ -90,19 +80,12 @@ def load_kineto(
     """
     rules = rules or KinetoRules()
     if isinstance(path, str | Path) and Path(path).is_dir():
-        path = traces_in(Path(path))
+        path = ranks_in(Path(path), "kineto")
     if isinstance(path, str | Path):
         return _load_one(path, window, occurrence, partial, rules, read_limit, progress)
     graphs = [_load_one(one, window, occurrence, partial, rules, read_limit, progress) for one in path]
-    if not graphs:
-        raise TraceError("no traces are given", fix="give the path of a trace, or one per rank")
-    return merge_ranks(graphs, [str(one) for one in path], noise_ns=rules.noise_ns, allow_missing=allow_missing)
-
-
-def traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder; what another source knows, as an execution trace, often lies beside."""
-    files = [entry for entry in sorted(folder.iterdir()) if entry.is_file() and entry.name.endswith(_SUFFIXES)]
-    return [file for file in files if known_by_content(file) is None]
+    names = [str(one) for one in path]
+    return merge(graphs, names, align=align, allow_missing=allow_missing, noise_ns=rules.noise_ns)
 
 
 def _load_one(

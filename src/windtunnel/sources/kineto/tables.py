@@ -21,7 +21,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.sources.kineto._recorded import NO_CALL, KernelKind, Recorded, Span, read_recorded
 from windtunnel.sources.kineto._spans import QUARTILES, describe, length_ns, merged, shared_ns
 from windtunnel.sources.kineto._text import Progress
-from windtunnel.sources.kineto.reader import traces_in
+from windtunnel.sources.ranks.reader import ranks_in
 
 __all__ = ["TABLES", "TableRules", "TraceTables", "read_tables"]
 
@@ -84,7 +84,7 @@ def read_tables(
     """
     rules = rules or TableRules()
     paths = [path] if isinstance(path, str | Path) else list(path)
-    files = [file for one in paths for file in (traces_in(Path(one)) if Path(one).is_dir() else [Path(one)])]
+    files = [file for one in paths for file in (ranks_in(Path(one), "kineto") if Path(one).is_dir() else [Path(one)])]
     ranks = [read_recorded(f, like_hta=rules.like_hta, read_limit=read_limit, progress=progress) for f in files]
     if not any(len(one.name) for one in ranks):
         raise NotApplicableError(

@@ -1,0 +1,6 @@
+"""Graphs of several ranks -> one graph on one clock, from whatever source (room sources)."""
+
+from windtunnel.sources.ranks.merge import merge
+from windtunnel.sources.ranks.reader import load_ranks
+
+__all__ = ["load_ranks", "merge"]

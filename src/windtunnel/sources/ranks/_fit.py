@@ -1,0 +1,137 @@
+"""Offsets and drifts of clocks by robust regression over common ends (room sources, private).
+
+In: when each host saw each collective end. Out: what to add to each host's clock so that the ends coincide. Not here:
+what causality allows (``_bounds``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Fit", "fit_ends"]
+
+# K collectives, H hosts
+Floats = NDArray[np.float64]
+_ROUNDS = 50
+_HUBER = 1.345  # 95 % as sure as least squares where the noise is normal
+_LEAST_NS = 50.0  # no clock of a trace is finer
+_SURE = 4.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """What to add to the clocks.
+
+    Attributes
+    ----------
+    offset_ns : float [H]
+        At the time 0; 0 for the first host of each part of the job that collectives tie together.
+    drift : float [H]
+        Per unit of time, on top.
+    residual_KH : float [K, H]
+        How much later than its peers a host saw each end, in ns; NaN where it was no member.
+    spread_ns : float
+        Robust standard deviation of these.
+    part : int [H]
+        Hosts of one part are tied together.
+    """
+
+    offset_ns: Floats
+    drift: Floats
+    residual_KH: Floats
+    spread_ns: float
+    part: NDArray[np.int64]
+
+
+def fit_ends(end_KH: Floats, *, with_drift: bool) -> Fit:
+    """Offsets, and drifts where they are sure, by Huber's regression of the ends of collectives.
+
+    Minimizes the sum of rho(end + offset + drift * end - common end) over all members; the common ends are eliminated,
+    the rest is solved by least squares with weights, again and again.
+
+    Parameters
+    ----------
+    end_KH : float [K, H]
+        Ends in ns on each host's own clock; NaN for hosts that are no members.
+    with_drift : bool
+        Whether the span is long enough to tell drifts; one that is not sure is 0.
+    """
+    is_member = np.isfinite(end_KH)
+    part = _parts(is_member)
+    fit = _regression(end_KH, is_member, part, with_drift)
+    if with_drift and not _is_sure(fit, end_KH, is_member):
+        return _regression(end_KH, is_member, part, with_drift=False)
+    return fit
+
+
+def _is_sure(fit: Fit, end_KH: Floats, is_member: NDArray[np.bool_]) -> bool:
+    """Whether the largest drift is far beyond what noise of this spread would show."""
+    seen = np.where(is_member, end_KH, np.nan)
+    centered = seen - np.nanmean(seen, axis=0)
+    deviation = max(fit.spread_ns, _LEAST_NS) * np.sqrt(2.0 / np.maximum(np.nansum(centered**2, axis=0), 1.0))
+    return bool((np.abs(fit.drift) > _SURE * deviation).any())
+
+
+def _parts(is_member: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Which hosts meet, directly or by others: the least number among those that do."""
+    meet = is_member.T.astype(np.int64) @ is_member.astype(np.int64) > 0  # [H, H]
+    part = np.arange(is_member.shape[1])
+    while True:
+        lower = np.minimum(part, np.where(meet, part[None, :], len(part)).min(axis=1, initial=len(part)))
+        if (lower == part).all():
+            return part
+        part = lower
+
+
+def _regression(end_KH: Floats, is_member: NDArray[np.bool_], part: NDArray[np.int64], with_drift: bool) -> Fit:
+    num_hosts = end_KH.shape[1]
+    end = np.where(is_member, end_KH, 0.0)
+    free = np.flatnonzero(part != np.arange(num_hosts))  # the others are the references of their parts
+    unit = 1e9  # drifts in ns per s, so that the equations are well scaled
+    weight = is_member.astype(np.float64)
+    offset, drift = np.zeros(num_hosts), np.zeros(num_hosts)
+    residual = _residual(end, weight, offset, drift)
+    rows = np.concatenate([free, num_hosts + free]) if with_drift else free
+    for _ in range(_ROUNDS if len(free) else 0):
+        before = offset + drift * unit
+        matrix, right = _equations(end, end / unit, weight)
+        solved = np.zeros(2 * num_hosts)
+        solved[rows] = np.linalg.lstsq(matrix[np.ix_(rows, rows)], right[rows], rcond=None)[0]
+        offset, drift = solved[:num_hosts], solved[num_hosts:] / unit
+        residual = _residual(end, weight, offset, drift)
+        limit = _HUBER * max(_spread(residual, is_member), _LEAST_NS)
+        weight = np.where(is_member, 1.0, 0.0) * np.minimum(1.0, limit / np.maximum(np.abs(residual), 1e-9))
+        if np.abs(offset + drift * unit - before).max() < 0.1:
+            break
+    return Fit(offset, drift, np.where(is_member, residual, np.nan), _spread(residual, is_member), part)
+
+
+def _spread(residual: Floats, is_member: NDArray[np.bool_]) -> float:
+    """Standard deviation of most residuals, if they are normal."""
+    return 1.4826 * float(np.median(np.abs(residual[is_member]))) if is_member.any() else 0.0
+
+
+def _equations(end: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Normal equations of offsets and drifts, [2 H, 2 H] and [2 H], with the common ends eliminated."""
+    share = 1.0 / np.maximum(weight.sum(axis=1), 1e-30)  # [K]
+    drawn = weight * time
+
+    def block(one: Floats, other: Floats, diagonal: Floats) -> Floats:
+        found: Floats = np.diag(diagonal.sum(axis=0)) - (one * share[:, None]).T @ other
+        return found
+
+    cross = block(weight, drawn, drawn)
+    matrix = np.block([[block(weight, weight, weight), cross], [cross.T, block(drawn, drawn, drawn * time)]])
+    common = (weight * end).sum(axis=1) * share
+    apart = weight * (common[:, None] - end)
+    return matrix, np.concatenate([apart.sum(axis=0), (apart * time).sum(axis=0)])
+
+
+def _residual(end: Floats, weight: Floats, offset: Floats, drift: Floats) -> Floats:
+    placed = end + offset + drift * end
+    common = (weight * placed).sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-30)
+    apart: Floats = placed - common[:, None]
+    return apart
