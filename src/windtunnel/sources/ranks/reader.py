@@ -21,7 +21,12 @@ __all__ = ["holds_ranks", "load_ranks", "ranks_in"]
 
 def holds_ranks(path: Path) -> bool:
     """Whether a folder holds something that a source reads, one per rank."""
-    return path.is_dir() and not is_stored(path) and any(_known(entry) is not None for entry in sorted(path.iterdir()))
+    return path.is_dir() and any(_known(entry) is not None for entry in _entries(path))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder that is no stored graph itself."""
+    return [] if is_stored(folder) else sorted(folder.iterdir())
 
 
 def _known(path: Path) -> registry.Plugin | None:
@@ -86,7 +91,7 @@ def ranks_in(folder: Path, source: str = "") -> list[Path]:
     Beside those of the profiler, which only their names tell, often lie others that say what they are: execution
     traces of the same run, graphs that were stored.
     """
-    known = {entry: plugin for entry in sorted(folder.iterdir()) if (plugin := _known(entry)) is not None}
+    known = {entry: plugin for entry in _entries(folder) if (plugin := _known(entry)) is not None}
     found = [entry for entry, plugin in known.items() if source in ("", plugin.name)]
     by_name = [entry for entry in found if known_by_content(entry) is None]
     return by_name or found
