@@ -27,6 +27,8 @@ BARS = (
     "pure_whatifs",
     "noise",
     "ranks_build",
+    "dlrm_8_ranks",
+    "clock_alignment",
     "hta_exact",
     "hta_tables",
     "chakra_exact",

@@ -342,7 +342,8 @@ def _meta(parts: Parts, origin: int) -> dict[str, Any]:
     if not parts.window.is_whole:
         meta["window"] = {"name": parts.window.name, "duration_ns": int((parts.window.end - parts.window.begin).sum())}
     if isinstance(trace.meta.get("distributedInfo"), dict):
-        meta["distributed"] = trace.meta["distributedInfo"]
+        told = {"host_name": trace.meta["host_name"]} if isinstance(trace.meta.get("host_name"), str) else {}
+        meta["distributed"] = told | trace.meta["distributedInfo"]
     if parts.memory.base_bytes:
         meta["memory_base_bytes"] = parts.memory.base_bytes
     if parts.collectives.groups:

@@ -14,7 +14,7 @@ from windtunnel.sources.kineto._text import Text
 
 __all__ = ["read_document"]
 
-_WANTED = ("baseTimeNanoseconds", "deviceProperties", "distributedInfo")
+_WANTED = ("baseTimeNanoseconds", "deviceProperties", "distributedInfo", "host_name")
 
 
 def read_document(text: Text, read_events: Callable[[], None]) -> dict[str, Any]:

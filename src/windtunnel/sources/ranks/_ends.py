@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
 from windtunnel.graph import Table
+from windtunnel.sources.ranks._evidence import FEW
 from windtunnel.sources.ranks._job import ONE_JOB, Job
 from windtunnel.sources.ranks._match import Meetings
 from windtunnel.units import format_duration
@@ -20,7 +21,6 @@ __all__ = ["check_ends"]
 
 # K meetings
 Int64s = NDArray[np.int64]
-_FEW = 3  # with fewer collectives clocks cannot be set
 _FAR_NS = 1_000_000
 _ALIKE = 0.25  # of the spread of the begins: ends of collectives lie far closer
 _APART_NS = 100_000  # ends of one collective after clocks that were far off were set
@@ -42,21 +42,24 @@ def check_ends(tasks: Table, meetings: Meetings, job: Job, spread_ns: float, *, 
         return []
     begin, end = tasks["start_ns"], tasks["start_ns"] + tasks["duration_ns"]
     apart, begun, own = _range(end, meetings), _range(begin, meetings), _shortest(tasks, meetings)
-    if refuse and (meetings.num_meetings < _FEW or np.median(apart) > _APART_NS):
+    if refuse and (meetings.num_meetings < FEW or np.median(apart) > _APART_NS):
         _require_overlap(tasks, job)
-    for group in np.unique(meetings.group).tolist() if refuse else ():
+    for group in np.unique(meetings.group).tolist():
         mine = meetings.group == group
-        if np.median(apart[mine]) > max(_FAR_NS, _ALIKE * np.median(begun[mine])):
-            raise _strangers(meetings, job, group, apart, begun)
-    limit = np.maximum(own, max(_NEAR_NS, _MANY_SPREADS * spread_ns))
-    far = apart > limit
+        half_ns = float(np.median(apart[mine]))
+        if half_ns > max(_FAR_NS, _ALIKE * np.median(begun[mine])):
+            if refuse:
+                raise _strangers(meetings, job, group, apart, begun)
+            return [f"half of the collectives end more than {format_duration(half_ns)} apart: clocks may differ"]
+    usual_ns = max(_NEAR_NS, _MANY_SPREADS * spread_ns, _MANY_SPREADS * float(np.median(apart)))
+    far = apart > np.maximum(own, usual_ns)
     if not far.any():
         return []
     worst = int(np.argmax(np.where(far, apart, -1)))
     return [
-        f"{int(far.sum()):,} of {len(far):,} collectives end further apart on their ranks than they took, up to "
+        f"{int(far.sum()):,} of {len(far):,} collectives end far further apart than is usual here, up to "
         f"{format_duration(int(apart[worst]))} (collective {int(meetings.place[worst])} of "
-        f"{_group_name(job, int(meetings.group[worst]))}): these may not be the same"
+        f"{_group_name(job, int(meetings.group[worst]))}): a rank was busy, or these are not the same"
     ]
 
 

@@ -17,6 +17,7 @@ __all__ = ["Fit", "fit_ends"]
 Floats = NDArray[np.float64]
 _ROUNDS = 50
 _HUBER = 1.345  # 95 % as sure as least squares where the noise is normal
+_BLOCKS = 16
 _LEAST_NS = 50.0  # no clock of a trace is finer
 _SURE = 4.0
 
@@ -31,18 +32,18 @@ class Fit:
         At the time 0; 0 for the first host of each part of the job that collectives tie together.
     drift : float [H]
         Per unit of time, on top.
-    residual_KH : float [K, H]
-        How much later than its peers a host saw each end, in ns; NaN where it was no member.
     spread_ns : float
-        Robust standard deviation of these.
+        Robust standard deviation of what a host saw later, or sooner, than its peers.
+    steady_ns : float
+        The same of the medians of blocks of time: noise that comes and goes shows here.
     part : int [H]
         Hosts of one part are tied together.
     """
 
     offset_ns: Floats
     drift: Floats
-    residual_KH: Floats
     spread_ns: float
+    steady_ns: float
     part: NDArray[np.int64]
 
 
@@ -68,10 +69,11 @@ def fit_ends(end_KH: Floats, *, with_drift: bool) -> Fit:
 
 
 def _is_sure(fit: Fit, end_KH: Floats, is_member: NDArray[np.bool_]) -> bool:
-    """Whether the largest drift is far beyond what noise of this spread would show."""
+    """Whether the largest drift is far beyond what noise that comes and goes in blocks of time would show."""
     seen = np.where(is_member, end_KH, np.nan)
-    centered = seen - np.nanmean(seen, axis=0)
-    deviation = max(fit.spread_ns, _LEAST_NS) * np.sqrt(2.0 / np.maximum(np.nansum(centered**2, axis=0), 1.0))
+    blocks = [block for block in np.array_split(seen, min(_BLOCKS, len(seen))) if len(block)]
+    when = np.array([np.nanmean(block) for block in blocks])
+    deviation = max(fit.steady_ns, _LEAST_NS) * np.sqrt(2.0 / max(float(((when - when.mean()) ** 2).sum()), 1.0))
     return bool((np.abs(fit.drift) > _SURE * deviation).any())
 
 
@@ -106,12 +108,20 @@ def _regression(end_KH: Floats, is_member: NDArray[np.bool_], part: NDArray[np.i
         weight = np.where(is_member, 1.0, 0.0) * np.minimum(1.0, limit / np.maximum(np.abs(residual), 1e-9))
         if np.abs(offset + drift * unit - before).max() < 0.1:
             break
-    return Fit(offset, drift, np.where(is_member, residual, np.nan), _spread(residual, is_member), part)
+    return Fit(offset, drift, _spread(residual, is_member), _steadiness(residual, is_member), part)
 
 
 def _spread(residual: Floats, is_member: NDArray[np.bool_]) -> float:
     """Standard deviation of most residuals, if they are normal."""
     return 1.4826 * float(np.median(np.abs(residual[is_member]))) if is_member.any() else 0.0
+
+
+def _steadiness(residual: Floats, is_member: NDArray[np.bool_]) -> float:
+    """Root mean square of the medians of each block of time and host."""
+    shown = np.where(is_member, residual, np.nan)
+    blocks = [block for block in np.array_split(shown, min(_BLOCKS, len(shown))) if len(block)]
+    medians = [np.nanmedian(column) for block in blocks for column in block.T if np.isfinite(column).any()]
+    return float(np.sqrt(np.mean(np.square(medians)))) if medians else 0.0
 
 
 def _equations(end: Floats, time: Floats, weight: Floats) -> tuple[Floats, Floats]:

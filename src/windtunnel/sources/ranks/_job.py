@@ -39,8 +39,8 @@ class Job:
         Ranks that there were, 0 where nothing tells.
     has_times : bool
         Whether all were measured on a clock.
-    says_ranks : bool
-        Whether the graphs say themselves which rank they are.
+    says_ranks, says_hosts : bool
+        Whether the graphs say themselves which rank they are; whether the caller said which host each is of.
     """
 
     graphs: list[Graph]
@@ -52,6 +52,7 @@ class Job:
     world_size: int
     has_times: bool
     says_ranks: bool
+    says_hosts: bool
 
     @property
     def missing(self) -> list[int]:
@@ -86,8 +87,9 @@ def job_of(graphs: Sequence[Graph], names: Sequence[str], hosts: Sequence[str] |
     has_times = all("start_ns" in graph.tasks for graph in graphs)
     origin_ns = min(graph.meta.origin_ns for graph in graphs)
     placed = [_placed(graph, rank, origin_ns, groups, has_times) for graph, rank in zip(graphs, ranks, strict=True)]
-    told_hosts = [hosts[i] for i in order] if hosts is not None else _hosts_by_name(names, ranks)
-    return Job(placed, names, ranks, tuple(told_hosts), groups, origin_ns, world_size, has_times, says_ranks)
+    told_hosts = [hosts[i] for i in order] if hosts is not None else _told_hosts(graphs, names, ranks)
+    says = says_ranks, hosts is not None
+    return Job(placed, names, ranks, tuple(told_hosts), groups, origin_ns, world_size, has_times, *says)
 
 
 def _require_one_job(graphs: list[Graph], names: list[str]) -> None:
@@ -135,8 +137,11 @@ def _ranks_by_name(names: list[str]) -> list[int]:
     return list(range(len(names)))
 
 
-def _hosts_by_name(names: list[str], ranks: list[int]) -> list[str]:
-    """The host in the name of each file, where all are named as the profiler does; else one clock per rank."""
+def _told_hosts(graphs: list[Graph], names: list[str], ranks: list[int]) -> list[str]:
+    """The host that each trace names, or the name of its file as the profiler gives it; else one clock per rank."""
+    told = [graph.meta.distributed.get("host_name") for graph in graphs]
+    if all(isinstance(host, str) and host not in ("", "localhost") for host in told):
+        return [str(host) for host in told]
     found = [_WORKER.match(re.split(r"[\\/]", name)[-1]) for name in names]
     hosts = [match["host"] for match in found if match is not None]
     return hosts if len(hosts) == len(names) else [f"rank {rank}" for rank in ranks]

@@ -81,7 +81,7 @@ def find_meetings(tasks: Table, job: Job, allow_missing: bool) -> Meetings:
     group = tasks["group"][rows] if "group" in tasks else np.full(len(rows), -1, np.int32)
     found: list[tuple[Rows, int, int, bool]] = []
     for one in np.unique(group).tolist():
-        lists = _by_rank(comm, rows[group == one], job)
+        lists = _by_rank(comm, rows[group == one])
         whole = _check_members(lists, job, one, allow_missing)
         if len(lists) > 1:
             found += [
@@ -110,11 +110,12 @@ def _comm(tasks: Table) -> tuple[_Comm, Rows]:
     return _Comm(tasks, operator, tasks.get("sequence", absent), size, when), np.flatnonzero(is_comm)
 
 
-def _by_rank(comm: _Comm, rows: Rows, job: Job) -> dict[int, Rows]:
+def _by_rank(comm: _Comm, rows: Rows) -> dict[int, Rows]:
     """Rows of each rank that has some, by sequence number and time."""
     rank = comm.tasks["rank"][rows]
-    lists = {one: rows[rank == one] for one in job.ranks}
-    return {one: own[np.lexsort((own, comm.when[own], comm.sequence[own]))] for one, own in lists.items() if len(own)}
+    ordered = rows[np.lexsort((rows, comm.when[rows], comm.sequence[rows], rank))]
+    present, first = np.unique(comm.tasks["rank"][ordered], return_index=True)
+    return dict(zip(present.tolist(), np.split(ordered, first[1:]), strict=True)) if len(rows) else {}
 
 
 def _group_name(job: Job, number: int) -> str:

@@ -42,7 +42,7 @@ def find_messages(tasks: Table, job: Job) -> Messages:
     """
     if "peer" not in tasks or "op" not in tasks:
         return Messages(np.empty(0, np.int64), np.empty(0, np.int64))
-    sends, receives = (_ways(tasks, job, name) for name in ("send", "recv"))
+    sends, receives = (_ways(tasks, name) for name in ("send", "recv"))
     present = set(job.ranks)
     pairs: list[tuple[int, int]] = []
     num_open = 0
@@ -51,14 +51,14 @@ def find_messages(tasks: Table, job: Job) -> Messages:
         if not set(way[:2]) <= present:
             num_open += len(out) + len(into)
             continue
-        if len(out) != len(into):
+        if len(out) != len(into) or way[0] == way[1]:
             raise _unpaired(way, len(out), len(into), sends, receives, job)
         pairs += zip(out, into, strict=True)
     table = np.array(pairs, np.int64).reshape(-1, 2)
     return Messages(table[:, 0], table[:, 1], num_open)
 
 
-def _ways(tasks: Table, job: Job, name: str) -> dict[Way, list[int]]:
+def _ways(tasks: Table, name: str) -> dict[Way, list[int]]:
     """Rows of the sends (or receives) of each way, in their order."""
     operators = tasks.strings("op")
     is_it = operators.where({value: value == name for value in operators.values})
@@ -68,12 +68,6 @@ def _ways(tasks: Table, job: Job, name: str) -> dict[Way, list[int]]:
     found: dict[Way, list[int]] = {}
     for row in rows[np.lexsort((rows, when[rows], sequence[rows]))].tolist():
         own, other = int(tasks["rank"][row]), int(tasks["peer"][row])
-        if own == other:
-            raise TraceError(
-                f"rank {own} has a {name} to or from itself",
-                where=f"{job.named(own)}: {tasks.strings('name').decode(row)!r}",
-                fix="its trace may be that of another rank; give each rank its own",
-            )
         way = (own, other, int(tag[row])) if name == "send" else (other, own, int(tag[row]))
         found.setdefault(way, []).append(row)
     return found
@@ -86,9 +80,9 @@ def _unpaired(
     counts = [Counter({key: len(rows) for key, rows in some.items()}) for some in (sends, receives)]
     swapped = _swapped(counts[0], counts[1], job.ranks)
     about = f" with tag {tag}" if tag >= 0 else ""
+    told = f"rank {sender} sends {out:,} messages to rank {receiver}{about}, which receives {into:,}"
     return TraceError(
-        f"rank {sender} sends {out:,} messages to rank {receiver}{about}, which receives {into:,}: "
-        f"message {min(out, into)} has one end",
+        f"rank {sender} talks to itself" if sender == receiver else f"{told}: message {min(out, into)} has one end",
         where=f"{job.named(sender)}, {job.named(receiver)}",
         fix=f"the traces of ranks {swapped[0]} and {swapped[1]} look swapped: exchange them"
         if swapped

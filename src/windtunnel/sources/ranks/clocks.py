@@ -8,7 +8,7 @@ comes after its effect. Not here: changing a graph (``merge``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from windtunnel.errors import TraceError
 from windtunnel.graph import Graph, Table
 from windtunnel.sources.ranks import _bounds
+from windtunnel.sources.ranks._clipped import fit_clipped
+from windtunnel.sources.ranks._evidence import FEW, Evidence, gather
 from windtunnel.sources.ranks._fit import Fit, fit_ends
 from windtunnel.sources.ranks._job import Job
 from windtunnel.sources.ranks._match import Meetings
@@ -27,13 +29,11 @@ __all__ = ["Clock", "clock_lines", "fit_clocks"]
 
 # K collectives, H hosts, P messages, T tasks
 Floats = NDArray[np.float64]
-_FEW = 3  # collectives that fit any offset
 _SPAN_NS, _MANY = 500_000_000, 10  # from where on drifts can be told
 _SAME_NS = 20_000  # ends of one clock lie as near
-_GRAIN_NS = 2_000.0  # times of traces are whole microseconds
-_ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # none ends before all have begun
-_ONE_SIDED = ("broadcast", "reduce", "gather", "scatter")
-_BINS = 16
+_ROUNDS, _SPREADS = 2, 4
+_OWN = 0.1  # of a collective's own time: what its ends may differ by
+_FAR_NS = 1_000_000
 _MOST_LINES = 16
 
 
@@ -61,6 +61,11 @@ class Clock:
     high_ns: int | None = None
     base_ns: int = 0
 
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is added."""
+        return bool(self.offset_ns or self.drift_ppm)
+
     def corrected(self, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Times of this host's clock on the common one."""
         drift = np.rint((time_ns - self.base_ns) * (self.drift_ppm * 1e-6)).astype(np.int64)
@@ -72,50 +77,37 @@ class Clock:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Evidence:
-    """Times on the hosts' own clocks, from ``base_ns`` [H] on: ends of collectives, and what cannot come before what.
-
-    ``number`` is that of the meeting; ``begin_KH`` and ``end_KH`` are NaN for hosts that take no part. Messages lead
-    from host ``source`` to ``target``.
-    """
-
-    base_ns: NDArray[np.int64]
-    number: NDArray[np.int64]
-    begin_KH: Floats
-    end_KH: Floats
-    waits_for_all: NDArray[np.bool_]
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    sent: Floats
-    received: Floats
-    send_row: NDArray[np.int64]
-
-
 def fit_clocks(tasks: Table, meetings: Meetings, messages: Messages, job: Job) -> tuple[list[Clock], float]:
-    """Fit the clock of every host, in the order of ``job.hosts`` without repetition, and the spread that is left in ns.
+    """Fit the clock of every host; returns that of each rank [R], and the spread that is left in ns.
+
+    Where names alone said that ranks share a host, and their clocks say otherwise, each rank is a host of its own.
 
     Raises
     ------
     TraceError
-        Causes come after their effects whatever the clocks are; names the hosts and the tasks.
+        Causes come after their effects whatever the clocks are: names the hosts and the tasks; or a rank reads the
+        clock of another host than the caller said.
     """
+    by_rank = gather(tasks, meetings, messages, job, job.ranks)
+    odd = _odd_ranks(by_rank, job)
+    if odd and job.says_hosts:
+        raise _not_of_its_host(odd, job)
+    if odd:  # a name is no proof that it is one host
+        job = replace(job, hosts=tuple(f"rank {rank}" for rank in job.ranks))
     hosts = list(dict.fromkeys(job.hosts))
-    still = [Clock(host) for host in hosts]
-    evidence = _gather(tasks, meetings, messages, job, hosts)
-    ends = np.concatenate([evidence.end_KH, _midpoints(evidence, len(hosts))])
-    is_enough = len(ends) >= _FEW
+    still = [Clock(host) for host in job.hosts]
+    evidence = gather(tasks, meetings, messages, job, [hosts.index(host) for host in job.hosts])
+    is_enough = len(evidence.end_KH) >= FEW
     if len(hosts) < 2 or not (is_enough or len(evidence.source)):
         return still, 0.0
-    fit = fit_ends(ends, with_drift=_is_long(ends)) if is_enough else _as_told(evidence, len(hosts))
-    limit, cause = _limits(evidence, fit.drift, len(hosts), by_collectives=is_enough)
+    fit, doubt_ns = _steadiest(evidence)
+    limit, cause = evidence.limits(fit.drift, by_collectives=is_enough)
     cycle = _bounds.contradiction(limit)
     if cycle:
         raise _impossible(tasks, meetings, evidence, cycle, cause, hosts)
-    told = (evidence.base_ns - evidence.base_ns[0]).astype(np.float64)
     # hosts that nothing ties to the first keep their own time
-    offset = _bounds.nearest(fit.offset_ns + told[fit.part], limit)
-    if _are_one(offset - told, fit, evidence, limit):
+    offset = _bounds.nearest(fit.offset_ns + evidence.told_ns[fit.part], limit)
+    if _are_one(offset - evidence.told_ns, fit, evidence, doubt_ns):
         return still, fit.spread_ns
     low, high = _bounds.intervals(limit)
     clocks = []
@@ -124,29 +116,92 @@ def fit_clocks(tasks: Table, meetings: Meetings, messages: Messages, job: Job) -
         least, most = (round(edge) + by_ns if np.isfinite(edge) else None for edge in (float(low[h]), float(high[h])))
         drift_ppm, base_ns = 1e6 * float(fit.drift[h]), int(evidence.base_ns[h])
         clocks.append(Clock(host, by_ns + round(offset[h]), drift_ppm, least, most, base_ns))
-    return clocks, fit.spread_ns
+    return [clocks[hosts.index(host)] for host in job.hosts], fit.spread_ns
 
 
-def _is_long(ends: Floats) -> bool:
+def _steadiest(evidence: Evidence) -> tuple[Fit, float]:
+    """By the ends of collectives, or by the quickest of both ways: what varies least from one block of time to another.
+
+    Ends on devices lie within microseconds. Where programs share cores, ends wait for their turn for whole stretches of
+    time, which the quickest ways do not. Also how much of an offset may be the algorithm's and no clock's, in ns.
+    """
+    nothing = np.zeros(evidence.num_hosts)
+    midpoints = evidence.midpoints(nothing)
+    found: list[tuple[Fit, float]] = []
+    if len(evidence.end_KH) >= FEW:
+        own_ns = float(np.median(np.nanmin(evidence.end_KH - evidence.begin_KH, axis=1)))
+        found.append((fit_ends(evidence.end_KH, with_drift=_is_long(evidence.end_KH)), _OWN * own_ns))
+    if len(midpoints) >= FEW and (not found or _is_long(midpoints)):
+        fit = fit_ends(midpoints, with_drift=_is_long(midpoints))
+        for _ in range(_ROUNDS if fit.drift.any() else 0):  # a drift shifts what is quickest within a block
+            midpoints = evidence.midpoints(fit.drift)
+            fit = fit_ends(midpoints, with_drift=True)
+        limit, _ = evidence.limits(fit.drift, by_collectives=len(evidence.end_KH) >= FEW)
+        there_and_back = (limit + limit.T)[np.isfinite(limit + limit.T)]
+        found.append((fit, float(np.median(there_and_back)) / 4 if len(there_and_back) else 0.0))
+    if not found:
+        return Fit(_one_way(evidence), nothing, 0.0, 0.0, np.zeros(evidence.num_hosts, np.int64)), 0.0
+    fewest = min(len(set(fit.part.tolist())) for fit, _ in found)
+    tied = [one for one in found if len(set(one[0].part.tolist())) == fewest]
+    return min(tied, key=lambda one: one[0].steady_ns)
+
+
+def _one_way(evidence: Evidence) -> Floats:
+    """Offsets by messages that are not answered."""
+    limit, _ = evidence.limits(np.zeros(evidence.num_hosts), by_collectives=False)
+    if _bounds.contradiction(limit):
+        return evidence.told_ns
+    low, high = _bounds.intervals(limit)
+    # from where the quickest message took no time: there it shows which receives waited
+    edge = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high, evidence.told_ns))
+    return fit_clipped(evidence, edge, limit)
+
+
+def _is_long(moments: Floats) -> bool:
     """Whether there is enough to tell drifts from noise."""
-    return len(ends) >= _MANY and float(np.nanmax(ends) - np.nanmin(ends)) >= _SPAN_NS
+    return len(moments) >= _MANY and float(np.nanmax(moments) - np.nanmin(moments)) >= _SPAN_NS
 
 
-def _as_told(evidence: _Evidence, num_hosts: int) -> Fit:
-    """Offsets as the traces have them."""
-    nothing, told = np.zeros(num_hosts), (evidence.base_ns - evidence.base_ns[0]).astype(np.float64)
-    return Fit(told, nothing, np.empty((0, num_hosts)), 0.0, np.zeros(num_hosts, np.int64))
-
-
-def _are_one(apart: Floats, fit: Fit, evidence: _Evidence, limit: Floats) -> bool:
-    """Whether the clocks are one as far as anybody can tell: causality allows it, and the ends nearly do."""
-    told = (evidence.base_ns - evidence.base_ns[0]).astype(np.float64)
+def _are_one(apart: Floats, fit: Fit, evidence: Evidence, doubt_ns: float) -> bool:
+    """Whether the clocks are one as far as anybody can tell: causality allows it, and the evidence nearly says so."""
+    told = evidence.told_ns
+    limit, _ = evidence.limits(np.zeros(evidence.num_hosts), by_collectives=len(evidence.end_KH) >= FEW)
     is_allowed = bool((told[:, None] - told[None, :] <= limit).all())
-    took = evidence.end_KH - evidence.begin_KH
-    # what ends differ by within a collective's own time is its algorithm, no clock
-    own_ns = float(np.median(np.nanmin(took, axis=1))) if len(took) else 0.0
-    near_ns = max(_SAME_NS, 0.1 * own_ns, 4 * fit.spread_ns)
-    return is_allowed and not fit.drift.any() and float(np.abs(apart).max()) <= near_ns
+    times = np.concatenate([evidence.end_KH.ravel(), evidence.received])
+    at_end = apart + fit.drift * (float(np.nanmax(times)) if len(times) else 0.0)
+    near_ns = max(_SAME_NS, doubt_ns, _SPREADS * fit.spread_ns)
+    return is_allowed and float(max(np.abs(apart).max(), np.abs(at_end).max())) <= near_ns
+
+
+# --- ranks that share a host --------------------------------------------------------------------------
+
+
+def _odd_ranks(by_rank: Evidence, job: Job) -> dict[int, str]:
+    """Ranks whose clock is not that of the others of their host; with the host whose clock it is, or an empty text."""
+    hosts = np.array(job.hosts)
+    if len(set(job.hosts)) == len(job.hosts) or len(by_rank.end_KH) < FEW:
+        return {}
+    fit, _ = _steadiest(by_rank)
+    apart = fit.offset_ns - by_rank.told_ns
+    usual = {host: float(np.median(apart[hosts == host])) for host in job.hosts}
+    far_ns = max(_FAR_NS, _SPREADS * fit.spread_ns)
+    odd = {}
+    for place in np.flatnonzero(np.abs(apart - [usual[host] for host in job.hosts]) > far_ns).tolist():
+        near = [host for host in usual if abs(usual[host] - apart[place]) <= far_ns]
+        odd[job.ranks[place]] = near[0] if near else ""
+    return odd
+
+
+def _not_of_its_host(odd: dict[int, str], job: Job) -> TraceError:
+    own = dict(zip(job.ranks, job.hosts, strict=True))
+    told = [f"rank {rank} of {own[rank]} reads the clock of {host or 'no host here'}" for rank, host in odd.items()]
+    is_swap = len(odd) == 2 and all(odd[one] == own[other] for one, other in (tuple(odd), tuple(odd)[::-1]))
+    names = " and ".join(str(rank) for rank in list(odd)[:8])
+    return TraceError(
+        f"the traces of ranks {names} are swapped" if is_swap else f"the clock of rank {names} is not that of its host",
+        where="; ".join(told[:8]) + f": {', '.join(job.named(rank) for rank in list(odd)[:8])}",
+        fix="exchange the two traces" if is_swap else "give each trace its own host, or leave out hosts",
+    )
 
 
 def clock_lines(graph: Graph) -> list[str]:
@@ -154,17 +209,20 @@ def clock_lines(graph: Graph) -> list[str]:
     told = graph.meta.clocks
     if not told:
         return []
+    count = len(told["hosts"])
+    if count == 1:
+        return ["all ranks read one clock", *(f"note: {note}" for note in told["notes"])]
     set_ones = [one for one in told["hosts"] if one["offset_ns"] or one["drift_ppm"]]
     spread = format_duration(told["spread_ns"])
     if set_ones:
-        lines = [f"clocks of {len(told['hosts'])} hosts were set; what is left of their ends' differences: {spread}"]
+        lines = [f"clocks of {count} hosts were set; what is left of their ends' differences: {spread}"]
         lines += [_line(one) for one in set_ones[:_MOST_LINES]]
         if len(set_ones) > _MOST_LINES:
             lines.append(f"  and {len(set_ones) - _MOST_LINES:,} more")
     elif told["spread_ns"]:
-        lines = [f"clocks of {len(told['hosts'])} hosts agree within {spread} and are as recorded"]
+        lines = [f"clocks of {count} hosts agree within {spread} and are as recorded"]
     else:
-        lines = [f"clocks of {len(told['hosts'])} hosts are as recorded"]
+        lines = [f"clocks of {count} hosts are as recorded"]
     return [*lines, *(f"note: {note}" for note in told["notes"])]
 
 
@@ -180,81 +238,8 @@ def _line(clock: Mapping[str, Any]) -> str:
 # --- evidence -----------------------------------------------------------------------------------------
 
 
-def _gather(tasks: Table, meetings: Meetings, messages: Messages, job: Job, hosts: list[str]) -> _Evidence:
-    """What was seen by whom, on each host's own clock."""
-    host_of = np.zeros(max(job.ranks) + 1, np.int64)
-    host_of[job.ranks] = [hosts.index(host) for host in job.hosts]
-    begin, end = tasks["start_ns"], tasks["start_ns"] + tasks["duration_ns"]
-    row, host = meetings.row, host_of[tasks["rank"][meetings.row]]
-    source, target = (host_of[tasks["rank"][rows]] for rows in (messages.send, messages.receive))
-    base = np.full(len(hosts), np.iinfo(np.int64).max)
-    for rows, owner in ((row, host), (messages.send, source), (messages.receive, target)):
-        np.minimum.at(base, owner, end[rows])
-    base = np.where(base == np.iinfo(np.int64).max, 0, base)
-    shape = (meetings.num_meetings, len(hosts))
-    begin_KH, end_KH = np.full(shape, -np.inf), np.full(shape, np.inf)
-    np.maximum.at(begin_KH, (meetings.meeting, host), (begin[row] - base[host]).astype(np.float64))
-    np.minimum.at(end_KH, (meetings.meeting, host), (end[row] - base[host]).astype(np.float64))
-    operator = tasks.strings("op" if "op" in tasks else "name").to_numpy()
-    first = np.zeros(meetings.num_meetings, np.int64)
-    first[meetings.meeting[::-1]] = row[::-1]
-    is_one_sided = np.isin(operator[first], _ONE_SIDED)
-    used = ~is_one_sided if (~is_one_sided).sum() >= _FEW else np.ones(len(first), bool)
-    begin_KH[np.isinf(begin_KH)] = end_KH[np.isinf(end_KH)] = np.nan
-    return _Evidence(
-        base_ns=base,
-        number=np.flatnonzero(used),
-        begin_KH=begin_KH[used],
-        end_KH=end_KH[used],
-        waits_for_all=np.isin(operator[first[used]], _ALL_WAIT),
-        source=source,
-        target=target,
-        sent=(begin[messages.send] - base[source]).astype(np.float64),
-        received=(end[messages.receive] - base[target]).astype(np.float64),
-        send_row=messages.send,
-    )
-
-
-def _midpoints(evidence: _Evidence, num_hosts: int) -> Floats:
-    """Per two hosts that send both ways, moments [., H] that are one if the quickest messages took equally long."""
-    found = []
-    for one in range(num_hosts):
-        for other in range(one + 1, num_hosts):
-            there, back = (
-                np.flatnonzero((evidence.source == s) & (evidence.target == t) & (s != t))
-                for s, t in ((one, other), (other, one))
-            )
-            count = min(_BINS, len(there), len(back))
-            for out, into in zip(np.array_split(there, count or 1), np.array_split(back, count or 1), strict=True):
-                if count:
-                    moment = np.full(num_hosts, np.nan)
-                    moment[one] = evidence.sent[out].mean()
-                    delays = [(evidence.received[rows] - evidence.sent[rows]).min() for rows in (out, into)]
-                    moment[other] = moment[one] + (delays[0] - delays[1]) / 2
-                    found.append(moment)
-    return np.array(found).reshape(-1, num_hosts)
-
-
-def _limits(
-    evidence: _Evidence, drift: Floats, num_hosts: int, *, by_collectives: bool
-) -> tuple[Floats, NDArray[np.int64]]:
-    """How far each clock may be set after each other [H, H], and what says so: a collective, or K + a message."""
-    limit, cause = np.full((num_hosts, num_hosts), np.inf), np.full((num_hosts, num_hosts), -1)
-    delay = evidence.received * (1 + drift[evidence.target]) - evidence.sent * (1 + drift[evidence.source])
-    num_collectives = len(evidence.end_KH)
-    order = np.argsort(-delay, kind="stable")  # the last that is written is the least
-    ways = evidence.source[order], evidence.target[order]
-    limit[ways], cause[ways] = delay[order] + _GRAIN_NS, num_collectives + order
-    begin, end = evidence.begin_KH * (1 + drift), evidence.end_KH * (1 + drift)
-    for place in np.flatnonzero(evidence.waits_for_all).tolist() if by_collectives else ():
-        latest = end[place][None, :] - begin[place][:, None] + _GRAIN_NS
-        closer = (latest < limit) & ~np.eye(num_hosts, dtype=bool)
-        limit[closer], cause[closer] = latest[closer], place
-    return limit, cause
-
-
 def _impossible(
-    tasks: Table, meetings: Meetings, evidence: _Evidence, cycle: list[int], cause: NDArray[np.int64], hosts: list[str]
+    tasks: Table, meetings: Meetings, evidence: Evidence, cycle: list[int], cause: NDArray[np.int64], hosts: list[str]
 ) -> TraceError:
     """Name the hosts, and the collectives or messages, that contradict each other."""
     names, told = tasks.strings("name"), []

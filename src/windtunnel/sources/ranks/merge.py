@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import GraphError, InputError, TraceError
-from windtunnel.graph import EdgeKind, Graph, Table
+from windtunnel.graph import EdgeKind, Graph, Kind, Table
 from windtunnel.graph.ranks import join
+from windtunnel.graph.validate import find_cycle
 from windtunnel.sources.ranks._ends import check_ends
 from windtunnel.sources.ranks._job import ONE_JOB, Job, job_of
 from windtunnel.sources.ranks._match import Meetings, find_meetings
@@ -80,7 +81,7 @@ def merge(
             where=", ".join(job.names[:8]),
             fix=ONE_JOB,
         )
-    clocks, spread_ns = [Clock(host) for host in dict.fromkeys(job.hosts)], 0.0
+    clocks, spread_ns = [Clock(host) for host in job.hosts], 0.0
     if align == "auto" and job.has_times:
         clocks, spread_ns = fit_clocks(tasks, meetings, messages, job)
     placed, origin_ns = _on_one_clock(job, clocks)
@@ -111,9 +112,21 @@ def _without_circles(graph: Graph) -> Graph:
             raise
         raise TraceError(
             "the ranks wait for each other in a circle",
-            where=error.where,
+            where=" -> ".join(_circle(graph)),
             fix="two ranks begin two collectives in different orders, as jobs that hang do; begin them in one order",
         ) from error
+
+
+def _circle(graph: Graph) -> list[str]:
+    """Who arrives where, along a circle."""
+    names, group = graph.tasks.strings("name"), graph.tasks.get("group")
+    told = []
+    for row in find_cycle(graph).tolist():
+        if graph.tasks["kind"][row] == Kind.SYNC:
+            number = -1 if group is None else int(group[row])
+            of_group = f" of {graph.meta.groups[number]}" if number >= 0 else ""
+            told.append(f"rank {int(graph.tasks['rank'][row])}: {names.decode(row)}{of_group}")
+    return told[:8]
 
 
 # --- one clock ----------------------------------------------------------------------------------------
@@ -123,19 +136,12 @@ def _on_one_clock(job: Job, clocks: list[Clock]) -> tuple[list[Graph], int]:
     """The graphs with times on the common clock, from the first task on, and the time of that."""
     if not job.has_times:
         return job.graphs, job.origin_ns
-    by_host = {clock.host: clock for clock in clocks}
     graphs = [
-        _corrected(graph, by_host[host]) if clock_moves(by_host[host]) else graph
-        for graph, host in zip(job.graphs, job.hosts, strict=True)
+        _corrected(graph, clock) if clock.is_set else graph for graph, clock in zip(job.graphs, clocks, strict=True)
     ]
     first = min((int(graph.tasks["start_ns"].min()) for graph in graphs if graph.num_tasks), default=0)
-    begin = first if any(clock_moves(clock) for clock in clocks) else min(first, 0)
+    begin = first if any(clock.is_set for clock in clocks) else min(first, 0)
     return [_from(graph, begin) for graph in graphs], job.origin_ns + begin
-
-
-def clock_moves(clock: Clock) -> bool:
-    """Whether this clock was set."""
-    return bool(clock.offset_ns or clock.drift_ppm)
 
 
 def _corrected(graph: Graph, clock: Clock) -> Graph:
@@ -255,8 +261,9 @@ def _not_whole(meetings: Meetings, messages: Messages, job: Job) -> list[str]:
 
 
 def _meta(job: Job, clocks: list[Clock], spread_ns: float, notes: list[str], origin_ns: int) -> Any:
-    told = {"hosts": [clock.to_dict() for clock in clocks], "spread_ns": round(spread_ns), "notes": notes}
-    told["ranks"] = {str(rank): host for rank, host in zip(job.ranks, job.hosts, strict=True)}
+    hosts = {clock.host: clock.to_dict() for clock in clocks}
+    told = {"hosts": list(hosts.values()), "spread_ns": round(spread_ns), "notes": notes}
+    told["ranks"] = {str(rank): clock.host for rank, clock in zip(job.ranks, clocks, strict=True)}
     return replace(
         job.graphs[0].meta,
         origin_ns=origin_ns,
