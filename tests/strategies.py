@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from windtunnel.graph import Discipline, Graph
+from windtunnel.graph import Discipline, Graph, ResourceKind
 
 NAMES = [
     "gemm",
@@ -32,6 +32,7 @@ def graphs(
     joins: bool = True,
     earliest: bool = True,
     placed: bool = True,
+    flows: bool = True,
 ) -> Graph:
     """Small acyclic graphs with every feature that the replay knows; switch off what a law does not hold for."""
     num_tasks = draw(st.integers(1, max_tasks))
@@ -79,13 +80,22 @@ def graphs(
         width = draw(st.integers(1, 3))
         curve = st.floats(0.5, 5.0, allow_nan=False)
         resources["slowdown"] = np.array([column(curve, width) for _ in range(num_resources)])
-    return Graph.from_columns(tasks, edges, resources, {"source": "random"})
+    routes = []
+    if flows and num_resources and draw(st.booleans()):
+        resources["kind"] = [int(ResourceKind.LINK)] * num_resources
+        resources["rate"] = column(st.sampled_from([1e9, 3e8, 7.0]), num_resources)
+        link = st.integers(0, num_resources - 1)
+        routes = draw(st.lists(st.lists(link, min_size=1, unique=True), min_size=1, max_size=3))
+        tasks["route"] = column(st.integers(-1, len(routes) - 1), num_tasks)
+        tasks["message_bytes"] = column(st.integers(0, 20), num_tasks)
+    return Graph.from_columns(tasks, edges, resources, {"source": "random", "routes": routes})
 
 
 @st.composite
 def fixed_graphs(draw, max_tasks: int = 12, **features) -> Graph:
     """Graphs of which every resource's order is an edge chain: what the static engine takes."""
-    graph = draw(graphs(max_tasks, disciplines=(Discipline.FIFO, Discipline.PRIORITY), joins=False, **features))
+    queues = (Discipline.FIFO, Discipline.PRIORITY)
+    graph = draw(graphs(max_tasks, disciplines=queues, joins=False, flows=False, **features))
     return chained(graph)
 
 
@@ -143,5 +153,14 @@ def random_graph(seed: int, num_tasks: int = 0) -> Graph:
     }
     if rng.random() < 0.5:
         resources["slowdown"] = np.cumsum(rng.random((num_resources, int(rng.integers(1, 5)))), axis=1) + 0.6
-    graph = Graph.from_columns(tasks, edges, resources, {"source": f"random graph {seed}"})
+    routes = []
+    if rng.random() < 0.3:
+        resources["kind"] = np.full(num_resources, int(ResourceKind.LINK))
+        resources["rate"] = rng.choice([1e9, 2.5e8, 3.3e10 / 7], num_resources)
+        lengths = rng.integers(1, num_resources + 1, 4)
+        routes = [rng.permutation(num_resources)[:length].tolist() for length in lengths]
+        tasks["route"] = rng.integers(-1, len(routes), num_tasks)
+        tasks["message_bytes"] = rng.integers(0, max(scale, 2), num_tasks)
+    meta = {"source": f"random graph {seed}", "routes": routes}
+    graph = Graph.from_columns(tasks, edges, resources, meta)
     return graph if rng.random() < 0.7 else chained(graph)

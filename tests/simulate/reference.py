@@ -1,7 +1,8 @@
 """The slow, obvious replay that the engines must equal bit for bit: heapq, dicts and lists, one task at a time.
 
 Rules: an instant is played in rounds; a round takes all events of the instant, then begins what can begin. What
-beginning tasks release counts from the next round on. Time is whole nanoseconds.
+beginning tasks release counts from the next round on. Time is whole nanoseconds. Flows get max-min fair rates, all of
+them, whenever an instant ends in which one began or ended.
 """
 
 import heapq
@@ -12,6 +13,54 @@ from fractions import Fraction
 from windtunnel.graph import Discipline
 
 ONE = 2**30
+
+
+def fair_rates(routes, capacity):
+    """Max-min fair rate of each flow by progressive filling: {flow: [links]}, {link: bytes per second}."""
+    left, rates = dict(capacity), {}
+    users = {link: {flow for flow, route in routes.items() if link in route} for link in capacity}
+    while any(users.values()):
+        share, tightest = min((left[link] / len(users[link]), link) for link in users if users[link])
+        for flow in list(users[tightest]):
+            rates[flow] = share
+            for link in routes[flow]:
+                users[link].remove(flow)
+                if link != tightest:
+                    left[link] -= share
+    return rates
+
+
+class ReferenceFlows:
+    """What flows now: {flow: [route, bytes left, rate, since, end]}."""
+
+    def __init__(self, capacity):
+        self.capacity, self.flows, self.has_changed = capacity, {}, False
+
+    def begin(self, flow, route, size, now):
+        self.flows[flow] = [route, float(size), 0.0, now, math.inf]
+        self.has_changed = True
+
+    def end(self, flow):
+        del self.flows[flow]
+        self.has_changed = True
+
+    def fill(self, now):
+        """New rates for all; one whose rate stays is left alone. To be called when an instant is over."""
+        if not self.has_changed:
+            return
+        self.has_changed = False
+        for flow, rate in fair_rates({flow: state[0] for flow, state in self.flows.items()}, self.capacity).items():
+            route, left, old, since, _ = self.flows[flow]
+            if rate != old:
+                left = max(left - old * (now - since) / 1e9, 0.0)
+                end = now + max(1, math.ceil(left * 1e9 / rate * (1 - 2**-40)))
+                self.flows[flow] = [route, left, rate, now, end]
+
+    def next_end(self):
+        return min((state[4] for state in self.flows.values()), default=math.inf)
+
+    def ending(self, now):
+        return [flow for flow, state in self.flows.items() if state[4] == now]
 
 
 def reference_replay(graph):
@@ -29,6 +78,10 @@ def reference_replay(graph):
     ready = [0 if joins[v] else e for v, e in enumerate(listed(tasks, "earliest_ns", 0, num))]
     discipline, slots = resources["discipline"].tolist(), resources["slots"].tolist()
     curve = resources["slowdown"].tolist() if "slowdown" in resources else [[] for _ in slots]
+
+    routes, sizes = listed(tasks, "route", -1, num), listed(tasks, "message_bytes", 0, num)
+    sends = [routes[v] >= 0 and sizes[v] > 0 and not joins[v] for v in range(num)]
+    flows = ReferenceFlows(dict(enumerate(listed(resources, "rate", 1.0, graph.num_resources))))
 
     out_edges, missing = defaultdict(list), defaultdict(int)
     for src, dst, lag, from_start in zip(
@@ -72,16 +125,28 @@ def reference_replay(graph):
     for v in range(num):
         if missing[v] == 0:
             heapq.heappush(events, (ready[v], "ready", v))
-    while events:
-        now = events[0][0]
+    now = 0
+    while events or flows.flows:
+        if not events or events[0][0] > now:
+            flows.fill(now)
+        now = min(events[0][0] if events else math.inf, flows.next_end())
         changed, begun = set(), []
+        for v in flows.ending(now):
+            flows.end(v)
+            if place[v] < 0 or discipline[place[v]] != Discipline.SHARED:
+                running[place[v]] -= 1
+            heapq.heappush(events, (now, "flowed", v))
         while events and events[0][0] == now:
             _, what, which = heapq.heappop(events)
             done = []
             if what == "ready":
                 released.append(which)
+            elif what == "end" and sends[which]:
+                flows.begin(which, graph.meta.routes[routes[which]], sizes[which], now)
             elif what == "end":
                 running[place[which]] -= 1
+                done = [which]
+            elif what == "flowed":
                 done = [which]
             elif what == "share":
                 settle(which, now)
@@ -89,6 +154,9 @@ def reference_replay(graph):
                 for v in done:
                     del users[which][v]
                     changed.add(which)
+                    if sends[v]:
+                        flows.begin(v, graph.meta.routes[routes[v]], sizes[v], now)
+                done = [v for v in done if not sends[v]]
             elif what == "begun":  # its start edges, one round after it began
                 for edge in out_edges[which]:
                     if edge[2]:

@@ -95,7 +95,7 @@ def test_the_changes_of_a_diff_add_up(before, after):
     assert diff.after_ns - diff.before_ns == sum(diff.table()["change_ns"].to_pylist())
 
 
-@given(graphs())
+@given(graphs(flows=False))
 def test_busy_and_idle_time_of_a_resource_fill_the_run(graph):
     timeline = replay(graph)
     table = timeline.utilization().to_pydict()

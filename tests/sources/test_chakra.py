@@ -101,7 +101,7 @@ def test_a_lowered_collective_keeps_its_sends_and_receives():
 # --- laws ---------------------------------------------------------------------------------------------
 
 
-@given(graphs(joins=False, earliest=False))
+@given(graphs(joins=False, earliest=False, flows=False))
 def test_any_graph_written_and_read_twice_is_stable(tmp_path_factory, graph):
     """Nanoseconds, lags and start-to-start edges included: the replay on unlimited resources is the same."""
     folder = tmp_path_factory.mktemp("chakra")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Kind
+from windtunnel.graph import GraphBuilder, Kind, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.whatifs.answer import iteration_ns
 from windtunnel.whatifs.blueconnect import blueconnect
@@ -153,6 +153,15 @@ def test_a_straggler_holds_up_the_others_where_they_meet():
     assert 2 == after.graph.num_ranks
     assert 200 <= late <= 210
     assert 1 == len({min(start_of(after, "update"))})
+
+
+def test_a_faster_link_carries_more_bytes_per_second():
+    builder = GraphBuilder()
+    builder.resource("wire", ResourceKind.LINK, rate=1e9)
+    builder.task("send", kind=Kind.COMM, duration_ns=10, route=0, message_bytes=1000)
+    graph = builder.build({"routes": [[0]]})
+
+    assert (1010, 505) == (replay(graph).makespan_ns, replay(faster_link(graph, factor=2)).makespan_ns)
 
 
 def test_faster_links_need_something_that_is_sent():

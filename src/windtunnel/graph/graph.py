@@ -282,7 +282,10 @@ class Graph:
 
     @recorded
     def fuse(
-        self, mask: ArrayLike, by: Sequence[str] = ("rank", "iteration", "resource"), name: str | None = None
+        self,
+        mask: ArrayLike,
+        by: Sequence[str] = ("rank", "iteration", "resource", "route"),
+        name: str | None = None,
     ) -> Graph:
         """Make one task of each group; see :func:`windtunnel.graph.rows.fuse`."""
         return _rows.fuse(self, mask, by, name)

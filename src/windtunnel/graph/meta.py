@@ -77,6 +77,8 @@ class Meta:
         Of several ranks: the ``hosts`` with what was added to their clocks, the ``spread_ns`` that is left, and
         ``notes``.
     groups : tuple of ProcessGroup
+    routes : tuple of tuple of int
+        Links that a message uses at once, as rows of resources; column ``route`` of a task is its place here.
     distributed : mapping
         What the profiler says of the job: ``backend``, ``rank``, ``world_size``.
     slice_of : int, optional
@@ -144,6 +146,7 @@ class Meta:
     ranks: Facts = field(default_factory=dict)
     clocks: Facts = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
+    routes: tuple[tuple[int, ...], ...] = ()
     distributed: Facts = field(default_factory=dict)
     slice_of: int | None = None
     # of a measurement
@@ -222,6 +225,8 @@ _TUPLES = {one.name for one in fields(Meta) if one.default == ()}
 def _typed(name: str, value: Any) -> Any:
     if name == "groups":
         return tuple(group if isinstance(group, ProcessGroup) else _read(group) for group in value)
+    if name == "routes":
+        return tuple(tuple(int(link) for link in route) for route in value)
     return tuple(value) if name in _TUPLES else value
 
 

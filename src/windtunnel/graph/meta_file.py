@@ -62,6 +62,7 @@ _TYPES: dict[str, Any] = {
     "window": _Window,
     "num_unmeasured_tasks": _Count | None,
     "groups": list[_Group],
+    "routes": list[list[_Count]],
     "slice_of": _Count | None,
     "hardware": _Hardware,
     "iteration_ns": _Times,

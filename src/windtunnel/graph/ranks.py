@@ -17,12 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, TASK_COLUMNS, UNPLACED, EdgeKind, Kind
+from windtunnel.graph.select import as_mask
 from windtunnel.graph.table import Strings, Table, concat_all
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph
 
-__all__ = ["join", "meet", "replicate"]
+__all__ = ["join", "joined_routes", "meet", "replicate"]
 
 # R ranks or copies, T tasks, M members of K meetings
 Rows = NDArray[np.int64]
@@ -55,22 +56,32 @@ def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) ->
     count, ranks = graph.num_tasks, _ranks_of(graph)
     width = int(ranks.max(initial=0)) + 1
     is_shared = np.zeros(graph.num_resources + 1, dtype=bool)  # the last entry is for unplaced tasks
-    is_shared[[] if shared is None else np.asarray(shared)] = True
+    is_shared[:-1] = as_mask([] if shared is None else shared, graph.num_resources)
     is_shared[-1] = True
     own = np.flatnonzero(~is_shared[:-1])
-    # row of each resource in the first copy, and whether a further copy has its own
-    place = np.arange(graph.num_resources + 1)
-    place[-1] = UNPLACED
-    number = np.zeros(graph.num_resources + 1, dtype=np.int64)
-    number[own] = np.arange(len(own))
     copies = np.arange(num_copies, dtype=np.int64)[:, None]
-    resource = graph.tasks["resource"]
-    further = graph.num_resources + (copies - 1) * len(own) + number[resource]
-    placed = np.where((copies == 0) | is_shared[resource], place[resource], further)
+    # row of each resource in each copy; the last column is for unplaced tasks
+    place = np.tile(np.arange(graph.num_resources + 1), (num_copies, 1))
+    place[1:, own] = graph.num_resources + (copies[1:] - 1) * len(own) + np.arange(len(own))
+    place[:, -1] = UNPLACED
     rank = (copies * width + ranks).ravel().astype(np.int32)
     tasks = graph.tasks.take(np.tile(np.arange(count), num_copies))
-    tasks = tasks.replace(rank=rank, resource=placed.ravel().astype(np.int32))
-    return replace(graph, tasks=tasks, resources=_resources(graph, num_copies, own, width), edges=_edges(graph, copies))
+    columns = {"rank": rank, "resource": place[:, graph.tasks["resource"]].ravel().astype(np.int32)}
+    routes = graph.meta.routes
+    if "route" in tasks:
+        columns["route"] = _moved(tasks["route"], np.repeat(copies.ravel() * len(routes), count))
+    return replace(
+        graph,
+        tasks=tasks.replace(**columns),
+        resources=_resources(graph, num_copies, own, width),
+        edges=_edges(graph, copies),
+        meta=replace(graph.meta, routes=tuple(tuple(row[list(one)].tolist()) for row in place for one in routes)),
+    )
+
+
+def _moved(column: NDArray[np.int32], offset: NDArray[np.int64] | int) -> NDArray[np.int32]:
+    """Numbers that count from further on; -1, which stands for none, stays."""
+    return np.where(column < 0, column, column + offset).astype(np.int32)
 
 
 def _ranks_of(graph: Graph) -> NDArray[np.int32]:
@@ -114,15 +125,19 @@ def _edges(graph: Graph, copies: Rows) -> Table:
 def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
     """Tasks, edges and resources of several graphs side by side; a column that one lacks gets its default there.
 
-    Nothing is renamed: ranks, groups and clocks must be made common before.
+    Nothing is renamed: ranks, groups and clocks must be made common before. Column ``route`` counts on through all of
+    them, as ``joined_routes`` does.
     """
     tasks, resources = (
         np.cumsum([0, *counts]) for counts in zip(*[(g.num_tasks, g.num_resources) for g in graphs], strict=True)
     )
+    routes = np.cumsum([0, *(len(graph.meta.routes) for graph in graphs)])
+    offsets = {"resource": resources, "route": routes}
     placed = [
-        graph.tasks.replace(resource=np.where(column == UNPLACED, UNPLACED, column + offset).astype(np.int32))
-        for graph, offset in zip(graphs, resources.tolist(), strict=False)
-        for column in [graph.tasks["resource"]]
+        graph.tasks.replace(
+            **{name: _moved(graph.tasks[name], offset[at]) for name, offset in offsets.items() if name in graph.tasks}
+        )
+        for at, graph in enumerate(graphs)
     ]
     moved = [
         graph.edges.replace(src=graph.edges["src"] + np.int32(offset), dst=graph.edges["dst"] + np.int32(offset))
@@ -132,6 +147,16 @@ def join(graphs: Sequence[Graph]) -> tuple[Table, Table, Table]:
         concat_all(placed, TASK_COLUMNS),
         concat_all(moved, EDGE_COLUMNS),
         concat_all([graph.resources for graph in graphs], RESOURCE_COLUMNS),
+    )
+
+
+def joined_routes(graphs: Sequence[Graph]) -> tuple[tuple[int, ...], ...]:
+    """``meta.routes`` of joined graphs."""
+    offsets = np.cumsum([0, *(graph.num_resources for graph in graphs)]).tolist()
+    return tuple(
+        tuple(link + offset for link in route)
+        for graph, offset in zip(graphs, offsets, strict=False)
+        for route in graph.meta.routes
     )
 
 
@@ -207,7 +232,7 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
 def _waiting(tasks: Table, rows: Rows, columns: Mapping[str, int]) -> Table:
     """Tasks like these that do nothing."""
     taken = tasks.take(rows)
-    values = dict.fromkeys(_NO_WORK, 0) | dict(columns)
+    values = dict.fromkeys(_NO_WORK, 0) | {"route": -1} | dict(columns)
     return taken.replace(**{name: _all(taken[name], value) for name, value in values.items() if name in taken})
 
 

@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_]
 def fuse(
     graph: Graph,
     mask: ArrayLike,
-    by: Sequence[str] = ("rank", "iteration", "resource"),
+    by: Sequence[str] = ("rank", "iteration", "resource", "route"),
     name: str | None = None,
 ) -> Graph:
     """Make one task of each group of masked tasks.

@@ -123,6 +123,8 @@ TASK_COLUMNS: dict[str, Column] = {
     "sequence": Column(np.int64, default=-1),
     "peer": Column(np.int32, default=-1, minimum=-1),
     "tag": Column(np.int64, default=-1),
+    # entry of meta.routes over whose links message_bytes flow, after duration_ns, their latency; -1: they do not
+    "route": Column(np.int32, default=-1, minimum=-1),
     "param_bytes": _WORK,
     "output_bytes": _WORK,
     "freed_bytes": _WORK,
@@ -175,6 +177,7 @@ RESOURCE_COLUMNS: dict[str, Column] = {
     "device": Column(np.int32, default=0),
     "discipline": Column(np.int8, required=True, enum=Discipline),
     "slots": Column(np.int32, required=True, minimum=1, default=1),
+    # of a link on a route: bytes per second
     "rate": Column(np.float64, default=1.0),
     "slowdown": Column(np.float64, default=1.0),
 }

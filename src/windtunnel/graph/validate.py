@@ -20,6 +20,7 @@ from windtunnel.graph.schema import (
     UNPLACED,
     Column,
     Discipline,
+    ResourceKind,
 )
 from windtunnel.graph.table import Array, Strings, Table, check_declared
 
@@ -50,6 +51,7 @@ def validate(graph: Graph) -> None:
     _check_range("edges", "dst", graph.edges["dst"], 0, graph.num_tasks, "task")
     _check_range("tasks", "resource", graph.tasks["resource"], UNPLACED, graph.num_resources, "resource")
     _check_resources(graph)
+    _check_routes(graph)
     _check_sum(graph)
     _check_cycle(graph)
 
@@ -116,6 +118,33 @@ def _check_resources(graph: Graph) -> None:
     rate = graph.resources.get("rate")
     if rate is not None and (rate[shared] <= 0).any():
         raise GraphError("a SHARED resource needs a positive rate")
+
+
+def _check_routes(graph: Graph) -> None:
+    """Routes lead over links that have a rate, each once."""
+    routes, used = graph.meta.routes, graph.tasks.get("route")
+    if used is not None:
+        _check_range("tasks", "route", used, -1, len(routes), "route")
+        if "message_bytes" not in graph.tasks and (used >= 0).any():
+            raise GraphError("tasks with a route need the column 'message_bytes'", fix="say how much each one sends")
+    is_link = graph.resources["kind"] == ResourceKind.LINK
+    rate = graph.resources.get("rate")
+    for number, route in enumerate(routes):
+        unknown = [row for row in route if not (0 <= row < graph.num_resources and is_link[row])]
+        slow = [] if unknown else [row for row in route if rate is None or rate[row] <= 0]
+        wrong = (
+            "leads nowhere" if not route
+            else "uses a link twice" if len(set(route)) < len(route)
+            else f"uses resource {unknown[0]}, which is no LINK" if unknown
+            else f"uses link {slow[0]}, which has no rate above 0" if slow
+            else ""
+        )  # fmt: skip
+        if wrong:
+            raise GraphError(
+                f"route {number} {wrong}",
+                where=f"meta.routes[{number}]: {list(route)[:8]}",
+                fix="a route names rows of resources of kind LINK; their rate is in bytes per second",
+            )
 
 
 def _check_sum(graph: Graph) -> None:

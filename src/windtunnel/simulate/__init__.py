@@ -5,7 +5,9 @@ In: graphs with durations. Out: timelines and what can be read from them. May no
 
 from windtunnel.simulate._replay import Replays, replay, replay_many
 from windtunnel.simulate.breakdown import TimelineDiff
+from windtunnel.simulate.clock import EventClock, FairFlows
 from windtunnel.simulate.critical import CriticalPath
+from windtunnel.simulate.folding import Fold, fold
 from windtunnel.simulate.incremental import Incremental
 from windtunnel.simulate.memory import MemoryCurve
 from windtunnel.simulate.timeline import Timeline
@@ -19,6 +21,9 @@ from windtunnel.simulate.uncertainty import (
 
 __all__ = [
     "CriticalPath",
+    "EventClock",
+    "FairFlows",
+    "Fold",
     "Incremental",
     "MemoryCurve",
     "PredictionInterval",
@@ -27,6 +32,7 @@ __all__ = [
     "TimelineDiff",
     "criticality",
     "draw_durations",
+    "fold",
     "prediction_interval",
     "replay",
     "replay_many",

@@ -13,6 +13,10 @@ A SHARED resource keeps *virtual work*: what one user has received since the res
 fraction in 2**-30 ns. It grows at an integer rate of 2**30 / slowdown per ns, hence a task ends when the work reaches
 what it was at the task's start plus its duration. Integers only: the end does not depend on how often one looks.
 
+A task with a route first takes its duration, the latency, then its bytes flow over the links of the route while it
+keeps its slot (of a SHARED resource it is a user for the duration only). Rates of flows are filled when an instant is
+over (``_flows.py``), hence in a later one than the flow's beginning it ends.
+
 What makes it fast: one record per task, edge and resource, so that one cache line answers; memory asked for ahead of
 its use; and conditions that nobody can predict are counted with (``num_found += is_found``) instead of jumped over.
 """
@@ -25,6 +29,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from windtunnel.simulate._flows import Flows, begin_flow, end_flow, fill_rates
 from windtunnel.simulate._machine import prefetch
 from windtunnel.simulate._static import kernel
 
@@ -280,6 +285,8 @@ def event_pass(
     arrived: Ints | None,  # [T] zeros: arrivals at each join; None: plain
     shares: Ints | None,  # [R+1] of SHARE; None: plain
     slowdown_RS: Ints,  # [R, S], S = 0 if there is no curve
+    flows: Flows | None,  # the owner of each is its task; None: no task sends over links
+    flow: Ints,  # [T] number of each task's flow, -1 if it has none
     end: Ints,  # [T, 2] out: work at which a task on a SHARED resource ends
     keys: Ints,  # room for the heap of events and five more
     codes: Ints | None,  # the same; None: keys hold the codes
@@ -291,7 +298,7 @@ def event_pass(
 ) -> int:
     """Run every task; returns how many finished (less than T: deadlock).
 
-    A plain graph has no from_start edge, join, shared resource or priority; numba leaves their branches out.
+    A plain graph has no from_start edge, join, shared resource, priority or flow; numba leaves their branches out.
     """
     num_tasks = duration.size
     timer = num_tasks
@@ -316,9 +323,30 @@ def event_pass(
 
     while True:
         if num_dirty == U0 and num_joining == U0 and num_fired == U0:
-            if events == U0:
+            upcoming = NEVER
+            if flows is not None:
+                if events == U0 or keys[U0] > now:  # else the instant goes on
+                    upcoming = fill_rates(flows, now)
+            if events > U0:
+                upcoming = min(upcoming, keys[U0] >> bits)
+            if upcoming == NEVER:
                 break
-            now = keys[U0] >> bits
+            now = upcoming
+            if flows is not None:
+                while flows.counts[0] > 0 and flows.finish[flows.queue[0]] == now:
+                    f = flows.queue[0]
+                    end_flow(flows, f)
+                    u = np.uint64(flows.owner[f])
+                    finish[u] = now
+                    done += 1
+                    fired[num_fired] = u
+                    num_fired += U1
+                    r = np.uint64(tasks[u].resource)
+                    if shares is not None:
+                        if not shares[r].is_shared:
+                            resource = resources[r]
+                            resource.unused += 1
+                            num_dirty = _list_dirty(dirty, num_dirty, r, resource, resource.waiting > 0)
 
         # --- completions, timers and arrivals of this instant, and what the last round's beginnings release ---
         while num_fired > U0 or (events > U0 and keys[U0] >> bits == now):
@@ -341,6 +369,10 @@ def event_pass(
                 events = _pop_event(keys, codes, events)
                 if code < timer:
                     u = np.uint64(code)
+                    if flows is not None:
+                        if flow[u] >= 0:
+                            begin_flow(flows, flow[u], now)
+                            continue
                     done += 1
                     first = np.uint64(indptr[u])
                     stop = np.uint64(indptr[u + U1])
@@ -370,11 +402,15 @@ def event_pass(
                                     break
                                 _pop_user(queue, resource.first, resource.waiting, end)
                                 resource.waiting -= 1
+                                num_changed = _list_changed(changed, num_changed, r, share)
+                                if flows is not None:
+                                    if flow[u] >= 0:
+                                        begin_flow(flows, flow[u], now)
+                                        continue
                                 finish[u] = now
                                 done += 1
                                 fired[num_fired] = u
                                 num_fired += U1
-                                num_changed = _list_changed(changed, num_changed, r, share)
                     if arrived is not None:
                         if code >= arrive:
                             is_join = True

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import GraphError
 from windtunnel.graph import Discipline, Graph
 from windtunnel.simulate._event import EDGE, JOIN, RESOURCE, SHARE, TASK
+from windtunnel.simulate._flows import NS_PER_S, padded
 
 __all__ = ["EventInput", "FixedOrder", "event_input", "fixed_order", "has_fixed_order"]
 
@@ -38,6 +39,16 @@ class FixedOrder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sends:
+    """What flows over links, in row order."""
+
+    capacity: Ints  # [R] float64, bytes per second
+    route: Ints  # [F, W] int32
+    size: Ints  # [F] float64
+    position: Ints  # [F] int64, of the task
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EventInput:
     """Outgoing edges and resources for the event-driven engine; position p holds task ``order[p]``."""
 
@@ -47,10 +58,12 @@ class EventInput:
     edges: Ints  # [E] of EDGE
     tasks: Ints  # [T] of TASK
     resources: Ints  # [R+1] of RESOURCE
-    is_plain: bool  # neither of the next three says anything
+    is_plain: bool  # neither of the next five says anything
     priority: Ints  # [T] int32
     releases_at_start: Ints  # [T] bool
     shares: Ints  # [R+1] of SHARE
+    flow: Ints  # [T] int32, number of each position's flow, -1 if it has none
+    sends: Sends | None
     slowdown_RS: Ints
     num_events: int
     latest_ns: int  # a bound on the end of the last task of a plain graph, but for the durations
@@ -71,6 +84,15 @@ def edge_column(graph: Graph, name: str, dtype: type[np.generic]) -> Ints:
 def join_mask(graph: Graph) -> Ints:
     """Arrival joins, bool [T]."""
     return column(graph, "is_arrival_join", np.bool_)
+
+
+def flow_mask(graph: Graph) -> Ints:
+    """Tasks whose bytes flow over links, bool [T]."""
+    route = graph.tasks.get("route")
+    if route is None:
+        return np.zeros(graph.num_tasks, np.bool_)
+    sends: Ints = (route >= 0) & (column(graph, "message_bytes", np.int64) > 0) & ~join_mask(graph)
+    return sends
 
 
 @njit(cache=True, nogil=True)
@@ -104,12 +126,12 @@ def _permute_edges(
 
 
 @njit(cache=True, nogil=True)
-def _has_chain(indptr: Ints, source: Ints, resource: Ints, needs_chain: Ints) -> bool:
-    """Whether on every resource that needs it each task ends before the next begins, by an edge of its own."""
-    latest = np.full(needs_chain.size, -1, dtype=np.int64)
+def _break_chains(indptr: Ints, source: Ints, resource: Ints, is_free: Ints) -> None:
+    """Set ``is_free`` [R] where some task does not wait, by an edge of its own, for the end of the one before it."""
+    latest = np.full(is_free.size, -1, dtype=np.int64)
     for p in range(resource.size):
         r = resource[p]
-        if r < 0 or not needs_chain[r]:
+        if r < 0 or is_free[r]:
             continue
         if latest[r] >= 0:
             found = False
@@ -117,10 +139,8 @@ def _has_chain(indptr: Ints, source: Ints, resource: Ints, needs_chain: Ints) ->
                 if source[e] == latest[r]:
                     found = True
                     break
-            if not found:
-                return False
+            is_free[r] = not found
         latest[r] = p
-    return True
 
 
 def fixed_order(graph: Graph) -> FixedOrder:
@@ -136,20 +156,26 @@ def fixed_order(graph: Graph) -> FixedOrder:
 
 def has_fixed_order(graph: Graph, program: FixedOrder) -> bool:
     """Whether edges alone decide the order on every contended resource: nothing is left to decide at run time."""
-    if join_mask(graph).any():
+    if join_mask(graph).any() or flow_mask(graph).any():
         return False
+    return not contended(graph, program).any()
+
+
+def contended(graph: Graph, program: FixedOrder) -> Ints:
+    """Resources on which tasks can meet, as no chain of edges keeps them apart, bool [R]."""
     resource = graph.tasks["resource"].astype(np.int32)
     users = np.bincount(resource[resource >= 0], minlength=graph.num_resources)
-    slots = graph.resources["slots"]
     is_shared = graph.resources["discipline"] == Discipline.SHARED
     slowdown = graph.resources.get("slowdown")
-    if slowdown is None:
-        needs_chain = users > slots
-    else:
-        if (is_shared & (users > 0) & (slowdown[:, 0] != 1.0)).any():
-            return False
-        needs_chain = np.where(is_shared, users > 1, users > slots)
-    return bool(_has_chain(program.indptr, program.source, resource[program.order], needs_chain))
+    is_crowded = users > graph.resources["slots"]
+    is_slow = np.zeros(graph.num_resources, np.bool_)
+    if slowdown is not None:
+        is_slow = is_shared & (users > 0) & (slowdown[:, 0] != 1.0)
+        is_crowded = np.where(is_shared, users > 1, is_crowded)
+    is_free = np.zeros(graph.num_resources, np.bool_)
+    _break_chains(program.indptr, program.source, resource[program.order], is_free)
+    meets: Ints = is_slow | (is_crowded & is_free)
+    return meets
 
 
 def event_input(graph: Graph) -> EventInput:
@@ -173,6 +199,7 @@ def event_input(graph: Graph) -> EventInput:
     earliest = np.where(join_mask(graph), 0, column(graph, "earliest_ns", np.int64))
     tasks = _records(TASK, start=earliest, missing=indegree, resource=np.where(is_join, JOIN, resource))[order]
     slots = np.append(graph.resources["slots"], graph.num_tasks)
+    sends, flow = _sends(graph, order)
     # most graphs need none of these: the engine is compiled a second time without them, for speed
     is_special = (from_start, is_join, users[shares["is_shared"] > 0], priority)
     return EventInput(
@@ -182,10 +209,12 @@ def event_input(graph: Graph) -> EventInput:
         edges=edges,
         tasks=tasks,
         resources=_records(RESOURCE, first=np.cumsum(users) - users, unused=slots),
-        is_plain=not any(column.any() for column in is_special),
+        is_plain=sends is None and not any(column.any() for column in is_special),
         priority=priority[order],
         releases_at_start=_marked(graph, from_start)[order],
         shares=shares,
+        flow=flow,
+        sends=sends,
         slowdown_RS=_slowdown(graph, shares["is_shared"][:-1] > 0, users[:-1]),
         # one completion or timer per task, one arrival per edge into a join, one tick per change of users
         num_events=graph.num_tasks + int(indegree[is_join].sum()) + 2 * int(users[shares["is_shared"] > 0].sum()) + 1,
@@ -220,6 +249,23 @@ def _marked(graph: Graph, from_start: Ints) -> Ints:
     return mask
 
 
+def _sends(graph: Graph, order: Ints) -> tuple[Sends | None, Ints]:
+    """What flows, and the number of each position's flow; of two flows the one of the smaller row comes first."""
+    rows = np.flatnonzero(flow_mask(graph))
+    flow = np.full(graph.num_tasks, -1, np.int32)
+    if not len(rows):
+        return None, flow
+    flow[rows] = np.arange(len(rows))
+    position = np.empty(graph.num_tasks, np.int64)
+    position[order] = np.arange(graph.num_tasks)
+    return Sends(
+        capacity=graph.resources["rate"].astype(np.float64),
+        route=padded(graph.meta.routes)[graph.tasks["route"][rows]],
+        size=graph.tasks["message_bytes"][rows].astype(np.float64),
+        position=position[rows],
+    ), flow[order]
+
+
 def _copies(csr: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     # compiled functions are specialized on writability; one form of each array keeps it at one compilation
     return csr[0].copy(), csr[1].copy()
@@ -238,17 +284,27 @@ def check_span(graph: Graph, duration_ns: Ints) -> None:
     Raises
     ------
     GraphError
-        The durations, lags and earliest starts add up to more than 73 years.
+        The durations, lags, earliest starts and what flows take add up to more than 73 years.
     """
     latest = 0 if not graph.num_tasks else column(graph, "earliest_ns", np.int64).max()
     total = float(duration_ns.sum(dtype=np.float64)) + float(latest)
-    total += float(edge_column(graph, "lag_ns", np.int64).sum(dtype=np.float64))
+    total += float(edge_column(graph, "lag_ns", np.int64).sum(dtype=np.float64)) + _longest_flows_ns(graph)
     if total > _LARGEST_NS:
         raise GraphError(
             f"the durations, lags and earliest starts add up to {total:.3g} ns, more than 64 bits hold safely",
             where="tasks column 'duration_ns', edges column 'lag_ns'",
             fix="time is in nanoseconds; look for a column in another unit or an absolute time stamp",
         )
+
+
+def _longest_flows_ns(graph: Graph) -> float:
+    """A bound on the time in which anything flows: some link is full all that while."""
+    sends = flow_mask(graph)
+    if not sends.any():
+        return 0.0
+    per_byte = 1.0 / np.append(graph.resources["rate"], np.inf)  # the last entry pads routes
+    per_route = NS_PER_S * per_byte[padded(graph.meta.routes)].sum(axis=1)
+    return float((graph.tasks["message_bytes"] * per_route[graph.tasks["route"]])[sends].sum())
 
 
 def _slowdown(graph: Graph, is_shared: Ints, users: Ints) -> Ints:

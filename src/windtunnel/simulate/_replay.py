@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph import Graph
 from windtunnel.simulate._event import event_pass
+from windtunnel.simulate._flows import Flows, new_flows
 from windtunnel.simulate._program import (
     EventInput,
     FixedOrder,
@@ -64,9 +65,11 @@ class Replays:
 def replay(graph: Graph, *, engine: Engine | None = None) -> Timeline:
     """Play the graph and say when each task starts and ends.
 
-    Tasks start as soon as their dependencies allow and their resource has a free slot. Where edges alone fix the
-    order on every contended resource one topological pass is enough; else an event-driven pass decides the order by
-    readiness or priority. Both give the same answer where both apply, and equal inputs give equal bits.
+    Tasks start as soon as their dependencies allow and their resource has a free slot. A task with a ``route`` and
+    ``message_bytes`` takes its duration, which is its latency, then its bytes flow over the links of the route, at
+    rates that are max-min fair among all that flows. Where edges alone fix the order on every contended resource one
+    topological pass is enough; else an event-driven pass decides the order by readiness or priority. Both give the
+    same answer where both apply, and equal inputs give equal bits.
 
     Parameters
     ----------
@@ -202,6 +205,7 @@ class EventRoom:
     resources: Ints
     shares: Ints
     arrived: Ints
+    flows: Flows | None
     end: Ints
     keys: Ints
     codes: Ints
@@ -216,12 +220,13 @@ def event_room(program: EventInput) -> EventRoom:
 
     What a plain graph does not need is never touched, hence costs nothing.
     """
-    num_tasks, num_events = len(program.order), program.num_events + 5
+    num_tasks, num_events, sends = len(program.order), program.num_events + 5, program.sends
     return EventRoom(
         tasks=program.tasks.copy(),
         resources=program.resources.copy(),
         shares=program.shares.copy(),
         arrived=np.zeros(num_tasks, np.int64),
+        flows=None if sends is None else new_flows(sends.capacity, sends.route, sends.size, sends.position),
         end=np.empty((num_tasks, 2), np.int64),
         keys=np.empty(num_events, np.int64),
         codes=np.empty(num_events, np.int64),
@@ -239,7 +244,7 @@ def run_event_pass(program: EventInput, duration: Ints, room: EventRoom) -> int:
     done: int = event_pass(
         program.roots, program.indptr, program.edges, duration, program.order, room.tasks, room.resources,
         *((None,) * 4 if is_plain else (program.priority, program.releases_at_start, room.arrived, room.shares)),
-        program.slowdown_RS, room.end, room.keys, None if is_plain else room.codes,
+        program.slowdown_RS, room.flows, program.flow, room.end, room.keys, None if is_plain else room.codes,
         bits if is_plain else 0, room.of_tasks, room.of_resources, room.finish, room.sequence,
     )  # fmt: skip
     return done

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, Graph, Kind, Phase, Strings
+from windtunnel.simulate._flows import padded
+from windtunnel.simulate._program import flow_mask
 from windtunnel.simulate.critical import CriticalPath
 from windtunnel.units import format_duration
 
@@ -86,8 +88,9 @@ def breakdown_of(path: CriticalPath, by: str) -> pa.Table:
 def utilization_of(graph: Graph, start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]) -> pa.Table:
     """How busy each resource is: one row per resource.
 
-    ``busy_ns`` is the time over all slots, for a SHARED resource the time with at least one user;
-    ``utilization`` is its share of what the resource could do in the makespan.
+    ``busy_ns`` is the time over all slots, for a SHARED resource the time with at least one user, for a link that
+    messages flow over the time in which any does; ``num_tasks`` then counts these messages. ``utilization`` is its
+    share of what the resource could do in the makespan.
     """
     makespan_ns = int(finish_ns.max(initial=0))
     resource = graph.tasks["resource"]
@@ -99,7 +102,11 @@ def utilization_of(graph: Graph, start_ns: NDArray[np.int64], finish_ns: NDArray
     np.add.at(busy_ns, resource[placed], (finish_ns - start_ns)[placed])
     for r in np.flatnonzero(is_shared).tolist():
         busy_ns[r] = _union_ns(start_ns[resource == r], finish_ns[resource == r])
-    available = makespan_ns * np.where(is_shared, 1, graph.resources["slots"].astype(np.int64))
+    slots = np.where(is_shared, 1, graph.resources["slots"].astype(np.int64))
+    for r, rows in _flows_over(graph).items():
+        num_tasks[r], slots[r] = len(rows), 1
+        busy_ns[r] = _union_ns((start_ns + graph.duration_ns)[rows], finish_ns[rows])
+    available = makespan_ns * slots
     names = graph.resources.strings("name")
     return pa.table(
         {
@@ -110,6 +117,18 @@ def utilization_of(graph: Graph, start_ns: NDArray[np.int64], finish_ns: NDArray
             "utilization": busy_ns / np.maximum(available, 1),
         }
     )
+
+
+def _flows_over(graph: Graph) -> dict[int, NDArray[np.int64]]:
+    """Tasks whose bytes flow over each link that has some."""
+    rows = np.flatnonzero(flow_mask(graph))
+    if not len(rows):
+        return {}
+    links = padded(graph.meta.routes)[graph.tasks["route"][rows]]
+    number, place = np.nonzero(links >= 0)
+    order = np.argsort(links[number, place], kind="stable")
+    used, first = np.unique(links[number, place][order], return_index=True)
+    return dict(zip(used.tolist(), np.split(rows[number[order]], first[1:]), strict=True))
 
 
 def _union_ns(start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]) -> int:

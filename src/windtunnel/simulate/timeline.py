@@ -40,6 +40,8 @@ class Timeline:
         The tasks in an order in which they can have begun (every task after all that it waited for).
     engine : str
         ``"static"`` or ``"event"``.
+    num_played : int, optional
+        Tasks that were played for all of them, where equal ranks were folded.
     """
 
     graph: Graph = field(repr=False)
@@ -47,6 +49,7 @@ class Timeline:
     finish_ns: NDArray[np.int64] = field(repr=False)
     sequence: NDArray[np.int32] = field(repr=False)
     engine: str
+    num_played: int | None = None
 
     def __str__(self) -> str:
         return f"{format_duration(self.makespan_ns)} for {self.graph.num_tasks:,} tasks"

@@ -62,4 +62,7 @@ def faster_link(graph: Graph, factor: float = 2.0) -> Graph:
     messages = graph.edges["kind"] == EdgeKind.MESSAGE
     if not chosen.any() and not (messages & (lags(graph.edges) > 0)).any():
         raise NotApplicableError("nothing is sent between workers", fix="put data-parallel first")
-    return _slower_gaps(rescale(graph, chosen, ratio, "assumed factor"), messages, ratio)
+    faster = _slower_gaps(rescale(graph, chosen, ratio, "assumed factor"), messages, ratio)
+    if not graph.meta.routes:
+        return faster
+    return faster.with_resources(graph.resources.replace(rate=graph.resources["rate"] * factor))

@@ -1,0 +1,161 @@
+"""Find tasks that any replay treats alike, compiled (room simulate, private).
+
+In: a graph in *position* order, as the fixed-order engine has it. Out: the class of each task, and per class what its
+members wait for. Not here: what may be folded (``folding.py``).
+
+A task gets the class of an earlier one if both have the same durations, earliest start and label, and wait for the same
+*set* of (class, lag, sense): a maximum does not ask how often. Classes are found by hash and always compared in full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+# T tasks, E edges, C classes, K variants of the durations
+Ints = NDArray[Any]
+
+NONE = np.int32(-1)
+
+
+@njit(inline="always")
+def _mixed(seed: np.uint64, value: Any) -> np.uint64:
+    mixed = (seed ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@njit(cache=True, nogil=True)
+def _gather(first: int, stop: int, source: Ints, lag: Ints, member: Ints, tokens: Ints, lags: Ints) -> int:
+    """The set of what a task waits for, sorted, as (2 * class + sense, lag); returns its size."""
+    size = 0
+    for e in range(first, stop):
+        u = source[e]
+        token = 2 * np.int64(member[u]) if u >= 0 else 2 * np.int64(member[~u]) + 1
+        wait = lag[e]
+        at = size
+        while at > 0 and (tokens[at - 1] > token or (tokens[at - 1] == token and lags[at - 1] > wait)):
+            at -= 1
+        if at > 0 and tokens[at - 1] == token and lags[at - 1] == wait:
+            continue
+        for i in range(size, at, -1):
+            tokens[i] = tokens[i - 1]
+            lags[i] = lags[i - 1]
+        tokens[at] = token
+        lags[at] = wait
+        size += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def fold_pass(
+    indptr: Ints,  # [T+1] incoming edges of each position
+    source: Ints,  # [E] position of the predecessor, complemented for from_start
+    lag: Ints,  # [E]
+    earliest: Ints,  # [T]
+    label: Ints,  # [T] tasks of different labels are never alike
+    order: Ints,  # [T] row of each position
+    durations_TK: Ints,  # [T, K] by row
+    most_classes: int,  # give up beyond
+    member: Ints,  # [T] out: class of each position
+    first: Ints,  # [T] out: first position of each class
+    set_indptr: Ints,  # [T+1] out: set of each class
+    set_token: Ints,  # [E] out: 2 * class waited for + whether for its start
+    set_lag: Ints,  # [E] out
+) -> int:
+    """Give every task its class, in topological order; returns how many classes there are, -1 if too many."""
+    num_tasks = order.size
+    num_variants = durations_TK.shape[1]
+    bits = 10
+    while (1 << bits) < 2 * min(num_tasks, most_classes + 1):
+        bits += 1
+    table = np.full(1 << bits, NONE)
+    hashes = np.empty(min(num_tasks, most_classes + 1), dtype=np.uint64)
+    mask = np.uint64((1 << bits) - 1)
+    most = 0
+    for p in range(num_tasks):
+        most = max(most, indptr[p + 1] - indptr[p])
+    tokens = np.empty(most + 1, dtype=np.int64)
+    lags = np.empty(most + 1, dtype=np.int64)
+    num_classes = 0
+    set_indptr[0] = 0
+    for p in range(num_tasks):
+        size = _gather(indptr[p], indptr[p + 1], source, lag, member, tokens, lags)
+        row = order[p]
+        hashed = _mixed(_mixed(np.uint64(size), earliest[p]), label[p])
+        for k in range(num_variants):
+            hashed = _mixed(hashed, durations_TK[row, k])
+        for i in range(size):
+            hashed = _mixed(_mixed(hashed, tokens[i]), lags[i])
+        slot = (hashed ^ (hashed >> np.uint64(32))) & mask
+        found = table[slot]
+        while found >= 0:
+            other = first[found]
+            base = set_indptr[found]
+            same = (
+                hashes[found] == hashed
+                and set_indptr[found + 1] - base == size
+                and label[other] == label[p]
+                and earliest[other] == earliest[p]
+            )
+            if same:
+                for k in range(num_variants):
+                    same = same and durations_TK[order[other], k] == durations_TK[row, k]
+                for i in range(size):
+                    same = same and set_token[base + i] == tokens[i] and set_lag[base + i] == lags[i]
+            if same:
+                break
+            slot = (slot + np.uint64(1)) & mask
+            found = table[slot]
+        if found < 0:
+            if num_classes == most_classes:
+                return -1
+            found = np.int32(num_classes)
+            table[slot] = found
+            hashes[found] = hashed
+            first[found] = p
+            base = set_indptr[found]
+            for i in range(size):
+                set_token[base + i] = tokens[i]
+                set_lag[base + i] = lags[i]
+            num_classes += 1
+            set_indptr[num_classes] = base + size
+        member[p] = found
+    return num_classes
+
+
+@njit(cache=True, nogil=True)
+def alike_lists(indptr: Ints, values: Ints, kind: Ints) -> tuple[Ints, int]:
+    """Number lists so that equal ones of one kind have equal numbers, int64 [R]; returns how many numbers there are."""
+    num_lists = kind.size
+    bits = 4
+    while (1 << bits) < 2 * num_lists:
+        bits += 1
+    table = np.full(1 << bits, NONE)
+    mask = np.uint64((1 << bits) - 1)
+    number = np.empty(num_lists, dtype=np.int64)
+    count = 0
+    for r in range(num_lists):
+        length = indptr[r + 1] - indptr[r]
+        hashed = _mixed(np.uint64(length), kind[r])
+        for i in range(indptr[r], indptr[r + 1]):
+            hashed = _mixed(hashed, values[i])
+        slot = (hashed ^ (hashed >> np.uint64(32))) & mask
+        while table[slot] >= 0:
+            other = table[slot]
+            same = kind[other] == kind[r] and indptr[other + 1] - indptr[other] == length
+            if same:
+                for i in range(length):
+                    same = same and values[indptr[other] + i] == values[indptr[r] + i]
+            if same:
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if table[slot] >= 0:
+            number[r] = number[table[slot]]
+        else:
+            table[slot] = np.int32(r)
+            number[r] = count
+            count += 1
+    return number, count

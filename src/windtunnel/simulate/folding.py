@@ -1,0 +1,226 @@
+"""Equal ranks are replayed once (room simulate).
+
+In: a graph, mostly of many ranks. Out: a small graph with one task for each class of tasks that any replay treats
+alike, and its timeline for all of them, equal to the nanosecond. Not here: the loops (``_fold.py``).
+
+Tasks are alike if they take the same time and wait for alike tasks. Where the order on a resource is decided at run
+time that is not enough: there, tasks are alike if they have the same place among all tasks of alike resources. So the
+hosts of a cluster fold even where the ranks of a host share its NIC, and a straggler unfolds what it delays, with the
+queues that this goes through, and no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import NotApplicableError
+from windtunnel.graph import UNPLACED, Discipline, EdgeKind, Graph, Table
+from windtunnel.simulate._fold import alike_lists, fold_pass
+from windtunnel.simulate._program import (
+    FixedOrder,
+    column,
+    contended,
+    fixed_order,
+    flow_mask,
+    join_mask,
+    task_durations,
+)
+from windtunnel.simulate.timeline import Timeline
+
+__all__ = ["Fold", "fold"]
+
+# T tasks, C classes, K variants of the durations, R contended resources, M tasks on them
+Ints = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """A graph and the small one that stands for it.
+
+    Attributes
+    ----------
+    graph : Graph
+    small : Graph
+        One task per class, C in all; unplaced unless its resource has an order to decide. Made for replays alone: where
+        a task is placed, or what it sends, may differ within a class.
+    member : int32 [T]
+        The small task that each task is like.
+    representative : int64 [C]
+        The task that each small one was.
+    """
+
+    graph: Graph = field(repr=False)
+    small: Graph
+    member: NDArray[np.int32] = field(repr=False)
+    representative: NDArray[np.int64] = field(repr=False)
+    is_ordered: bool
+
+    def __str__(self) -> str:
+        return f"{self.graph.num_tasks:,} tasks folded to {self.small.num_tasks:,}"
+
+    def unfold(self, timeline: Timeline) -> Timeline:
+        """The timeline of the whole graph from that of the small one."""
+        rank = np.empty(self.small.num_tasks, np.int32)
+        rank[timeline.sequence] = np.arange(len(rank), dtype=np.int32)
+        return Timeline(
+            graph=self.graph,
+            start_ns=timeline.start_ns[self.member],
+            finish_ns=timeline.finish_ns[self.member],
+            sequence=np.argsort(rank[self.member], kind="stable").astype(np.int32),
+            engine="static" if self.is_ordered else "event",
+            num_played=self.small.num_tasks,
+        )
+
+
+def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
+    """Find the tasks that replay treats alike.
+
+    Parameters
+    ----------
+    graph : Graph
+    durations_KT : int64 [K, T], optional
+        Variants of the durations; alike is then what is alike in all of them. The graph's own by default.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph has arrival joins, or messages that share links: who is like whom is then decided at run time.
+
+    Examples
+    --------
+    >>> from windtunnel.graph import GraphBuilder
+    >>> from windtunnel.simulate import fold, replay
+    >>> builder = GraphBuilder()
+    >>> builder.edge(builder.task("forward", duration_ns=3), builder.task("backward", duration_ns=5))
+    >>> folded = fold(builder.build().replicate(1000))
+    >>> str(folded), folded.unfold(replay(folded.small)).makespan_ns
+    ('2,000 tasks folded to 2', 8)
+
+    References
+    ----------
+    Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Computing, 1987.
+    """
+    if join_mask(graph).any() or flow_mask(graph).any():
+        raise NotApplicableError(
+            "arrival joins and messages that share links are not folded", fix="replay the graph as it is"
+        )
+    if durations_KT is None:
+        durations_KT = task_durations(graph)[None]
+    found = fold_within(graph, fixed_order(graph), durations_KT, graph.num_tasks)
+    assert found is not None, "there are no more classes than tasks"
+    return found
+
+
+def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, most_classes: int) -> Fold | None:
+    """As ``fold``, of a graph that can be folded; None if there are more classes than that."""
+    num_tasks = graph.num_tasks
+    crowds = _Crowds.of(graph, program)
+    durations_TK = np.ascontiguousarray(durations_KT.T)
+    member, first = np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int64)
+    sets = np.empty(num_tasks + 1, np.int64), np.empty(graph.num_edges, np.int64), np.empty(graph.num_edges, np.int64)
+    number, count = crowds.first_numbers()
+    while True:
+        label = crowds.labels(number, num_tasks)
+        num_classes = fold_pass(
+            program.indptr, program.source, program.lag, program.earliest, label, program.order, durations_TK,
+            most_classes, member, first, *sets,
+        )  # fmt: skip
+        if num_classes < 0:
+            return None
+        before = count
+        number, count = alike_lists(crowds.indptr, member[crowds.position], number)
+        if count == before:
+            break
+    return _folded(graph, program, crowds, number, member, first[:num_classes], sets)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Crowds:
+    """Tasks on resources whose order is decided at run time, by resource and row."""
+
+    kind: Ints  # [R] int64, resources that work alike have the same
+    indptr: Ints  # [R+1] int64
+    position: Ints  # [M]
+    priority: Ints  # [M] int64, 0 where the resource does not look at it
+
+    @classmethod
+    def of(cls, graph: Graph, program: FixedOrder) -> _Crowds:
+        resource = graph.tasks["resource"]
+        is_crowded = contended(graph, program)
+        rows = np.flatnonzero(np.append(is_crowded, False)[resource])
+        rows = rows[np.argsort(resource[rows], kind="stable")]
+        crowded = np.flatnonzero(is_crowded)
+        users = np.bincount(resource[rows], minlength=graph.num_resources)[crowded]
+        discipline = graph.resources["discipline"]
+        facts = [discipline, graph.resources["slots"]]
+        slowdown = graph.resources.get("slowdown")
+        facts += [] if slowdown is None else list(slowdown.T)
+        table = np.stack(facts, axis=1)[crowded]
+        kind = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1) if len(crowded) else np.empty(0)
+        position = np.empty(graph.num_tasks, np.int64)
+        position[program.order] = np.arange(graph.num_tasks)
+        looks = discipline[resource[rows]] == Discipline.PRIORITY
+        return cls(
+            kind.astype(np.int64),
+            np.concatenate([[0], np.cumsum(users)]).astype(np.int64),
+            position[rows],
+            np.where(looks, column(graph, "priority", np.int64)[rows], 0),
+        )
+
+    def first_numbers(self) -> tuple[Ints, int]:
+        """Number the resources by what they are and by the priorities of their tasks."""
+        number, count = alike_lists(self.indptr, self.priority, self.kind)
+        return number, int(count)
+
+    def leaders(self, number: Ints) -> Ints:
+        """The first resource of each number, [numbers]."""
+        return np.unique(number, return_index=True)[1]
+
+    def labels(self, number: Ints, num_tasks: int) -> Ints:
+        """Place of each task among those of the first resource of its number; 0 where nothing is to decide, [T]."""
+        label = np.zeros(num_tasks, np.int64)
+        users = np.diff(self.indptr)
+        shift = self.indptr[self.leaders(number)][number] - self.indptr[:-1]
+        label[self.position] = 1 + np.arange(len(self.position)) + np.repeat(shift, users)
+        return label
+
+
+def _folded(
+    graph: Graph,
+    program: FixedOrder,
+    crowds: _Crowds,
+    number: Ints,
+    member: Ints,
+    first: Ints,
+    sets: tuple[Ints, Ints, Ints],
+) -> Fold:
+    """Make the small graph: its rows in the order of those that they stand for, so that ties end alike."""
+    users = np.diff(crowds.indptr)
+    leads = np.zeros(len(users), np.bool_)
+    leads[crowds.leaders(number)] = True
+    placed = crowds.position[np.repeat(leads, users)]
+    first[member[placed]] = placed
+    representative = program.order[first].astype(np.int64)
+    by_row = np.argsort(representative, kind="stable")
+    row = np.empty(len(first), np.int32)
+    row[by_row] = np.arange(len(first), dtype=np.int32)
+    indptr, token, lag = sets[0][: len(first) + 1], *(column[: sets[0][len(first)]] for column in sets[1:])
+    edges = {
+        "src": row[token >> 1],
+        "dst": np.repeat(row, np.diff(indptr)),
+        "kind": np.full(len(token), int(EdgeKind.DATA), np.int8),
+        "lag_ns": lag.copy(),
+        "from_start": (token & 1).astype(np.bool_),
+    }
+    tasks = graph.tasks.take(representative[by_row])
+    is_placed = np.zeros(len(first), np.bool_)
+    is_placed[row[member[placed]]] = True
+    tasks = tasks.replace(resource=np.where(is_placed, tasks["resource"], UNPLACED).astype(np.int32))
+    by_task = np.empty(graph.num_tasks, np.int32)
+    by_task[program.order] = row[member]
+    small = Graph(tasks, Table(edges), graph.resources, graph.meta)
+    return Fold(graph, small, by_task, representative[by_row], is_ordered=not len(crowds.position))
