@@ -19,12 +19,14 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
+from windtunnel.reports.losses import loss_lines
 from windtunnel.reports.notes import notes_of
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation
 from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
 from windtunnel.simulate import Timeline, replay
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
+from windtunnel.whatifs.losses import Loss, find_losses
 
 __all__ = ["Explanation", "LongTask", "Share", "explain", "integer_percentages"]
 
@@ -76,6 +78,8 @@ class Explanation:
         Share of the measured iteration that the replay has too much or too little.
     waits : tuple of RankWait
         Of many ranks: who waited for whom in collectives.
+    losses : tuple of Loss
+        Of many ranks, or of a trace of a device: what each cause of lost time costs.
     """
 
     replayed_ns: float
@@ -95,6 +99,7 @@ class Explanation:
     sources: tuple[Share, ...] = ()
     notes: tuple[str, ...] = ()
     waits: tuple[RankWait, ...] = ()
+    losses: tuple[Loss, ...] = ()
 
     @cached_property
     def iteration_ns(self) -> float:
@@ -135,7 +140,7 @@ class Explanation:
             lines.append(f"measuring made it {format_ratio(self.overhead_ratio)} longer, which is taken out")
         if self.unexplained_ratio is not None:
             lines.append(f"unexplained: {format_ratio(self.unexplained_ratio)} of the measured time")
-        return [*(line for line in lines if line), *self.notes]
+        return [*(line for line in lines if line), *loss_lines(self.losses), *self.notes]
 
     def _path_line(self) -> str:
         line = f"critical path: {format_count(self.num_critical)} of {format_count(self.num_tasks)} tasks"
@@ -236,6 +241,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
         notes=(*notes_of(graph, left_out), *wait_lines(timeline)),
         waits=rank_waits(timeline),
+        losses=find_losses(explained, timeline) if graph.num_ranks > 1 or "start_cause" in graph.tasks else (),
     )
 
 
