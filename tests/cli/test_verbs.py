@@ -212,11 +212,11 @@ def test_a_misspelt_verb_is_answered_with_the_nearest_three():
 
 
 def test_a_misspelt_option_is_answered_with_the_nearest(stored):
-    outcome = windtunnel("explain", stored, "--jsn")
+    outcome = windtunnel("explain", stored, "--jsno")
 
     assert 2 == outcome.code
     assert (
-        "error: no such option: --jsn\n  where: windtunnel explain\n  fix:   did you mean --json?\n" == outcome.stderr
+        "error: no such option: --jsno\n  where: windtunnel explain\n  fix:   did you mean --json?\n" == outcome.stderr
     )
 
 
