@@ -41,6 +41,7 @@ BARS = (
     "stable_phase",
     "suite_trains",
     "suite_fidelity",
+    "held_out_style",
     "observations",
     "demo_time",
     "docs_run",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.flights._witness import proven_by, scales
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
@@ -29,6 +30,12 @@ def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[
     num_calls: dict[int, int] = {}
 
     def step(optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> Any:
+        if _calls_back(update):
+            raise NotApplicableError(
+                "the step calls back for the loss, so no pass can be had without an update",
+                where=f"the step of {type(optimizer).__name__}",
+                fix="call backward before step() to accumulate",
+            )
         num_calls[id(optimizer)] = num_calls.get(id(optimizer), 0) + 1
         return update() if num_calls[id(optimizer)] % passes == 0 else None
 
@@ -45,3 +52,8 @@ def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[
     with program.each_step(step), program.each_optimizer(keep_gradients):
         yield
     program.iterations_per_sample = before
+
+
+def _calls_back(update: Callable[[], Any]) -> bool:
+    """Whether a step was given a closure."""
+    return isinstance(update, partial) and any(map(callable, (*update.args, *update.keywords.values())))

@@ -210,7 +210,7 @@ def step_of(
 
     constructor = _constructor(description)
     known = set(inspect.signature(constructor).parameters)
-    unknown = [name for name in form.options if name not in known]
+    unknown = [name for name, value in form.options.items() if value and name not in known]
     if unknown:
         raise PriceError(
             f"{constructor.__name__} has no option {unknown[0]!r}",
@@ -226,7 +226,9 @@ def step_of(
             )
             if name not in form.frozen
         ]
-        groups.append({**options, **form.options, "params": tensors})
+        groups.append(
+            {**options, **{name: value for name, value in form.options.items() if name in known}, "params": tensors}
+        )
     groups = [group for group in groups if group["params"]]
     if not groups:
         return lambda: None
@@ -291,5 +293,10 @@ def _constructor(description: Mapping[str, Any]) -> Any:
         raise PriceError(
             f"the optimizer {description['class']} is not one of torch.optim, so it cannot be flown by itself",
             fix="take published ratios (prices='paper'), or verify the what-if by a real run",
+        )
+    if inspect.signature(constructor.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise PriceError(
+            f"the step of {name} calls back for the loss, so its update cannot be run by itself",
+            fix="compare both programs by a real run, with `windtunnel suite`",
         )
     return constructor

@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from windtunnel.sources.memory._places import DATA
 
-__all__ = ["arrays_watched", "fetches_watched", "hooks_watched"]
+__all__ = ["arrays_watched", "fetches_watched", "hooks_watched", "transforms_allowed"]
 
 _FROM_ARRAYS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 
@@ -51,6 +51,33 @@ def hooks_watched(saved: Callable[[torch.Tensor], None]) -> Iterator[None]:
         yield
     finally:
         saved_tensors_hooks.__init__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def transforms_allowed(saving: saved_tensors_hooks) -> Iterator[None]:
+    """Let transforms of ``torch.func`` run, which refuse hooks on saved tensors: what they save is not seen."""
+    original = torch.autograd.graph.disable_saved_tensors_hooks
+    depth = 0
+
+    @contextmanager
+    def without(message: str) -> Iterator[None]:
+        nonlocal depth
+        if not depth:
+            saving.__exit__()
+        depth += 1
+        try:
+            with original(message):
+                yield
+        finally:
+            depth -= 1
+            if not depth:
+                saving.__enter__()
+
+    torch.autograd.graph.disable_saved_tensors_hooks = without  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.graph.disable_saved_tensors_hooks = original
 
 
 @contextmanager

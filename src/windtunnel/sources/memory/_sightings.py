@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.sources.memory._patches import arrays_watched, fetches_watched, hooks_watched
+from windtunnel.sources.memory._patches import arrays_watched, fetches_watched, hooks_watched, transforms_allowed
 from windtunnel.sources.memory._places import DATA, UPDATE, Interned, Lines
 from windtunnel.sources.memory._storages import (
     FEATURE_MAP,
@@ -110,6 +110,7 @@ class Sightings:
         self._look()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
         self._patches.enter_context(hooks_watched(self._saved))
+        self._patches.enter_context(transforms_allowed(self._saving))
         self._patches.enter_context(fetches_watched(self, self._fetched))
         self._patches.enter_context(arrays_watched(self._made))
         self._hooks += [

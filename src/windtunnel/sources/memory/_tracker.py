@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.sources.memory._patches import fetches_watched, hooks_watched
+from windtunnel.sources.memory._patches import fetches_watched, hooks_watched, transforms_allowed
 from windtunnel.sources.memory._places import BEFORE, DATA, UPDATE, Places
 from windtunnel.sources.memory._storages import (
     BIRTH,
@@ -99,6 +99,7 @@ class StorageTracker(TorchDispatchMode):
         self._take_stock()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
         self._patches.enter_context(hooks_watched(self._saved))
+        self._patches.enter_context(transforms_allowed(self._saving))
         self._patches.enter_context(fetches_watched(self.places, self._see))
         self._hooks.append(register_optimizer_step_pre_hook(self._before_update))
         self._hooks.append(register_optimizer_step_post_hook(self._after_update))

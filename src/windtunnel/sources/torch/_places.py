@@ -20,21 +20,40 @@ from windtunnel.sources.torch.annotate import MODULE, PARAMETER, STATE
 __all__ = ["layers_of", "parameter_storages", "phases_of"]
 
 _BACKWARD = "autograd::engine::evaluate_function"
-_UPDATES = ("Optimizer.step#", "Optimizer.zero_grad#")
+_STEP = "Optimizer.step#"
+_UPDATES = (_STEP, "Optimizer.zero_grad#")
 _LOADER = "enumerate(DataLoader)"
 
 
 def phases_of(events: Events, points: Points) -> list[Phase]:
     """Phase of every event of ``points`` (module marks included)."""
     phases: list[Phase | None] = []
+    losses = _losses_in_steps(events, points)
     for event, row in enumerate(points.rows.tolist()):
         own = _phase_of_name(events.names[row])
         parent = int(points.parent[event])
         inherited = phases[parent] if parent >= 0 else None
+        inherited = Phase.FORWARD if event in losses else inherited
         # a forward that a checkpoint runs again is part of the backward pass
         is_again = own is Phase.FORWARD and inherited is Phase.BACKWARD
         phases.append(inherited if own is None or is_again else own)
     return _between(phases)
+
+
+def _losses_in_steps(events: Events, points: Points) -> set[int]:
+    """Operators right within an optimizer's step that lead to a backward pass: a closure computes its loss there."""
+    found: set[int] = set()
+    following: dict[int, Phase] = {}  # by step: what comes next in it
+    for event in range(len(points.rows) - 1, -1, -1):
+        parent = int(points.parent[event])
+        if parent < 0 or not events.names[int(points.rows[parent])].startswith(_STEP):
+            continue
+        own = _phase_of_name(events.names[int(points.rows[event])])
+        if own is not None:
+            following[parent] = own
+        elif following.get(parent) is Phase.BACKWARD:
+            found.add(event)
+    return found
 
 
 def _phase_of_name(name: str) -> Phase | None:

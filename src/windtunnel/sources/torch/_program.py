@@ -107,7 +107,7 @@ def trace_program(
     call_of : dict
         Record-function id to row of ``calls``; nodes outside of every call are absent.
     """
-    writer = _Writer()
+    writer = _Writer(_closures(nodes))
     for record_id in sorted(nodes):
         writer.visit(record_id, nodes[record_id], sequences.get(record_id, NO_CALL))
     program = {
@@ -118,10 +118,30 @@ def trace_program(
     return program, writer.call_of
 
 
-class _Writer:
-    """Visits nodes as they began; a parent always comes before its children."""
+def _closures(nodes: Mapping[int, Node]) -> dict[int, int]:
+    """Optimizer steps that call back for the loss, by node id: the last record that belongs to such a call."""
+    step_of: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for record_id in sorted(nodes):
+        node = nodes[record_id]
+        is_step = _region(node["name"]) == "update"
+        step = node["id"] if is_step else step_of.get(node["ctrl_deps"])
+        if step is None:
+            continue
+        step_of[node["id"]] = step
+        if _region(node["name"]) == "backward":
+            last[step] = record_id
+    return last
 
-    def __init__(self) -> None:
+
+class _Writer:
+    """Visits nodes as they began; a parent always comes before its children.
+
+    A step that calls back for the loss is an update only behind its last backward pass.
+    """
+
+    def __init__(self, closures: Mapping[int, int]) -> None:
+        self._closures = closures
         self.calls: list[dict[str, Any]] = []
         self.call_of: dict[int, int] = {}
         self._inside: dict[int, int] = {}  # node id -> call that it lies in
@@ -131,7 +151,11 @@ class _Writer:
 
     def visit(self, record_id: int, node: Node, sequence: int) -> None:
         parent = node["ctrl_deps"]
+        if node["id"] in self._closures:
+            return
         region = self._outside.get(parent, "") or _region(node["name"])
+        if record_id > self._closures.get(parent, record_id):
+            region = "update"
         if region:
             self._outside[node["id"]] = region
             self._mark(region, sequence)

@@ -81,9 +81,7 @@ class LiveProgram:
             yield
             self._step_changes.remove(change)
         else:
-            with self.each_optimizer(
-                lambda optimizer: swap(optimizer, "step", partial(change, optimizer, optimizer.step))
-            ):
+            with self.each_optimizer(lambda optimizer: swap(optimizer, "step", _replaced(optimizer, change))):
                 yield
 
     @contextmanager
@@ -152,6 +150,13 @@ class LiveProgram:
         """Every module with its path, model by model."""
         for model in self.models:
             yield from model.named_modules()
+
+
+def _replaced(
+    optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer, Callable[[], Any]], Any]
+) -> Callable[..., Any]:
+    step = optimizer.step
+    return lambda *args, **kwargs: change(optimizer, partial(step, *args, **kwargs))
 
 
 def swap(owner: Any, name: str, value: Any) -> Undo:

@@ -1,0 +1,170 @@
+"""Replay and what-ifs hold on scripts in styles that nothing here was made on (``benchmarks/held_out``).
+
+Other optimizers, a closure, a compiled model, a trainer of a library, mixed precision by hand, averaged weights, two
+optimizers, gradients by ``torch.func``, accumulation: unmodified scripts, each in a process of its own, on one thread.
+A script is captured, its replay compared with bare iterations of itself that the correction never saw, and two or three
+what-ifs are predicted and really run beside it. Every pair is reported; what does not apply is listed with its reason,
+and so is a script whose library is not installed here: that is no failure, but no success either.
+
+    python -m benchmarks.held_out_style --verbose
+    python -m benchmarks.held_out_style --scripts lbfgs_closure --small
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks import bar
+from benchmarks.suite_fidelity import captured
+from benchmarks.whatif_error import compared, fresh_prices
+from windtunnel.errors import NotApplicableError, WindtunnelError
+from windtunnel.flights import Ledger, verify
+from windtunnel.graph import Graph
+from windtunnel.measure import StopRule
+from windtunnel.simulate import replay
+from windtunnel.sources.targets import Script
+
+REPLAY_MEDIAN, WHATIF_MEDIAN = 0.03, 0.05
+FOLDER = Path(__file__).resolve().parent / "held_out"
+RULE = StopRule(rounds=30, precision=0.008, time_limit_s=8.0, turn_ns=50_000_000, warmup=2)
+SMALL_RULE = StopRule(rounds=4, min_rounds=3, precision=0.2, time_limit_s=1.0, turn_ns=10_000_000, warmup=2)
+TIMEOUT_S = 600
+CHANGES = {
+    "adagrad_step_lr": ("foreach-optimizer", "threads:threads=2", "batch-size:factor=2"),
+    "rmsprop_clipped_gru": ("foreach-optimizer", "threads:threads=2", "gc-pauses"),
+    "nadam_averaged": ("foreach-optimizer", "channels-last", "amp"),
+    "lbfgs_closure": ("threads:threads=2", "amp"),
+    "compiled_mixer": ("fused-optimizer", "threads:threads=2"),
+    "scaled_autocast": ("foreach-optimizer", "threads:threads=2", "activation-checkpointing"),
+    "two_optimizers": ("foreach-optimizer", "threads:threads=2", "freeze-layers:layer=encoder.*"),
+    "functional_gradients": ("foreach-optimizer", "threads:threads=2"),
+    "accumulating_trainer": ("loader-workers:num_workers=1", "foreach-optimizer", "threads:threads=2"),
+    "hf_trainer": ("fused-optimizer", "amp", "threads:threads=2"),
+    "lightning_fit": ("fused-optimizer", "threads:threads=2"),
+}
+NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_fit": ("lightning",)}
+Row = dict[str, object]
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verbose", action="store_true", help="print every row")
+    parser.add_argument("--small", action="store_true", help="see that it works: short flights, times mean nothing")
+    parser.add_argument("--scripts", default="", help="names, with commas; all by default")
+    parser.add_argument("--json", default="", help="of one script: write its rows to this file")
+    return parser.parse_args()
+
+
+def rows_of(name: str, *, is_small: bool) -> list[Row]:
+    """The replay's row and one per change."""
+    torch.set_num_threads(1)
+    subject = Script(FOLDER / f"{name}.py")
+    try:
+        graph, sampling = (subject.capture(6, None), {}) if is_small else captured(subject, 20)
+    except WindtunnelError as error:
+        return [{"script": name, "failed": f"capture: {error.message} ({error.fix})"}]
+    rows = [replayed(name, graph) | sampling]
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "receipts.db")
+        rule = SMALL_RULE if is_small else RULE
+        return rows + [flown(subject, change, graph, ledger, rule) for change in CHANGES[name]]
+
+
+def replayed(name: str, graph: Graph) -> Row:
+    """How far the replay is off the script's own bare iterations."""
+    measured_ns = statistics.median(graph.meta.overhead["held_out_ns"])
+    error = replay(graph).makespan_ns / measured_ns - 1
+    return {"script": name, "replay_error": error, "measured_ms": measured_ns / 1e6, "tasks": graph.num_tasks}
+
+
+def flown(subject: Script, change: str, graph: Graph, ledger: Ledger, rule: StopRule) -> Row:
+    """Predict, fly, compare."""
+    row: Row = {"script": subject.path.stem, "change": change}
+    try:
+        receipt = verify(subject, change, graph=graph, rule=rule, ledger=ledger, **fresh_prices(ledger))
+        return row | compared(receipt)
+    except NotApplicableError as error:
+        return row | {"not applicable": error.message}
+    except WindtunnelError as error:
+        return row | {"failed": f"{error.message} ({error.where})"}
+
+
+def apart(name: str, asked: argparse.Namespace) -> list[Row]:
+    """One script in a process of its own; a crash is its row."""
+    missing = [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
+    if missing:
+        return [{"script": name, "skipped": f"needs {', '.join(missing)}"}]
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "rows.json"
+        options = ["--scripts", name, "--json", str(kept), *(["--small"] * asked.small)]
+        command = [sys.executable, "-m", "benchmarks.held_out_style", *options]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=bar.ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return [{"script": name, "failed": f"no answer within {TIMEOUT_S} s"}]
+        if not kept.exists():
+            return [{"script": name, "failed": f"crashed: {done.stderr[-300:]}"}]
+        rows: list[Row] = json.loads(kept.read_text())
+        return rows
+
+
+def main() -> None:
+    """Print the bar, and with --verbose its rows; of one script with ``--json``, write its rows."""
+    asked = arguments()
+    names = [name for name in asked.scripts.split(",") if name] or list(CHANGES)
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(rows_of(names[0], is_small=asked.small)))
+        return
+    rows: list[Row] = []
+    for name in names:
+        found = apart(name, asked)
+        rows += found
+        if asked.verbose:
+            for row in found:
+                print(json.dumps(row), flush=True)
+    finish(rows)
+
+
+def finish(rows: list[Row]) -> None:
+    """The line."""
+    replays = {str(row["script"]): float(str(row["replay_error"])) for row in rows if "replay_error" in row}
+    pairs = {f"{row['script']}/{row['change']}": float(str(row["error"])) for row in rows if "error" in row}
+    failed = {f"{row['script']}/{row.get('change', 'capture')}": row["failed"] for row in rows if "failed" in row}
+    replay_median = statistics.median(map(abs, replays.values())) if replays else float("inf")
+    whatif_median = statistics.median(map(abs, pairs.values())) if pairs else float("inf")
+    bar.report(
+        "held_out_style",
+        whatif_median,
+        f"what-ifs median <= {WHATIF_MEDIAN:.0%}, replay median <= {REPLAY_MEDIAN:.0%}, ten scripts, none failed",
+        whatif_median <= WHATIF_MEDIAN and replay_median <= REPLAY_MEDIAN and not failed and len(replays) >= 10,
+        replay_median=replay_median,
+        num_scripts=len(replays),
+        num_pairs=len(pairs),
+        replay_errors=replays,
+        standard_errors={str(row["script"]): row["standard_error"] for row in rows if "standard_error" in row},
+        whatif_errors=pairs,
+        failed=failed,
+        not_applicable={
+            f"{row['script']}/{row['change']}": row["not applicable"] for row in rows if "not applicable" in row
+        },
+        skipped={str(row["script"]): row["skipped"] for row in rows if "skipped" in row},
+    )
+
+
+if __name__ == "__main__":
+    main()
