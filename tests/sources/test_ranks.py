@@ -158,10 +158,21 @@ def test_a_group_that_is_not_all_here_is_told():
 
 
 def test_a_rank_that_is_no_member_is_named():
-    ranks = [rank_of([9], [99], rank, groups=(ProcessGroup("tensor", (0, 1)),)) for rank in (0, 2)]
+    ranks = [rank_of([9], [99], rank, 3, groups=(ProcessGroup("tensor", (0, 1)),)) for rank in (0, 1, 2)]
 
     with pytest.raises(TraceError, match=r"rank 2 takes part in group 'tensor' \[0, 1\], of which it is no member"):
+        merge(ranks, NAMES[:3])
+
+
+def test_members_that_only_a_group_names_are_missed():
+    ranks = [rank_of([9], [99], rank, groups=(ProcessGroup("all", (0, 1, 2)),)) for rank in (0, 2)]
+
+    with pytest.raises(TraceError, match="1 of 3 ranks are missing: 1"):
         merge(ranks, NAMES[:2])
+
+
+def test_a_file_that_is_named_after_another_rank_is_told():
+    assert "trace1.json is by its own word the trace of rank 0" in _said(merge(job(2)[::-1], NAMES[:2]))
 
 
 def test_collectives_in_another_order_are_named_as_what_hangs():
@@ -220,6 +231,9 @@ def test_hosts_whose_clocks_agree_with_their_ranks_share_one():
 
     graph = merge(moved, NAMES[:4], hosts=["a", "a", "b", "b"])
 
+    assert {"rank 0 cpu": 0, "rank 1 cpu": 0, "rank 2 cpu": 1, "rank 3 cpu": 1} == dict(
+        zip(graph.resources.strings("name").to_numpy(), graph.resources["machine"].tolist(), strict=True)
+    )
     assert {"a": 0, "b": -300 * MS} == {
         host["host"]: round(host["offset_ns"], -4) for host in graph.meta.clocks["hosts"]
     }
@@ -323,6 +337,29 @@ def test_swapped_traces_are_named():
     with pytest.raises(TraceError) as caught:
         merge(swapped, NAMES[:4])
     assert "traces of ranks 1 and 2 look swapped: exchange them" in str(caught.value)
+
+
+# --- how long a collective takes ------------------------------------------------------------------------
+
+
+def test_a_collective_takes_as_long_as_its_shortest_record():
+    """The rank that came last did not wait; the mean would hold the waiting of the others."""
+    ranks = [rank_of([compute * US], [500 * US], rank) for rank, compute in enumerate((100, 300, 480))]
+
+    graph = merge(ranks, NAMES[:3])
+
+    assert {20 * US} == set(graph.duration_ns[graph.select(kind=Kind.COMM)].tolist())
+
+
+def test_a_record_that_was_cut_is_not_taken_for_the_collective():
+    ranks = [
+        rank_of([compute * US], [end * US], rank)
+        for rank, (compute, end) in enumerate(((100, 500), (110, 111), (120, 500), (130, 500)))
+    ]
+
+    graph = merge(ranks, NAMES[:4])
+
+    assert {370 * US} == set(graph.duration_ns[graph.select(kind=Kind.COMM)].tolist())
 
 
 # --- waits ----------------------------------------------------------------------------------------------

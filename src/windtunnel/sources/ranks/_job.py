@@ -41,6 +41,8 @@ class Job:
         Whether all were measured on a clock.
     says_ranks, says_hosts : bool
         Whether the graphs say themselves which rank they are; whether the caller said which host each is of.
+    misnamed : str
+        Which file is named after another rank, in words.
     """
 
     graphs: list[Graph]
@@ -53,6 +55,7 @@ class Job:
     has_times: bool
     says_ranks: bool
     says_hosts: bool
+    misnamed: str = ""
 
     @property
     def missing(self) -> list[int]:
@@ -77,8 +80,7 @@ def job_of(graphs: Sequence[Graph], names: Sequence[str], hosts: Sequence[str] |
     told = [_told_rank(graph) for graph in graphs]
     says_ranks = all(rank is not None for rank in told)
     ranks = [rank for rank in told if rank is not None] if says_ranks else _ranks_by_name(names)
-    sizes = [graph.meta.distributed.get("world_size", 0) for graph in graphs]
-    world_size = max((size for size in sizes if isinstance(size, int)), default=0)
+    world_size = _world_size(graphs)
     _require_each_once(ranks, names, world_size, allow_missing)
     order = np.argsort(ranks).tolist()
     graphs, names, ranks = ([some[i] for i in order] for some in (graphs, names, ranks))
@@ -88,7 +90,7 @@ def job_of(graphs: Sequence[Graph], names: Sequence[str], hosts: Sequence[str] |
     origin_ns = min(graph.meta.origin_ns for graph in graphs)
     placed = [_placed(graph, rank, origin_ns, groups, has_times) for graph, rank in zip(graphs, ranks, strict=True)]
     told_hosts = [hosts[i] for i in order] if hosts is not None else _told_hosts(graphs, names, ranks)
-    says = says_ranks, hosts is not None
+    says = says_ranks, hosts is not None, _misnamed(ranks, names) if says_ranks else ""
     return Job(placed, names, ranks, tuple(told_hosts), groups, origin_ns, world_size, has_times, *says)
 
 
@@ -145,6 +147,22 @@ def _told_hosts(graphs: list[Graph], names: list[str], ranks: list[int]) -> list
     found = [_WORKER.match(re.split(r"[\\/]", name)[-1]) for name in names]
     hosts = [match["host"] for match in found if match is not None]
     return hosts if len(hosts) == len(names) else [f"rank {rank}" for rank in ranks]
+
+
+def _world_size(graphs: list[Graph]) -> int:
+    """Ranks that there were, as the profiler says, else as the groups' members do; 0 where nothing tells."""
+    told = [graph.meta.distributed.get("world_size", 0) for graph in graphs]
+    size = max((size for size in told if isinstance(size, int)), default=0)
+    return size or max((rank + 1 for graph in graphs for group in graph.meta.groups for rank in group.ranks), default=0)
+
+
+def _misnamed(ranks: list[int], names: list[str]) -> str:
+    """The first file that is called after another rank than the one whose trace it holds."""
+    by_name = _ranks_by_name(names)
+    if sorted(by_name) != sorted(ranks) or by_name == ranks:
+        return ""
+    place = next(place for place, rank in enumerate(ranks) if by_name[place] != rank)
+    return f"{names[place]} is by its own word the trace of rank {ranks[place]}"
 
 
 def _require_each_once(ranks: list[int], names: list[str], world_size: int, allow_missing: bool) -> None:

@@ -85,7 +85,7 @@ def merge(
     if align == "auto" and job.has_times:
         clocks, spread_ns = fit_clocks(tasks, meetings, messages, job)
     placed, origin_ns = _on_one_clock(job, clocks)
-    tasks, edges, resources = join(placed)
+    tasks, edges, resources = join(_on_machines(placed, clocks))
     notes = check_ends(tasks, meetings, job, spread_ns, refuse=align == "auto") if job.has_times else []
     notes += _not_whole(meetings, messages, job)
     graph = _with_messages(Graph(tasks, edges, resources), messages)
@@ -142,6 +142,17 @@ def _on_one_clock(job: Job, clocks: list[Clock]) -> tuple[list[Graph], int]:
     first = min((int(graph.tasks["start_ns"].min()) for graph in graphs if graph.num_tasks), default=0)
     begin = first if any(clock.is_set for clock in clocks) else min(first, 0)
     return [_from(graph, begin) for graph in graphs], job.origin_ns + begin
+
+
+def _on_machines(graphs: list[Graph], clocks: list[Clock]) -> list[Graph]:
+    """Resources of ranks whose host is known lie on its machine."""
+    hosts = list(dict.fromkeys(clock.host for clock in clocks))
+    if len(hosts) == len(graphs):
+        return graphs
+    return [
+        replace(graph, resources=graph.resources.replace(machine=np.full(graph.num_resources, number, np.int32)))
+        for graph, number in zip(graphs, (hosts.index(clock.host) for clock in clocks), strict=True)
+    ]
 
 
 def _corrected(graph: Graph, clock: Clock) -> Graph:
@@ -255,6 +266,8 @@ def _not_whole(meetings: Meetings, messages: Messages, job: Job) -> list[str]:
         )
     if messages.num_open:
         notes.append(f"{messages.num_open:,} messages lead to ranks that are not here: they keep their times")
+    if job.misnamed:
+        notes.append(job.misnamed)
     if job.missing:
         notes.append(f"{len(job.ranks)} of {job.world_size} ranks are here")
     return notes
