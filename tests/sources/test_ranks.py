@@ -299,6 +299,46 @@ def test_messages_both_ways_set_the_clocks():
     assert hosts[1]["low_ns"] <= -3_000_000 <= hosts[1]["high_ns"]
 
 
+def test_a_drift_that_a_short_trace_cannot_prove_is_taken_where_nothing_else_can_be():
+    """Without it an end would come before a begin."""
+    ranks = job(2, num_steps=40)
+
+    hosts = merge([ranks[0], off(ranks[1], 5 * MS, 0.01)], NAMES[:2]).meta.clocks["hosts"]
+
+    assert 100 >= abs(hosts[1]["drift_ppm"] + 1e6 * (1 - 1 / 1.01))
+
+
+def talking(num_messages, every_ns):
+    """Two ranks that send to each other in turn; each message takes 50 µs, and now and then more."""
+    draw = np.random.default_rng(0)
+    talks = [[], []]
+    for number in range(num_messages):
+        out, begin = number % 2, every_ns * number
+        end = begin + 50 * US + int(draw.integers(0, 200 * US))
+        talks[out].append(("send", 1 - out, begin, begin + 40 * US))
+        talks[1 - out].append(("recv", out, begin, end))
+    return [talker(rank, talks[rank]) for rank in (0, 1)]
+
+
+def test_messages_tell_drifts_too():
+    ranks = talking(4000, 2 * MS)
+
+    hosts = merge([ranks[0], off(ranks[1], 9 * MS, 30e-6)], NAMES[:2]).meta.clocks["hosts"]
+
+    assert 1 >= abs(hosts[1]["drift_ppm"] + 30)
+    assert 3 * US >= abs(hosts[1]["offset_ns"] + 9 * MS + 30e-6 * hosts[1]["base_ns"])
+
+
+def test_messages_that_come_before_they_left_are_named():
+    """Whatever the clocks: one way they come early, and the other way too."""
+    there = [("send", 1, 1000 * US, 1010 * US), ("recv", 1, 0, 500 * US)]
+    back = [("recv", 0, 0, 900 * US), ("send", 0, 600 * US, 610 * US)]
+
+    with pytest.raises(TraceError, match=r"no setting of the clocks of rank 1, rank 0 lets") as caught:
+        merge([talker(0, there), talker(1, back)], NAMES[:2])
+    assert "message 0 ('send') ends on rank 1 before it begins on rank 0" in caught.value.where
+
+
 def test_messages_one_way_set_the_clocks_where_only_some_receives_waited():
     """Equal messages take equally long: those that waited, once clipped, as those that did not."""
     draw = np.random.default_rng(0)

@@ -57,7 +57,7 @@ def check_ends(tasks: Table, meetings: Meetings, job: Job, spread_ns: float, *, 
         return []
     worst = int(np.argmax(np.where(far, apart, -1)))
     return [
-        f"{int(far.sum()):,} of {len(far):,} collectives end far further apart than is usual here, up to "
+        f"{int(far.sum()):,} of {len(far):,} collectives end much further apart than is usual here, up to "
         f"{format_duration(int(apart[worst]))} (collective {int(meetings.place[worst])} of "
         f"{_group_name(job, int(meetings.group[worst]))}): a rank was busy, or these are not the same"
     ]

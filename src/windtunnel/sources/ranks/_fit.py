@@ -47,7 +47,7 @@ class Fit:
     part: NDArray[np.int64]
 
 
-def fit_ends(end_KH: Floats, *, with_drift: bool) -> Fit:
+def fit_ends(end_KH: Floats, *, with_drift: bool, only_sure: bool = True) -> Fit:
     """Offsets, and drifts where they are sure, by Huber's regression of the ends of collectives.
 
     Minimizes the sum of rho(end + offset + drift * end - common end) over all members; the common ends are eliminated,
@@ -58,12 +58,14 @@ def fit_ends(end_KH: Floats, *, with_drift: bool) -> Fit:
     end_KH : float [K, H]
         Ends in ns on each host's own clock; NaN for hosts that are no members.
     with_drift : bool
-        Whether the span is long enough to tell drifts; one that is not sure is 0.
+        Whether the span is long enough to tell drifts.
+    only_sure : bool
+        Leave drifts out unless one is far beyond the noise.
     """
     is_member = np.isfinite(end_KH)
     part = _parts(is_member)
     fit = _regression(end_KH, is_member, part, with_drift)
-    if with_drift and not _is_sure(fit, end_KH, is_member):
+    if with_drift and only_sure and not _is_sure(fit, end_KH, is_member):
         return _regression(end_KH, is_member, part, with_drift=False)
     return fit
 

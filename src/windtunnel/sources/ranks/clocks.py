@@ -101,22 +101,44 @@ def fit_clocks(tasks: Table, meetings: Meetings, messages: Messages, job: Job) -
     if len(hosts) < 2 or not (is_enough or len(evidence.source)):
         return still, 0.0
     fit, doubt_ns = _steadiest(evidence)
-    limit, cause = evidence.limits(fit.drift, by_collectives=is_enough)
-    cycle = _bounds.contradiction(limit)
+    fit, limit, cause, cycle = _possible(evidence, fit)
     if cycle:
         raise _impossible(tasks, meetings, evidence, cycle, cause, hosts)
     # hosts that nothing ties to the first keep their own time
     offset = _bounds.nearest(fit.offset_ns + evidence.told_ns[fit.part], limit)
     if _are_one(offset - evidence.told_ns, fit, evidence, doubt_ns):
         return still, fit.spread_ns
-    low, high = _bounds.intervals(limit)
+    by_host = dict(zip(hosts, _clocks_of(hosts, evidence, fit, offset, limit), strict=True))
+    return [by_host[host] for host in job.hosts], fit.spread_ns
+
+
+def _possible(evidence: Evidence, fit: Fit) -> tuple[Fit, Floats, NDArray[np.int64], list[int]]:
+    """The fit, its limits and what they are from, and the hosts that contradict each other.
+
+    A drift that a short trace cannot be sure of is taken where without it something would end before it began.
+    """
+    by_collectives = len(evidence.end_KH) >= FEW
+    limit, cause = evidence.limits(fit.drift, by_collectives=by_collectives)
+    cycle = _bounds.contradiction(limit)
+    moments = evidence.end_KH if by_collectives else evidence.midpoints(fit.drift)
+    if cycle and not fit.drift.any() and len(moments) > FEW:
+        drifting = fit_ends(moments, with_drift=True, only_sure=False)
+        allowed, why = evidence.limits(drifting.drift, by_collectives=by_collectives)
+        if not _bounds.contradiction(allowed):
+            return drifting, allowed, why, []
+    return fit, limit, cause, cycle
+
+
+def _clocks_of(hosts: list[str], evidence: Evidence, fit: Fit, offset: Floats, limit: Floats) -> list[Clock]:
+    """The clock of each host, from offsets on times that count from each host's own base."""
     clocks = []
-    for h, host in enumerate(hosts):
+    edges = zip(*_bounds.intervals(limit), strict=True)
+    for h, (host, (low, high)) in enumerate(zip(hosts, edges, strict=True)):
         by_ns = int(evidence.base_ns[0] - evidence.base_ns[h])
-        least, most = (round(edge) + by_ns if np.isfinite(edge) else None for edge in (float(low[h]), float(high[h])))
+        least, most = (round(edge) + by_ns if np.isfinite(edge) else None for edge in (float(low), float(high)))
         drift_ppm, base_ns = 1e6 * float(fit.drift[h]), int(evidence.base_ns[h])
         clocks.append(Clock(host, by_ns + round(offset[h]), drift_ppm, least, most, base_ns))
-    return [clocks[hosts.index(host)] for host in job.hosts], fit.spread_ns
+    return clocks
 
 
 def _steadiest(evidence: Evidence) -> tuple[Fit, float]:
@@ -210,6 +232,8 @@ def clock_lines(graph: Graph) -> list[str]:
     if not told:
         return []
     count = len(told["hosts"])
+    if not count:
+        return [f"note: {note}" for note in told["notes"]]
     if count == 1:
         return ["all ranks read one clock", *(f"note: {note}" for note in told["notes"])]
     set_ones = [one for one in told["hosts"] if one["offset_ns"] or one["drift_ppm"]]
@@ -250,7 +274,9 @@ def _impossible(
             row = int(meetings.row[np.flatnonzero(meetings.meeting == number)[0]])
             what = f"collective {int(meetings.place[number])} ({names.decode(row)[:40]!r})"
         else:
-            what = f"message {names.decode(int(evidence.send_row[place - len(evidence.end_KH)]))[:40]!r}"
+            message = place - len(evidence.end_KH)
+            way = (evidence.source[:message] == one) & (evidence.target[:message] == other)
+            what = f"message {int(way.sum())} ({names.decode(int(evidence.send_row[message]))[:40]!r})"
         told.append(f"{what} ends on {hosts[other]} before it begins on {hosts[one]}")
     return TraceError(
         f"no setting of the clocks of {', '.join(hosts[h] for h in cycle)} lets every cause come before its effect",

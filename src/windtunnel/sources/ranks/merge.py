@@ -274,7 +274,7 @@ def _not_whole(meetings: Meetings, messages: Messages, job: Job) -> list[str]:
 
 
 def _meta(job: Job, clocks: list[Clock], spread_ns: float, notes: list[str], origin_ns: int) -> Any:
-    hosts = {clock.host: clock.to_dict() for clock in clocks}
+    hosts = {clock.host: clock.to_dict() for clock in clocks if job.has_times}
     told = {"hosts": list(hosts.values()), "spread_ns": round(spread_ns), "notes": notes}
     told["ranks"] = {str(rank): clock.host for rank, clock in zip(job.ranks, clocks, strict=True)}
     return replace(
