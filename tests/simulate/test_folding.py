@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.simulate.reference import reference_replay
 from tests.simulate.test_flows import network
 from tests.strategies import graphs, random_graph
-from windtunnel.errors import NotApplicableError
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, ResourceKind
 from windtunnel.simulate import fold, replay, replay_many
 
@@ -89,6 +89,16 @@ def host(num_tasks: int = 6) -> Graph:
     return builder.build()
 
 
+def ordered() -> Graph:
+    """Two tasks, one after the other."""
+    builder = GraphBuilder()
+    builder.edge(builder.task("forward", duration_ns=3), builder.task("send", duration_ns=5, kind=Kind.COMM))
+    return builder.build()
+
+
+GRAPHS = {"queued": host(), "ordered": ordered()}
+
+
 def test_equal_ranks_are_one():
     assert 12 == fold(host().replicate(64)).small.num_tasks
 
@@ -120,6 +130,52 @@ def test_priorities_tell_ranks_apart():
 
     assert 6 == fold(graph).small.num_tasks
     assert same(graph)
+
+
+def in_large(graph: Graph) -> Graph:
+    """As many copies as are folded without being asked."""
+    return graph.replicate(-(-50_000 // graph.num_tasks))
+
+
+def test_many_ranks_fold_by_themselves_where_that_saves_time():
+    queued, ordered = in_large(host()), in_large(GRAPHS["ordered"])
+
+    assert (12, ordered.num_tasks) == (replay(queued).num_played, replay(ordered).num_played)
+    assert 2 == replay(ordered, again=True).num_played
+    assert replay(queued, engine="event").start_ns.tolist() == replay(queued).start_ns.tolist()
+    assert host().num_tasks * 2 == replay(host().replicate(2), again=True).num_played
+
+
+@pytest.mark.parametrize("name", ["queued", "ordered"])
+def test_a_graph_is_replayed_like_before_while_its_durations_stay_alike(name):
+    graph = in_large(GRAPHS[name])
+    before = replay(graph, again=True)
+    kinds = graph.tasks["kind"]
+    alike = graph.scale(kinds == Kind.COMPUTE, 2.0)
+    late = graph.set_duration([3], 90)
+    other = graph.set_lag(np.ones(graph.num_edges, bool), 1)
+    for changed in (alike, late, other):
+        after, whole = replay(changed, like=before), replay(changed, engine="event")
+
+        assert (after.fold is before.fold) == (changed is alike)
+        assert after.graph is changed
+        assert whole.finish_ns.tolist() == after.finish_ns.tolist()
+    batch = np.stack([alike.duration_ns, graph.duration_ns])
+    ragged = np.stack([alike.duration_ns, late.duration_ns])
+    for durations_KT in (batch, ragged):
+        found = replay_many(graph, durations_KT, finishes=True, like=before)
+
+        assert replay_many(graph, durations_KT).makespan_ns.tolist() == found.makespan_ns.tolist()
+        assert found.finish_ns.shape == durations_KT.shape
+        assert replay(graph.with_columns(duration_ns=durations_KT[1])).finish_ns.tolist() == found.finish_ns[1].tolist()
+
+
+def test_a_folded_batch_refuses_negative_durations():
+    graph = in_large(host())
+    with pytest.raises(InputError, match="negative"):
+        replay_many(graph, -graph.duration_ns[None])
+    with pytest.raises(InputError, match="negative"):
+        replay_many(graph, -graph.duration_ns[None], like=replay(graph))
 
 
 def test_what_is_decided_by_arrivals_or_fair_shares_is_not_folded():

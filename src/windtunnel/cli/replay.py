@@ -51,13 +51,20 @@ def replay(
         if target is not None:
             timeline.to_perfetto(target)
     if as_json:
-        counts = {"num_tasks": timeline.graph.num_tasks, "num_critical": len(path), "engine": timeline.engine}
+        counts = {
+            "num_tasks": timeline.graph.num_tasks,
+            "num_played": timeline.num_played,
+            "num_critical": len(path),
+            "engine": timeline.engine,
+        }
         files = {"perfetto": None if target is None else str(target)}
         clocks = timeline.graph.meta.clocks
         found = {"makespan_ns": timeline.makespan_ns, **counts, "resources": uses, "clocks": clocks}
         print_json({"schema": "windtunnel.replay/1", **found, **files})
     else:
         say(f"{timeline}; critical path: {path}")
+        if timeline.fold is not None:
+            say(f"equal ranks are played once: {timeline.fold}")
         _print_measured(timeline)
         _print_unmeasured(timeline)
         for line in clock_lines(timeline.graph):

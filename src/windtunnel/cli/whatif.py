@@ -80,7 +80,10 @@ def whatif(
     answers = with_intervals(found, ledger)
     usable = [answer for answer in answers if answer.is_applicable]
     if as_json:
-        print_json({"schema": "windtunnel.answers/1", "answers": [answer.to_dict() for answer in answers]})
+        baseline = answers[0].baseline
+        counts = {"num_tasks": baseline.graph.num_tasks, "num_played": baseline.num_played}
+        documents = [answer.to_dict() for answer in answers]
+        print_json({"schema": "windtunnel.answers/1", **counts, "answers": documents})
     else:
         _print_answers(usable, top)
         _print_refusals([answer for answer in answers if not answer.is_applicable], in_full=why or not every)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from windtunnel.simulate._program import (
     task_durations,
 )
 from windtunnel.simulate._static import assign_live_slots, batch_finishes, batch_makespans, static_pass
+from windtunnel.simulate.folding import Fold, can_fold, fold_within
 from windtunnel.simulate.timeline import Timeline
 
 __all__ = ["Replays", "replay", "replay_many"]
@@ -42,6 +43,8 @@ Ints = NDArray[Any]
 # variants played at once: as many as share a row's cache lines if variants lie side by side, else few, as each one
 # then is a stream of its own through memory
 _PER_BLOCK_BESIDE, _PER_BLOCK_APART = 64, 16
+# fewer ranks or tasks are played sooner than folded
+_FOLDED_RANKS, _FOLDED_TASKS = 8, 50_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +65,9 @@ class Replays:
         return len(self.makespan_ns)
 
 
-def replay(graph: Graph, *, engine: Engine | None = None) -> Timeline:
+def replay(
+    graph: Graph, *, engine: Engine | None = None, like: Timeline | None = None, again: bool = False
+) -> Timeline:
     """Play the graph and say when each task starts and ends.
 
     Tasks start as soon as their dependencies allow and their resource has a free slot. A task with a ``route`` and
@@ -71,11 +76,18 @@ def replay(graph: Graph, *, engine: Engine | None = None) -> Timeline:
     topological pass is enough; else an event-driven pass decides the order by readiness or priority. Both give the
     same answer where both apply, and equal inputs give equal bits.
 
+    Equal ranks are played once where that is exact and saves time: among many ranks, if the order is decided at run
+    time, or if the graph is to be replayed again.
+
     Parameters
     ----------
     graph : Graph
     engine : {"static", "event"}, optional
-        Force an engine; by default the graph decides.
+        Force an engine, on every task; by default the graph decides.
+    like : Timeline, optional
+        A replay of this graph with other durations: what it folded stays folded where the durations allow.
+    again : bool
+        Other durations of this graph will be replayed ``like`` this one, so that folding pays.
 
     Returns
     -------
@@ -102,16 +114,23 @@ def replay(graph: Graph, *, engine: Engine | None = None) -> Timeline:
     """
     duration = task_durations(graph)
     check_span(graph, duration)
-    if engine != "event":
-        program = fixed_order(graph)
-        if has_fixed_order(graph, program):
-            return _replay_fixed(graph, program, duration)
-        if engine == "static":
-            raise InputError(
-                "the order of tasks on some resource is not fixed by edges",
-                fix="leave the choice of the engine to replay(), or add ORDER edges",
-            )
-    return _replay_events(graph, event_input(graph), duration)
+    small_KC = None if engine is not None else _shrunk(graph, duration[None], like)
+    if small_KC is not None and like is not None and like.fold is not None:
+        return _replay_folded(graph, like.fold, small_KC[0])
+    if engine == "event":
+        return _replay_events(graph, event_input(graph), duration)
+    program = fixed_order(graph)
+    is_fixed = has_fixed_order(graph, program)
+    if engine == "static" and not is_fixed:
+        raise InputError(
+            "the order of tasks on some resource is not fixed by edges",
+            fix="leave the choice of the engine to replay(), or add ORDER edges",
+        )
+    # one static pass takes as long as folding
+    folded = _found(graph, program, duration[None]) if engine is None and (again or not is_fixed) else None
+    if folded is not None:
+        return _replay_folded(graph, folded, duration[folded.representative])
+    return _replay_whole(graph, program, is_fixed, duration)
 
 
 def replay_many(
@@ -121,6 +140,7 @@ def replay_many(
     finishes: bool = False,
     num_threads: int | None = None,
     program: FixedOrder | None = None,
+    like: Timeline | None = None,
 ) -> Replays:
     """Replay K variants of the durations of one graph, on all cores, without copying the graph.
 
@@ -135,6 +155,8 @@ def replay_many(
         Default: one per core.
     program : FixedOrder, optional
         The graph as prepared for an earlier batch, where the edges fix the order.
+    like : Timeline, optional
+        A replay of this graph, folded or not; see :func:`replay`.
 
     Raises
     ------
@@ -152,10 +174,48 @@ def replay_many(
     num_threads = num_threads or os.cpu_count() or 1
     if program is not None:
         return _many_fixed(graph, program, durations_KT, finishes, num_threads)
+    small_KC = _shrunk(graph, durations_KT, like)
+    if small_KC is not None and like is not None and like.fold is not None:
+        _check_seen(graph, int(np.bitwise_or.reduce(small_KC, axis=None)))
+        return _many_folded(like.fold, small_KC, finishes, num_threads)
     program = fixed_order(graph)
     if has_fixed_order(graph, program):
         return _many_fixed(graph, program, durations_KT, finishes, num_threads)
+    _check_seen(graph, int(np.bitwise_or.reduce(durations_KT, axis=None)))
+    folded = _found(graph, program, durations_KT)
+    if folded is not None:
+        return _many_folded(folded, durations_KT[:, folded.representative], finishes, num_threads)
     return _many_events(graph, durations_KT, finishes, num_threads)
+
+
+def _shrunk(graph: Graph, durations_KT: Ints, like: Timeline | None) -> Ints | None:
+    """Durations of what an earlier replay folded; None where it did not, or where these do not fit."""
+    if like is None or like.fold is None or not like.fold.fits(graph):
+        return None
+    return like.fold.shrunk(durations_KT)
+
+
+def _found(graph: Graph, program: FixedOrder, durations_KT: Ints) -> Fold | None:
+    """The fold of a graph of many ranks, if at most half of its tasks are left."""
+    rank = graph.tasks.get("rank")
+    if rank is None or graph.num_tasks < _FOLDED_TASKS or rank.max() + 1 < _FOLDED_RANKS or not can_fold(graph):
+        return None
+    return fold_within(graph, program, durations_KT, graph.num_tasks // 2)
+
+
+def _replay_folded(graph: Graph, folded: Fold, small_C: Ints) -> Timeline:
+    program = fixed_order(folded.small)
+    played = _replay_whole(folded.small, program, has_fixed_order(folded.small, program), small_C)
+    return replace(folded.unfold(played), graph=graph)
+
+
+def _many_folded(folded: Fold, small_KC: Ints, finishes: bool, num_threads: int) -> Replays:
+    program = fixed_order(folded.small)
+    if has_fixed_order(folded.small, program):
+        small = _many_fixed(folded.small, program, small_KC, finishes, num_threads)
+    else:
+        small = _many_events(folded.small, small_KC, finishes, num_threads)
+    return small if small.finish_ns is None else Replays(small.makespan_ns, small.finish_ns[:, folded.member])
 
 
 def _check_seen(graph: Graph, seen: int) -> None:
@@ -163,6 +223,10 @@ def _check_seen(graph: Graph, seen: int) -> None:
     if seen < 0:
         raise InputError("some duration is negative", fix="a duration is a number of nanoseconds, 0 or more")
     check_span(graph, np.full(graph.num_tasks, seen))
+
+
+def _replay_whole(graph: Graph, program: FixedOrder, is_fixed: bool, duration: Ints) -> Timeline:
+    return _replay_fixed(graph, program, duration) if is_fixed else _replay_events(graph, event_input(graph), duration)
 
 
 def _replay_fixed(graph: Graph, program: FixedOrder, duration: Ints) -> Timeline:
@@ -296,7 +360,6 @@ def _many_fixed(graph: Graph, program: FixedOrder, durations_KT: Ints, finishes:
 
 
 def _many_events(graph: Graph, durations_KT: Ints, finishes: bool, num_threads: int) -> Replays:
-    _check_seen(graph, int(np.bitwise_or.reduce(durations_KT, axis=None)))
     program = event_input(graph)
     num_variants = len(durations_KT)
     makespan = np.zeros(num_variants, dtype=np.int64)

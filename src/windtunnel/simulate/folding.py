@@ -36,6 +36,9 @@ __all__ = ["Fold", "fold"]
 # T tasks, C classes, K variants of the durations, R contended resources, M tasks on them
 Ints = NDArray[Any]
 
+# columns beside the durations from which a replay follows
+_PLAYED = ("resource", "priority", "earliest_ns", "is_arrival_join", "route", "message_bytes")
+
 
 @dataclass(frozen=True, eq=False)
 class Fold:
@@ -72,8 +75,24 @@ class Fold:
             finish_ns=timeline.finish_ns[self.member],
             sequence=np.argsort(rank[self.member], kind="stable").astype(np.int32),
             engine="static" if self.is_ordered else "event",
-            num_played=self.small.num_tasks,
+            fold=self,
         )
+
+    def fits(self, graph: Graph) -> bool:
+        """Whether a graph differs in nothing that replay reads but durations, by the identity of its columns."""
+        mine, others = self.graph.tasks, graph.tasks
+        return (
+            graph.num_tasks == self.graph.num_tasks
+            and graph.edges is self.graph.edges
+            and graph.resources is self.graph.resources
+            and all(others.get(name) is mine.get(name) for name in _PLAYED)
+        )
+
+    def shrunk(self, durations_KT: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Durations of the small tasks, int64 [K, C]; None where some differ within a class."""
+        found = durations_KT[:, self.representative]
+        is_alike = all((small[self.member] == whole).all() for small, whole in zip(found, durations_KT, strict=True))
+        return found if is_alike else None
 
 
 def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
@@ -104,7 +123,7 @@ def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
     ----------
     Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Computing, 1987.
     """
-    if join_mask(graph).any() or flow_mask(graph).any():
+    if not can_fold(graph):
         raise NotApplicableError(
             "arrival joins and messages that share links are not folded", fix="replay the graph as it is"
         )
@@ -113,6 +132,11 @@ def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
     found = fold_within(graph, fixed_order(graph), durations_KT, graph.num_tasks)
     assert found is not None, "there are no more classes than tasks"
     return found
+
+
+def can_fold(graph: Graph) -> bool:
+    """Whether who is like whom is known before a replay."""
+    return not (join_mask(graph).any() or flow_mask(graph).any())
 
 
 def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, most_classes: int) -> Fold | None:

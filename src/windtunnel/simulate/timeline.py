@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ from windtunnel.simulate.critical import CriticalPath, Execution
 from windtunnel.simulate.memory import MemoryCurve, memory_of
 from windtunnel.simulate.perfetto import write_perfetto
 from windtunnel.units import format_duration
+
+if TYPE_CHECKING:
+    from windtunnel.simulate.folding import Fold
 
 __all__ = ["Timeline"]
 
@@ -40,8 +43,8 @@ class Timeline:
         The tasks in an order in which they can have begun (every task after all that it waited for).
     engine : str
         ``"static"`` or ``"event"``.
-    num_played : int, optional
-        Tasks that were played for all of them, where equal ranks were folded.
+    fold : Fold, optional
+        What was played for all of them, where equal ranks were folded (:mod:`windtunnel.simulate.folding`).
     """
 
     graph: Graph = field(repr=False)
@@ -49,10 +52,15 @@ class Timeline:
     finish_ns: NDArray[np.int64] = field(repr=False)
     sequence: NDArray[np.int32] = field(repr=False)
     engine: str
-    num_played: int | None = None
+    fold: Fold | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"{format_duration(self.makespan_ns)} for {self.graph.num_tasks:,} tasks"
+
+    @property
+    def num_played(self) -> int:
+        """Tasks that were played: all, or one of each class where equal ranks were folded."""
+        return self.graph.num_tasks if self.fold is None else self.fold.small.num_tasks
 
     @cached_property
     def makespan_ns(self) -> int:

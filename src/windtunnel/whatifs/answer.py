@@ -177,7 +177,7 @@ class Answer:
     @cached_property
     def timeline(self) -> Timeline:
         """The replay after the change; the one before where it does not apply."""
-        return replay(self.graph) if self.is_applicable else self.baseline
+        return replay(self.graph, like=self.baseline) if self.is_applicable else self.baseline
 
     def keeping(self, graph: Graph, timeline: Timeline | None = None) -> Answer:
         """The same answer, which need not make these again."""

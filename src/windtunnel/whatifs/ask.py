@@ -79,7 +79,7 @@ def whatif(
     tell = progress or (lambda *_: None)
     edit = _Editor(checked_prices(prices), pricer_of(database, budget_s, progress))
     requests = _all_requests() if names == ALL else parse_requests(names)
-    baseline = replay(graph)
+    baseline = replay(graph, again=True)
     if graph.num_tasks and not baseline.makespan_ns:
         raise InputError(
             "the graph takes no time, so nothing can make it faster",
@@ -163,7 +163,7 @@ def _answered(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Editor) ->
         elif _keeps_order(baseline.graph, outcome):
             waiting.append((request, outcome))
         else:
-            timeline = replay(outcome)
+            timeline = replay(outcome, like=baseline)
             time_ns = iteration_ns(timeline, baseline.graph.num_iterations)
             answers.append(_answer(baseline, edit, request, outcome, time_ns, timeline))
         if len(waiting) == _BATCH:
@@ -178,7 +178,7 @@ def _answered_batch(baseline: Timeline, edit: _Editor, changes: Sequence[tuple[R
     graph = baseline.graph
     counted = takes_part(graph)
     durations_KT = np.stack([changed.duration_ns for _, changed in changes])
-    replays = replay_many(graph, durations_KT, finishes=not counted.all())
+    replays = replay_many(graph, durations_KT, finishes=not counted.all(), like=baseline)
     ends = replays.makespan_ns if replays.finish_ns is None else replays.finish_ns[:, counted].max(axis=1)
     times = (ends / max(graph.num_iterations, 1)).tolist()
     return [_answer(baseline, edit, *change, time_ns) for change, time_ns in zip(changes, times, strict=True)]
