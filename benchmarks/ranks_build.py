@@ -25,17 +25,17 @@ ROUNDS = 5
 GIB = 2**30
 
 
-def step(kind: ResourceKind = ResourceKind.STREAM) -> Graph:
+def step(kind: ResourceKind = ResourceKind.STREAM, num_tasks: int = NUM_TASKS) -> Graph:
     """A training step of one rank."""
     builder = GraphBuilder()
     thread, stream = builder.resource("main thread", ResourceKind.HOST_THREAD), builder.resource("compute", kind)
     nic = builder.resource("nic", ResourceKind.LINK)
     last: dict[int, int] = {}
     every = NUM_TASKS // NUM_MESSAGES
-    for number in range(NUM_TASKS):
+    for number in range(num_tasks):
         is_message = number % every == every - 1
         where = nic if is_message else stream if number % 2 else thread
-        backward = number > NUM_TASKS // 3
+        backward = number > num_tasks // 3
         row = builder.task(
             f"task {number % 97}",
             resource=where,
