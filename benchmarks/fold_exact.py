@@ -132,9 +132,7 @@ def main() -> bool:
     if bar.is_verbose():
         print(bar.table(found))
     wrong = [row for row in found if not row["equal"]]
-    at_most = {
-        row["graph"]: row["tasks"] / row["classes"] for row in found if (row["ranks"], row["speeds"]) == (64, "equal")
-    }
+    largest = [row for row in found if (row["ranks"], row["speeds"]) == (RANKS[-1], "equal")]
     return bar.report(
         "fold_exact",
         len(wrong),
