@@ -27,6 +27,8 @@ BARS = (
     "pure_whatifs",
     "noise",
     "ranks_build",
+    "fold_exact",
+    "fold_speed",
     "dlrm_8_ranks",
     "clock_alignment",
     "hta_exact",
