@@ -8,7 +8,7 @@ import pytest
 from tests.cli.command import windtunnel, windtunnel_process
 from tests.cli.graphs import hostile_graph, step_graph
 from tests.shared_data import shared_path
-from windtunnel.graph import load, save
+from windtunnel.graph import GraphBuilder, ResourceKind, load, save
 
 VERBS = (
     "capture",
@@ -108,6 +108,21 @@ def test_replay_writes_a_trace_that_is_json_and_never_overwrites_one(stored, tmp
     assert {"encoder forward", "adam"} <= {event.get("name") for event in json.loads(trace.read_bytes())["traceEvents"]}
     assert "is there already" in second.stderr
     assert "--force" in second.stderr
+
+
+def test_many_equal_ranks_are_played_once_and_it_is_said(tmp_path):
+    builder = GraphBuilder()
+    queue = builder.resource("stream", ResourceKind.STREAM)
+    for number in range(64):
+        builder.task(f"gemm {number}", duration_ns=number, resource=queue)
+    ranks = save(builder.build().replicate(800), tmp_path / "ranks.wt")
+
+    played, asked = windtunnel("replay", ranks, "--json"), windtunnel("whatif", ranks, "faster-device", "--json")
+
+    for outcome in (played, asked):
+        document = json.loads(outcome.stdout)
+        assert (64 * 800, 64) == (document["num_tasks"], document["num_played"])
+    assert "51,200 tasks folded to 64" in windtunnel("replay", ranks).stdout
 
 
 def test_diff_shows_the_parts_that_changed_and_nothing_else(stored, tmp_path):
