@@ -183,7 +183,7 @@ class Sightings:
 
     def _made(self, tensor: torch.Tensor) -> None:
         """A tensor of an array: only what lies there is news; within a module it is no input."""
-        if not tensor.untyped_storage().resizable():
+        if not any(storage.resizable() for storage in storages_of(tensor)):
             self._see(tensor, TEMPORARY if self._depth else INPUT, layer=None)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ class Sightings:
         for part in (gradient._indices(), gradient._values()) if is_sparse else (gradient,):
             try:
                 address = part.untyped_storage().data_ptr()
-            except (NotImplementedError, RuntimeError):  # of another layout
+            except (NotImplementedError, RuntimeError):  # of another layout, or of parts
                 self._see(part, GRADIENT, *self._names.get(id(parameter), ("", 0)))
             else:
                 self.accumulated.append((time.time_ns(), address, id(parameter)))

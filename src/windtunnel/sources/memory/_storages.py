@@ -63,7 +63,8 @@ def storages_of(tensor: Any) -> tuple[Any, ...]:
     """The storages that a tensor of any layout lies in; none where it is opaque (MKL-DNN's own)."""
     if is_traceable_wrapper_subclass(tensor):
         inner, _ = tensor.__tensor_flatten__()
-        return tuple(storage for name in inner for storage in storages_of(getattr(tensor, name)))
+        parts = [getattr(tensor, name) for name in inner]  # a distributed tensor has its mesh among them
+        return tuple(storage for part in parts if isinstance(part, torch.Tensor) for storage in storages_of(part))
     try:
         return (tensor.untyped_storage(),)
     except (NotImplementedError, RuntimeError):

@@ -18,6 +18,7 @@ from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.hardware.host import processor_name
+from windtunnel.sources.torch._collectives import transfers, with_transfers
 from windtunnel.sources.torch._dataflow import Flow, trace_flow
 from windtunnel.sources.torch._loader import Loading, with_workers
 from windtunnel.sources.torch._memory import MemoryUse, account
@@ -68,11 +69,15 @@ def build_graph(recording: Recording) -> Graph:
             fix="let the script run for more iterations, or ask for less warm-up",
         )
     thread = _template(recording.rich)
-    slices_IP, num_unlike = _durations(recording, thread)
+    times_IP, profiles, num_unlike = _times(recording, thread)
+    sent = transfers(thread.names, thread.points, times_IP, profiles, recording.messages, _working(thread))
+    slices_IP = np.diff(times_IP) - (0 if sent is None else sent.waits_ns)
     bare = np.array(recording.bare_ns, dtype=np.int64)
     # some bare iterations are held out, to say honestly how well the others predict them
     seen = bare[~held_out(len(bare))]
     parts = _stretches(recording, slices_IP)
+    if sent is not None:  # what an iteration took contains waiting, which is in no slice any more
+        seen, parts = seen[:0], None
     corrected_IP, correction = correct(thread.points, slices_IP, seen, calibrated_ns=calibrate(), parts=parts)
     chosen = central(corrected_IP.sum(axis=1).astype(np.float64))
     duration = _round_to_sum(corrected_IP[chosen].mean(axis=0))
@@ -95,7 +100,8 @@ def build_graph(recording: Recording) -> Graph:
         tuple(recording.light_waits_ns),
         tuple(recording.bare_waits_ns),
     )
-    return with_workers(_assemble(columns, kept, flow, meta), loading)
+    graph = with_workers(_assemble(columns, kept, flow, meta), loading)
+    return graph if sent is None else with_transfers(graph, sent, kept, chosen)
 
 
 # --- the template and the durations -----------------------------------------------------------------------
@@ -129,9 +135,13 @@ def _template(rich: Events) -> _Thread:
     )
 
 
-def _durations(recording: Recording, thread: _Thread) -> tuple[Int, int]:
-    """Durations of every slice in every light iteration [I, P - 1]; those of the rich one if there is no other."""
-    rows, num_unlike = [], 0
+def _times(recording: Recording, thread: _Thread) -> tuple[Int, list[tuple[Events, int]], int]:
+    """When every point happened in every light iteration [I, P], in which profile it is, and how many were unlike.
+
+    Of the rich one if there is no other.
+    """
+    assert recording.rich is not None
+    rows, profiles, num_unlike = [], [], 0
     for events, is_regular in recording.light:
         for marker, regular in zip(events.markers(ITERATION), is_regular, strict=False):
             inside = events.inside(marker)
@@ -139,10 +149,17 @@ def _durations(recording: Recording, thread: _Thread) -> tuple[Int, int]:
             times = align(thread.points, other) if regular else None
             num_unlike += regular and (times is None or not np.array_equal(other.tokens, thread.points.tokens))
             if times is not None:
-                rows.append(np.diff(times))
+                rows.append(times)
+                profiles.append((events, marker))
     if not rows:
-        rows.append(np.diff(thread.points.times_ns))
-    return np.stack(rows), num_unlike
+        rows, profiles = [thread.points.times_ns], [(recording.rich, recording.rich.markers(ITERATION)[0])]
+    return np.stack(rows), profiles, num_unlike
+
+
+def _working(thread: _Thread) -> NDArray[np.bool_]:
+    """Slices in which an operator computes [P - 1]."""
+    owner = thread.points.owner[: thread.points.num_slices].tolist()
+    return np.array([event > 0 and _computes(thread, event) for event in owner], dtype=bool)
 
 
 def _stretches(recording: Recording, slices_IP: Int) -> Stretches | None:

@@ -33,7 +33,7 @@ Int = NDArray[np.int64]
 
 # the profiler's own announcements; everything else that a step writes to stderr is passed on
 _NATIVE_LOG = re.compile(
-    rb"^(USDT:|STAGE:|\[W\S* \S+ (CPUAllocator|execution_trace_observer|collection|kineto_shim)\.cpp:)"
+    rb"^(\[rank\d+\]:)?(USDT:|STAGE:|\[W\S* \S+ (CPUAllocator|execution_trace_observer|collection|kineto_shim)\.cpp:)"
 )
 
 
@@ -163,7 +163,9 @@ class RichProfiler(LightProfiler):
             self._profile.kineto_results.save(str(path))
         document = msgspec.json.decode(path.read_bytes())
         rows: list[dict[str, Any]] = [
-            event["args"] for event in document["traceEvents"] if "Ev Idx" in event.get("args", {})
+            event["args"] | {"name": event["name"], "when": (event["ts"], -event.get("dur", 0))}
+            for event in document["traceEvents"]
+            if "Ev Idx" in event.get("args", {})
         ]
         return rows
 
@@ -186,7 +188,7 @@ def _columns(raw: list[Any], exported: list[dict[str, Any]], nodes: dict[int, di
     memory = [event for event, memory in zip(raw, is_memory, strict=True) if memory]
     # memory events have no duration; the exporter numbers them after the calls, in the same order
     exported_memory = [by_index[index] for index in sorted(by_index) if "Addr" in by_index[index]]
-    exported_calls = [by_index[index] for index in sorted(by_index) if "Addr" not in by_index[index]]
+    exported_calls = _in_order_of(calls, [by_index[i] for i in sorted(by_index) if "Addr" not in by_index[i]])
     order = sorted(range(len(calls)), key=lambda row: (calls[row].start_ns(), -calls[row].end_ns(), row))
     has_ids = len(exported_calls) == len(calls)
     return Events(
@@ -203,6 +205,20 @@ def _columns(raw: list[Any], exported: list[dict[str, Any]], nodes: dict[int, di
         memory_address=_int64(row["Addr"] for row in exported_memory),
         nodes=nodes,
     )
+
+
+def _in_order_of(calls: list[Any], exported: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The exported rows of these calls; the exporter numbers them by thread where there are several: then by time."""
+    if len(calls) != len(exported) or all(
+        call.name() == row["name"] for call, row in zip(calls, exported, strict=True)
+    ):
+        return exported
+    by_time = sorted(exported, key=lambda row: (*row["when"], row["name"]))
+    places = sorted(
+        range(len(calls)), key=lambda row: (calls[row].start_ns(), -calls[row].duration_ns(), calls[row].name())
+    )
+    placed = dict(zip(places, by_time, strict=True))
+    return [placed[row] for row in range(len(calls))]
 
 
 def _int64(values: Iterator[int] | Any) -> Int:

@@ -23,6 +23,7 @@ from windtunnel.measure.collector import CollectorClock
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch._loader import LoaderMeter
+from windtunnel.sources.torch._messages import Message, MessageLog, WaitMarks, is_distributed
 from windtunnel.sources.torch._profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
 from windtunnel.sources.torch._segments import Marks, PhaseClock
 from windtunnel.sources.torch._shapes import ShapeSorter
@@ -73,6 +74,7 @@ class Recording:
     rich: Events | None = None
     memory: MemoryProfile | None = None
     discovery: Discovery = field(default_factory=Discovery)
+    messages: list[Message] = field(default_factory=list)
     shapes: dict[str, Any] = field(default_factory=dict)
     num_dropped: int = 0
     is_heap_held: bool = False
@@ -128,6 +130,8 @@ class Recorder:
         self._watch: Watch | None = None
         self._following: AbstractContextManager[Watch] | None = None
         self._marker: Any = None
+        self._log: MessageLog | None = None
+        self._waits = WaitMarks()
         self._clock = PhaseClock()
         self._loader = LoaderMeter()
         self._loader.install()
@@ -151,6 +155,7 @@ class Recorder:
         slot = self._slots[self._position]
         if slot is Slot.DISCOVER:
             self.recording.discovery.watch()
+            self._begin_messages()
         elif slot is Slot.RICH:
             require_host(self.recording.discovery.parameters().values())
             self.recording.is_heap_held = hold_heap()
@@ -211,6 +216,7 @@ class Recorder:
         """Take every instrument away, in the middle of an iteration too; what is whole stays in the recording."""
         self.abort()
         self._clock.remove()
+        self._waits.remove()
         self._sorter.remove()
         self.recording.shapes = self._sorter.as_meta()
         self._loader.remove()
@@ -233,6 +239,17 @@ class Recorder:
         if slot is Slot.MEMORY and is_regular:
             self.recording.memory = self._watch.profile()
 
+    def _begin_messages(self) -> None:
+        if is_distributed():
+            self._waits.install()
+            self._log = MessageLog()
+            self._log.__enter__()
+
+    def _end_messages(self) -> None:
+        if self._log is not None:
+            self._log.__exit__(None, None, None)
+            self.recording.messages, self._log = self._log.messages, None
+
     def _begin_rich(self) -> None:
         self._profiler = RichProfiler()
         self._annotator = Annotator(self.recording.discovery)
@@ -253,6 +270,7 @@ class Recorder:
         self.recording.num_dropped += not is_regular
         if slot is Slot.DISCOVER:
             self.recording.discovery.unwatch()
+            self._end_messages()
             if not is_compiling():  # a hook would have them compiled anew
                 self._sorter.watch(self.recording.discovery.models)
         elif slot is Slot.AS_IS and is_regular:

@@ -29,6 +29,7 @@ __all__ = [
     "Annotator",
     "Discovery",
     "is_compiling",
+    "local",
     "module_paths",
     "outermost",
     "require_host",
@@ -121,8 +122,14 @@ class Discovery:
         """Bytes that live through every iteration: parameters, buffers, optimizer state."""
         buffers = [buffer for model in self.models for buffer in model.buffers()]
         tensors = [*self.parameters().values(), *self.state().values(), *buffers]
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+        storages = {one._cdata: one.nbytes() for tensor in tensors for one in (local(tensor).untyped_storage(),)}
         return sum(storages.values())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a distributed tensor that lies on this rank; any other tensor itself."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
 def _add_once(items: list[Any], item: Any) -> None:
@@ -209,10 +216,10 @@ class Annotator:
     def roll_call(self) -> None:
         """Show every parameter and state tensor to the execution trace, before the iteration."""
         for name, parameter in self._discovery.parameters().items():
-            with annotate(PARAMETER + name, [parameter]):
+            with annotate(PARAMETER + name, [local(parameter)]):
                 pass
         for name, tensor in self._discovery.state().items():
-            with annotate(STATE + name, [tensor]):
+            with annotate(STATE + name, [local(tensor)]):
                 pass
 
     def watch(self) -> None:

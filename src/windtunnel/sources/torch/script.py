@@ -111,7 +111,7 @@ def capture_script(
 
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
-    ended = run_until_enough(script, argv, RecorderPilot(recorder))
+    ended = run_until_enough(script, argv, RankPilot(recorder) if _num_peers() else RecorderPilot(recorder))
     return _result(recorder, ended)
 
 
@@ -310,7 +310,8 @@ class RecorderPilot:
     def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
         """Lead on; a loop that has changed its form begins anew."""
         if self.recorder.is_complete:
-            raise EndOfScript
+            self._end()
+            return
         pattern = hooks.finder.pattern
         if pattern and pattern != self._pattern:  # the first, or the loop has changed its form
             self._pattern = pattern
@@ -320,11 +321,45 @@ class RecorderPilot:
             return
         self.recorder.boundary(is_regular=is_regular)
         if self.recorder.is_complete:
-            raise EndOfScript
+            self._end()
+
+    def _end(self) -> None:
+        """End the script, or let it run on until its peers have enough, too."""
+        raise EndOfScript
 
     def close(self) -> None:
         """Take the recorder away."""
         self.recorder.close()
+
+
+class RankPilot(RecorderPilot):
+    """Leads the recorder in one of several processes: a rank that has enough runs on until all have, as peers wait."""
+
+    _KEY = "windtunnel/complete"
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__(recorder)
+        self._has_told = False
+
+    def _end(self) -> None:
+        from torch import distributed
+
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise EndOfScript
+        told = int(not self._has_told)
+        self._has_told = True
+        try:
+            num_complete = distributed.distributed_c10d._get_default_store().add(self._KEY, told)
+        except (RuntimeError, ValueError):  # the store's host has ended
+            raise EndOfScript from None
+        if num_complete >= distributed.get_world_size():
+            raise EndOfScript
+
+
+def _num_peers() -> int:
+    """Other processes of this job, as launchers tell them."""
+    told = os.environ.get("WORLD_SIZE", "1")
+    return int(told) - 1 if told.isdecimal() else 0
 
 
 def checked_script(path: str | Path) -> Path:

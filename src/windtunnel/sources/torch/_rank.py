@@ -1,0 +1,71 @@
+"""One process of a script that runs in several (room sources, private; started by ``measure.workers``).
+
+In: ``Orders`` and a rank. Out: the graph of that rank in a folder, and word of it, or of what went wrong and when. The
+script finds the environment that ``torchrun`` would give it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import WindtunnelError
+from windtunnel.graph import save
+from windtunnel.measure.workers import Place
+from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script
+
+__all__ = ["Orders", "main"]
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What all ranks do."""
+
+    script: str
+    argv: tuple[str, ...]
+    iterations: int
+    warmup: int
+    folder: str
+    address: str
+    port: int
+
+
+def main(place: Place) -> int:
+    """Capture one rank; what goes wrong is told, with the moment, as peers fail after the first."""
+    orders: Orders = place.config
+    os.environ.update(_environment(place, orders))
+
+    def tell(what: str, done: int, total: int) -> None:
+        place.tell({"progress": (what, done, total)})
+
+    try:
+        graph = capture_script(
+            orders.script, orders.argv, iterations=orders.iterations, warmup=orders.warmup, progress=tell
+        )
+    except WindtunnelError as error:
+        place.tell(_failure(error))
+        return 0
+    path = f"{orders.folder}/rank{place.rank}.wt"
+    save(graph, path, overwrite=True)
+    place.tell({"path": path})
+    return 0
+
+
+def _environment(place: Place, orders: Orders) -> dict[str, str]:
+    numbers = {
+        "RANK": place.rank,
+        "LOCAL_RANK": place.rank,
+        "WORLD_SIZE": place.num_ranks,
+        "LOCAL_WORLD_SIZE": place.num_ranks,
+        "GROUP_RANK": 0,
+        "MASTER_PORT": orders.port,
+    }
+    return {"MASTER_ADDR": orders.address, **{name: str(number) for name, number in numbers.items()}}
+
+
+def _failure(error: WindtunnelError) -> dict[str, Any]:
+    # what a rank raises once its peers are gone came second
+    told = {"error": error.message, "where": error.where, "fix": error.fix, "at_ns": time.monotonic_ns()}
+    return told | {"is_incomplete": isinstance(error, IncompleteCaptureError)}
