@@ -4,8 +4,8 @@ In: points of the main thread in every profiled iteration, the profiles with the
 each message is. Out: ``Transfers``: times per iteration, and the waiting that is taken out of the main thread's slices,
 as a wait is an edge and no cost. A rank's messages go one after the other over its network, in order of issue: what a
 message took is counted from its issue or the end of the one before, whichever is later. Waiting for a peer is still in
-it; joining the ranks takes that out. Messages between two ranks overtake each other; one is as long as its receiver waits
-from when it asked for it. Not here: other ranks.
+it; joining the ranks takes that out. Messages between two ranks overtake each other; one is as long as its receiver
+waits from when it asked for it. Not here: other ranks.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Transfers:
     """C messages in order of issue.
 
     ``issue`` [C] is the slice in which each is issued, ``wait`` [C] the slice that waits for it. ``own_ns`` [I, C] is
-    what it took on the rank's network in every iteration, ``begin_ns`` [I, C] since when, from the iteration's begin;
-    ``waits_ns`` [I, P - 1] is what slices waited.
+    what it took on the rank's network in every iteration, ``begin_ns`` [I, C] since when; ``times_ns`` [I, P] is when
+    the main thread's points happened, ``waits_ns`` [I, P - 1] what its slices waited.
     """
 
     messages: tuple[Message, ...]
@@ -54,6 +54,7 @@ class Transfers:
     wait: Int
     own_ns: Int
     begin_ns: Int
+    times_ns: Int
     waits_ns: Int
 
 
@@ -99,7 +100,7 @@ def transfers(
     wait = _unseen(names, points, wait, leave)
     begin_IC = _begins(times_IP[:, issue], end_IC, is_alone(messages))
     own_IC = np.maximum(end_IC - begin_IC, 0)
-    return Transfers(tuple(messages), issue, wait, own_IC, begin_IC - times_IP[:, :1], _waits(times_IP, end_IC, wait))
+    return Transfers(tuple(messages), issue, wait, own_IC, begin_IC, times_IP, _waits(times_IP, end_IC, wait))
 
 
 def _issued(name: str) -> str:
@@ -254,13 +255,16 @@ def with_transfers(graph: Graph, found: Transfers, kept: NDArray[np.bool_], chos
         "discipline": [Discipline.FIFO] * 2,
         "slots": [1, max(1, int(alone.sum()))],
     }
+    origin_ns = int(found.times_ns[:, 0].mean())
+    begun_ns = _mean(found.times_ns[chosen] - found.times_ns[chosen][:, :1])
+    measured = graph.tasks.replace(start_ns=np.append(begun_ns[:-1][kept], graph.tasks["start_ns"][kept.sum() :]))
     return Graph.from_columns(
         tasks=graph.tasks.concat(
             Table.typed(_columns(graph, found, issue, groups, chosen), TASK_COLUMNS), TASK_COLUMNS
         ),
         edges=graph.edges.concat(Table.typed(edges, EDGE_COLUMNS), EDGE_COLUMNS),
         resources=graph.resources.concat(Table.typed(network, RESOURCE_COLUMNS), RESOURCE_COLUMNS),
-        meta=graph.meta.with_entries({"groups": groups}),
+        meta=graph.meta.with_entries({"groups": groups, "origin_ns": origin_ns}),
     )
 
 
@@ -270,7 +274,6 @@ def _columns(
     messages = found.messages
     number = [groups.index(one.group) for one in messages]
     sequence = [number[:place].count(group) for place, group in enumerate(number)]
-    own_ns = found.own_ns[chosen].mean(axis=0).round().astype(np.int64)
     return {
         "name": [f"{one.op} {place}" for place, one in enumerate(messages)],
         "op": [one.op for one in messages],
@@ -284,10 +287,15 @@ def _columns(
         "tag": [one.tag for one in messages],
         "resource": graph.num_resources + is_alone(messages),
         "order": graph.num_tasks + np.arange(len(messages)),
-        "duration_ns": own_ns,
+        "duration_ns": _mean(found.own_ns[chosen]),
         "duration_std_ns": found.own_ns.std(axis=0).round().astype(np.int64),
         "samples_ns": np.ascontiguousarray(found.own_ns.T),
-        "start_ns": found.begin_ns[chosen].mean(axis=0).round().astype(np.int64),
+        "start_ns": _mean((found.begin_ns - found.times_ns[:, :1])[chosen]),
         "cost_source": ["measured"] * len(messages),
         "op_schema": [""] * len(messages),
     }
+
+
+def _mean(values: Int) -> Int:
+    mean: Int = values.mean(axis=0).round().astype(np.int64)
+    return mean

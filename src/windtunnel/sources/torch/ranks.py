@@ -21,7 +21,7 @@ from windtunnel.extras import require
 from windtunnel.graph import Graph, load
 from windtunnel.measure.links import KERNEL, ShapedLink, shaped_link
 from windtunnel.measure.workers import Workers
-from windtunnel.sources.ranks import merge_ranks
+from windtunnel.sources.torch._joined import joined_step
 from windtunnel.sources.torch.script import IncompleteCaptureError, checked_script
 
 __all__ = ["capture_ranks"]
@@ -91,9 +91,7 @@ def capture_ranks(
             answers = workers.gather(heard=lambda answer: _forward(progress, answer))
             _require_all(answers, script, workers.log_tail())
         graphs = [_placed(load(answer["path"]), rank, num_ranks, link) for rank, answer in enumerate(answers)]
-    return merge_ranks(
-        graphs, [f"rank {rank} of {script.name}" for rank in range(num_ranks)], hosts=["this host"] * num_ranks
-    )
+    return joined_step(graphs, [f"rank {rank} of {script.name}" for rank in range(num_ranks)])
 
 
 def _own_threads() -> dict[str, str]:

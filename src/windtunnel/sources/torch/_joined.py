@@ -1,0 +1,107 @@
+"""The captured ranks of one step become one graph (room sources, private).
+
+In: the graph of each rank, captured over the same iterations on one host. Out: one graph whose ranks begin together
+and meet in their messages, and whose replay takes as long as the unprofiled step. Not here: matching and meeting
+(``sources.ranks``), which any job needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.graph import Graph, Kind, ResourceKind
+from windtunnel.simulate import replay
+from windtunnel.sources.ranks import merge
+from windtunnel.sources.torch._overhead import central, held_out
+
+__all__ = ["joined_step"]
+
+# R ranks, C messages, I iterations
+Int = NDArray[np.int64]
+_ROUNDS = 4
+_LEAST, _MOST = 0.5, 2.0  # of the factor that makes the replay as long as the step
+
+
+def joined_step(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
+    """Join the ranks of a step.
+
+    Parameters
+    ----------
+    graphs, names : sequences [R]
+
+    Raises
+    ------
+    TraceError
+        The ranks do not agree about what they sent each other; names rank, message and number.
+    """
+    merged = merge(_shortest(graphs), names, align="none", hosts=["one"] * len(graphs), allow_missing=False)
+    tasks = merged.tasks.replace(earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64))
+    return _as_long_as_the_step(Graph(tasks, merged.edges, merged.resources, merged.meta), graphs)
+
+
+def _shortest(graphs: Sequence[Graph]) -> list[Graph]:
+    """The graphs with each collective as long as the rank that came last saw it, iteration by iteration.
+
+    The mean of the shortest is not the shortest of the means, as ranks take turns in being late.
+    """
+    samples: dict[tuple[str, int], list[Int]] = {}
+    for graph in graphs:
+        for row, key in _collectives(graph):
+            samples.setdefault(key, []).append(graph.tasks["samples_ns"][row])
+    if len({len(one) for several in samples.values() for one in several}) > 1:
+        return list(graphs)  # a rank measured other iterations than its peers
+    least = {key: np.min(several, axis=0) for key, several in samples.items()}
+    return [_with_least(graph, least) for graph in graphs]
+
+
+def _collectives(graph: Graph) -> list[tuple[int, tuple[str, int]]]:
+    """Row of each collective, and what is the same on all its ranks."""
+    tasks = graph.tasks
+    rows = np.flatnonzero((tasks["kind"] == Kind.COMM) & (tasks.get("peer", np.full(graph.num_tasks, -1)) < 0))
+    keys = [(str(graph.meta.groups[tasks["group"][row]]), int(tasks["sequence"][row])) for row in rows.tolist()]
+    return list(zip(rows.tolist(), keys, strict=True))
+
+
+def _with_least(graph: Graph, least: dict[tuple[str, int], Int]) -> Graph:
+    samples, duration = graph.tasks["samples_ns"].copy(), graph.duration_ns.copy()
+    start = graph.tasks["start_ns"].copy()
+    for row, key in _collectives(graph):
+        samples[row] = least[key]
+        mean_ns = round(least[key][central(least[key].astype(np.float64))].mean())
+        start[row] += duration[row] - mean_ns
+        duration[row] = mean_ns
+    return replace(graph, tasks=graph.tasks.replace(samples_ns=samples, duration_ns=duration, start_ns=start))
+
+
+def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
+    """Spread over the main threads what replay and bare iterations differ; half of these are held out to check it."""
+    bare = [np.array(one.meta.iteration_ns.get("samples", ()), dtype=np.int64) for one in graphs]
+    if any(len(one) < 2 for one in bare):
+        return graph
+    seen_ns = float(np.median([np.median(one[~held_out(len(one))]) for one in bare]))
+    aside_ns = float(np.median([np.median(one[held_out(len(one))]) for one in bare]))
+    is_host = np.isin(graph.tasks["resource"], np.flatnonzero(graph.resources["kind"] == ResourceKind.HOST_THREAD))
+    ratio, settled, replayed_ns = 1.0, graph, float(replay(graph).makespan_ns)
+    for _ in range(_ROUNDS):
+        ratio = float(np.clip(ratio * seen_ns / replayed_ns, _LEAST, _MOST))
+        settled = _scaled(graph, is_host, ratio)
+        replayed_ns = float(replay(settled).makespan_ns)
+    overhead: dict[str, Any] = {
+        **graph.meta.overhead,
+        "residual_ratio": ratio,
+        "held_out_ns": [round(aside_ns)],
+        "held_out_error_ratio": replayed_ns / aside_ns - 1.0,
+    }
+    return replace(settled, meta=settled.meta.with_entries({"overhead": overhead}))
+
+
+def _scaled(graph: Graph, rows: NDArray[np.bool_], ratio: float) -> Graph:
+    columns = {name: graph.tasks[name].copy() for name in ("duration_ns", "samples_ns")}
+    for column in columns.values():
+        column[rows] = np.rint(column[rows] * ratio).astype(np.int64)
+    return replace(graph, tasks=graph.tasks.replace(**columns))
