@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say, suggest
 from windtunnel.cli._files import derived, require_free
 from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
@@ -27,15 +27,9 @@ def capture(
     fake: Annotated[
         bool, typer.Option("--fake", help="Run nothing: operators and shapes for predict, of any size, without times.")
     ] = False,
-    nproc: Annotated[
-        int, typer.Option("--nproc", min=1, help="Run it in so many processes, as torchrun would; one graph of all.")
-    ] = 1,
-    bandwidth: Annotated[
-        str, typer.Option("--bandwidth", metavar="RATE", help="Put each of them behind a link of this rate: 125MB/s.")
-    ] = "",
-    latency: Annotated[
-        str, typer.Option("--latency", metavar="TIME", help="And of this latency, one way: 100us.")
-    ] = "",
+    nproc: NumProcesses = 1,
+    bandwidth: Bandwidth = "",
+    latency: Latency = "",
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
@@ -46,16 +40,17 @@ def capture(
 
     Options of windtunnel stand before the script; all after it is the script's. What the script prints goes to stderr.
     """
+    from windtunnel.sources.targets import Script
     from windtunnel.sources.torch.script import IncompleteCaptureError, num_planned
 
     path = require_free(derived(script, ".wt", output), force=force)
     if fake:
         _capture_fake(script, arguments or [], path, force=force, as_json=as_json)
         return
-    job = _Job(script, tuple(arguments or ()), iterations, warmup, nproc, bandwidth, latency)
+    target = Script(script, tuple(arguments or ()), ranks_of(nproc, bandwidth, latency))
     try:
         with Progress(f"capturing {script.name}") as progress, stdout_to_stderr():
-            graph = job.captured(progress)
+            graph = target.capture(iterations, progress, warmup=warmup)
     except IncompleteCaptureError as error:
         if error.graph is not None:
             _keep(error.graph, path, force)
@@ -79,42 +74,6 @@ def capture(
     if note := graph.meta.overhead.get("note"):
         advise(note)
     suggest("windtunnel", "explain", path)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What is run, in how many processes."""
-
-    script: Path
-    argv: tuple[str, ...]
-    iterations: int
-    warmup: int
-    nproc: int
-    bandwidth: str
-    latency: str
-
-    def captured(self, progress: Any) -> Graph:
-        from windtunnel.errors import InputError
-        from windtunnel.sources.torch.script import capture_script
-        from windtunnel.units import parse_duration, parse_rate
-
-        given = {"iterations": self.iterations, "warmup": self.warmup, "progress": progress}
-        if self.nproc == 1:
-            if self.bandwidth or self.latency:
-                raise InputError("one process has no link", fix="give --nproc 2 or more, or leave out the link")
-            return capture_script(self.script, self.argv, **given)
-        from windtunnel.sources.torch.ranks import capture_ranks
-
-        rate = parse_rate(self.bandwidth) if self.bandwidth else None
-        latency_ns = parse_duration(self.latency) if self.latency else 0
-        return capture_ranks(
-            self.script,
-            self.argv,
-            num_ranks=self.nproc,
-            bandwidth_bytes_per_s=rate,
-            latency_ns=latency_ns,
-            **given,
-        )
 
 
 def _capture_fake(script: Path, arguments: list[str], path: Path, *, force: bool, as_json: bool) -> None:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say
 from windtunnel.cli._files import database_of, open_graph
 from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice
+from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
     from windtunnel.graph import Graph
+    from windtunnel.sources.torch.launch import Ranks
 
 __all__ = ["verify"]
 
 PREDICTION_OFF = 1
+_ITERATIONS = 20  # of a capture
 DRIFT = 0.05  # of the baseline between capture and flight, beyond which it is told
 
 
@@ -35,6 +39,9 @@ def verify(
     rounds: Annotated[int | None, typer.Option(min=1, help="At most so many interleaved rounds.")] = None,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each flight after this time.")] = "60s",
     fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
+    nproc: NumProcesses = 1,
+    bandwidth: Bandwidth = "",
+    latency: Latency = "",
     prices: PricesChoice = "auto",
     fresh: Fresh = False,
     ledger: LedgerPath = None,
@@ -54,8 +61,8 @@ def verify(
     limit = parse_ratio(fail_over) if fail_over else None
     rule = StopRule(time_limit_s=parse_duration(time_limit) / 1e9)
     requests = parse_requests(whatif)
-    subject = open_graph(Path(target)) if Path(target).is_dir() else target
-    baseline = _baseline(target, arguments or (), graph)
+    subject = _subject(target, arguments or (), ranks_of(nproc, bandwidth, latency))
+    baseline = _baseline(subject, graph)
     database = database_of(fresh=fresh)
     receipts = []
     with Progress("flying") as progress, stdout_to_stderr():
@@ -64,7 +71,6 @@ def verify(
                 subject,
                 request,
                 graph=baseline,
-                argv=arguments or (),
                 rounds=rounds,
                 rule=rule,
                 prices=prices,
@@ -83,16 +89,25 @@ def verify(
         raise typer.Exit(PREDICTION_OFF)
 
 
-def _baseline(target: str, arguments: list[str] | tuple[str, ...], graph: Path | None) -> Graph | None:
+def _subject(target: str, arguments: Sequence[str], ranks: Ranks) -> Any:
+    """What is flown: a captured graph, a workload by name, or a script in its processes."""
+    from windtunnel.sources.targets import target_of
+
+    if Path(target).is_dir():
+        return open_graph(Path(target))
+    return target_of(target, argv=arguments, ranks=ranks)
+
+
+def _baseline(subject: Any, graph: Path | None) -> Graph | None:
     """One capture for all flights of a script: given, or made now."""
+    from windtunnel.sources.targets import Script
+
     if graph is not None:
         return open_graph(graph)
-    if not target.endswith(".py"):
+    if not isinstance(subject, Script):
         return None
-    from windtunnel.sources.torch.script import capture_script
-
-    with Progress(f"capturing {target}") as progress, stdout_to_stderr():
-        return capture_script(target, arguments, progress=progress)
+    with Progress(f"capturing {subject}") as progress, stdout_to_stderr():
+        return subject.capture(_ITERATIONS, progress)
 
 
 def _print_receipts(receipts: list[Receipt]) -> None:

@@ -228,7 +228,14 @@ def _lane_config(subject: Target, request: Request, *, sees_operators: bool) -> 
     torch = require("torch", extra="torch")
     threads = torch.get_num_threads()  # as in this process, where the capture was made
     if isinstance(subject, Script):
-        return LaneConfig(script=str(subject.path), argv=subject.argv, threads=threads, sees_operators=sees_operators)
+        is_alone = subject.ranks.num_ranks == 1
+        return LaneConfig(
+            script=str(subject.path),
+            argv=subject.argv,
+            threads=threads if is_alone else 0,
+            sees_operators=sees_operators,
+            ranks=subject.ranks,
+        )
     if isinstance(subject, WorkloadName):
         return LaneConfig(
             workload=subject.name,

@@ -26,6 +26,7 @@ from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.workers import Place
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.hooks import StepHooks
+from windtunnel.sources.torch.launch import join_job
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.sources.torch.script import EndOfScript, run_as_main
 
@@ -93,6 +94,8 @@ def main(place: Place) -> int:
     config: LaneConfig = place.config
     program = LiveProgram(rank=place.rank, num_ranks=place.num_ranks, is_hooked=bool(config.script))
     program.kept["rendezvous"] = place.rendezvous
+    if config.meeting is not None:
+        join_job(place.rank, place.num_ranks, config.meeting)
     timer = _Timer(place, program, sees_operators=config.sees_operators)
     _seed(config.seed)
     if config.threads:

@@ -7,6 +7,7 @@ them (``measure.workers``).
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.measure.turns import Turn
 from windtunnel.measure.workers import WorkerError, Workers
+from windtunnel.sources.torch.launch import Meeting, Ranks, launch
 
 __all__ = ["LaneConfig", "ProcessLane"]
 
@@ -30,6 +32,8 @@ class LaneConfig(msgspec.Struct, frozen=True):
     threads: int = 0
     device: str = "cpu"
     sees_operators: bool = True
+    ranks: Ranks = Ranks()
+    meeting: Meeting | None = None
 
 
 class ProcessLane:
@@ -50,17 +54,32 @@ class ProcessLane:
         self.iterations_per_sample = 1
         self.title = title
         self._config = config
-        self._workers = Workers(
-            "windtunnel.flights._lane", config, num_ranks=num_ranks, title=title, patience_s=patience_s
-        )
+        self._num_ranks = max(num_ranks, config.ranks.num_ranks)
+        self._patience_s = patience_s
+        self._stack = ExitStack()
         self._has_ended = False
 
     def __enter__(self) -> ProcessLane:
-        self._workers.__enter__()
+        with ExitStack() as stack:
+            config, options = self._config, {}
+            if config.ranks.num_ranks > 1:  # the script finds its peers itself
+                link, meeting, environment = stack.enter_context(launch(config.ranks))
+                config = msgspec.structs.replace(config, meeting=meeting)
+                options = {"environment": environment, "prefixes": link.prefixes}
+            workers = Workers(
+                "windtunnel.flights._lane",
+                config,
+                num_ranks=self._num_ranks,
+                title=self.title,
+                patience_s=self._patience_s,
+                **options,
+            )
+            self._workers = stack.enter_context(workers)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._workers.close()
+        self._stack.close()
 
     def wait_until_ready(self) -> None:
         """Wait until the program iterates, then stop it.

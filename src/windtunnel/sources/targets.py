@@ -17,7 +17,9 @@ from windtunnel.errors import FlightError, InputError
 from windtunnel.graph import Graph
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.sources.torch.hooks import StepHooks
+from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.live import LiveProgram
+from windtunnel.sources.torch.ranks import capture_ranks
 from windtunnel.sources.torch.script import capture_script
 from windtunnel.sources.torch.step import capture
 from windtunnel.workloads.workload import Workload
@@ -33,13 +35,17 @@ class Script:
 
     path: Path
     argv: tuple[str, ...] = ()
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __str__(self) -> str:
         return " ".join([str(self.path), *self.argv])
 
-    def capture(self, iterations: int, progress: Any) -> Graph:
+    def capture(self, iterations: int, progress: Any, warmup: int = 3) -> Graph:
         """Capture its baseline."""
-        return capture_script(self.path, self.argv, iterations=iterations, progress=progress)
+        given: dict[str, Any] = {"iterations": iterations, "warmup": warmup, "progress": progress}
+        if self.ranks.num_ranks > 1:
+            return capture_ranks(self.path, self.argv, ranks=self.ranks, **given)
+        return capture_script(self.path, self.argv, **given)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,9 @@ class StepFunction:
 Target = Script | WorkloadName | StepFunction
 
 
-def target_of(target: Any, *, argv: Sequence[str] = (), model: Any = (), optimizer: Any = ()) -> Target:
+def target_of(
+    target: Any, *, argv: Sequence[str] = (), model: Any = (), optimizer: Any = (), ranks: Ranks | None = None
+) -> Target:
     """Understand what a user hands over.
 
     Raises
@@ -103,14 +111,14 @@ def target_of(target: Any, *, argv: Sequence[str] = (), model: Any = (), optimiz
     if isinstance(target, Path) or str(target).endswith(".py"):
         if not Path(target).is_file():
             raise InputError(f"there is no script {target}", where=str(Path(target).resolve()), fix="check the path")
-        return Script(Path(target).resolve(), tuple(argv))
+        return Script(Path(target).resolve(), tuple(argv), ranks or Ranks())
     return WorkloadName(registry.get("workload", str(target)).name)
 
 
 def _origin(graph: Graph) -> Target:
     origin = graph.meta.origin
     if "script" in origin:
-        return target_of(origin["script"], argv=origin.get("argv", ()))
+        return target_of(origin["script"], argv=origin.get("argv", ()), ranks=Ranks.of(origin.get("ranks", {})))
     if "workload" in origin:
         return WorkloadName(origin["workload"], dict(origin.get("parameters", {})))
     raise InputError(

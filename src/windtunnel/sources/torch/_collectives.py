@@ -259,9 +259,7 @@ def with_transfers(graph: Graph, found: Transfers, kept: NDArray[np.bool_], chos
     begun_ns = _mean(found.times_ns[chosen] - found.times_ns[chosen][:, :1])
     measured = graph.tasks.replace(start_ns=np.append(begun_ns[:-1][kept], graph.tasks["start_ns"][kept.sum() :]))
     return Graph.from_columns(
-        tasks=graph.tasks.concat(
-            Table.typed(_columns(graph, found, issue, groups, chosen), TASK_COLUMNS), TASK_COLUMNS
-        ),
+        tasks=measured.concat(Table.typed(_columns(graph, found, issue, groups, chosen), TASK_COLUMNS), TASK_COLUMNS),
         edges=graph.edges.concat(Table.typed(edges, EDGE_COLUMNS), EDGE_COLUMNS),
         resources=graph.resources.concat(Table.typed(network, RESOURCE_COLUMNS), RESOURCE_COLUMNS),
         meta=graph.meta.with_entries({"groups": groups, "origin_ns": origin_ns}),

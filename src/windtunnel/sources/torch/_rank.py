@@ -6,7 +6,6 @@ script finds the environment that ``torchrun`` would give it.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ import msgspec
 from windtunnel.errors import WindtunnelError
 from windtunnel.graph import save
 from windtunnel.measure.workers import Place
+from windtunnel.sources.torch.launch import Meeting, join_job
 from windtunnel.sources.torch.script import IncompleteCaptureError, capture_script
 
 __all__ = ["Orders", "main"]
@@ -28,14 +28,13 @@ class Orders(msgspec.Struct, frozen=True):
     iterations: int
     warmup: int
     folder: str
-    address: str
-    port: int
+    meeting: Meeting
 
 
 def main(place: Place) -> int:
     """Capture one rank; what goes wrong is told, with the moment, as peers fail after the first."""
     orders: Orders = place.config
-    os.environ.update(_environment(place, orders))
+    join_job(place.rank, place.num_ranks, orders.meeting)
 
     def tell(what: str, done: int, total: int) -> None:
         place.tell({"progress": (what, done, total)})
@@ -51,18 +50,6 @@ def main(place: Place) -> int:
     save(graph, path, overwrite=True)
     place.tell({"path": path})
     return 0
-
-
-def _environment(place: Place, orders: Orders) -> dict[str, str]:
-    numbers = {
-        "RANK": place.rank,
-        "LOCAL_RANK": place.rank,
-        "WORLD_SIZE": place.num_ranks,
-        "LOCAL_WORLD_SIZE": place.num_ranks,
-        "GROUP_RANK": 0,
-        "MASTER_PORT": orders.port,
-    }
-    return {"MASTER_ADDR": orders.address, **{name: str(number) for name, number in numbers.items()}}
 
 
 def _failure(error: WindtunnelError) -> dict[str, Any]:

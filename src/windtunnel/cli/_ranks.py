@@ -1,0 +1,39 @@
+"""Options of a script that runs in several processes, each said once (room cli)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.sources.torch.launch import Ranks
+
+__all__ = ["Bandwidth", "Latency", "NumProcesses", "ranks_of"]
+
+NumProcesses = Annotated[
+    int, typer.Option("--nproc", min=1, metavar="N", help="Run the script in so many processes, as torchrun would.")
+]
+Bandwidth = Annotated[
+    str, typer.Option("--bandwidth", metavar="RATE", help="Put each process behind a link of this rate: 125MB/s.")
+]
+Latency = Annotated[str, typer.Option("--latency", metavar="TIME", help="And of this latency, one way: 100us.")]
+
+
+def ranks_of(nproc: int, bandwidth: str, latency: str) -> Ranks:
+    """What the options say.
+
+    Raises
+    ------
+    InputError
+        A link for one process, or no rate or time.
+    """
+    from windtunnel.sources.torch.launch import Ranks
+    from windtunnel.units import parse_duration, parse_rate
+
+    if nproc == 1 and (bandwidth or latency):
+        raise InputError("one process has no link", fix="give --nproc 2 or more, or leave out the link")
+    rate = parse_rate(bandwidth) if bandwidth else None
+    return Ranks(nproc, rate, parse_duration(latency) if latency else 0)
