@@ -139,7 +139,7 @@ def test_stages_of_a_pipeline_send_to_each_other(tmp_path):
 
 def test_one_rank_raises_and_is_named(tmp_path):
     body = "import sys\nif rank == 1:\n    raise ValueError('no data here')\n" + DDP
-    with pytest.raises(IncompleteCaptureError, match="rank 1 of 2.*no data here"):
+    with pytest.raises(IncompleteCaptureError, match=r"rank 1 of 2.*no data here"):
         captured(tmp_path, body)
 
 

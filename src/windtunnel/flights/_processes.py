@@ -61,7 +61,7 @@ class ProcessLane:
 
     def __enter__(self) -> ProcessLane:
         with ExitStack() as stack:
-            config, options = self._config, {}
+            config, options = self._config, dict[str, Any]()
             if config.ranks.num_ranks > 1:  # the script finds its peers itself
                 link, meeting, environment = stack.enter_context(launch(config.ranks))
                 config = msgspec.structs.replace(config, meeting=meeting)

@@ -71,7 +71,9 @@ def build_graph(recording: Recording) -> Graph:
     thread = _template(recording.rich)
     times_IP, profiles, num_unlike = _times(recording, thread)
     sent = transfers(thread.names, thread.points, times_IP, profiles, recording.messages, _working(thread))
-    slices_IP = np.diff(times_IP) - (0 if sent is None else sent.waits_ns)
+    slices_IP: Int = np.diff(times_IP)
+    if sent is not None:
+        slices_IP = slices_IP - sent.waits_ns
     bare = np.array(recording.bare_ns, dtype=np.int64)
     # some bare iterations are held out, to say honestly how well the others predict them
     seen = bare[~held_out(len(bare))]

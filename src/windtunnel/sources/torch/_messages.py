@@ -120,7 +120,7 @@ class WaitMarks:
         """Mark every wait from now on."""
         if not is_distributed() or self._original is not None:
             return
-        work = distributed.Work
+        work: Any = distributed.Work
         original = self._original = work.wait
 
         @functools.wraps(original)
@@ -133,7 +133,8 @@ class WaitMarks:
     def remove(self) -> None:
         """Leave no mark."""
         if self._original is not None:
-            distributed.Work.wait, self._original = self._original, None
+            work: Any = distributed.Work
+            work.wait, self._original = self._original, None
 
 
 def _awaited(work: Any) -> str:
@@ -161,7 +162,8 @@ def _group(args: tuple[Any, ...]) -> Any:
         if isinstance(arg, distributed.ProcessGroup):
             return arg
     name = next(arg for arg in reversed(args) if isinstance(arg, str))
-    return distributed.distributed_c10d._resolve_process_group(name)
+    c10d: Any = distributed.distributed_c10d
+    return c10d._resolve_process_group(name)
 
 
 def size_of(value: Any) -> int:
