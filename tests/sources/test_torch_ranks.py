@@ -37,7 +37,7 @@ def train(model, num_steps=400):
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 """
-DDP = "dist._DEFAULT_FIRST_BUCKET_BYTES = 1024\ntrain(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.005))"
+DDP = "train(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001))"
 FSDP = """
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
