@@ -137,6 +137,7 @@ def _operators(found: Counter[str]) -> Any:
             found["updates of many tensors"] += name.startswith("_foreach_")
             found["TF32 products"] += _rounds_inputs(name, seen)
             found["copies from pinned memory"] += name in _COPIES and any(one.is_pinned() for one in seen)
+            found["averaged messages"] += name == "allreduce_"
             return result
 
     return Operators()

@@ -93,7 +93,7 @@ def worth_of(chain: Chain, budget: int = 10_000) -> Worth:
 
 
 def scan(chain: Chain, worth: Worth) -> Plan:
-    """dPRO's scan: T1 decides on operators, T3 carries that over to their gradients, T2 decides on gradients.
+    """DPRO's scan: T1 decides on operators, T3 carries that over to their gradients, T2 decides on gradients.
 
     Repeated until a scan of what is fused already changes nothing; a decision stands if the plan is worth it.
 

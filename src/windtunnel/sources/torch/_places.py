@@ -23,6 +23,7 @@ _BACKWARD = "autograd::engine::evaluate_function"
 _STEP = "Optimizer.step#"
 _UPDATES = (_STEP, "Optimizer.zero_grad#")
 _LOADER = "enumerate(DataLoader)"
+_REDUCER = "torch.distributed.ddp.reducer::"  # what a backward pass ends with where gradients are averaged
 
 
 def phases_of(events: Events, points: Points) -> list[Phase]:
@@ -37,7 +38,8 @@ def phases_of(events: Events, points: Points) -> list[Phase]:
         # a forward that a checkpoint runs again is part of the backward pass
         is_again = own is Phase.FORWARD and inherited is Phase.BACKWARD
         phases.append(inherited if own is None or is_again else own)
-    return _between(phases)
+    averages = [events.names[row].startswith(_REDUCER) for row in points.rows.tolist()]
+    return _between(phases, averages)
 
 
 def _losses_in_steps(events: Events, points: Points) -> set[int]:
@@ -59,22 +61,25 @@ def _losses_in_steps(events: Events, points: Points) -> set[int]:
 def _phase_of_name(name: str) -> Phase | None:
     if name.startswith(MODULE):
         return Phase.FORWARD
-    if name.startswith(_BACKWARD):
+    if name.startswith((_BACKWARD, _REDUCER)):
         return Phase.BACKWARD
     if name.startswith(_UPDATES):
         return Phase.UPDATE
     return Phase.DATA if name.startswith(_LOADER) else None
 
 
-def _between(phases: list[Phase | None]) -> list[Phase]:
+def _between(phases: list[Phase | None], averages: list[bool]) -> list[Phase]:
     """Operators in no module, backward or optimizer: what comes next says what they are for."""
     resolved: list[Phase] = [Phase.OTHER] * len(phases)
     following: Phase | None = None
+    before_average = False
     for event in range(len(phases) - 1, -1, -1):
         own = phases[event]
         if own is not None:
-            following = own
+            following, before_average = own, averages[event]
             resolved[event] = own
+        elif before_average:
+            resolved[event] = Phase.BACKWARD  # it gets gradients out of their buckets
         elif following in (Phase.FORWARD, Phase.BACKWARD):
             resolved[event] = Phase.FORWARD
         elif following is Phase.UPDATE and Phase.BACKWARD in phases[:event]:

@@ -1,0 +1,263 @@
+"""Other buckets for the gradients of a job that averages them (what-if family "gradient buckets").
+
+In: a graph of several data-parallel ranks. Out: the same with its gradients gathered to other messages. What a message
+of another size takes comes from those that were captured. Not here: jobs of one rank (``data_parallel``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase
+from windtunnel.units import parse_size
+from windtunnel.whatifs._gradients import positions, registered_parameters
+
+__all__ = ["Averaging", "averaging_of", "caps_of", "gradient_buckets"]
+
+# R ranks, L layers in the order in which their gradients are there, M messages of a rank
+Rows = NDArray[np.int64]
+_ISSUE = "c10d::"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Averaging:
+    """How a captured job averages its gradients.
+
+    Attributes
+    ----------
+    ranks : tuple of int [R]
+    layers : tuple of str [L]
+        In the order in which their gradients are there.
+    size_bytes : int64 [L]
+    ready : int64 [R, L]
+        The task of each rank after which a layer's gradients are there.
+    messages : int64 [R, M]
+        The all-reduces of each rank, in order.
+    latency_ns, ns_per_byte : float
+        What a message takes, fitted to the captured ones.
+    """
+
+    ranks: tuple[int, ...]
+    layers: tuple[str, ...]
+    size_bytes: Rows
+    ready: Rows
+    messages: Rows
+    latency_ns: float
+    ns_per_byte: float
+
+    def sync_ns(self, size_bytes: float) -> float:
+        """What averaging so many bytes takes once all ranks are there."""
+        return self.latency_ns + self.ns_per_byte * size_bytes
+
+
+@registry.whatif("gradient-buckets", source="Hu et al., dPRO, MLSys 2022; PyTorch DDP, bucket_cap_mb_list")
+def gradient_buckets(
+    graph: Graph,
+    caps_bytes: str = "25MiB",
+    latency_ns: float | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+) -> Graph:
+    """Gather gradients to other messages: a bucket is closed once it holds so many bytes.
+
+    Parameters
+    ----------
+    graph : Graph
+        Of several ranks that average gradients.
+    caps_bytes : str
+        ``1MiB/25MiB``: the first bucket, the second and so on; the last also says for all that follow.
+    latency_ns, bandwidth_bytes_per_s : float, optional
+        What a message takes, fixed and by the bytes of the gradients; fitted to the captured messages by default.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph averages no gradients, or does not say which layer has which parameters.
+    InputError
+        A cap is no size.
+    """
+    averaging = averaging_of(graph, latency_ns, bandwidth_bytes_per_s)
+    ends = _closed(averaging.size_bytes, caps_of(caps_bytes))
+    return _regrouped(graph, averaging, ends)
+
+
+def caps_of(text: str) -> list[int]:
+    """Sizes in bytes of ``1MiB/25MiB``.
+
+    Raises
+    ------
+    InputError
+        One is no size, or none.
+    """
+    caps = [int(part) if part.strip().isdecimal() else parse_size(part) for part in str(text).split("/")]
+    if min(caps) < 1:
+        raise InputError(f"a bucket cannot hold {min(caps)} bytes", fix="give 1 or more")
+    return caps
+
+
+def _closed(size_bytes: Rows, caps: list[int]) -> list[int]:
+    """Last layer of each bucket."""
+    ends, held = [], 0
+    for place, size in enumerate(size_bytes.tolist()):
+        held += size
+        if held >= caps[min(len(ends), len(caps) - 1)]:
+            ends.append(place)
+            held = 0
+    return ends if held == 0 else [*ends, len(size_bytes) - 1]
+
+
+def averaging_of(
+    graph: Graph, latency_ns: float | None = None, bandwidth_bytes_per_s: float | None = None
+) -> Averaging:
+    """Find what a job averages.
+
+    Raises
+    ------
+    NotApplicableError
+        It averages nothing, or its ranks differ in what they average.
+    """
+    rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, np.int32))
+    ops = graph.tasks.strings("op") if "op" in graph.tasks else graph.tasks.strings("name")
+    is_message = graph.select(kind=Kind.COMM, phase=Phase.BACKWARD) & ops.where(
+        {text: text == "all_reduce" for text in ops.values}
+    )
+    ranks = tuple(np.unique(rank[is_message]).tolist())
+    place = positions(graph)
+    messages = [_sorted(np.flatnonzero(is_message & (rank == one)), place) for one in ranks]
+    if len(ranks) < 2 or len({len(rows) for rows in messages}) != 1:
+        raise NotApplicableError(
+            "no ranks average gradients here",
+            fix="capture a job under DistributedDataParallel (windtunnel capture --nproc 2), or ask data-parallel",
+        )
+    sizes = _layer_bytes(graph)
+    ready = [_ready(graph, rank == one, place, sizes) for one in ranks]
+    layers = tuple(ready[0])
+    if any(tuple(one) != layers for one in ready[1:]):
+        raise NotApplicableError("the ranks have their gradients in different orders")
+    rows = np.array(messages, np.int64)
+    latency, per_byte = _fitted(graph, rows)
+    return Averaging(
+        ranks,
+        layers,
+        np.array([sizes[layer] for layer in layers], np.int64),
+        np.array([list(one.values()) for one in ready], np.int64),
+        rows,
+        latency if latency_ns is None else latency_ns,
+        per_byte if bandwidth_bytes_per_s is None else 1e9 / bandwidth_bytes_per_s,
+    )
+
+
+def _sorted(rows: Rows, place: Rows) -> list[int]:
+    return rows[np.argsort(place[rows], kind="stable")].tolist()
+
+
+def _layer_bytes(graph: Graph) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, size in registered_parameters(graph).items():
+        layer = name.rpartition(".")[0]
+        sizes[layer] = sizes.get(layer, 0) + size
+    if not sizes:
+        raise NotApplicableError("the graph does not say which layer has which parameters")
+    return sizes
+
+
+def _ready(graph: Graph, mine: NDArray[np.bool_], place: Rows, sizes: dict[str, int]) -> dict[str, int]:
+    """The last backward task of each layer with parameters, in order."""
+    names, layers = graph.tasks.strings("name"), graph.tasks.strings("layer")
+    issues = names.where({text: text.startswith(_ISSUE) for text in names.values})
+    rows = np.flatnonzero(mine & graph.select(phase=Phase.BACKWARD) & ~issues & (graph.tasks["kind"] != Kind.COMM))
+    rows = rows[np.argsort(place[rows], kind="stable")]
+    last = {layers.decode(row): row for row in rows.tolist()}
+    found = [(row, layer) for layer, row in last.items() if layer in sizes]
+    return {layer: row for row, layer in sorted(found, key=lambda one: place[one[0]])}
+
+
+def _fitted(graph: Graph, rows: Rows) -> tuple[float, float]:
+    """Latency and time per byte of the captured messages, neither below 0; of one size alone: all by the byte."""
+    size = graph.tasks["message_bytes"][rows[0]].astype(np.float64)
+    taken = graph.duration_ns[rows].min(axis=0).astype(np.float64)
+    if len(np.unique(size)) > 1:
+        per_byte, latency = np.polyfit(size, taken, 1)
+        if per_byte > 0 and latency >= 0:
+            return float(latency), float(per_byte)
+    return 0.0, float(taken.sum() / max(size.sum(), 1.0))
+
+
+def _regrouped(graph: Graph, averaging: Averaging, ends: list[int]) -> Graph:
+    """Old messages go, with what issued them; new ones come, and are waited for where those bytes were."""
+    old_waits = _waits(graph, averaging.messages)
+    old_bytes = np.cumsum(graph.tasks["message_bytes"][averaging.messages[0]])
+    new_bytes = np.cumsum(averaging.size_bytes)[ends]
+    at = np.minimum(np.searchsorted(old_bytes, new_bytes), len(old_bytes) - 1)
+    issue_ns, kept, moved = _without_messages(graph, averaging)
+    count, num_ranks = len(ends), len(averaging.ranks)
+    sizes = np.diff([0, *new_bytes])
+    host = graph.tasks["resource"][averaging.ready[:, ends]]
+    ready, waits = moved[averaging.ready[:, ends]], moved[old_waits[:, at]]
+    issues = {
+        "name": np.tile([f"issue bucket {i}" for i in range(count)], num_ranks).tolist(),
+        "kind": int(Kind.HOST),
+        "phase": int(Phase.BACKWARD),
+        "rank": np.repeat(averaging.ranks, count),
+        "resource": host.ravel(),
+        "duration_ns": issue_ns,
+        "cost_source": "measured",
+    }
+    issued = kept.insert(issues, ready.ravel().tolist(), splice=True)
+    issue_rows = kept.num_tasks + np.arange(count * num_ranks)
+    network = graph.tasks["resource"][averaging.messages[:, :1]]
+    messages = {
+        "name": np.tile([f"all_reduce bucket {i}" for i in range(count)], num_ranks).tolist(),
+        "op": "all_reduce",
+        "kind": int(Kind.COMM),
+        "phase": int(Phase.BACKWARD),
+        "rank": np.repeat(averaging.ranks, count),
+        "group": np.repeat(graph.tasks["group"][averaging.messages[:, 0]], count),
+        "sequence": np.tile(np.arange(count), num_ranks),
+        "message_bytes": np.tile(sizes, num_ranks),
+        "resource": np.repeat(network, count),
+        "duration_ns": np.tile([round(averaging.sync_ns(size)) for size in sizes.tolist()], num_ranks),
+        "cost_source": "fitted to captured messages",
+    }
+    sent = issued.insert(messages, issue_rows.tolist(), waits.ravel().tolist(), edge_kind=EdgeKind.SYNC)
+    rows = (issued.num_tasks + np.arange(count * num_ranks)).reshape(num_ranks, count)
+    chained = sent.connect(rows[:, :-1].ravel(), rows[:, 1:].ravel(), EdgeKind.ORDER)
+    met = chained.meet(rows.ravel(), np.tile(np.arange(count), num_ranks))
+    caps = {"sizes": [int(size) for size in sizes]}
+    return met.note({"buckets": {**(graph.meta.buckets or {}), **caps}})
+
+
+def _waits(graph: Graph, messages: Rows) -> Rows:
+    """The task that waits for each message [R, M]; the last of the rank where none does."""
+    edges = graph.edges
+    is_wait = np.isin(edges["src"], messages) & (edges["kind"] == EdgeKind.SYNC)
+    waits = dict(zip(edges["src"][is_wait].tolist(), edges["dst"][is_wait].tolist(), strict=True))
+    rank = graph.tasks["rank"]
+    last = {one: int(np.flatnonzero(rank == one)[-1]) for one in np.unique(rank[messages]).tolist()}
+    found: Rows = np.array([[waits.get(row, last[int(rank[row])]) for row in rows] for rows in messages.tolist()])
+    return found
+
+
+def _without_messages(graph: Graph, averaging: Averaging) -> tuple[int, Graph, Rows]:
+    """What issuing a message takes, the graph in which nobody issues or meets for gradients, and where its rows went."""
+    edges, messages = graph.edges, averaging.messages.ravel()
+    into = np.isin(edges["dst"], messages)
+    arrivals = edges["src"][into & (edges["kind"] == EdgeKind.ORDER)]
+    names = graph.tasks.strings("name")
+    is_arrival = names.where({text: text.startswith("arrival at ") for text in names.values})
+    arrivals = arrivals[is_arrival[arrivals]]
+    hubs = edges["src"][into & (graph.tasks["kind"][edges["src"]] == Kind.VIRTUAL)]
+    gone = np.unique(np.concatenate([messages, arrivals, hubs]))
+    launches = edges["src"][np.isin(edges["dst"], gone) & (edges["kind"] == EdgeKind.LAUNCH)]
+    issue_ns = round(float(np.median(graph.duration_ns[launches]))) if len(launches) else 0
+    mask = np.zeros(graph.num_tasks, bool)
+    mask[launches] = True
+    idle = graph.set_duration(mask, 0)
+    cut = idle.disconnect(np.isin(edges["src"], gone) | np.isin(edges["dst"], gone))
+    left = np.zeros(graph.num_tasks, bool)
+    left[gone] = True
+    return issue_ns, cut.remove(left), np.cumsum(~left) - 1
