@@ -243,7 +243,7 @@ def _waits(graph: Graph, messages: Rows) -> Rows:
 
 
 def _without_messages(graph: Graph, averaging: Averaging) -> tuple[int, Graph, Rows]:
-    """What issuing a message takes, the graph in which nobody issues or meets for gradients, and where its rows went."""
+    """What issuing a message takes, the graph in which nobody averages gradients, and where its rows went."""
     edges, messages = graph.edges, averaging.messages.ravel()
     into = np.isin(edges["dst"], messages)
     arrivals = edges["src"][into & (edges["kind"] == EdgeKind.ORDER)]

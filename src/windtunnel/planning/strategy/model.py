@@ -137,8 +137,9 @@ def schedule(chain: Chain, operators: Groups, gradients: Groups, parts: Sequence
 
 
 def best_parts(chain: Chain, size_bytes: float) -> int:
-    """k*: the number of parts in which so many bytes are synchronized soonest; every number up to the first that
-    stays worse is tried, as each costs next to nothing.
+    """k*, the number of parts in which so many bytes are synchronized soonest.
+
+    Every number is tried until two in a row are worse, as each costs next to nothing.
     """
     best, best_ns, worse = 1, chain.sync_ns(size_bytes, 1), 0
     for parts in range(2, _MOST_PARTS + 1):
