@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import save as save
     from windtunnel.hardware import machine as machine
     from windtunnel.planning.placement.search import place as place
+    from windtunnel.planning.strategy.optimizer import optimize as optimize
     from windtunnel.reports import explain as explain
     from windtunnel.reports import report as report
     from windtunnel.simulate import Timeline as Timeline
@@ -44,6 +45,7 @@ _HOMES = {
     "forecast": "windtunnel.whatifs.forecast",
     "load": "windtunnel.graph",
     "machine": "windtunnel.hardware",
+    "optimize": "windtunnel.planning.strategy.optimizer",
     "place": "windtunnel.planning.placement.search",
     "price": "windtunnel.cost",
     "replay": "windtunnel.simulate",
@@ -66,6 +68,7 @@ __all__ = [
     "forecast",
     "load",
     "machine",
+    "optimize",
     "place",
     "price",
     "replay",

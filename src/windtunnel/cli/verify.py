@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import Graph
     from windtunnel.sources.torch.launch import Ranks
 
-__all__ = ["verify"]
+__all__ = ["print_receipts", "verify"]
 
 PREDICTION_OFF = 1
 _ITERATIONS = 20  # of a capture
@@ -82,7 +82,7 @@ def verify(
     if as_json:
         print_json({"schema": "windtunnel.receipts/1", "receipts": [receipt.to_dict() for receipt in receipts]})
     else:
-        _print_receipts(receipts)
+        print_receipts(receipts)
     advise("next: windtunnel receipts")
     if limit is not None and max(abs(receipt.error_ratio) for receipt in receipts) > limit:
         say(f"a prediction is off by more than {fail_over}") if not as_json else None
@@ -110,7 +110,8 @@ def _baseline(subject: Any, graph: Path | None) -> Graph | None:
         return subject.capture(_ITERATIONS, progress)
 
 
-def _print_receipts(receipts: list[Receipt]) -> None:
+def print_receipts(receipts: list[Receipt]) -> None:
+    """Predictions beside what was measured."""
     from windtunnel.units import format_duration
 
     rows = [

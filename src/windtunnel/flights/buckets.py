@@ -30,12 +30,12 @@ def gradient_buckets(program: LiveProgram, *, caps_bytes: str = "25MiB") -> Iter
 
     del program
     caps = [cap / _MIB for cap in caps_of(caps_bytes)]
-    original = Reducing.__init__
+    original: Any = Reducing.__init__
 
     @functools.wraps(original)
     def construct(model: Any, *args: Any, **kwargs: Any) -> None:
         kwargs.pop("bucket_cap_mb", None)
-        original(model, *args, bucket_cap_mb_list=caps, **kwargs)
+        original(model, *args, **{**kwargs, "bucket_cap_mb_list": caps})
 
     restore = swap(Reducing, "__init__", construct)
     try:

@@ -9,6 +9,7 @@ here: what is sent.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ __all__ = ["KERNEL", "USER_SPACE", "Bucket", "ShapedLink", "can_shape", "shaped_
 
 KERNEL, USER_SPACE = "network namespaces with tc tbf", "token bucket in user space"
 _PREFIX = "windtunnel"
+_NUMBERS = itertools.count()
 _INTERFACE = "eth0"
 _BURST_S, _LEAST_BURST_BYTES = 0.002, 16_000
 _QUEUE_S, _LEAST_QUEUE_BYTES = 0.5, 1 << 20
@@ -122,7 +124,8 @@ def shaped_link(
         yield ShapedLink(USER_SPACE, ((),) * num_ranks, local, {}, bandwidth_bytes_per_s, latency_ns)
         return
     _sweep()
-    names = [f"{_PREFIX}-{os.getpid()}-{number}" for number in range(num_ranks + 1)]  # the last is the switch
+    which = next(_NUMBERS)  # two jobs may run beside each other
+    names = [f"{_PREFIX}-{os.getpid()}-{which}-{number}" for number in range(num_ranks + 1)]  # the last is the switch
     try:
         delay_ns = _built(names, bandwidth_bytes_per_s, latency_ns)
         prefixes = tuple(("ip", "netns", "exec", name) for name in names[:-1])
@@ -186,7 +189,7 @@ def _sweep() -> None:
     """Remove what processes left that were killed."""
     folder = Path("/run/netns")
     for entry in folder.glob(f"{_PREFIX}-*") if folder.is_dir() else ():
-        found = re.fullmatch(rf"{_PREFIX}-(\d+)-\w+", entry.name)
+        found = re.fullmatch(rf"{_PREFIX}-(\d+)-[\w-]+", entry.name)
         if found and not Path(f"/proc/{found[1]}").exists():
             run_to_end(["ip", "netns", "delete", entry.name])
 

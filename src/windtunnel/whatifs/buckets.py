@@ -101,7 +101,8 @@ def caps_of(text: str) -> list[int]:
 
 def _closed(size_bytes: Rows, caps: list[int]) -> list[int]:
     """Last layer of each bucket."""
-    ends, held = [], 0
+    ends: list[int] = []
+    held = 0
     for place, size in enumerate(size_bytes.tolist()):
         held += size
         if held >= caps[min(len(ends), len(caps) - 1)]:
@@ -152,7 +153,8 @@ def averaging_of(
 
 
 def _sorted(rows: Rows, place: Rows) -> list[int]:
-    return rows[np.argsort(place[rows], kind="stable")].tolist()
+    found: list[int] = rows[np.argsort(place[rows], kind="stable")].tolist()
+    return found
 
 
 def _layer_bytes(graph: Graph) -> dict[str, int]:
@@ -169,7 +171,8 @@ def _ready(graph: Graph, mine: NDArray[np.bool_], place: Rows, sizes: dict[str, 
     """The last backward task of each layer with parameters, in order."""
     names, layers = graph.tasks.strings("name"), graph.tasks.strings("layer")
     issues = names.where({text: text.startswith(_ISSUE) for text in names.values})
-    rows = np.flatnonzero(mine & graph.select(phase=Phase.BACKWARD) & ~issues & (graph.tasks["kind"] != Kind.COMM))
+    works = np.isin(graph.tasks["kind"], (Kind.HOST, Kind.COMPUTE, Kind.COPY))
+    rows = np.flatnonzero(mine & graph.select(phase=Phase.BACKWARD) & works & ~issues)
     rows = rows[np.argsort(place[rows], kind="stable")]
     last = {layers.decode(row): row for row in rows.tolist()}
     found = [(row, layer) for layer, row in last.items() if layer in sizes]
