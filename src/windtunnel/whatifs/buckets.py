@@ -226,8 +226,9 @@ def _regrouped(graph: Graph, averaging: Averaging, ends: list[int]) -> Graph:
         "duration_ns": np.tile([round(averaging.sync_ns(size)) for size in sizes.tolist()], num_ranks),
         "cost_source": "fitted to captured messages",
     }
-    sent = issued.insert(messages, issue_rows.tolist(), waits.ravel().tolist(), edge_kind=EdgeKind.SYNC)
+    sent = issued.insert(messages, None, waits.ravel().tolist(), edge_kind=EdgeKind.SYNC)
     rows = (issued.num_tasks + np.arange(count * num_ranks)).reshape(num_ranks, count)
+    sent = sent.connect(issue_rows, rows.ravel(), EdgeKind.LAUNCH, from_start=True)
     chained = sent.connect(rows[:, :-1].ravel(), rows[:, 1:].ravel(), EdgeKind.ORDER)
     met = chained.meet(rows.ravel(), np.tile(np.arange(count), num_ranks))
     caps = {"sizes": [int(size) for size in sizes]}

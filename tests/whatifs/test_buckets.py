@@ -1,0 +1,94 @@
+"""Gradients gathered to other messages: sizes, order, and what the step then takes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.averaging_job import BACKWARD_NS, FORWARD_NS, ISSUE_NS, LAYERS, SIZES, UPDATE_NS, averaging_job
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Kind
+from windtunnel.simulate import replay
+from windtunnel.whatifs.buckets import averaging_of, caps_of, gradient_buckets
+
+LATENCY_NS, NS_PER_BYTE = 700, 1.0
+LINK = {"latency_ns": LATENCY_NS, "bandwidth_bytes_per_s": 1e9 / NS_PER_BYTE}
+
+
+def sent(graph):
+    """Bytes of the messages of each rank, in order of issue."""
+    rows = np.flatnonzero(graph.select(kind=Kind.COMM))
+    return {
+        int(rank): [
+            int(graph.tasks["message_bytes"][row])
+            for row in sorted(rows[graph.tasks["rank"][rows] == rank], key=lambda row: graph.tasks["sequence"][row])
+        ]
+        for rank in np.unique(graph.tasks["rank"][rows])
+    }
+
+
+def by_hand(groups):
+    """When the step ends: messages one after the other, each once its last gradient is there and issued."""
+    at, done = FORWARD_NS, 0.0
+    closed = {group[-1]: group for group in groups}
+    for place, _ in enumerate(LAYERS):
+        at += BACKWARD_NS
+        if place in closed:
+            size = sum(SIZES[LAYERS[one]] for one in closed[place])
+            done = max(done, at) + LATENCY_NS + NS_PER_BYTE * size
+            at += ISSUE_NS
+    return max(at, done) + UPDATE_NS
+
+
+@pytest.mark.parametrize(
+    ("caps", "groups"),
+    [
+        ("1", [(0,), (1,), (2,)]),
+        ("7000", [(0, 1, 2)]),
+        ("3000", [(0, 1), (2,)]),
+        ("1000/6000", [(0,), (1, 2)]),
+        ("25MiB", [(0, 1, 2)]),
+    ],
+)
+def test_the_step_is_as_long_as_by_hand(caps, groups):
+    for captured in (averaging_job(), averaging_job(((0,), (1, 2)), (1700, 6700))):
+        changed = gradient_buckets(captured, caps, **LINK).validate()
+        expected = [sum(SIZES[LAYERS[one]] for one in group) for group in groups]
+        assert sent(changed) == {0: expected, 1: expected}
+        assert replay(changed).makespan_ns == by_hand(groups)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 8000), min_size=1, max_size=4), st.integers(2, 4))
+def test_no_gradient_is_lost_whatever_the_caps(caps, num_ranks):
+    changed = gradient_buckets(averaging_job(num_ranks=num_ranks), "/".join(map(str, caps)))
+    assert {sum(sizes) for sizes in sent(changed).values()} == {sum(SIZES.values())}
+    assert len(sent(changed)) == num_ranks
+
+
+def test_all_wait_for_the_slowest_rank():
+    even, uneven = (gradient_buckets(averaging_job(slow_rank=slow), "1", **LINK) for slow in (None, 1))
+    assert replay(uneven).makespan_ns > replay(even).makespan_ns
+
+
+def test_messages_of_two_sizes_tell_latency_and_rate():
+    averaging = averaging_of(averaging_job(((0,), (1, 2)), (700 + 1000, 700 + 6000)))
+    assert averaging.latency_ns == pytest.approx(700)
+    assert averaging.ns_per_byte == pytest.approx(1.0)
+    assert averaging.layers == LAYERS
+
+
+def test_messages_of_one_size_are_all_by_the_byte():
+    averaging = averaging_of(averaging_job())
+    assert (averaging.latency_ns, averaging.ns_per_byte) == (0.0, pytest.approx(9000 / 7000))
+
+
+def test_one_rank_averages_nothing():
+    with pytest.raises(NotApplicableError, match="no ranks average"):
+        gradient_buckets(averaging_job(num_ranks=1))
+
+
+@pytest.mark.parametrize("text", ["0", "", "two", "1MiB/-3"])
+def test_caps_that_are_no_sizes_are_refused(text):
+    with pytest.raises(InputError):
+        caps_of(text)
