@@ -115,11 +115,10 @@ def test_ranks_wait_for_each_other(tmp_path):
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (FSDP, {"all_gather", "reduce_scatter"}),
-        (TENSOR, {"all_reduce"}),
-        (BY_HAND, {"all_reduce"}),
+        pytest.param(FSDP, {"all_gather", "reduce_scatter"}, id="fully sharded"),
+        pytest.param(TENSOR, {"all_reduce"}, id="tensor parallel", marks=pytest.mark.slow),
+        pytest.param(BY_HAND, {"all_reduce"}, id="by hand", marks=pytest.mark.slow),
     ],
-    ids=["fully sharded", "tensor parallel", "by hand"],
 )
 def test_collectives_of_every_kind_of_job(tmp_path, body, expected):
     sent = messages(captured(tmp_path, body))

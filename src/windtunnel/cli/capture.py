@@ -43,7 +43,7 @@ def capture(
     from windtunnel.sources.targets import Script
     from windtunnel.sources.torch.script import IncompleteCaptureError, num_planned
 
-    path = require_free(derived(script, ".wt", output), force=force)
+    path = require_free(derived(script, _suffix(), output), force=force)
     if fake:
         _capture_fake(script, arguments or [], path, force=force, as_json=as_json)
         return
@@ -74,6 +74,13 @@ def capture(
     if note := graph.meta.overhead.get("note"):
         advise(note)
     suggest("windtunnel", "explain", path)
+
+
+def _suffix() -> str:
+    """Under a launcher each process captures itself, to a graph of its own."""
+    from windtunnel.sources.torch.script import is_one_of_several, rank_here
+
+    return f".rank{rank_here()}.wt" if is_one_of_several() else ".wt"
 
 
 def _capture_fake(script: Path, arguments: list[str], path: Path, *, force: bool, as_json: bool) -> None:

@@ -81,7 +81,7 @@ def capture_ranks(
         ) as workers:
             answers = workers.gather(heard=lambda answer: _forward(progress, answer))
             _require_all(answers, script, workers.log_tail())
-        graphs = [_placed(load(answer["path"]), rank, ranks) for rank, answer in enumerate(answers)]
+        graphs = [_placed(load(answer["path"]), ranks) for answer in answers]
     return joined_step(graphs, [f"rank {rank} of {script.name}" for rank in range(ranks.num_ranks)])
 
 
@@ -104,7 +104,6 @@ def _require_all(answers: Sequence[dict[str, Any]], script: Path, log: str) -> N
     ) from InputError(log)
 
 
-def _placed(graph: Graph, rank: int, ranks: Ranks) -> Graph:
-    """The graph of one rank, as that of this rank."""
-    job = {"backend": "gloo", "rank": rank, "world_size": ranks.num_ranks}
-    return graph.with_meta(distributed=job, origin={**graph.meta.origin, "ranks": ranks.told()})
+def _placed(graph: Graph, ranks: Ranks) -> Graph:
+    """The graph of one rank, with what starts its job again."""
+    return graph.with_meta(origin={**graph.meta.origin, "ranks": ranks.told()})

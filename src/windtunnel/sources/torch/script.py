@@ -33,7 +33,9 @@ __all__ = [
     "RecorderPilot",
     "capture_script",
     "checked_script",
+    "is_one_of_several",
     "num_planned",
+    "rank_here",
     "run_as_main",
     "run_until_enough",
 ]
@@ -111,7 +113,7 @@ def capture_script(
 
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
-    ended = run_until_enough(script, argv, RankPilot(recorder) if _num_peers() else RecorderPilot(recorder))
+    ended = run_until_enough(script, argv, RankPilot(recorder) if is_one_of_several() else RecorderPilot(recorder))
     return _result(recorder, ended)
 
 
@@ -356,10 +358,19 @@ class RankPilot(RecorderPilot):
             raise EndOfScript
 
 
-def _num_peers() -> int:
-    """Other processes of this job, as launchers tell them."""
-    told = os.environ.get("WORLD_SIZE", "1")
-    return int(told) - 1 if told.isdecimal() else 0
+def rank_here() -> int:
+    """Which process of its job this is, as launchers tell it; 0 where there is no job."""
+    return _told("RANK") if is_one_of_several() else 0
+
+
+def is_one_of_several() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return _told("WORLD_SIZE") > 1
+
+
+def _told(name: str) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def checked_script(path: str | Path) -> Path:
@@ -393,10 +404,12 @@ def _result(recorder: Any, ended: Ended) -> Graph:
 
     recording = recorder.recording
     # a flight of this graph starts the same program again
-    origin = {"script": str(ended.script.resolve()), "argv": list(ended.argv)}
+    known: dict[str, Any] = {"origin": {"script": str(ended.script.resolve()), "argv": list(ended.argv)}}
+    if is_one_of_several():
+        known["distributed"] = {"rank": rank_here(), "world_size": _told("WORLD_SIZE")}
     if recording.is_complete:
-        return build_graph(recording).with_meta(origin=origin)
-    graph = build_graph(recording).with_meta(origin=origin) if recording.rich is not None else None
+        return build_graph(recording).with_meta(**known)
+    graph = build_graph(recording).with_meta(**known) if recording.rich is not None else None
     if graph is not None and ended.is_whole and len(recording.light_ns) >= _FEWEST:
         return graph  # fewer iterations than were asked for, and all of one kind: ``meta.is_complete`` says so
     message, fix = ended.reason("--iterations")
