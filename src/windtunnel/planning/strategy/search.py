@@ -1,7 +1,7 @@
 """Which neighbors to fuse (room planning): dPRO's scan, an exact programme for gradients, and rivals on one budget.
 
 In: a ``Chain``. Out: a ``Plan``: groups of operators and of gradients. All searches make the same moves and count how
-often they ask what a plan is worth. Not here: the graph (``graph_moves``), running anything.
+often they ask what a plan is worth. Not here: the graph (``optimizer``), running anything.
 
 Source: Hu et al., dPRO, MLSys 2022, theorems 1 to 3 and algorithm 1.
 """
