@@ -109,7 +109,7 @@ def test_without_alignment_the_clocks_stay_as_they_are():
     graph = merge(moved, NAMES[:2], align="none")
 
     assert [0, 0] == [host["offset_ns"] for host in graph.meta.clocks["hosts"]]
-    assert "half of the collectives end more than 5.00 ms apart: clocks may differ" in _said(graph)
+    assert "half of the collectives of all ranks end more than 5.00 ms apart: clocks may differ" in _said(graph)
     with pytest.raises(InputError, match="no way 'somehow' to align"):
         merge(moved, NAMES[:2], align="somehow")
 
@@ -138,6 +138,14 @@ def strangers(op):
 def test_tasks_that_end_apart_are_not_taken_for_one_collective():
     with pytest.raises(TraceError, match=r"the 12 collectives that these ranks seem to share end up to .* apart"):
         merge(strangers("all_to_all"), NAMES[:2])
+
+
+def test_two_runs_are_not_made_one_by_moving_their_clocks():
+    """Any first collective can be moved onto another; the others tell."""
+    one, other = job(1, seed=1, ops=("all_to_all",))[0], job(2, seed=99, ops=("all_to_all",))[1]
+
+    with pytest.raises(TraceError, match=r"not recorded at one time: .* lie between them"):
+        merge([one, off(other, 30_000 * MS)], NAMES[:2])
 
 
 def test_no_clock_lets_an_all_reduce_end_before_it_began():

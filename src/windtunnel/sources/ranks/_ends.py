@@ -21,14 +21,21 @@ __all__ = ["check_ends"]
 
 # K meetings
 Int64s = NDArray[np.int64]
-_FAR_NS = 1_000_000
+_FAR_NS, _FAR_ON_DEVICE_NS = 1_000_000, 100_000
 _ALIKE = 0.25  # of the spread of the begins: ends of collectives lie far closer
 _APART_NS = 100_000  # ends of one collective after clocks that were far off were set
 _NEAR_NS, _MANY_SPREADS = 20_000, 8
 
 
-def check_ends(tasks: Table, meetings: Meetings, job: Job, spread_ns: float, *, refuse: bool) -> list[str]:
+def check_ends(
+    tasks: Table, recorded: Table, meetings: Meetings, job: Job, spread_ns: float, *, refuse: bool
+) -> list[str]:
     """Tell which collectives end further apart than the others of their job let expect.
+
+    Parameters
+    ----------
+    tasks, recorded : Table
+        The same tasks on one clock, and as they were recorded.
 
     Raises
     ------
@@ -38,19 +45,23 @@ def check_ends(tasks: Table, meetings: Meetings, job: Job, spread_ns: float, *, 
     """
     if not meetings.num_meetings:
         if refuse:
-            _require_overlap(tasks, job)
+            _require_overlap(recorded, job)
         return []
     begin, end = tasks["start_ns"], tasks["start_ns"] + tasks["duration_ns"]
     apart, begun, own = _range(end, meetings), _range(begin, meetings), _shortest(tasks, meetings)
     if refuse and (meetings.num_meetings < FEW or np.median(apart) > _APART_NS):
-        _require_overlap(tasks, job)
+        _require_overlap(recorded, job)
+    far_ns = _FAR_ON_DEVICE_NS if "start_cause" in tasks else _FAR_NS
     for group in np.unique(meetings.group).tolist():
         mine = meetings.group == group
-        half_ns = float(np.median(apart[mine]))
-        if half_ns > max(_FAR_NS, _ALIKE * np.median(begun[mine])):
-            if refuse:
-                raise _strangers(meetings, job, group, apart, begun)
-            return [f"half of the collectives end more than {format_duration(half_ns)} apart: clocks may differ"]
+        half_ns, begun_ns = float(np.median(apart[mine])), float(np.median(begun[mine]))
+        if half_ns > max(far_ns, _ALIKE * begun_ns) and refuse:
+            raise _strangers(meetings, job, group, apart, begun)
+        if half_ns > max(_NEAR_NS, 2 * np.median(own[mine]), _ALIKE * begun_ns):
+            return [
+                f"half of the collectives of {_group_name(job, group)} end more than {format_duration(half_ns)} apart: "
+                "clocks may differ, or these are not the same"
+            ]
     usual_ns = max(_NEAR_NS, _MANY_SPREADS * spread_ns, _MANY_SPREADS * float(np.median(apart)))
     far = apart > np.maximum(own, usual_ns)
     if not far.any():

@@ -73,8 +73,8 @@ def merge(
     """
     _check_options(graphs, names, align, hosts)
     job = job_of(graphs, names, hosts, allow_missing)
-    tasks = join(job.graphs)[0]
-    meetings, messages = find_meetings(tasks, job, allow_missing), find_messages(tasks, job)
+    recorded = join(job.graphs)[0]
+    meetings, messages = find_meetings(recorded, job, allow_missing), find_messages(recorded, job)
     if len(job.graphs) > 1 and not meetings.num_meetings and not len(messages.send) and not job.says_ranks:
         raise TraceError(
             f"nothing says that these {len(job.graphs)} traces are of one job: no rank, no collective in common",
@@ -83,10 +83,12 @@ def merge(
         )
     clocks, spread_ns = [Clock(host) for host in job.hosts], 0.0
     if align == "auto" and job.has_times:
-        clocks, spread_ns = fit_clocks(tasks, meetings, messages, job)
+        clocks, spread_ns = fit_clocks(recorded, meetings, messages, job)
     placed, origin_ns = _on_one_clock(job, clocks)
     tasks, edges, resources = join(_on_machines(placed, clocks))
-    notes = check_ends(tasks, meetings, job, spread_ns, refuse=align == "auto") if job.has_times else []
+    notes = []
+    if job.has_times:
+        notes = check_ends(tasks, recorded, meetings, job, spread_ns, refuse=align == "auto")
     notes += _not_whole(meetings, messages, job)
     graph = _with_messages(Graph(tasks, edges, resources), messages)
     graph = _with_meetings(graph, meetings, noise_ns)
