@@ -172,6 +172,17 @@ def test_a_rank_that_is_no_member_is_named():
         merge(ranks, NAMES[:3])
 
 
+def test_ranks_that_share_no_group_are_told_to_have_no_common_clock():
+    groups = (ProcessGroup("a", (0, 1)), ProcessGroup("b", (2, 3)))
+    one, other = rank_of([9], [99], 0, 4, groups=groups), rank_of([9], [99], 2, 4, groups=groups)
+    other = other.with_columns(group=np.where(other.tasks["group"] == 0, 1, -1))
+
+    said = _said(merge([one, other], NAMES[:2], allow_missing=True))
+
+    assert "nothing ties the clock of rank 2 to that of rank 0" in said
+    assert "2 collectives have one member here alone" in said
+
+
 def test_members_that_only_a_group_names_are_missed():
     ranks = [rank_of([9], [99], rank, groups=(ProcessGroup("all", (0, 1, 2)),)) for rank in (0, 2)]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Fit", "fit_ends"]
+__all__ = ["Fit", "fit_ends", "parts"]
 
 # K collectives, H hosts
 Floats = NDArray[np.float64]
@@ -63,7 +63,7 @@ def fit_ends(end_KH: Floats, *, with_drift: bool, only_sure: bool = True) -> Fit
         Leave drifts out unless one is far beyond the noise.
     """
     is_member = np.isfinite(end_KH)
-    part = _parts(is_member)
+    part = parts(is_member)
     fit = _regression(end_KH, is_member, part, with_drift)
     if with_drift and only_sure and not _is_sure(fit, end_KH, is_member):
         return _regression(end_KH, is_member, part, with_drift=False)
@@ -79,7 +79,7 @@ def _is_sure(fit: Fit, end_KH: Floats, is_member: NDArray[np.bool_]) -> bool:
     return bool((np.abs(fit.drift) > _SURE * deviation).any())
 
 
-def _parts(is_member: NDArray[np.bool_]) -> NDArray[np.int64]:
+def parts(is_member: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Which hosts meet, directly or by others: the least number among those that do."""
     meet = is_member.T.astype(np.int64) @ is_member.astype(np.int64) > 0  # [H, H]
     part = np.arange(is_member.shape[1])

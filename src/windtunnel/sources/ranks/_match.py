@@ -38,6 +38,8 @@ class Meetings:
         Process group (-1: not told) and which of its collectives each is, from 0.
     is_whole : bool [K]
         Whether all members are here, as far as the graphs tell.
+    num_alone : int
+        Collectives beside these of which one member alone is here.
     """
 
     row: Rows
@@ -45,6 +47,7 @@ class Meetings:
     group: Rows
     place: Rows
     is_whole: NDArray[np.bool_]
+    num_alone: int = 0
 
     @property
     def num_meetings(self) -> int:
@@ -80,9 +83,11 @@ def find_meetings(tasks: Table, job: Job, allow_missing: bool) -> Meetings:
     rows = rows[~np.isin(comm.operator[rows], MESSAGES)]
     group = tasks["group"][rows] if "group" in tasks else np.full(len(rows), -1, np.int32)
     found: list[tuple[Rows, int, int, bool]] = []
+    num_alone = 0
     for one in np.unique(group).tolist():
         lists = _by_rank(comm, rows[group == one])
         whole = _check_members(lists, job, one, allow_missing)
+        num_alone += 0 if whole or len(lists) > 1 else sum(map(len, lists.values()))
         if len(lists) > 1:
             found += [
                 (members, one, place, whole)
@@ -95,6 +100,7 @@ def find_meetings(tasks: Table, job: Job, allow_missing: bool) -> Meetings:
         group=np.array([one for _, one, _, _ in found], np.int64),
         place=np.array([place for _, _, place, _ in found], np.int64),
         is_whole=np.array([whole for *_, whole in found], bool),
+        num_alone=num_alone,
     )
 
 

@@ -20,6 +20,7 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Table
 from windtunnel.graph.ranks import join
 from windtunnel.graph.validate import find_cycle
 from windtunnel.sources.ranks._ends import check_ends
+from windtunnel.sources.ranks._fit import parts
 from windtunnel.sources.ranks._job import ONE_JOB, Job, job_of
 from windtunnel.sources.ranks._match import Meetings, find_meetings
 from windtunnel.sources.ranks._messages import Messages, find_messages
@@ -89,6 +90,7 @@ def merge(
     notes = []
     if job.has_times:
         notes = check_ends(tasks, recorded, meetings, job, spread_ns, refuse=align == "auto")
+        notes += _untied(tasks, meetings, messages, job, clocks)
     notes += _not_whole(meetings, messages, job)
     graph = _with_messages(Graph(tasks, edges, resources), messages)
     graph = _with_meetings(graph, meetings, noise_ns)
@@ -257,6 +259,22 @@ def _with_messages(graph: Graph, messages: Messages) -> Graph:
 # --- what is told -------------------------------------------------------------------------------------
 
 
+def _untied(tasks: Table, meetings: Meetings, messages: Messages, job: Job, clocks: list[Clock]) -> list[str]:
+    """Hosts whose clocks nothing compares to that of the first."""
+    hosts = list(dict.fromkeys(clock.host for clock in clocks))
+    number = np.array([hosts.index(clock.host) for clock in clocks])
+    place = np.searchsorted(job.ranks, tasks["rank"])
+    meets = np.zeros((meetings.num_meetings + len(messages.send), len(hosts)), bool)
+    meets[meetings.meeting, number[place[meetings.row]]] = True
+    for rows in (messages.send, messages.receive):
+        meets[meetings.num_meetings + np.arange(len(rows)), number[place[rows]]] = True
+    apart = [host for host, part in zip(hosts, parts(meets), strict=True) if part]
+    if not apart:
+        return []
+    named = ", ".join(apart[:4]) + (", ..." if len(apart) > 4 else "")
+    return [f"nothing ties the clock of {named} to that of {hosts[0]}: times between them may mean nothing"]
+
+
 def _not_whole(meetings: Meetings, messages: Messages, job: Job) -> list[str]:
     """What waits for ranks that are not here."""
     notes = []
@@ -266,6 +284,8 @@ def _not_whole(meetings: Meetings, messages: Messages, job: Job) -> list[str]:
             f"{cut:,} of {meetings.num_meetings:,} collectives have members that are not here: "
             "what was waiting for those counts as the collectives' own time"
         )
+    if meetings.num_alone:
+        notes.append(f"{meetings.num_alone:,} collectives have one member here alone: they keep their times")
     if messages.num_open:
         notes.append(f"{messages.num_open:,} messages lead to ranks that are not here: they keep their times")
     if job.misnamed:
