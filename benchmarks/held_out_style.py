@@ -46,7 +46,8 @@ CHANGES = {
     "two_optimizers": ("foreach-optimizer", "threads:threads=2", "freeze-layers:layer=encoder.*"),
     "functional_gradients": ("foreach-optimizer", "threads:threads=2"),
     "accumulating_trainer": ("loader-workers:num_workers=1", "foreach-optimizer", "threads:threads=2"),
-    "hf_trainer": ("fused-optimizer", "amp", "threads:threads=2"),
+    "sharpness_aware": ("fused-optimizer", "threads:threads=2", "amp"),
+    "hf_trainer": ("foreach-optimizer", "amp", "threads:threads=2"),
     "lightning_fit": ("fused-optimizer", "threads:threads=2"),
 }
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_fit": ("lightning",)}
