@@ -8,6 +8,9 @@ Where a value differs it must be one of three things that the peer does, which i
 again about the same trace with an event of metadata in front (it takes event 0 for the launch of every kernel without
 one) and no ``stream`` on host operators (it takes those for kernels), and its own queues are summed up again with
 launches before kernels at one moment (its sort leaves that order to chance). Then every value must be equal.
+
+The critical paths of the first step are compared where the peer is 0.6 or later (its main branch; 0.5.0, which the
+package index has, keeps older rules): their lengths and their events.
 """
 
 import argparse
@@ -27,9 +30,10 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks import bar
+from benchmarks.peers.hta import hta_critical_path
 from benchmarks.trace_load import PEER, peer_python
 from windtunnel.sources.kineto._spans import describe
-from windtunnel.sources.kineto.tables import TableRules, TraceTables, read_tables
+from windtunnel.sources.kineto.tables import TABLES, TableRules, TraceTables, read_tables
 
 Row = Mapping[str, Any]
 Values = dict[tuple[Any, ...], tuple[float, ...]]
@@ -68,7 +72,7 @@ def main() -> int:
         equal_or_shown=explained,
         differs=[f"{row['trace']} {row['table']}: {row['first_difference']}" for row in differs],
         traces=len(runs),
-        peer=PEER,
+        peer=f"HolisticTraceAnalysis {rows[0]['peer']}",
         ours_s=ours_s,
         peer_s=peer_s,
         peer_has_none=[f"{row['trace']} {row['table']}" for row in rows if not row["values"]],
@@ -103,24 +107,25 @@ def _compared(name: str, paths: list[Path], python: str) -> Iterator[dict[str, A
     """One row per table: how many values the peer has, and how many of them are equal."""
     peer = _peer(python, paths)
     tables, seconds = _ours(paths)
-    shared = {"trace": name, "ours_s": seconds, "peer_s": peer["seconds"]}
-    found = {table: _differences(tables, peer, table) for table in COMPARED}
+    shared = {"trace": name, "ours_s": seconds, "peer_s": peer["seconds"], "peer": peer["version"]}
+    found = {table: _differences(tables, paths, peer, table) for table in COMPARED}
     again = found
     if any(off for _, off in found.values()):
         with tempfile.TemporaryDirectory(prefix="hta-tables-") as folder:
-            asked_again = _peer(python, [_repaired(path, Path(folder)) for path in paths], rounds=0)
-        asked_again["tables"]["queue"] = [_summed_up(asked_again["tables"]["queue-series"])]
-        again = {table: _differences(tables, asked_again, table) for table in COMPARED}
+            repaired = [_repaired(path, Path(folder)) for path in paths]
+            asked_again = _peer(python, repaired, rounds=0)
+            asked_again["tables"]["queue"] = [_summed_up(asked_again["tables"]["queue-series"])]
+            again = {table: _differences(tables, repaired, asked_again, table) for table in COMPARED}
     for table, (values, off) in found.items():
         told = {"values": values, "equal": values - len(off), "equal_or_shown": values - len(again[table][1])}
         yield {"table": table, **told, "first_difference": off[0][:300] if off else "", **shared}
 
 
-def _differences(tables: TraceTables, peer: dict[str, Any], table: str) -> tuple[int, list[str]]:
+def _differences(tables: TraceTables, paths: list[Path], peer: dict[str, Any], table: str) -> tuple[int, list[str]]:
     """How many values the peer has, and which of them, or of ours, are not the same."""
     ours_of, peers_of = COMPARED[table]
     theirs = peers_of(peer["tables"].get(table, []))
-    ours = ours_of(tables) if theirs else {}
+    ours = (_paths(paths) if ours_of is None else ours_of(tables)) if theirs else {}
     off = [key for key in theirs if not _same(theirs[key], ours.get(key))]
     off += [key for key in ours if key not in theirs and table not in MAY_HAVE_MORE]
     return len(theirs), [f"{key}: there {theirs.get(key)}, here {ours.get(key)}" for key in off]
@@ -180,7 +185,7 @@ def _ours(paths: list[Path]) -> tuple[TraceTables, float]:
     for _ in range(ROUNDS + 1):
         before = time.perf_counter()
         tables = read_tables(paths, rules=TableRules(like_hta=True, num_kernels=ALL_NAMES))
-        for table in COMPARED:
+        for table in TABLES:
             tables.table(table)
         seconds.append(time.perf_counter() - before)
     return tables, min(seconds[1:])
@@ -313,7 +318,22 @@ def _peer_kernels(frames: list[list[Row]]) -> Values:
     return {**kinds, **each}
 
 
-Pair = tuple[Callable[[TraceTables], Values], Callable[[list[list[Row]]], Values]]
+def _paths(paths: list[Path]) -> Values:
+    values: Values = {}
+    for rank, path in enumerate(paths):
+        found = hta_critical_path(path, window="ProfilerStep", occurrence=0, zero_weight_launch_edges=False)
+        values |= {(rank, "length"): (_us(found.length_ns),), (rank, "events"): tuple(found.events.tolist())}
+    return values
+
+
+def _peer_paths(frames: list[list[Row]]) -> Values:
+    values: Values = {}
+    for row in _frame(frames, 0):
+        values |= {(row["rank"], "length"): (row["length_us"],), (row["rank"], "events"): tuple(row["events"])}
+    return values
+
+
+Pair = tuple[Callable[[TraceTables], Values] | None, Callable[[list[list[Row]]], Values]]
 COMPARED: dict[str, Pair] = {
     "temporal": (_temporal, _peer_temporal),
     "idle": (_idle, _peer_idle),
@@ -322,6 +342,7 @@ COMPARED: dict[str, Pair] = {
     "queue-series": (_queue_series, _peer_queue_series),
     "launches": (_launches, _peer_launches),
     "kernels": (_kernels, _peer_kernels),
+    "critical-path": (None, _peer_paths),  # from the files
 }
 MAY_HAVE_MORE = ("idle",)  # causes that never happened have a row here, too
 

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from windtunnel.errors import TraceError
+from windtunnel.sources.kineto._recorded import times_of
 from windtunnel.sources.kineto._trace import COMPLETE, MISSING, Trace
 
 __all__ = ["DEVICE", "Events", "Node", "all_edges"]
 
+_ANNOTATIONS = ("user_annotation", "gpu_user_annotation")
 _HOST = frozenset({"cpu_op", "cuda_runtime", "cuda_driver"})
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"})
 _LOCKED = frozenset({"cudaHostAlloc", "cudaLaunchKernel", "cudaMemcpyAsync"})
@@ -39,8 +41,9 @@ class Events:
         self.index = trace.index[rows].tolist()
         self.name = [trace.strings[code] for code in trace.name[rows].tolist()]
         self.cat = [trace.strings[code] for code in trace.cat[rows].tolist()]
-        self.start = trace.ts[rows].tolist()
-        self.end = (trace.ts[rows] + trace.dur[rows]).tolist()
+        times = times_of(trace, in_whole_us=True)
+        self.start = times.start[rows].tolist()
+        self.end = times.end[rows].tolist()
         self.thread = trace.thread[rows].tolist()
         self.correlation = trace.correlation[rows].tolist()
         self.stream = trace.argument("stream")[rows].tolist()
@@ -68,12 +71,12 @@ class Events:
         return int(self.end[node[0]] if node[1] else self.start[node[0]])
 
     def _keeps(self, event: int, whole: bool) -> bool:
-        on_host = self.cat[event] not in DEVICE and self.cat[event] != "Trace"
+        on_host = self.cat[event] not in DEVICE and self.cat[event] not in ("Trace", "gpu_user_annotation")
         inside = whole or self.begin <= self.start[event] <= self.finish
         return on_host and inside and self.end[event] > self.start[event]
 
     def _interval(self, window: str, occurrence: int | None) -> tuple[int, int]:
-        found = [i for i, cat in enumerate(self.cat) if cat == "user_annotation" and window in self.name[i]]
+        found = [i for i, cat in enumerate(self.cat) if cat in _ANNOTATIONS and window in self.name[i]]
         if not window:
             return min(self.start, default=0), max(self.end, default=0)
         chosen = found if occurrence is None else found[occurrence : occurrence + 1]

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 ALL_NAMES = 1_000_000  # so that no kernels become "others", whose statistics would be those of sums
@@ -21,6 +22,7 @@ def main(rounds: int, paths: list[str]) -> None:
     """Load the traces and make every table, some times; print the last of them."""
     logging.disable(logging.CRITICAL)
     from hta.trace_analysis import TraceAnalysis
+    from hta.version import __version_tuple__
 
     seconds = []
     for _ in range(rounds + 1):  # the first one imports
@@ -29,7 +31,19 @@ def main(rounds: int, paths: list[str]) -> None:
         tables, failed = _made(_makers(analysis, sorted(analysis.t.traces)))
         seconds.append(time.perf_counter() - before)
     plain = {name: [_rows(frame) for frame in frames] for name, frames in tables.items()}
-    print(json.dumps({"seconds": min(seconds[1:] or seconds), "tables": plain, "failed": failed}, default=_plain))
+    version = ".".join(map(str, __version_tuple__))
+    if __version_tuple__ >= (0, 6):
+        plain["critical-path"] = [[_critical_path(analysis, rank) for rank in sorted(analysis.t.traces)]]
+    document = {"version": version, "seconds": min(seconds[1:] or seconds), "tables": plain, "failed": failed}
+    print(json.dumps(document, default=_plain))
+
+
+def _critical_path(analysis: Any, rank: int) -> dict[str, Any]:
+    """The path of the first step."""
+    graph, _ = analysis.critical_path_analysis(rank, "ProfilerStep", 0)
+    nodes = graph.critical_path_nodes
+    length_us = sum(graph.edges[edge]["object"].weight for edge in pairwise(nodes))
+    return {"rank": rank, "length_us": length_us, "events": sorted(map(int, graph.critical_path_events_set))}
 
 
 def _made(makers: dict[str, Callable[[], list[Any]]]) -> tuple[dict[str, list[Any]], dict[str, str]]:

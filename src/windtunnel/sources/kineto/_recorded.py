@@ -21,7 +21,7 @@ from windtunnel.sources.kineto._roles import Role, collective_of, matching, role
 from windtunnel.sources.kineto._text import Progress
 from windtunnel.sources.kineto._trace import COMPLETE, MISSING, Trace, read_trace
 
-__all__ = ["NO_CALL", "KernelKind", "Recorded", "Span", "read_recorded"]
+__all__ = ["NO_CALL", "KernelKind", "Recorded", "Span", "read_recorded", "times_of"]
 
 # N rows of the trace, K device events
 Int64s = NDArray[np.int64]
@@ -93,7 +93,7 @@ def read_recorded(path: Path, *, like_hta: bool, read_limit: int | None, progres
         row, call = np.append(row, waits), np.append(call, match_calls(trace, role, waits))
     order = np.argsort(row, kind="stable")
     row, call = row[order], call[order]
-    times = _times(trace, in_whole_us=like_hta)
+    times = times_of(trace, in_whole_us=like_hta)
     kept, num_steps = _in_whole_steps(trace, role, times.start, call)
     row, call, left_out = row[kept], call[kept], int((~kept).sum())
     stream, streams = _streams(trace, row)
@@ -119,12 +119,12 @@ def _waits_on_streams(trace: Trace, role: NDArray[np.uint8]) -> Int64s:
     return np.flatnonzero((role == Role.SYNC) & (stream != MISSING) & (stream != -1))
 
 
-def _times(trace: Trace, *, in_whole_us: bool) -> Span:
-    """Start and end of every row [N]."""
+def times_of(trace: Trace, *, in_whole_us: bool) -> Span:
+    """Start and end of every row [N]; in whole microseconds if wanted, as HolisticTraceAnalysis rounds them."""
     end = np.where(trace.dur == MISSING, trace.ts, trace.ts + trace.dur)
     if not in_whole_us or not (trace.ts[trace.letter == COMPLETE] % _US).any():
         return Span(trace.ts, end)
-    # in floating-point microseconds, as HolisticTraceAnalysis adds them
+    # added in floating-point microseconds there
     start_us = trace.ts // _US + (trace.ts % _US) / _US
     end_us = start_us + np.where(trace.dur == MISSING, 0, trace.dur) / _US
     return Span(np.ceil(start_us).astype(np.int64) * _US, np.floor(end_us).astype(np.int64) * _US)
