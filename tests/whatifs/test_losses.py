@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from tests.cli.command import windtunnel
 from tests.shared_data import shared_path
-from tests.sources.kineto_traces import call, kernel, op, write
+from tests.sources.kineto_traces import annotation, call, kernel, op, write
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
+from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.reports.losses import loss_lines
 from windtunnel.simulate import replay
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.whatifs.balance import balance_ranks
+from windtunnel.whatifs.cuda_graphs import cuda_graphs
 from windtunnel.whatifs.losses import Loss, find_losses
 
 
@@ -94,6 +95,35 @@ def test_a_step_that_loads_its_batch_first_loses_the_load():
     builder.edge(load, train)
 
     assert [("loading", 300, 0.3)] == [(one.cause, one.cost_ns, one.ratio) for one in find_losses(builder.build())]
+
+
+def test_a_message_that_comes_late_costs_what_its_receiver_waits():
+    """Rank 0 computes 500 before it sends; rank 1 receives from then on, and then computes 100."""
+    builder = GraphBuilder()
+    threads = [builder.resource(f"rank {rank}", ResourceKind.HOST_THREAD) for rank in range(2)]
+    compute = builder.task("compute", duration_ns=500, resource=threads[0], rank=0)
+    send = builder.task("send", duration_ns=10, resource=threads[0], rank=0, kind=Kind.COMM, op="send")
+    receive = builder.task("recv", duration_ns=10, resource=threads[1], rank=1, kind=Kind.COMM, op="recv")
+    after = builder.task("after", duration_ns=100, resource=threads[1], rank=1)
+    builder.edge(compute, send, kind=EdgeKind.ORDER)
+    builder.edge(receive, after, kind=EdgeKind.ORDER)
+    builder.edge(send, receive, kind=EdgeKind.MESSAGE, from_start=True)
+
+    loss = by_cause(builder.build())["late senders", -1]
+
+    assert (100, 100 / 610) == (loss.cost_ns, loss.ratio)
+
+
+def test_a_graph_is_launched_no_sooner_than_its_rank_began(tmp_path):
+    """Rank 1 begins 400 µs after rank 0, and launches do not change that."""
+    for rank, begin in enumerate((0, 400)):
+        events = [annotation("ProfilerStep#1", begin, 150), annotation("forward", begin, 150)]
+        events += [*rank_events(100, 512, begin)]
+        write(tmp_path / f"trace{rank}.json", events, distributedInfo={"rank": rank})
+
+    timeline = replay(cuda_graphs(load_kineto(tmp_path)))
+
+    assert [8_000, 408_000] == timeline.start_ns[timeline.graph.select(name="gemm")].tolist()
 
 
 def test_balance_is_for_several_unlike_ranks(two_ranks):

@@ -6,6 +6,8 @@ framework time between launches disappears.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from windtunnel import registry
@@ -53,8 +55,23 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
     first = np.zeros(graph.num_tasks, dtype=bool)
     first[kept] = True
     launched = graph.set_duration(first, launch_ns, cost_source="assumed launch of a graph")
-    names = launched.tasks.strings("name").assign(kept, "launch graph")
-    return launched.with_columns(name=names).remove(inside & ~first, keep_gaps=False)
+    columns: dict[str, Any] = {"name": launched.tasks.strings("name").assign(kept, "launch graph")}
+    if "earliest_ns" in graph.tasks:
+        columns["earliest_ns"] = _not_before(graph, inside, kept)
+    return launched.with_columns(**columns).remove(inside & ~first, keep_gaps=False)
+
+
+def _not_before(graph: Graph, inside: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Moments before which no task [T] begins; a graph is launched no sooner than its rank began."""
+    earliest: np.ndarray = graph.tasks["earliest_ns"].copy()
+    rank = graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int64))
+    has_cause = np.zeros(graph.num_tasks, dtype=bool)
+    has_cause[graph.edges["dst"]] = True
+    for one in np.unique(rank[kept]).tolist():
+        begins = earliest[inside & ~has_cause & (rank == one)]
+        own = kept[rank[kept] == one]
+        earliest[own] = np.maximum(earliest[own], begins.min() if len(begins) else 0)
+    return earliest
 
 
 def _waits_for_device(graph: Graph) -> np.ndarray:
