@@ -32,12 +32,26 @@ def test_on_the_host_nothing_changes_and_that_is_said(name):
         fly(TINY, name, rule=BRIEF)
 
 
-def test_tf32_is_left_as_it_was():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    with entered("tf32"):
-        assert (True, True) == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+def precisions():
+    return [one.fp32_precision for one in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]
 
-    assert before == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+
+@pytest.mark.parametrize("asked", ["neither", "older", "newer"])
+def test_tf32_is_left_as_it_was(asked):
+    """Torch has two ways of asking, and refuses to tell by the older one what was set by the newer."""
+    matmul, first = torch.backends.cuda.matmul, precisions()
+    if asked == "older":
+        matmul.allow_tf32 = False
+    if asked == "newer":
+        matmul.fp32_precision = "ieee"
+    before = precisions()
+    with entered("tf32"):
+        inside = precisions()
+    after = precisions()
+    matmul.fp32_precision = first[0]
+
+    assert ["tf32", "tf32"] == inside
+    assert before == after
 
 
 @pytest.mark.parametrize(

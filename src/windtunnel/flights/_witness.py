@@ -147,11 +147,12 @@ def _rounds_inputs(name: str, tensors: Iterable[Any]) -> bool:
     """Whether a product of float32 on a GPU takes its inputs as TensorFloat-32."""
     import torch
 
+    backends: Any = torch.backends
     if not any(one.is_cuda and one.dtype is torch.float32 for one in tensors):
         return False
     if name.startswith(("convolution", "cudnn_convolution")):
-        return bool(torch.backends.cudnn.allow_tf32)
-    return name in _PRODUCTS and bool(torch.backends.cuda.matmul.allow_tf32)
+        return bool(backends.cudnn.conv.fp32_precision == "tf32")
+    return name in _PRODUCTS and bool(backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _is_channels_last(tensor: Any) -> bool:

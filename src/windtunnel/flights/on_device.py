@@ -27,15 +27,26 @@ def tf32(_program: LiveProgram) -> Iterator[None]:
     """Let float32 products and convolutions round their inputs to TensorFloat-32."""
     import torch
 
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = True
+    backends: Any = torch.backends
+    switches = backends.cuda.matmul, backends.cudnn
+    precisions = backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
+    before = [one.fp32_precision for one in precisions], [_switched(one) for one in switches]
+    for one in switches:  # what both of torch's ways of asking understand
+        one.allow_tf32 = True
     try:
         yield
     finally:
-        for backend, was in zip(backends, before, strict=True):
-            backend.allow_tf32 = was
+        for one, was in zip((*switches, *precisions), (*before[1], *before[0]), strict=True):
+            if was is not None:
+                setattr(one, "fp32_precision" if isinstance(was, str) else "allow_tf32", was)
+
+
+def _switched(backend: Any) -> bool | None:
+    """Whether TF32 is on by the older way of asking; None where a program has used the newer one, which forbids it."""
+    try:
+        return bool(backend.allow_tf32)
+    except RuntimeError:
+        return None
 
 
 @registry.flight("pinned-memory", source="CUDA best practices guide, section 9.1: pinned memory")
