@@ -1,0 +1,39 @@
+"""A data-parallel job as its users write it, around the model of a workload; bars run it unmodified, in processes.
+
+torchrun --nproc-per-node 2 benchmarks/ddp_job.py mlp
+python benchmarks/ddp_job.py mlp --alone
+"""
+
+import sys
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from windtunnel import registry
+
+NUM_STEPS = 1_000_000
+
+
+def main(name: str, *options: str) -> None:
+    """Train on batches that rest in memory, until whoever runs this has enough."""
+    parameters = {"size": "tiny"} if "size" in registry.get("workload", name).parameters else {}
+    workload = registry.get("workload", name).function(**parameters)
+    if workload.supervised is None:
+        sys.exit(f"{name} has no one batch and no one loss")
+    model, pieces = workload.models[0], workload.supervised
+    caps = [float(option.partition("=")[2]) for option in options if option.startswith("--bucket-mb=")]
+    if "--alone" not in options:
+        torch.distributed.init_process_group("gloo")
+        given = {"bucket_cap_mb": caps[0]} if caps else {}
+        model = DistributedDataParallel(model, **given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(NUM_STEPS):
+        inputs, target = pieces.draw()
+        optimizer.zero_grad()
+        pieces.loss(model(*inputs), target).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main(*sys.argv[1:])
