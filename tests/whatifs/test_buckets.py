@@ -9,7 +9,9 @@ from tests.averaging_job import BACKWARD_NS, FORWARD_NS, ISSUE_NS, LAYERS, SIZES
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Kind
 from windtunnel.simulate import replay
+from windtunnel.whatifs import parse_request
 from windtunnel.whatifs.buckets import averaging_of, caps_of, gradient_buckets
+from windtunnel.whatifs.edit import apply
 
 LATENCY_NS, NS_PER_BYTE = 700, 1.0
 LINK = {"latency_ns": LATENCY_NS, "bandwidth_bytes_per_s": 1e9 / NS_PER_BYTE}
@@ -92,3 +94,14 @@ def test_one_rank_averages_nothing():
 def test_caps_that_are_no_sizes_are_refused(text):
     with pytest.raises(InputError):
         caps_of(text)
+
+
+def test_compression_works_before_a_rank_arrives():
+    graph = averaging_job()
+    changed = apply(graph, parse_request("fp16-gradients:bandwidth_bytes_per_s=7e9"), prices="paper")
+    ahead = np.flatnonzero(changed.select(op="compress"))
+    assert len(ahead) == 2  # once on each rank's own thread
+    assert sorted(changed.tasks["rank"][ahead].tolist()) == [0, 1]
+    hosts = {int(row) for row in changed.tasks["resource"][np.flatnonzero(changed.select(name="forward"))]}
+    assert set(changed.tasks["resource"][ahead].tolist()) <= hosts
+    assert replay(changed).makespan_ns < replay(graph).makespan_ns

@@ -30,6 +30,7 @@ Rows = NDArray[np.int64]
 # what a task that only waits does not do
 _WORK = ("duration_ns", "flops", "bytes_read", "bytes_written", "message_bytes", "param_bytes", "output_bytes")
 _NO_WORK = (*_WORK, "freed_bytes", "workspace_bytes", "duration_std_ns", "samples_ns")
+ARRIVAL = "arrival at "
 _RANK_NAME = re.compile(r"rank (\d+) ")
 
 
@@ -202,7 +203,7 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
     tasks = graph.tasks
     arrivals = _waiting(tasks, row, {"kind": int(Kind.SYNC)})
     names = arrivals.strings("name")
-    arrivals = arrivals.replace(name=Strings(names.codes, tuple(f"arrival at {name}" for name in names.values)))
+    arrivals = arrivals.replace(name=Strings(names.codes, tuple(f"{ARRIVAL}{name}" for name in names.values)))
     hubs = _waiting(tasks, first, {"kind": int(Kind.VIRTUAL), "resource": UNPLACED, "earliest_ns": 0, "rank": 0})
     changed: dict[str, Any] = {}
     if duration_ns is not None:
@@ -227,6 +228,23 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
         tasks=concat_all([tasks.replace(**changed), arrivals, hubs], TASK_COLUMNS),
         edges=concat_all([edges, Table(new)], EDGE_COLUMNS),
     )
+
+
+def arrivals(graph: Graph, members: ArrayLike) -> Rows:
+    """Where each member of a meeting waits for its peers, int64 [M]; the member itself where it meets nobody.
+
+    Parameters
+    ----------
+    graph : Graph
+    members : int [M]
+        Rows of tasks.
+    """
+    found: Rows = np.array(members, dtype=np.int64)
+    edges, names = graph.edges, graph.tasks.strings("name")
+    is_arrival = names.where({text: text.startswith(ARRIVAL) for text in names.values})
+    into = np.isin(edges["dst"], found) & (edges["kind"] == EdgeKind.ORDER) & is_arrival[edges["src"]]
+    arrival = dict(zip(edges["dst"][into].tolist(), edges["src"][into].tolist(), strict=True))
+    return np.array([arrival.get(row, row) for row in found.tolist()], dtype=np.int64)
 
 
 def _waiting(tasks: Table, rows: Rows, columns: Mapping[str, int]) -> Table:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.rerun import ReducingNeed
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import world_size
+from windtunnel.graph.ranks import arrivals
 from windtunnel.whatifs._gradients import Bucket, last_per_group, positions, registered_shapes
 from windtunnel.whatifs._kernels import insert_behind
 from windtunnel.whatifs._measured import has_program
@@ -85,7 +86,8 @@ def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_
     """Work behind the last task of its own rank that each message waits for; work behind one task is done together."""
     place, edges = positions(graph), graph.edges
     number = np.full(graph.num_tasks, -1, dtype=np.int64)
-    number[messages] = np.arange(len(messages))
+    entry = arrivals(graph, messages)  # where ranks meet, work comes before its own has arrived
+    number[entry] = np.arange(len(messages))
     into = (number[edges["dst"]] >= 0) & (number[edges["src"]] < 0)
     if "rank" in graph.tasks:
         rank = graph.tasks["rank"]
@@ -99,4 +101,4 @@ def work_ahead(graph: Graph, messages: Ints, duration_ns: Ints, name: str, cost_
     np.add.at(together, member, duration_ns[fed])
     columns = {"name": name, "op": name, "duration_ns": together, "cost_source": cost_source}
     grown, new = insert_behind(graph, unique, {**columns, "kind": int(Kind.COMPUTE)})
-    return grown.connect(new[member], messages[fed])
+    return grown.connect(new[member], entry[fed])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
+from windtunnel.graph.ranks import arrivals
 from windtunnel.units import parse_size
 from windtunnel.whatifs._gradients import positions, registered_parameters
 
@@ -250,12 +251,8 @@ def _without_messages(graph: Graph, averaging: Averaging) -> tuple[int, Graph, R
     """What issuing a message takes, the graph in which nobody averages gradients, and where its rows went."""
     edges, messages = graph.edges, averaging.messages.ravel()
     into = np.isin(edges["dst"], messages)
-    arrivals = edges["src"][into & (edges["kind"] == EdgeKind.ORDER)]
-    names = graph.tasks.strings("name")
-    is_arrival = names.where({text: text.startswith("arrival at ") for text in names.values})
-    arrivals = arrivals[is_arrival[arrivals]]
     hubs = edges["src"][into & (graph.tasks["kind"][edges["src"]] == Kind.VIRTUAL)]
-    gone = np.unique(np.concatenate([messages, arrivals, hubs]))
+    gone = np.unique(np.concatenate([messages, arrivals(graph, messages), hubs]))
     launches = edges["src"][np.isin(edges["dst"], gone) & (edges["kind"] == EdgeKind.LAUNCH)]
     issue_ns = round(float(np.median(graph.duration_ns[launches]))) if len(launches) else 0
     mask = np.zeros(graph.num_tasks, bool)

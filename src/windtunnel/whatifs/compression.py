@@ -185,8 +185,12 @@ def _shorter(graph: Graph, messages: Ints, ratio: float, size_bytes: Ints, num_m
 
 
 def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
-    """Restore each message on a resource of its own, before whatever waits for it."""
-    grown, row = graph.add_resource("restore gradients", ResourceKind.STREAM)
+    """Restore each message on a resource of its rank's own, before whatever waits for it."""
+    grown, rows = graph, {}
+    ranks = graph.tasks["rank"][messages] if "rank" in graph.tasks else np.zeros(len(messages), np.int32)
+    for rank in np.unique(ranks).tolist():
+        named = f"rank {rank} restore gradients" if graph.num_ranks > 1 else "restore gradients"
+        grown, rows[rank] = grown.add_resource(named, ResourceKind.STREAM)
     edges = graph.edges
     inner = _mask(graph, messages)
     waits: list[list[int]] = [[] for _ in messages]
@@ -199,7 +203,7 @@ def _after(graph: Graph, messages: Ints, duration_ns: Ints) -> Graph:
         "op": "restore",
         "kind": int(Kind.COMPUTE),
         "phase": int(Phase.BACKWARD),
-        "resource": row,
+        "resource": [rows[rank] for rank in ranks.tolist()],
         "duration_ns": duration_ns,
         "cost_source": "memory bandwidth",
     }
