@@ -97,6 +97,17 @@ def test_a_step_that_loads_its_batch_first_loses_the_load():
     assert [("loading", 300, 0.3)] == [(one.cause, one.cost_ns, one.ratio) for one in find_losses(builder.build())]
 
 
+def test_of_many_ranks_the_one_that_began_last_is_found(tmp_path):
+    """Rank 18 of 20 begins 300 µs late and works no more than the others."""
+    for rank in range(20):
+        begin = 300 if rank == 18 else 0
+        write(tmp_path / f"trace{rank}.json", rank_events(100, 112 + begin, begin), distributedInfo={"rank": rank})
+
+    losses = by_cause(load_kineto(tmp_path))
+
+    assert 300_000 == losses["straggler", 18].cost_ns == losses["stragglers", -1].cost_ns
+
+
 def test_a_message_that_comes_late_costs_what_its_receiver_waits():
     """Rank 0 computes 500 before it sends; rank 1 receives from then on, and then computes 100."""
     builder = GraphBuilder()

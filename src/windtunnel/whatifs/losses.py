@@ -110,14 +110,21 @@ def _stragglers(graph: Graph, before_ns: float) -> Iterator[Loss]:
     """Each of the slowest ranks made as the median one."""
     if graph.num_ranks < 2:
         return
-    ranks = np.unique(graph.tasks["rank"])
-    works = ~graph.select(kind=(Kind.COMM, Kind.SYNC, Kind.VIRTUAL))
-    worked = np.zeros(len(ranks), np.int64)
-    np.add.at(worked, np.searchsorted(ranks, graph.tasks["rank"][works]), graph.duration_ns[works])
-    for rank in ranks[np.argsort(-worked, kind="stable")][:_MOST_RANKS].tolist():
+    for rank in _latest_ranks(graph)[:_MOST_RANKS]:
         changed = _edited(partial(balance_ranks, rank=rank), graph)
         if changed is not None:
             yield _loss("straggler", f"balance-ranks:rank={rank}", before_ns, changed, rank)
+
+
+def _latest_ranks(graph: Graph) -> list[int]:
+    """Ranks by when they began and how much they work, the latest first."""
+    works = ~graph.select(kind=(Kind.COMM, Kind.SYNC, Kind.VIRTUAL))
+    ranks, member = np.unique(graph.tasks["rank"][works], return_inverse=True)
+    worked, began = np.zeros(len(ranks), np.int64), np.full(len(ranks), np.iinfo(np.int64).max // 2)
+    np.add.at(worked, member, graph.duration_ns[works])
+    np.minimum.at(began, member, graph.tasks.get("start_ns", np.zeros(graph.num_tasks, np.int64))[works])
+    latest: list[int] = ranks[np.argsort(-(began + worked), kind="stable")].tolist()
+    return latest
 
 
 def _without_host(graph: Graph) -> Graph:
