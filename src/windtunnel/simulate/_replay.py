@@ -114,9 +114,9 @@ def replay(
     """
     duration = task_durations(graph)
     check_span(graph, duration)
-    small_KC = None if engine is not None else _shrunk(graph, duration[None], like)
-    if small_KC is not None and like is not None and like.fold is not None:
-        return _replay_folded(graph, like.fold, small_KC[0])
+    kept = None if engine is not None else _kept(graph, duration[None], like)
+    if kept is not None:
+        return _replay_folded(graph, kept[0], kept[1][0])
     if engine == "event":
         return _replay_events(graph, event_input(graph), duration)
     program = fixed_order(graph)
@@ -174,10 +174,10 @@ def replay_many(
     num_threads = num_threads or os.cpu_count() or 1
     if program is not None:
         return _many_fixed(graph, program, durations_KT, finishes, num_threads)
-    small_KC = _shrunk(graph, durations_KT, like)
-    if small_KC is not None and like is not None and like.fold is not None:
-        _check_seen(graph, int(np.bitwise_or.reduce(small_KC, axis=None)))
-        return _many_folded(like.fold, small_KC, finishes, num_threads)
+    kept = _kept(graph, durations_KT, like)
+    if kept is not None:
+        _check_seen(graph, int(np.bitwise_or.reduce(kept[1], axis=None)))
+        return _many_folded(*kept, finishes, num_threads)
     program = fixed_order(graph)
     if has_fixed_order(graph, program):
         return _many_fixed(graph, program, durations_KT, finishes, num_threads)
@@ -188,11 +188,12 @@ def replay_many(
     return _many_events(graph, durations_KT, finishes, num_threads)
 
 
-def _shrunk(graph: Graph, durations_KT: Ints, like: Timeline | None) -> Ints | None:
-    """Durations of what an earlier replay folded; None where it did not, or where these do not fit."""
+def _kept(graph: Graph, durations_KT: Ints, like: Timeline | None) -> tuple[Fold, Ints] | None:
+    """What an earlier replay folded, with its durations [K, C]; None if it did not fold, or these do not fit."""
     if like is None or like.fold is None or not like.fold.fits(graph):
         return None
-    return like.fold.shrunk(durations_KT)
+    small_KC = like.fold.shrunk(durations_KT)
+    return None if small_KC is None else (like.fold, small_KC)
 
 
 def _found(graph: Graph, program: FixedOrder, durations_KT: Ints) -> Fold | None:
