@@ -2,9 +2,10 @@
 
 Ranks train: each computes, and every layer's gradients are averaged by a ring, trees, halving-doubling, a hierarchy,
 a hierarchy whose hosts share their NIC, or a parameter server, message by message over ports that decide their order
-at run time; a static parameter server adds in the order of the ranks. All of it with equal ranks, with one straggler,
-and with ranks of two speeds. Up to 8 ranks both are compared with the plain-Python reference, too. By arrivals nothing
-is folded: there the row says how many, and that folding says so.
+at run time; a static parameter server adds in the order of the ranks; and messages between hosts share their NICs at
+max-min fair rates. All of it with equal ranks, with one straggler,
+and with ranks of two speeds. Up to 8 ranks both are compared with the plain-Python reference, too. ``not_folded`` counts
+graphs in which no two tasks are alike, or in which arrivals decide, which are not folded.
 """
 
 import sys
@@ -67,6 +68,23 @@ def served(num_ranks: int) -> Graph:
     return ranks.connect(np.repeat(sums[:, -1], num_ranks), updates.T.ravel(), EdgeKind.MESSAGE, lag_ns=42_000)
 
 
+def fair(num_ranks: int) -> Graph:
+    """Ranks that send every gradient to the next one, over the NICs of their hosts and a switch, all at fair rates.
+
+    The ranks of a host share its NIC; messages within a host go over no NIC.
+    """
+    host = max(size for size in (1, 2, 4, 8) if num_ranks % size == 0 and size < num_ranks)
+    ranks, hosts = step().replicate(num_ranks), num_ranks // host
+    first = ranks.num_resources
+    for number in range(2 * hosts):
+        ranks, _ = ranks.add_resource(f"NIC {number}", ResourceKind.LINK, rate=2.5e10)
+    # each rank to the one of its place in the next host
+    routes = [(first + number, first + hosts + (number + 1) % hosts) for number in range(hosts)]
+    sends = ranks.select(kind=Kind.COMM)
+    route = np.where(sends, ranks.tasks["rank"] // host, -1)
+    return ranks.note({"routes": routes}).with_columns(route=route).set_duration(sends, 1_300).validate()
+
+
 def averaged(algorithm: str, num_ranks: int, **options: object) -> Graph:
     """All ranks, whose gradients are averaged message by message."""
     return collective_algorithm(step().replicate(num_ranks), algorithm, links=LINK, **options)
@@ -87,6 +105,7 @@ def graphs(num_ranks: int) -> Iterator[tuple[str, Graph]]:
     shared = f"1x{sizes.partition('x')[0]}"
     yield "shared NICs", averaged("hierarchical", num_ranks, sizes=sizes, sharers=shared)
     yield "static server", served(num_ranks)
+    yield "fair links", fair(num_ranks)
 
 
 def unequal(graph: Graph) -> Iterator[tuple[str, Graph]]:

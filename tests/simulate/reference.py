@@ -20,13 +20,14 @@ def fair_rates(routes, capacity):
     left, rates = dict(capacity), {}
     users = {link: {flow for flow, route in routes.items() if link in route} for link in capacity}
     while any(users.values()):
-        share, tightest = min((left[link] / len(users[link]), link) for link in users if users[link])
-        for flow in list(users[tightest]):
+        shares = {link: left[link] / len(users[link]) for link in users if users[link]}
+        share = min(shares.values())
+        leaving = {flow for link in users for flow in users[link] if shares.get(link) == share}
+        for flow in leaving:
             rates[flow] = share
             for link in routes[flow]:
                 users[link].remove(flow)
-                if link != tightest:
-                    left[link] -= share
+                left[link] -= share
     return rates
 
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulate.reference import reference_replay
-from tests.simulate.test_flows import network
 from tests.strategies import graphs, random_graph
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, ResourceKind
@@ -16,7 +15,7 @@ from windtunnel.simulate import fold, replay, replay_many
 @st.composite
 def many_ranks(draw) -> Graph:
     """Copies of a random graph that share some resources, meet here and there, and of which some are slower."""
-    one = draw(graphs(8, joins=False, flows=False))
+    one = draw(graphs(8, joins=False))
     shared = [row for row in range(one.num_resources) if draw(st.booleans())]
     many = one.replicate(draw(st.integers(1, 3)), shared=shared).replicate(draw(st.integers(1, 3)))
     count = many.num_tasks // one.num_tasks
@@ -31,6 +30,7 @@ def many_ranks(draw) -> Graph:
 def same(graph: Graph) -> bool:
     """Whether the folded replay equals the reference, of start and finish."""
     folded = fold(graph)
+    folded.small.validate()
     timeline = folded.unfold(replay(folded.small))
     return reference_replay(graph) == (timeline.start_ns.tolist(), timeline.finish_ns.tolist())
 
@@ -44,8 +44,6 @@ def test_a_folded_replay_equals_the_reference(graph):
 @pytest.mark.parametrize("seed", range(60))
 def test_copies_of_large_random_graphs_fold_to_the_reference(seed):
     graph = random_graph(seed)
-    if "route" in graph.tasks:
-        graph = graph.drop_columns(["route"])
     graph = graph.drop_columns(["is_arrival_join"])
     rng = np.random.default_rng(seed)
     many = graph.replicate(int(rng.integers(2, 5)), shared=rng.random(graph.num_resources) < 0.3)
@@ -178,9 +176,43 @@ def test_a_folded_batch_refuses_negative_durations():
         replay_many(graph, -graph.duration_ns[None], like=replay(graph))
 
 
-def test_what_is_decided_by_arrivals_or_fair_shares_is_not_folded():
+def switched(num_hosts: int, routes_of) -> Graph:
+    """Each host computes, then sends twice over links that all hosts know: port i out, port i in."""
+    builder = GraphBuilder()
+    for number in range(2 * num_hosts):
+        builder.resource(f"port {number}", ResourceKind.LINK, rate=1e9)
+    for host in range(num_hosts):
+        last = builder.task("compute", duration_ns=100, rank=host)
+        for size in (300, 500):
+            send = builder.task("send", duration_ns=10, kind=Kind.COMM, rank=host, route=host, message_bytes=size)
+            builder.edge(last, send)
+    return builder.build({"routes": [routes_of(host) for host in range(num_hosts)]})
+
+
+def test_a_ring_of_messages_over_ports_is_one_host():
+    ring = switched(16, lambda host: (host, 16 + (host + 1) % 16))
+
+    # two messages share two ports, in every host alike
+    assert 3 == fold(ring).small.num_tasks
+    assert same(ring)
+
+
+def test_hosts_that_send_into_one_port_are_all_played():
+    incast = switched(5, lambda host: (host, 5))
+
+    assert incast.num_tasks - 4 == fold(incast).small.num_tasks
+    assert same(incast)
+
+
+def test_messages_that_each_share_a_link_with_the_next_are_all_played():
+    chain = switched(4, lambda host: (host, (host + 1) % 4))
+
+    assert chain.num_tasks - 3 == fold(chain).small.num_tasks
+    assert same(chain)
+
+
+def test_what_is_decided_by_arrivals_is_not_folded():
     builder = GraphBuilder()
     builder.task("join", duration_ns=0, is_arrival_join=True)
-    for graph in (builder.build(), network([1e9], [[0]], [100])):
-        with pytest.raises(NotApplicableError, match="are not folded"):
-            fold(graph)
+    with pytest.raises(NotApplicableError, match="arrival joins are not folded"):
+        fold(builder.build())

@@ -3,10 +3,11 @@
 In: links with a rate, and flows: bytes that go over several links at once. Out: when each flow ends. One implementation
 for the event engine (``_event.py``) and for programs on a clock (``clock.py``). Not here: when a flow begins.
 
-Rates are filled progressively: of all links the one with the smallest equal share decides the rate of its flows, which
-leave; then the next. They are filled anew when an instant is over in which flows began or ended, for the flows that
-these can reach over common links; a flow whose rate comes out as it was is left alone. So no result depends on how the
-flows are visited, or on flows that share nothing with it.
+Rates are filled progressively: the links with the smallest equal share of all decide the rate of their flows, which
+leave; then the next. Links of exactly equal shares decide at once, so that no order of links matters. Rates are filled
+anew when an instant is over in which flows began or ended, for the flows that these can reach over common links; a flow
+whose rate comes out as it was is left alone. So no result depends on how the flows are visited, or on flows that share
+nothing with it.
 
 Bytes left are float64. A flow ends in the first whole ns in which its last byte has gone, but for a part in 2**40 that
 counts as rounding.
@@ -63,6 +64,7 @@ class Flows(NamedTuple):
     waiting: Array  # int64 [L], flows that have none yet
     link_queue: Array  # int32 [L], heap of links by share
     link_place: Array  # int32 [L]
+    tightest: Array  # int32 [L], links that decide now
     counts: Array  # int64 [2]: flows in the queue, links touched
 
 
@@ -73,7 +75,9 @@ def new_flows(capacity: Array, route: Array, size: Array, owner: Array) -> Flows
     entries = {name: np.full(num_flows * width, -1, np.int32) for name in ("next", "previous")}
     floats = {name: np.zeros(num_flows) for name in ("remaining", "rate", "fair")}
     times = {name: np.zeros(num_flows, np.int64) for name in ("since", "finish")}
-    rows = {name: np.full(num_links, -1, np.int32) for name in ("first", "touched", "link_queue", "link_place")}
+    rows = {
+        name: np.full(num_links, -1, np.int32) for name in ("first", "touched", "link_queue", "link_place", "tightest")
+    }
     numbers = {name: np.zeros(num_links, np.int64) for name in ("users", "waiting")}
     shares = {name: np.zeros(num_links) for name in ("left", "share")}
     return Flows(
@@ -220,6 +224,26 @@ def _reach(flows: Flows) -> int:
 
 
 @kernel
+def _leave(flows: Flows, f: int, share: float, size: int) -> int:
+    """Take a flow's rate from the links that have not decided; returns how many these are."""
+    for k in range(flows.route.shape[1]):
+        link = flows.route[f, k]
+        if link < 0:
+            break
+        if flows.link_place[link] < 0:
+            continue
+        flows.left[link] -= share
+        flows.waiting[link] -= 1
+        if flows.waiting[link] == 0:
+            _drop(flows.link_queue, flows.link_place, flows.share, size, link)
+            size -= 1
+        else:
+            flows.share[link] = flows.left[link] / flows.waiting[link]
+            _settle_place(flows.link_queue, flows.link_place, flows.share, size, flows.link_place[link], link)
+    return size
+
+
+@kernel
 def _fill(flows: Flows) -> None:
     """Give every listed flow its fair rate."""
     width = flows.route.shape[1]
@@ -234,32 +258,23 @@ def _fill(flows: Flows) -> None:
             size += 1
             _settle_place(flows.link_queue, flows.link_place, flows.share, size, size - 1, link)
     while size > 0:
-        tightest = flows.link_queue[0]
-        _drop(flows.link_queue, flows.link_place, flows.share, size, tightest)
-        size -= 1
-        share = flows.share[tightest]
-        entry = flows.first[tightest]
-        while entry >= 0:
-            f = entry // width
-            entry = flows.next[entry]
-            if flows.member[f] != _WAITING:
-                continue
-            flows.member[f] = _RATED
-            flows.fair[f] = share
-            for k in range(width):
-                link = flows.route[f, k]
-                if link < 0:
-                    break
-                if link == tightest:
-                    continue
-                flows.left[link] -= share
-                flows.waiting[link] -= 1
-                if flows.waiting[link] == 0:
-                    _drop(flows.link_queue, flows.link_place, flows.share, size, link)
-                    size -= 1
-                else:
-                    flows.share[link] = flows.left[link] / flows.waiting[link]
-                    _settle_place(flows.link_queue, flows.link_place, flows.share, size, flows.link_place[link], link)
+        share = flows.share[flows.link_queue[0]]
+        num_tightest = 0
+        while size > 0 and flows.share[flows.link_queue[0]] == share:
+            link = flows.link_queue[0]
+            _drop(flows.link_queue, flows.link_place, flows.share, size, link)
+            size -= 1
+            flows.tightest[num_tightest] = link
+            num_tightest += 1
+        for i in range(num_tightest):
+            entry = flows.first[flows.tightest[i]]
+            while entry >= 0:
+                f = entry // width
+                if flows.member[f] == _WAITING:
+                    flows.member[f] = _RATED
+                    flows.fair[f] = share
+                    size = _leave(flows, f, share, size)
+                entry = flows.next[entry]
 
 
 @kernel

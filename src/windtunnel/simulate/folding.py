@@ -4,14 +4,15 @@ In: a graph, mostly of many ranks. Out: a small graph with one task for each cla
 alike, and its timeline for all of them, equal to the nanosecond. Not here: the loops (``_fold.py``).
 
 Tasks are alike if they take the same time and wait for alike tasks. Where the order on a resource is decided at run
-time that is not enough: there, tasks are alike if they have the same place among all tasks of alike resources. So the
+time, or messages share a link, that is not enough: there, tasks are alike if they have the same place among all tasks
+of alike resources. So the
 hosts of a cluster fold even where the ranks of a host share its NIC, and a straggler unfolds what it delays, with the
 queues that this goes through, and no more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import UNPLACED, Discipline, EdgeKind, Graph, Table
+from windtunnel.simulate._flows import padded
 from windtunnel.simulate._fold import alike_lists, fold_pass
 from windtunnel.simulate._program import (
     FixedOrder,
@@ -107,7 +109,7 @@ def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
     Raises
     ------
     NotApplicableError
-        The graph has arrival joins, or messages that share links: who is like whom is then decided at run time.
+        The graph has arrival joins: who is like whom is then decided at run time.
 
     Examples
     --------
@@ -123,12 +125,10 @@ def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
     ----------
     Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Computing, 1987.
     """
-    if not can_fold(graph):
-        raise NotApplicableError(
-            "arrival joins and messages that share links are not folded", fix="replay the graph as it is"
-        )
     if durations_KT is None:
         durations_KT = task_durations(graph)[None]
+    if not can_fold(graph):
+        raise NotApplicableError("arrival joins are not folded", fix="replay the graph as it is")
     found = fold_within(graph, fixed_order(graph), durations_KT, graph.num_tasks)
     assert found is not None, "there are no more classes than tasks"
     return found
@@ -136,11 +136,11 @@ def fold(graph: Graph, durations_KT: NDArray[np.int64] | None = None) -> Fold:
 
 def can_fold(graph: Graph) -> bool:
     """Whether who is like whom is known before a replay."""
-    return not (join_mask(graph).any() or flow_mask(graph).any())
+    return not join_mask(graph).any()
 
 
 def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, most_classes: int) -> Fold | None:
-    """As ``fold``, of a graph that can be folded; None if there are more classes than that."""
+    """As ``fold``, of a graph without joins; None if there are more classes than that."""
     num_tasks = graph.num_tasks
     crowds = _Crowds.of(graph, program)
     durations_TK = np.ascontiguousarray(durations_KT.T)
@@ -164,53 +164,99 @@ def fold_within(graph: Graph, program: FixedOrder, durations_KT: Ints, most_clas
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Crowds:
-    """Tasks on resources whose order is decided at run time, by resource and row."""
+    """Where tasks meet, as lists: those on each resource whose order is decided at run time, those over each link.
 
-    kind: Ints  # [R] int64, resources that work alike have the same
+    A task that flows over several links has several entries.
+    """
+
+    kind: Ints  # [R] int64, resources or links that work alike have the same
+    resource: Ints  # [R] int64, their rows
     indptr: Ints  # [R+1] int64
-    position: Ints  # [M]
-    priority: Ints  # [M] int64, 0 where the resource does not look at it
+    position: Ints  # [M], by row within each list
+    fact: Ints  # [M] int64, priority or bytes
+    turn: Ints  # [M] int64, number of the link in the route, -1 on a resource
+    by_task: Ints  # [M], entries by task, and there in the order of its route
+    task_indptr: Ints  # [N+1] of the N tasks that have entries
+    is_link: Ints  # [R] bool
 
     @classmethod
     def of(cls, graph: Graph, program: FixedOrder) -> _Crowds:
-        resource = graph.tasks["resource"]
-        is_crowded = contended(graph, program)
-        rows = np.flatnonzero(np.append(is_crowded, False)[resource])
-        rows = rows[np.argsort(resource[rows], kind="stable")]
-        crowded = np.flatnonzero(is_crowded)
-        users = np.bincount(resource[rows], minlength=graph.num_resources)[crowded]
-        discipline = graph.resources["discipline"]
-        facts = [discipline, graph.resources["slots"]]
-        slowdown = graph.resources.get("slowdown")
-        facts += [] if slowdown is None else list(slowdown.T)
-        table = np.stack(facts, axis=1)[crowded]
-        kind = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1) if len(crowded) else np.empty(0)
+        queued, flowing = _queues(graph, program), _links(graph)
+        row, resource, fact, turn, is_link = (np.concatenate(pair) for pair in zip(queued, flowing, strict=True))
+        order = np.lexsort((row, resource, is_link))
+        listed = np.stack([is_link, resource], axis=1)[order]
+        begins = np.flatnonzero(np.append(True, (listed[1:] != listed[:-1]).any(axis=1))[: len(listed)])
+        by_task = np.lexsort((turn[order], row[order]))
+        begins_task = np.flatnonzero(np.append(True, np.diff(row[order][by_task]) != 0)[: len(row)])
         position = np.empty(graph.num_tasks, np.int64)
         position[program.order] = np.arange(graph.num_tasks)
-        looks = discipline[resource[rows]] == Discipline.PRIORITY
+        lists = listed[begins]
         return cls(
-            kind.astype(np.int64),
-            np.concatenate([[0], np.cumsum(users)]).astype(np.int64),
-            position[rows],
-            np.where(looks, column(graph, "priority", np.int64)[rows], 0),
+            kind=_kinds(graph, lists),
+            resource=lists[:, 1],
+            indptr=np.append(begins, len(row)),
+            position=position[row[order]],
+            fact=fact[order],
+            turn=turn[order],
+            by_task=by_task,
+            task_indptr=np.append(begins_task, len(row)),
+            is_link=lists[:, 0] == 1,
         )
 
     def first_numbers(self) -> tuple[Ints, int]:
-        """Number the resources by what they are and by the priorities of their tasks."""
-        number, count = alike_lists(self.indptr, self.priority, self.kind)
+        """Number the lists by what they are and by what is known of their tasks."""
+        number, _ = alike_lists(self.indptr, self.fact, self.kind)
+        number, count = alike_lists(self.indptr, self.turn, number)
         return number, int(count)
 
     def leaders(self, number: Ints) -> Ints:
-        """The first resource of each number, [numbers]."""
+        """The first list of each number, [numbers]."""
         return np.unique(number, return_index=True)[1]
 
     def labels(self, number: Ints, num_tasks: int) -> Ints:
-        """Place of each task among those of the first resource of its number; 0 where nothing is to decide, [T]."""
+        """The places of each task in the lists that it is in, as a number; 0 where it is in none, [T]."""
         label = np.zeros(num_tasks, np.int64)
-        users = np.diff(self.indptr)
         shift = self.indptr[self.leaders(number)][number] - self.indptr[:-1]
-        label[self.position] = 1 + np.arange(len(self.position)) + np.repeat(shift, users)
+        entry = 1 + np.arange(len(self.position)) + np.repeat(shift, np.diff(self.indptr))
+        places = entry[self.by_task]
+        alike, _ = alike_lists(self.task_indptr, places, np.zeros(len(self.task_indptr) - 1, np.int64))
+        label[self.position[self.by_task[self.task_indptr[:-1]]]] = 1 + alike
         return label
+
+
+def _queues(graph: Graph, program: FixedOrder) -> tuple[Ints, ...]:
+    """Tasks on resources whose order is decided at run time: row, resource, priority where that counts, turn, 0."""
+    resource = graph.tasks["resource"]
+    rows = np.flatnonzero(np.append(contended(graph, program), False)[resource])
+    looks = graph.resources["discipline"][resource[rows]] == Discipline.PRIORITY
+    priority = np.where(looks, column(graph, "priority", np.int64)[rows], 0)
+    none = np.zeros(len(rows), np.int64)
+    return rows, resource[rows].astype(np.int64), priority, none - 1, none
+
+
+def _links(graph: Graph) -> tuple[Ints, ...]:
+    """Tasks that flow over links, once for each link: row, link, bytes, number of the link in its route, 1."""
+    rows = np.flatnonzero(flow_mask(graph))
+    if not len(rows):
+        return (np.zeros(0, np.int64),) * 5
+    links = padded(graph.meta.routes)[graph.tasks["route"][rows]]
+    which, turn = np.nonzero(links >= 0)
+    rows = rows[which]
+    return rows, links[which, turn].astype(np.int64), graph.tasks["message_bytes"][rows], turn, np.ones_like(rows)
+
+
+def _kinds(graph: Graph, lists: Ints) -> Ints:
+    """Equal numbers for resources, or links, that work alike, int64 [R]."""
+    table = graph.resources
+    rate, slowdown = table.get("rate", np.zeros(graph.num_resources)), table.get("slowdown")
+    facts = [table["discipline"], table["slots"], *([] if slowdown is None else slowdown.T)]
+    of_queue = np.stack(facts, axis=1)[lists[:, 1]] * (lists[:, :1] == 0)
+    of_link = (rate[lists[:, 1]] * lists[:, 0])[:, None]
+    if not len(lists):
+        return np.zeros(0, np.int64)
+    both = np.concatenate([lists[:, :1], of_queue, of_link], axis=1)
+    found: Ints = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return found
 
 
 def _folded(
@@ -226,7 +272,7 @@ def _folded(
     users = np.diff(crowds.indptr)
     leads = np.zeros(len(users), np.bool_)
     leads[crowds.leaders(number)] = True
-    placed = crowds.position[np.repeat(leads, users)]
+    placed = crowds.position[np.repeat(leads & ~crowds.is_link, users)]
     first[member[placed]] = placed
     representative = program.order[first].astype(np.int64)
     by_row = np.argsort(representative, kind="stable")
@@ -247,4 +293,21 @@ def _folded(
     by_task = np.empty(graph.num_tasks, np.int32)
     by_task[program.order] = row[member]
     small = Graph(tasks, Table(edges), graph.resources, graph.meta)
+    if crowds.is_link.any():
+        small = replace(small, meta=replace(small.meta, routes=_routes(graph, crowds, number)))
     return Fold(graph, small, by_task, representative[by_row], is_ordered=not len(crowds.position))
+
+
+def _routes(graph: Graph, crowds: _Crowds, number: Ints) -> tuple[tuple[int, ...], ...]:
+    """Routes over the first link of each number, those that carry nothing as they were.
+
+    None uses a link twice: were two links of a route alike, each would hold a message before or behind that of the
+    other, whose second link holds another one, and so on, in rising rows without end.
+    """
+    stands_for = np.arange(graph.num_resources)
+    first = crowds.resource[crowds.leaders(number)][number]
+    stands_for[crowds.resource[crowds.is_link]] = first[crowds.is_link]
+    routes = list(graph.meta.routes)
+    for used in np.unique(graph.tasks["route"][flow_mask(graph)]).tolist():
+        routes[used] = tuple(stands_for[list(routes[used])].tolist())
+    return tuple(routes)
