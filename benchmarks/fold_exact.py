@@ -3,9 +3,9 @@
 Ranks train: each computes, and every layer's gradients are averaged by a ring, trees, halving-doubling, a hierarchy,
 a hierarchy whose hosts share their NIC, or a parameter server, message by message over ports that decide their order
 at run time; a static parameter server adds in the order of the ranks; and messages between hosts share their NICs at
-max-min fair rates. All of it with equal ranks, with one straggler,
-and with ranks of two speeds. Up to 8 ranks both are compared with the plain-Python reference, too. ``not_folded`` counts
-graphs in which no two tasks are alike, or in which arrivals decide, which are not folded.
+max-min fair rates. All of it with equal ranks, with one straggler, and with ranks of two speeds. Up to 8 ranks both
+are compared with the plain-Python reference, too. ``not_folded`` counts graphs in which no two tasks are alike, or in
+which arrivals decide, which are not folded.
 """
 
 import sys

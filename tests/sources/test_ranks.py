@@ -1,6 +1,7 @@
 """Graphs of several ranks, from any source, on one clock."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError, TraceError
-from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, save
+from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind, save
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.reports.waits import rank_waits, wait_lines
 from windtunnel.simulate import replay
@@ -519,3 +520,14 @@ def test_hosts_that_never_meet_are_parts_of_their_own():
 
     assert [0, 0, 2, 2] == fit.part.tolist()
     assert np.allclose([0, -5, 0, -7], fit.offset_ns)
+
+
+def test_ranks_keep_the_routes_of_their_messages():
+    linked, wire = rank_of([100], [200]).add_resource("wire", ResourceKind.LINK, rate=1e9)
+    linked = linked.with_columns(route=[-1, 0])
+    told = [{"routes": [[wire]], "distributed": {"rank": rank}} for rank in (0, 1)]
+    parts = [replace(linked, meta=linked.meta.with_entries(one)) for one in told]
+    whole = merge(parts, ["a", "b"])
+
+    assert ((1,), (3,)) == whole.meta.routes
+    assert [-1, 0, -1, 1] == whole.tasks["route"][:4].tolist()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import GraphError, InputError, TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Table
-from windtunnel.graph.ranks import join
+from windtunnel.graph.ranks import join, joined_routes
 from windtunnel.graph.validate import find_cycle
 from windtunnel.sources.ranks._ends import check_ends
 from windtunnel.sources.ranks._fit import parts
@@ -94,7 +94,7 @@ def merge(
     notes += _not_whole(meetings, messages, job)
     graph = _with_messages(Graph(tasks, edges, resources), messages)
     graph = _with_meetings(graph, meetings, noise_ns)
-    meta = _meta(job, clocks, spread_ns, notes, origin_ns)
+    meta = replace(_meta(job, clocks, spread_ns, notes, origin_ns), routes=joined_routes(placed))
     return _without_circles(Graph(graph.tasks, graph.edges, graph.resources, meta))
 
 
