@@ -79,7 +79,8 @@ def _pairs(graph: Graph, flows: NDArray[np.bool_]) -> Rows:
     src, dst = graph.edges["src"], graph.edges["dst"]
     edge = np.flatnonzero(starts(graph.edges) & (graph.edges["kind"] == EdgeKind.MESSAGE) & flows[src] & flows[dst])
     ends = np.bincount(np.concatenate([src[edge], dst[edge]]), minlength=graph.num_tasks)
-    return edge[(ends[src[edge]] == 1) & (ends[dst[edge]] == 1)]
+    pairs: Rows = edge[(ends[src[edge]] == 1) & (ends[dst[edge]] == 1)]
+    return pairs
 
 
 def _rates(graph: Graph, flows: NDArray[np.bool_], size_bytes: Rows) -> NDArray[np.float64]:
