@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from windtunnel.reports import report as report
     from windtunnel.simulate import Timeline as Timeline
     from windtunnel.simulate import replay as replay
+    from windtunnel.sources.dry.run import dry_run as dry_run
     from windtunnel.sources.torch.step import capture as capture
     from windtunnel.whatifs import whatif as whatif
     from windtunnel.whatifs.forecast import forecast as forecast
@@ -40,6 +41,7 @@ _HOMES = {
     "WindtunnelError": "windtunnel.errors",
     "calibrate": "windtunnel.cost.calibration",
     "capture": "windtunnel.sources.torch.step",
+    "dry_run": "windtunnel.sources.dry.run",
     "explain": "windtunnel.reports",
     "fly": "windtunnel.flights",
     "forecast": "windtunnel.whatifs.forecast",
@@ -63,6 +65,7 @@ __all__ = [
     "WindtunnelError",
     "calibrate",
     "capture",
+    "dry_run",
     "explain",
     "fly",
     "forecast",

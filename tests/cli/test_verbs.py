@@ -25,6 +25,7 @@ VERBS = (
     "receipts",
     "slice",
     "diff",
+    "dry-run",
     "list",
     "demo",
     "suite",

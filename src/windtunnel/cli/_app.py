@@ -20,6 +20,7 @@ from windtunnel.cli import (
     cost,
     demo,
     diff,
+    dry_run,
     explain,
     fly,
     listing,
@@ -108,9 +109,10 @@ def _summary_of(verb: Callable[..., None]) -> str:
 
 
 _OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
-_OF_SCRIPTS = ("capture", "memory")
+_OF_SCRIPTS = ("capture", "dry-run", "memory")
 _VERBS: dict[str, Callable[..., None]] = {
     "capture": capture.capture,
+    "dry-run": dry_run.dry_run,
     "explain": explain.explain,
     "replay": replay.replay,
     "whatif": whatif.whatif,

@@ -13,8 +13,10 @@ from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json
 
 if TYPE_CHECKING:
-    from windtunnel.hardware import Device
+    from windtunnel.graph import Graph
+    from windtunnel.hardware import Device, Machine
     from windtunnel.whatifs.forecast import Forecast
+    from windtunnel.whatifs.messages import Fabric
 
 __all__ = ["predict"]
 
@@ -30,7 +32,10 @@ _NUMBERS = (
 def predict(
     graph: GraphPath,
     on: Annotated[
-        str, typer.Option("--on", metavar="DEVICE,DEVICE", help="h100 ..., this-host, or your own sheet (.json).")
+        str,
+        typer.Option(
+            "--on", metavar="DEVICE,DEVICE", help="h100 ..., dgx-h100 ..., this-host, or your own sheet (.json)."
+        ),
     ],
     dtype: Annotated[str, typer.Option("--dtype", metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
     batch: Annotated[int, typer.Option("--batch", min=0, metavar="N", help="Another batch size.")] = 0,
@@ -42,6 +47,8 @@ def predict(
     host_factor: Annotated[
         float, typer.Option("--host-factor", metavar="F", help="The host's time over what it was; 0 leaves it out.")
     ] = 1.0,
+    link: Annotated[str, typer.Option("--link", metavar="NAME", help="Between devices of a host, for messages.")] = "",
+    network: Annotated[str, typer.Option("--network", metavar="NAME", help="Between hosts, for messages.")] = "",
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel predict train.wt --on h100,a100,l4 --dtype bf16
@@ -56,11 +63,13 @@ def predict(
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
         chips = [_device(name.strip()) for name in on.split(",")]
         captured, given["model"] = open_graph(graph, progress=progress), tiers_of(model)
+        numbers: dict[str, Any] = {"dtype": dtype, "batch_size": batch, "host_factor": host_factor}
         made = [
-            forecast(captured, one, dtype=dtype, batch_size=batch, host_factor=host_factor, **given) for one in chips
+            forecast(captured, one, **numbers, **given, fabric=_fabric(captured, one, link, network)) for one in chips
         ]
         found, ranked_by = ranked(made)
-        others = changes(captured, chips[0], made[0], **given) if len(made) == 1 else []
+        fabric = _fabric(captured, chips[0], link, network)
+        others = changes(captured, chips[0], made[0], **given, fabric=fabric) if len(made) == 1 else []
     if as_json:
         print_json(_document(found, others, ranked_by, given["launch_ns"]))
     elif len(found) == 1:
@@ -89,11 +98,21 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast]) 
         advise(f"next: windtunnel whatif {graph} --all")
 
 
-def _device(name: str) -> Device:
+def _fabric(graph: Graph, on: Device | Machine, link: str, network: str) -> Fabric | None:
+    """What carries messages that were never sent."""
+    from windtunnel.whatifs.messages import fabric_of, has_messages
+
+    per_host = int(graph.meta.distributed.get("devices_per_host", 0))
+    return fabric_of(on, link, network, per_host) if has_messages(graph) else None
+
+
+def _device(name: str) -> Device | Machine:
     from windtunnel.cost.host import host_device
-    from windtunnel.hardware import device
+    from windtunnel.hardware import device, machines
     from windtunnel.measure import ProfileDatabase
 
+    if name in machines():
+        return machines()[name]
     return host_device(database=ProfileDatabase()) if name in _HOST else device(name)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from windtunnel.graph import Graph, ResourceKind
 from windtunnel.hardware import Device, Machine
 from windtunnel.simulate import replay, replay_many
 from windtunnel.whatifs.another_batch import batch_of, sizes_between, with_batch
+from windtunnel.whatifs.messages import Fabric, fabric_of, has_messages, price_messages
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
 
 __all__ = ["ClassUse", "Forecast", "Share", "changes", "forecast", "ranked"]
@@ -63,7 +65,7 @@ class Forecast:
     batch_size : int
         0 where the graph does not say it.
     device_ns : int
-        What the device computes: the priced work alone.
+        What the device computes: the priced work alone, of several ranks that of the busiest.
     device_low_ns, device_high_ns : int
         90 % interval of it from the models' own intervals.
     host_ns : int
@@ -136,6 +138,7 @@ def forecast(
     model: Model = AUTO,
     launch_ns: int = LAUNCH_NS,
     host_factor: float = 1.0,
+    fabric: Fabric | None = None,
 ) -> Forecast:
     """Place, price and replay.
 
@@ -155,6 +158,8 @@ def forecast(
     host_factor : float
         The host's own time, launches among it, over what was captured: 0.5 for a host that is twice as fast; 0 leaves
         the host out.
+    fabric : Fabric, optional
+        Links that carry messages which were never sent; by default those of the machine.
 
     Raises
     ------
@@ -169,6 +174,8 @@ def forecast(
     if not (np.isfinite(host_factor) and host_factor >= 0):
         raise InputError(f"a host cannot take {host_factor} times as long", fix="use 0 (left out), 0.5, 1 ...")
     device, tiers = device_of(machine), tiers_of(model)
+    if has_messages(graph):
+        graph = price_messages(graph, fabric or fabric_of(machine))
     captured = batch_of(graph, batch_dim)
     sizes = sizes_between(captured, batch_size) if batch_size else [captured]
     if batch_size and not captured:
@@ -215,8 +222,9 @@ def _replayed(
     num_draws = int(np.clip(_MOST_VALUES // max(priced.num_tasks, 1), _FEWEST_DRAWS, _NUM_DRAWS))
     drawn_KT = np.maximum(draw_priced(priced, num_draws), least_T)
     low, high = _interval(replay_many(priced, drawn_KT).makespan_ns, makespan_ns)
-    device_ns = int(priced.duration_ns[computes].sum())
-    device_low, device_high = _interval(drawn_KT[:, computes].sum(axis=1), device_ns)
+    whole_ns = int(priced.duration_ns[computes].sum())
+    device_ns, mine = _busiest(priced, computes)
+    device_low, device_high = _interval(drawn_KT[:, mine].sum(axis=1), device_ns)
     return Forecast(
         device=device.name,
         device_kind=device.kind,
@@ -225,17 +233,17 @@ def _replayed(
         device_ns=device_ns,
         device_low_ns=device_low,
         device_high_ns=device_high,
-        host_ns=int(priced.duration_ns[hosts].sum()),
+        host_ns=_busiest(priced, np.flatnonzero(hosts))[0],
         host_factor=host_factor,
         makespan_ns=makespan_ns,
         low_ns=max(low, bound_ns),
         high_ns=high,
         bound_ns=bound_ns,
-        unsure_ratio=_unsure(priced, computes) / max(device_ns, 1),
-        at_bound_ratio=_unsure(priced, computes[priced.tasks["efficiency"][computes] >= 1.0]) / max(device_ns, 1),
+        unsure_ratio=_unsure(priced, computes) / max(whole_ns, 1),
+        at_bound_ratio=_unsure(priced, computes[priced.tasks["efficiency"][computes] >= 1.0]) / max(whole_ns, 1),
         sources=_shares(priced, path.task, path.duration_ns, "cost_source", makespan_ns),
-        bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", device_ns),
-        classes=_classes(priced, computes, device_ns),
+        bindings=_shares(priced, computes, priced.duration_ns[computes], "binding", whole_ns),
+        classes=_classes(priced, computes, whole_ns),
         graph=priced,
     )
 
@@ -255,8 +263,19 @@ def _of_host(graph: Graph) -> NDArray[np.bool_]:
 
 def _bound(priced: Graph, computes: NDArray[np.int32], least_T: Ints) -> int:
     """Least time of the step: on its busiest rank, all that is priced one after the other."""
-    ranks = priced.tasks["rank"][computes] if "rank" in priced.tasks else np.zeros(len(computes), dtype=np.int32)
-    return int(np.bincount(np.maximum(ranks, 0), least_T[computes]).max(initial=0.0))
+    return int(np.bincount(_ranks(priced)[computes], least_T[computes]).max(initial=0.0))
+
+
+def _busiest(priced: Graph, tasks: NDArray[Any]) -> tuple[int, NDArray[Any]]:
+    """What some tasks take on the rank on which they take longest, and which of them are its own."""
+    ranks = _ranks(priced)[tasks]
+    spent = np.bincount(ranks, priced.duration_ns[tasks], minlength=1)
+    return int(spent.max()), tasks[ranks == spent.argmax()]
+
+
+def _ranks(graph: Graph) -> NDArray[np.int32]:
+    ranks: NDArray[np.int32] = np.maximum(graph.tasks.get("rank", np.zeros(graph.num_tasks, dtype=np.int32)), 0)
+    return ranks
 
 
 def changes(
@@ -267,6 +286,7 @@ def changes(
     batch_dim: int | None = None,
     model: Model = AUTO,
     launch_ns: int = LAUNCH_NS,
+    fabric: Fabric | None = None,
 ) -> list[Forecast]:
     """The same in other types that the device has a peak for, and at twice and four times the batch."""
     device, tiers = device_of(machine), tiers_of(model)
@@ -284,6 +304,7 @@ def changes(
             model=tiers,
             launch_ns=launch_ns,
             host_factor=found.host_factor,
+            fabric=fabric,
         )
         for name, size in wanted
     ]

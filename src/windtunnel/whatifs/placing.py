@@ -17,7 +17,9 @@ from windtunnel.graph.schema import EDGE_COLUMNS, TASK_COLUMNS
 from windtunnel.graph.table import Table
 from windtunnel.hardware import Device
 
-__all__ = ["LAUNCH_NS", "place_on"]
+__all__ = ["LAUNCH_NS", "never_run", "place_on"]
+
+NOT_RUN = "not run"
 
 LAUNCH_NS = 5_000
 """What calling an operator and launching its kernel takes a thread unless told otherwise: a usual one, not measured."""
@@ -44,6 +46,7 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
         With one resource more, and one launch per moved task. Counters of an optimizer that the host reads stay on the
         host, as they do in PyTorch.
     """
+    graph = graph.set_duration(_never_launched(graph), 0 if device.kind == "cpu" else launch_ns, "assumed launch")
     moved = _runs_when_called(graph)
     if device.kind == "cpu" or not moved.any():
         return graph
@@ -57,6 +60,20 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
     placed = placed.connect(launches, kernels, EdgeKind.LAUNCH)
     queued = kernels[np.argsort(_order(graph)[kernels], kind="stable")]
     return placed.connect(queued[:-1], queued[1:], EdgeKind.ORDER)
+
+
+def never_run(graph: Graph) -> Mask:
+    """Tasks of a job that never ran and that nothing has priced yet, bool [T]."""
+    if "cost_source" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    source = graph.tasks.strings("cost_source")
+    found: Mask = np.array([text == NOT_RUN for text in source.values], dtype=bool)[source.codes]
+    return found
+
+
+def _never_launched(graph: Graph) -> Mask:
+    """Launches of a job that has queues already."""
+    return never_run(graph) & graph.select(kind=Kind.HOST, op="launch") if "op" in graph.tasks else never_run(graph)
 
 
 def _runs_when_called(graph: Graph) -> Mask:

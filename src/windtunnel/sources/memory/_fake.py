@@ -7,7 +7,7 @@ counted: it does no harm to a loss that is printed, but a loop that ends on a va
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -47,6 +48,9 @@ class _Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
+            if not isinstance(args[0], FakeTensor):  # made where tensors were real
+                with _disable_current_modes():
+                    return func(*args)
             self._guesses.count += 1
             kind = args[0].dtype
             return True if kind is torch.bool else 1.0 if kind.is_floating_point else 1
@@ -83,6 +87,34 @@ def _run_recurrent(args: tuple[Any, ...], length: int) -> int:
         return size
 
 
+def _converted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module._apply`` that sets what a parameter holds; torch's own swaps fake tensors, which may be referred to."""
+
+    def convert(module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+        kept: dict[str, Any] = {name: one for name, one in module._parameters.items() if isinstance(one, FakeTensor)}
+        for name in kept:
+            module._parameters[name] = None
+        try:
+            original(module, function, recurse)
+        finally:
+            module._parameters.update(kept)
+        with torch.no_grad():
+            for parameter in kept.values():
+                _set(parameter, function(parameter))
+                if parameter.grad is not None:
+                    _set(parameter.grad, function(parameter.grad))
+        return module
+
+    return convert
+
+
+def _set(tensor: Any, value: Any) -> None:
+    if value is not tensor:
+        tensor.data = value
+        if isinstance(tensor, FakeTensor):
+            tensor.fake_device = value.device
+
+
 @contextmanager
 def fake_tensors() -> Iterator[Guesses]:
     """Make every tensor that is made within fake.
@@ -92,7 +124,8 @@ def fake_tensors() -> Iterator[Guesses]:
     InputError
         The program needs values to go on.
     """
-    guesses = Guesses()
+    guesses, apply = Guesses(), torch.nn.Module._apply
+    torch.nn.Module._apply = _converted(apply)  # type: ignore[method-assign]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), _Values(guesses):
             yield guesses
@@ -103,3 +136,5 @@ def fake_tensors() -> Iterator[Guesses]:
             where="fake tensors",
             fix="let it really run, or give that operator an input of fixed form",
         ) from error
+    finally:
+        torch.nn.Module._apply = apply  # type: ignore[method-assign]

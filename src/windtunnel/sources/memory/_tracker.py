@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.sources.memory._patches import fetches_watched, hooks_watched, transforms_allowed
@@ -138,6 +138,8 @@ class StorageTracker(TorchDispatchMode):
         return False  # what keeps the compiler off costs as much as all that is done here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # it calls operators on the tensors within, which come here
         out = func(*args, **kwargs) if kwargs else func(*args)
         known, sizes = self._known, self.ledger.sizes
         for value in args:

@@ -8,12 +8,13 @@ Nothing is guessed from order.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from windtunnel.sources.torch._ops import Operator, Role, Span
 from windtunnel.sources.torch._points import Points
 
-__all__ = ["Flow", "trace_flow"]
+__all__ = ["Flow", "follow", "trace_flow"]
 
 Access = tuple[int, int, int]  # low, high, slice
 
@@ -93,6 +94,16 @@ def trace_flow(points: Points, operators: list[Operator], main_slice: list[int])
         else:
             event = is_leave[point]
             _leave(tracker, operators[event], main_slice[event], int(points.enter[event]))
+    return flow
+
+
+def follow(operators: Iterable[Operator], tasks: Iterable[int]) -> Flow:
+    """Follow operators that call no others, in the order of their calls; ``tasks`` says where the work of each lies."""
+    flow = Flow()
+    tracker = _Tracker(flow)
+    for operator, task in zip(operators, tasks, strict=True):
+        _enter(tracker, operator, task)
+        _leave(tracker, operator, task, task)
     return flow
 
 

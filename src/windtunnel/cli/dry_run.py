@@ -1,0 +1,123 @@
+"""``windtunnel dry-run``: a job of many ranks without hardware, kept as the graph of its distinct ranks (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
+from windtunnel.cli._files import derived, require_free
+from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+
+__all__ = ["dry_run"]
+
+_SHOWN_LINES = 3
+
+
+def dry_run(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="The training script, as it is.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, metavar="N", help="Ranks of the job.")] = 1,
+    ranks_to_trace: Annotated[
+        str, typer.Option("--ranks-to-trace", metavar="R,R", help="By default 0 and, of a pipeline, every stage.")
+    ] = "",
+    devices_per_host: Annotated[int, typer.Option("--devices-per-host", min=1, metavar="N", help="Of each host.")] = 8,
+    device: Annotated[
+        str, typer.Option("--device", metavar="KIND", help="What the script finds: cuda or cpu.")
+    ] = "cuda",
+    guess_values: Annotated[
+        bool,
+        typer.Option("--guess-values", help="Let the script decide by values that only a real run has: all are 1."),
+    ] = False,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel dry-run --ranks 1024 train.py --batch-size 4
+
+    Trace a distributed training script without its hardware and without its other ranks, to be priced by predict.
+
+    Options of windtunnel stand before the script; all after it is the script's. What the script prints goes to stderr.
+    """
+    from windtunnel.graph import save
+    from windtunnel.sources.dry.run import dry_run as run
+
+    path = require_free(derived(script, ".wt", output), force=force)
+    with Progress(f"tracing {script.name}") as progress, stdout_to_stderr():
+        graph = run(
+            script,
+            arguments or (),
+            num_ranks=ranks,
+            ranks_to_trace=_numbers(ranks_to_trace),
+            devices_per_host=devices_per_host,
+            device=device,
+            guesses=guess_values,
+            progress=progress,
+        )
+    save(graph, path, overwrite=force)
+    if as_json:
+        print_json(_document(graph, path))
+    else:
+        _print(graph, path)
+    suggest("windtunnel", "predict", path, "--on", "h100")
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        raise InputError(f"{text!r} is no list of ranks", where="--ranks-to-trace", fix="write 0,8,16")
+    return [int(part) for part in parts]
+
+
+def _document(graph: Graph, path: Path) -> dict[str, Any]:
+    counts = {"num_tasks": graph.num_tasks, "num_edges": graph.num_edges, "num_resources": graph.num_resources}
+    messages = [dict(zip(("op", "group", "num", "bytes"), row, strict=True)) for row in _messages(graph)]
+    return {
+        "schema": "windtunnel.dry_run/1",
+        "path": str(path),
+        **counts,
+        "messages": messages,
+        "distributed": dict(graph.meta.distributed),
+        "groups": [{"name": group.name, "num_ranks": len(group.ranks)} for group in graph.meta.groups],
+    }
+
+
+def _messages(graph: Graph) -> list[tuple[str, int, int, int]]:
+    """Messages of one rank by operation and size of its group: how many, how many bytes."""
+    from windtunnel.graph import Kind
+
+    tasks, found = graph.tasks, dict[tuple[str, int], tuple[int, int]]()
+    first = int(tasks["rank"].min(initial=0))
+    ops = tasks.strings("op")
+    for row in graph.select(kind=Kind.COMM).nonzero()[0].tolist():
+        if tasks["rank"][row] == first:
+            size = len(graph.meta.groups[int(tasks["group"][row])].ranks)
+            count, size_bytes = found.get((ops.decode(row), size), (0, 0))
+            found[ops.decode(row), size] = (count + 1, size_bytes + int(tasks["message_bytes"][row]))
+    return [(op, size, count, size_bytes) for (op, size), (count, size_bytes) in found.items()]
+
+
+def _print(graph: Graph, path: Path) -> None:
+    from windtunnel.units import format_size
+
+    told = graph.meta.distributed
+    stands_for = ", ".join(f"rank {rank} for {count:,}" for rank, count in told["stands_for"].items())
+    say(f"{path}: {graph.num_tasks:,} tasks; nothing was run, so they have no times")
+    say_wrapped(f"  {told['world_size']:,} ranks: {stands_for}")
+    peak = max(told["peak_bytes"].values())
+    say(f"  memory at peak {format_size(peak)} on a rank")
+    for op, size, count, size_bytes in _messages(graph):
+        say(f"  {count:,} {op} among {size:,}, {format_size(size_bytes)}")
+    lines = list(told["values_read"])
+    if lines:
+        more = f" and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
+        advise(
+            f"note: values were read that nothing has computed, and taken as 1: {', '.join(lines[:_SHOWN_LINES])}{more}"
+        )

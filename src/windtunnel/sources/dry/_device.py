@@ -1,0 +1,167 @@
+"""A device that is not there (room sources, private).
+
+In: nothing. Out: a context in which ``torch.cuda`` answers as one device of a host does, its streams only remember, and
+what a program puts on it lies, as far as fake tensors lie anywhere, on the host: torch built without CUDA cannot make
+tensors there, and operators below autograd are the same. Not here: which job it is (``_job``).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # which looks at torch's own functions once, so before they are replaced
+from torch.overrides import TorchFunctionMode
+
+from windtunnel.sources.dry._replaced import replaced
+from windtunnel.sources.dry._streams import Streams
+from windtunnel.sources.dry._values import READS, Values, asker, has_no_value
+
+__all__ = ["device_stands_in", "reads_answered"]
+
+_GIB = 2**30
+_NAME = "NVIDIA H100 80GB HBM3"
+_HERE = torch.device("cpu")
+_UPDATES = str(Path(torch.__file__).parent / "optim")
+
+
+class _Answers(TorchFunctionMode):
+    """Gives values where there are none, and puts on the host what is meant for the device."""
+
+    def __init__(self, values: Values, streams: Streams) -> None:
+        super().__init__()
+        self._values = values
+        self._streams = streams
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func in READS and has_no_value(args[0]):
+            if not asker().startswith(_UPDATES):  # its counters lie on the host
+                self._streams.synchronize(self._streams.tail(self._streams.current_stream().number))
+            return self._values.read(func, args[0])
+        if func is torch.device:
+            return _here(func(*args, **(kwargs or {})))
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            return args[0]
+        named = {key: _here(value) if key == "device" else value for key, value in (kwargs or {}).items()}
+        if named.get("pin_memory"):
+            named["pin_memory"] = False
+        result = func(*_on_host(func, args), **named)
+        self._values.seen(func, args, result)
+        return result
+
+
+def _on_host(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+        return (args[0], _HERE, *args[2:])
+    return tuple(_here(value) if isinstance(value, str | torch.device) else value for value in args)
+
+
+def _here(device: Any) -> Any:
+    """The host, if it is the device that is not there."""
+    if isinstance(device, str):
+        return "cpu" if device.partition(":")[0] == "cuda" else device
+    if isinstance(device, torch.device):
+        return _HERE if device.type == "cuda" else device
+    return _HERE if type(device) is int else device
+
+
+@contextmanager
+def reads_answered(values: Values, streams: Streams) -> Iterator[None]:
+    """Answer reads of values, for which a program waits, and map devices."""
+    with _Answers(values, streams):
+        yield
+
+
+@contextmanager
+def device_stands_in(streams: Streams, devices_per_host: int, local_rank: int) -> Iterator[None]:
+    """Let torch find a device."""
+    with replaced(_answers(streams, devices_per_host, local_rank)):
+        yield
+
+
+def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[Any, dict[str, Any]]:
+    cuda = _queues(streams) | _facts(devices_per_host, local_rank)
+    foreach = torch.utils._foreach_utils
+    autocast = torch.amp.autocast_mode.autocast
+    return {
+        torch.cuda: cuda,
+        torch.cpu: _queues(streams),
+        torch.accelerator: {
+            "current_stream": lambda *_: streams.current_stream(),
+            "synchronize": lambda *_: streams.synchronize(),
+            "device_count": lambda: devices_per_host,
+        },
+        # what runs on the device by default: updates of many parameters at once
+        foreach: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
+        sys.modules["torch.optim.optimizer"]: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
+        autocast: {"__init__": _for_host(autocast.__init__)},
+        torch: {"set_default_device": _mapped(torch.set_default_device)},
+    }
+
+
+def _queues(streams: Streams) -> dict[str, Any]:
+    return {
+        "Stream": streams.stream_class,
+        "Event": streams.event_class,
+        "stream": streams.on,
+        "current_stream": lambda *_: streams.current_stream(),
+        "default_stream": lambda *_: streams.default,
+        "synchronize": lambda *_: streams.synchronize(),
+        "set_stream": _nothing,
+    }
+
+
+def _facts(devices_per_host: int, local_rank: int) -> dict[str, Any]:
+    properties = SimpleNamespace(
+        name=_NAME, total_memory=80 * _GIB, major=9, minor=0, multi_processor_count=132, warp_size=32
+    )
+    zero = dict.fromkeys(
+        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), lambda *_: 0
+    )
+    nothing = dict.fromkeys(
+        ("init", "_lazy_init", "set_device", "empty_cache", "reset_peak_memory_stats", "ipc_collect"), _nothing
+    )
+    seeds = dict.fromkeys(("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"), _nothing)
+    return {
+        **zero,
+        **nothing,
+        **seeds,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "device_count": lambda: devices_per_host,
+        "current_device": lambda: local_rank,
+        "get_device_name": lambda *_: _NAME,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: (9, 0),
+        "memory_stats": lambda *_: {},
+        "mem_get_info": lambda *_: (80 * _GIB, 80 * _GIB),
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+    }
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What has no effect here."""
+
+
+def _for_host(original: Callable[..., None]) -> Callable[..., None]:
+    """Mixed precision of the device, with its own type where none is named."""
+
+    @functools.wraps(original)
+    def construct(context: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if str(device_type).startswith("cuda"):
+            device_type, dtype = "cpu", dtype or torch.float16
+        original(context, device_type, dtype, *args, **kwargs)
+
+    return construct
+
+
+def _mapped(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda device: original(_here(device))

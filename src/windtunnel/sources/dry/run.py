@@ -1,0 +1,162 @@
+"""A job of many ranks -> the graph of its distinct ranks, without hardware and without the other ranks (room sources).
+
+In: an unmodified training script and how many ranks it is meant for. Out: a ``Graph`` of one iteration with the
+operators, shapes, streams, collectives and memory of every rank that differs, whose tasks take no time: it is there to
+be priced. The script runs here once per such rank, on fake tensors, with torch's fake process group. Not here: prices,
+whose links carry the messages (room whatifs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import InputError
+from windtunnel.extras import require
+from windtunnel.graph import Graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from windtunnel.sources.dry._trace import Trace
+
+__all__ = ["DRY_RUN", "dry_run"]
+
+DRY_RUN = "torch dry run"
+"""``meta.source`` of such a graph."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def dry_run(
+    script: str | Path,
+    argv: Sequence[str] = (),
+    *,
+    num_ranks: int,
+    ranks_to_trace: Sequence[int] = (),
+    devices_per_host: int = 8,
+    device: str = "cuda",
+    guesses: bool = False,
+    progress: Progress | None = None,
+) -> Graph:
+    """Trace a script as ranks of a job that does not run.
+
+    Parameters
+    ----------
+    script : path
+    argv : sequence of str
+        Its arguments.
+    num_ranks : int
+        Ranks of the job.
+    ranks_to_trace : sequence of int
+        By default rank 0 and, from rank to rank, those that it sends to and receives from: the stages of a pipeline.
+    devices_per_host : int
+    device : str
+        ``cuda`` or ``cpu``: what the script finds.
+    guesses : bool
+        Let the script decide by values that only a real run has.
+    progress : callable
+        Called with (what, done, total) after every rank.
+
+    Returns
+    -------
+    Graph
+        All durations are 0, ``cost_source`` is "not run". Column ``rank`` has the traced ranks, ``meta.distributed``
+        how many ranks each stands for.
+
+    Raises
+    ------
+    InputError
+        The file is not there or is no Python; the script decides by values; it ended before an iteration was whole.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    require("torch", extra="torch")
+    from windtunnel.sources.dry._join import joined
+    from windtunnel.sources.torch.script import checked_script
+
+    _check(num_ranks, ranks_to_trace, devices_per_host, device)
+    path = checked_script(script)
+    options = _Options(path, argv, num_ranks, devices_per_host, device == "cuda", guesses)
+    traces = _traced(options, ranks_to_trace, progress)
+    graph = joined(traces, num_ranks, devices_per_host)
+    return graph.with_meta(source=DRY_RUN, origin={"script": str(path.resolve()), "argv": list(argv)})
+
+
+def _check(num_ranks: int, ranks: Sequence[int], devices_per_host: int, device: str) -> None:
+    wrong = [rank for rank in ranks if not 0 <= rank < num_ranks]
+    if num_ranks < 1 or devices_per_host < 1 or wrong or device not in ("cuda", "cpu"):
+        raise InputError(
+            f"no job has rank {wrong[0]} of {num_ranks}" if wrong else "no such job can be traced",
+            where=f"{num_ranks} ranks, {devices_per_host} devices per host, device {device}",
+            fix="give at least 1 of each, ranks from 0 on, device cuda or cpu",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    script: Path
+    argv: Sequence[str]
+    num_ranks: int
+    devices_per_host: int
+    has_device: bool
+    guesses: bool
+
+
+def _traced(options: _Options, given: Sequence[int], progress: Progress | None) -> list[Trace]:
+    from windtunnel.sources.dry._job import Mailbox
+
+    mailbox, traces = Mailbox(), dict[int, Any]()
+    waiting = list(dict.fromkeys(given)) or [0]
+    while waiting:
+        rank = waiting.pop(0)
+        traces[rank] = _traced_rank(options, rank, mailbox)
+        if not given:
+            waiting += [peer for peer in sorted(traces[rank].peers) if peer not in {*traces, *waiting}]
+        if progress is not None:
+            progress("tracing ranks", len(traces), len(traces) + len(waiting))
+    return [traces[rank] for rank in sorted(traces)]
+
+
+def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
+    from windtunnel.sources.dry._trace import Tracing
+    from windtunnel.sources.memory.script import without_workers
+    from windtunnel.sources.torch.script import run_until_enough
+
+    tracing = Tracing(rank)
+    ended = run_until_enough(
+        options.script,
+        options.argv,
+        tracing,
+        surroundings=_surroundings(options, rank, mailbox, tracing),
+        on_loader=lambda arguments: {**without_workers(arguments), "pin_memory": False},
+    )
+    if tracing.trace is None:
+        message, fix = ended.reason("iterations")
+        raise InputError(f"{message}; rank {rank}: no iteration was whole", where=ended.place(), fix=fix) from (
+            ended.failure
+        )
+    return tracing.trace
+
+
+@contextmanager
+def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> Iterator[None]:
+    from windtunnel.sources.dry._device import device_stands_in, reads_answered
+    from windtunnel.sources.dry._job import rank_of_job
+    from windtunnel.sources.dry._values import Values
+    from windtunnel.sources.memory._fake import fake_tensors
+
+    values = Values(options.guesses)
+    per_host = options.devices_per_host
+    with ExitStack() as stack:
+        stack.enter_context(rank_of_job(rank, options.num_ranks, per_host, mailbox))
+        if options.has_device:
+            stack.enter_context(device_stands_in(tracing.streams, per_host, rank % per_host))
+        stack.enter_context(fake_tensors())
+        stack.enter_context(reads_answered(values, tracing.streams))
+        stack.enter_context(tracing.watching())
+        tracing.values = values
+        yield

@@ -1,0 +1,243 @@
+"""A job of many ranks without hardware gives the operators, messages and memory of its distinct ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from windtunnel import Kind, Phase  # noqa: E402
+from windtunnel.errors import InputError  # noqa: E402
+from windtunnel.graph import EdgeKind, load, save  # noqa: E402
+from windtunnel.hardware import machine  # noqa: E402
+from windtunnel.simulate import replay  # noqa: E402
+from windtunnel.sources.dry.run import dry_run  # noqa: E402
+from windtunnel.whatifs.forecast import forecast  # noqa: E402
+
+BEGIN = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank, device = dist.get_rank(), torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def train(model, steps=5, then=lambda loss: None):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(steps):
+        loss = model(torch.randn(4, 64, device=device)).float().pow(2).mean()
+        assert not torch.isnan(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        then(loss)
+
+
+"""
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+
+model = nn.Sequential(*[Block() for _ in range(3)]).to(device)
+for block in model:
+    fully_shard(block)
+fully_shard(model)
+train(model, then=lambda loss: print(f"{loss.item():.3f}"))
+"""
+AVERAGED = """
+from torch.nn.parallel import DistributedDataParallel
+
+model = nn.Sequential(*[Block() for _ in range(3)]).to(device)
+train(DistributedDataParallel(model, device_ids=[device.index], bucket_cap_mb=0.1))
+"""
+SPLIT = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+mesh = init_device_mesh("cuda", (dist.get_world_size() // 4, 4), mesh_dim_names=("dp", "tp"))
+with torch.device("meta"):
+    model = nn.Sequential(*[Block() for _ in range(3)])
+for block in model:
+    parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(block, mesh=mesh["dp"])
+fully_shard(model, mesh=mesh["dp"])
+model.to_empty(device="cuda")
+train(model)
+"""
+STAGES = """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+last = dist.get_world_size() - 1
+model = nn.Sequential(*[Block() for _ in range(1 + (rank == last))]).to(device)
+stage = PipelineStage(model, rank, last + 1, device)
+schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda out, target: (out - target).pow(2).mean())
+optimizer = torch.optim.SGD(model.parameters())
+batch = torch.randn(8, 64, device=device)
+for _ in range(5):
+    optimizer.zero_grad()
+    if rank == 0:
+        schedule.step(batch)
+    elif rank == last:
+        schedule.step(target=batch)
+    else:
+        schedule.step()
+    optimizer.step()
+"""
+DECIDES = """
+model = Block().to(device)
+
+
+def stop(loss):
+    if loss.item() > 3:
+        raise SystemExit
+
+
+train(model, then=stop)
+"""
+
+
+def traced(folder, body, num_ranks, **options):
+    script = folder / "train.py"
+    script.write_text(BEGIN + body)
+    return dry_run(script, num_ranks=num_ranks, **options)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    return traced(tmp_path_factory.mktemp("sharded"), SHARDED, 1024)
+
+
+def messages(graph):
+    ops = graph.tasks.strings("op")
+    rows = np.flatnonzero(graph.select(kind=Kind.COMM))
+    return Counter((ops.decode(row), len(graph.meta.groups[graph.tasks["group"][row]].ranks)) for row in rows.tolist())
+
+
+def test_a_sharded_job_gathers_twice_and_scatters_once_per_block(sharded):
+    """The last block stays whole between its passes, the root has no parameters of its own."""
+    found = messages(sharded)
+
+    assert {("all_gather", 1024): 6, ("reduce_scatter", 1024): 3} == found
+    assert {"0": 1024} == sharded.meta.distributed["stands_for"]
+    assert 0 == sharded.duration_ns.sum()
+
+
+def test_a_gathered_message_is_the_whole_block(sharded):
+    """33,152 parameters of four bytes, each of six padded to 1,024 equal parts."""
+    sent = sharded.select(kind=Kind.COMM, op="all_gather")
+    rows = [64, 64, 256, 256, 64, 64]
+    columns = [1, 1, 64, 1, 256, 1]
+    padded = sum(1024 * -(-row // 1024) * column for row, column in zip(rows, columns, strict=True))
+
+    assert {4 * padded} == set(sharded.tasks["message_bytes"][sent].tolist())
+
+
+def test_a_gather_waits_for_its_copy_and_its_reader_waits_for_it(sharded):
+    name = sharded.tasks.strings("name")
+    data = sharded.edges["kind"] == EdgeKind.DATA
+    pairs = {
+        (name.decode(src), name.decode(dst))
+        for src, dst in zip(sharded.edges["src"][data], sharded.edges["dst"][data], strict=True)
+    }
+
+    assert ("fsdp::all_gather_copy_in", "c10d::_allgather_base_") in pairs
+    assert ("c10d::_allgather_base_", "fsdp::split_with_sizes_copy") in pairs
+    assert ("fsdp::chunk_cat", "c10d::_reduce_scatter_base_") in pairs
+
+
+def test_messages_overlap_with_computation(sharded):
+    """The gather of the next block runs while this one computes, as it does in the real job."""
+    priced = sharded.set_duration(sharded.select(kind=(Kind.COMPUTE, Kind.COMM)), 1000)
+    timeline = replay(priced)
+
+    assert timeline.makespan_ns < priced.duration_ns.sum()
+
+
+def test_a_dry_run_is_priced_with_its_messages(sharded):
+    found = forecast(sharded, machine("dgx-h100"), model="roofline")
+    sources = {share.name for share in found.sources}
+
+    assert "ring model" in sources
+    assert found.makespan_ns > found.device_ns > 0
+
+
+def test_phases_and_layers_are_those_of_the_program(sharded):
+    phases = set(sharded.tasks["phase"][sharded.select(kind=Kind.COMPUTE)].tolist())
+    layers = set(sharded.tasks.strings("layer").values)
+
+    assert {Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE} <= phases
+    assert {"0.up", "2.down"} <= layers
+
+
+def test_a_dry_run_is_kept_and_read_again(sharded, tmp_path):
+    assert sharded.equals(load(save(sharded, tmp_path / "train.wt")))
+
+
+def test_buckets_are_those_of_the_reducer_itself(tmp_path):
+    """A first one of at most 1 MiB would hold all, so the cap of 0.1 MB closes each: as many bytes as parameters."""
+    graph = traced(tmp_path, AVERAGED, 16)
+    sent = graph.select(kind=Kind.COMM)
+
+    assert {("all_reduce", 16)} == set(messages(graph))
+    assert 3 * 4 * (2 * 64 + 2 * 64 * 256 + 256 + 64) == graph.tasks["message_bytes"][sent].sum()
+    assert sent.sum() > 1
+
+
+def test_tensor_parallel_ranks_talk_in_their_own_group(tmp_path):
+    found = messages(traced(tmp_path, SPLIT, 32))
+
+    assert 3 * 2 == found["all_reduce", 4]
+    assert 3 == found["reduce_scatter", 8]
+    assert {4, 8} == {size for _, size in found}
+
+
+def test_every_stage_of_a_pipeline_is_traced_and_meets_its_neighbors(tmp_path):
+    graph = traced(tmp_path, STAGES, 3)
+    found = messages(graph)
+
+    assert {"0": 1, "1": 1, "2": 1} == graph.meta.distributed["stands_for"]
+    assert found["send", 3] == found["recv", 3] == 2 * 2 * 4
+    assert 2 * 2 * 4 == graph.select(kind=Kind.VIRTUAL).sum()
+
+
+def test_ranks_that_do_the_same_are_kept_once(tmp_path):
+    graph = traced(tmp_path, SHARDED, 8, ranks_to_trace=(0, 3))
+
+    assert {"0": 8} == graph.meta.distributed["stands_for"]
+    assert 1 == graph.num_ranks
+
+
+def test_a_decision_by_a_value_names_its_line(tmp_path):
+    with pytest.raises(InputError, match="decides by a value") as caught:
+        traced(tmp_path, DECIDES, 2)
+
+    line = (BEGIN + DECIDES).splitlines().index("    if loss.item() > 3:") + 1
+    assert f"train.py:{line}" in caught.value.where
+    assert "--guess-values" in caught.value.fix
+
+
+def test_a_decision_may_be_guessed(tmp_path):
+    graph = traced(tmp_path, DECIDES, 2, guesses=True)
+
+    assert graph.select(kind=Kind.COMPUTE).any()
+
+
+@pytest.mark.parametrize("options", [{"num_ranks": 0}, {"num_ranks": 2, "ranks_to_trace": (2,)}])
+def test_ranks_that_no_job_has_are_refused(tmp_path, options):
+    with pytest.raises(InputError):
+        traced(tmp_path, SHARDED, **options)
