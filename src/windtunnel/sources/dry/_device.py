@@ -49,6 +49,7 @@ class _Answers(TorchFunctionMode):
             return _here(func(*args, **(kwargs or {})))
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
+        self._values.require_no_size(func, args)
         named = {key: _here(value) if key == "device" else value for key, value in (kwargs or {}).items()}
         if named.get("pin_memory"):
             named["pin_memory"] = False

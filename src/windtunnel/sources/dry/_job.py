@@ -130,11 +130,14 @@ def _functions(rank: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[...
         initialize: begin,
         dist.new_group: _of_this_backend(dist.new_group),
         dist.is_nccl_available: lambda: True,
-        dist.broadcast_object_list: lambda *_, **__: None,
+        dist.distributed_c10d._set_pg_timeout: _nothing,
+        dist.broadcast_object_list: _same,
         dist.all_gather_object: _all_alike,
         dist.gather_object: _all_alike_there,
         dist.send_object_list: send,
         dist.recv_object_list: receive,
+        # draws again and again until no value lies outside
+        torch.nn.init._no_grad_trunc_normal_: lambda tensor, mean, std, *_, **__: tensor.normal_(mean, std),
         dist.init_device_mesh: _on_real_numbers(dist.init_device_mesh),
     }
 
@@ -142,7 +145,7 @@ def _functions(rank: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[...
 def _methods() -> dict[Any, dict[str, Any]]:
     return {
         dist: {"_verify_params_across_processes": lambda *_: None},
-        DeviceMesh: {"__init__": _on_real_numbers(DeviceMesh.__init__, place=1)},
+        DeviceMesh: {"__init__": _on_real_numbers(DeviceMesh.__init__, place=1)} | _mesh_methods(),
         DistributedDataParallel: {"__init__": _without_devices(DistributedDataParallel.__init__)},
         PipelineStage: {
             "_warmup_forward_vote": _voted,
@@ -177,6 +180,23 @@ def _on_real_numbers(original: Callable[..., Any], place: int = 0) -> Callable[.
             return original(*given, **kwargs)
 
     return make
+
+
+def _mesh_methods() -> dict[str, Any]:
+    """Those that make other meshes, or say where this rank is."""
+    found: dict[str, Any] = {}
+    for name in _OF_MESHES:
+        value: Any = vars(DeviceMesh)[name]
+        if isinstance(value, property):
+            found[name] = property(_on_real_numbers(value.fget))
+        elif isinstance(value, staticmethod | classmethod):
+            found[name] = type(value)(_on_real_numbers(value.__func__))
+        else:
+            found[name] = _on_real_numbers(value)
+    return found
+
+
+_OF_MESHES = ("_unflatten", "_flatten", "_concatenate", "__getitem__", "_get_all_submeshes", "from_group", "mesh")
 
 
 def _without_devices(original: Callable[..., None]) -> Callable[..., None]:
@@ -241,6 +261,14 @@ class _OnlyWholeNumbers(TorchDispatchMode):
             with self._fake_mode:
                 return func(*args, **named)
         return func(*args, **named)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What has no effect here."""
+
+
+def _same(*_: Any, **__: Any) -> None:
+    """What the sender has is what this rank has."""
 
 
 def _all_alike(gathered: list[Any], own: Any, group: Any = None) -> None:

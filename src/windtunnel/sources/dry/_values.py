@@ -8,7 +8,7 @@ nothing is infinite or not a number.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,19 @@ _KEEPS = {torch.any, torch.all, torch.logical_or, torch.logical_and, torch.Tenso
 _KEEPS |= {torch.Tensor.__or__, torch.Tensor.__and__, torch.Tensor.to, torch.Tensor.sum, torch.sum}
 _TURNS = {torch.logical_not, torch.Tensor.logical_not, torch.Tensor.__invert__, torch.bitwise_not}
 _MARK = "_windtunnel_known"
+_ENDLESS = 100_000  # reads in one line: a loop that ends on a value
+_SIZED = {"view", "reshape", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "narrow", "split"}
+_SIZED |= {
+    "expand",
+    "repeat",
+    "repeat_interleave",
+    "unflatten",
+    "tile",
+    "chunk",
+    "new_zeros",
+    "new_empty",
+    "__getitem__",
+}
 
 
 def own_line() -> str:
@@ -71,11 +84,27 @@ class Values:
         known = getattr(tensor, _MARK, None)
         if known is not None:
             return known if function in (torch.Tensor.item, torch.Tensor.__bool__) else int(known)
-        self.lines[own_line()] = self.lines.get(own_line(), 0) + 1
+        line = own_line()
+        self.lines[line] = self.lines.get(line, 0) + 1
+        value = (WholeStandIn if not tensor.dtype.is_floating_point else StandIn)(1).of(self)
         if function is torch.Tensor.tolist:
-            return _nested(list(tensor.shape), self)
-        value = StandIn(1.0).of(self)
+            return _nested(list(tensor.shape), value)
         return value if function is torch.Tensor.item else _CONVERSIONS[function](value)
+
+    def require_no_size(self, function: Any, args: Any) -> None:
+        """No size hangs on a value that nothing has computed.
+
+        Raises
+        ------
+        InputError
+            One does.
+        """
+        if getattr(function, "__name__", "") in _SIZED and any(isinstance(one, WholeStandIn) for one in _flat(args)):
+            raise InputError(
+                f"the result of {function.__name__} has a size that hangs on values of a real run",
+                where=own_line() or "torch",
+                fix="give it a fixed size for this run",
+            )
 
     def require_guesses(self) -> None:
         """Whoever decides here may do so.
@@ -85,7 +114,8 @@ class Values:
         InputError
             The program itself decides, and nobody asked for guesses.
         """
-        if not self.guesses and not asker().startswith(_TORCH):
+        may_decide = self.guesses or asker().startswith(_TORCH)
+        if not may_decide or max(self.lines.values(), default=0) > _ENDLESS:
             raise InputError(
                 "the program decides by a value that only a real run has",
                 where=own_line() or "torch",
@@ -101,10 +131,18 @@ def asker() -> str:
     return "" if frame is None else str(frame.f_code.co_filename)
 
 
-def _nested(shape: list[int], values: Values) -> Any:
-    if not shape:
-        return StandIn(1.0).of(values)
-    return [_nested(shape[1:], values) for _ in range(shape[0])]
+def _nested(shape: list[int], value: Any) -> Any:
+    return [_nested(shape[1:], value) for _ in range(shape[0])] if shape else value
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        elif isinstance(value, slice):
+            yield from (value.start, value.stop, value.step)
+        else:
+            yield value
 
 
 class StandIn(float):
@@ -117,44 +155,42 @@ class StandIn(float):
         self.values = values
         return self
 
-    def __bool__(self) -> bool:
-        self.values.require_guesses()
-        return float.__bool__(self)
 
-    def __int__(self) -> int:
-        self.values.require_guesses()
-        return float.__int__(self)
+class WholeStandIn(int):
+    """A whole number that stands for one that is not known."""
 
-    __index__ = __int__
+    values: Values
 
-    def __hash__(self) -> int:
-        return float.__hash__(self)
+    def of(self, values: Values) -> WholeStandIn:
+        """Say whose it is."""
+        self.values = values
+        return self
 
 
-def _arithmetic(name: str) -> Callable[..., Any]:
-    original = getattr(float, name)
-
-    def calculate(self: StandIn, *others: Any) -> Any:
+def _arithmetic(original: Callable[..., Any]) -> Callable[..., Any]:
+    def calculate(self: Any, *others: Any) -> Any:
         result = original(self, *others)
-        return StandIn(result).of(self.values) if type(result) is float else result
+        kind = {float: StandIn, int: WholeStandIn}.get(type(result))
+        return result if kind is None else kind(result).of(self.values)
 
     return calculate
 
 
-def _comparison(name: str) -> Callable[..., Any]:
-    original = getattr(float, name)
-
-    def compare(self: StandIn, other: Any) -> Any:
+def _decision(original: Callable[..., Any]) -> Callable[..., Any]:
+    def decide(self: Any, *others: Any) -> Any:
         self.values.require_guesses()
-        return original(self, other)
+        return original(self, *others)
 
-    return compare
+    return decide
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs"):
-    setattr(StandIn, f"__{_name}__", _arithmetic(f"__{_name}__"))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(StandIn, f"__{_name}__", _comparison(f"__{_name}__"))
+for _kind, _plain in ((StandIn, float), (WholeStandIn, int)):
+    for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs"):
+        setattr(_kind, f"__{_name}__", _arithmetic(getattr(_plain, f"__{_name}__")))
+    for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool"):
+        setattr(_kind, f"__{_name}__", _decision(getattr(_plain, f"__{_name}__")))
+    _kind.__hash__ = _plain.__hash__  # type: ignore[method-assign]
+StandIn.__int__ = _decision(float.__int__)  # type: ignore[method-assign]
 
 
 _CONVERSIONS: dict[Any, Callable[[Any], Any]] = {

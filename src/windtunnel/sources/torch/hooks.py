@@ -172,9 +172,10 @@ class StepHooks:
         if not self._is_home():
             self.num_foreign_steps += 1
             return step()
-        if self._depth["step"]:
-            return step()
         self._see_optimizer(optimizer)
+        if self._depth["step"]:  # a part of one that holds several
+            self.finder.known_optimizers.discard(self._key(optimizer))
+            return step()
         self._depth["step"] += 1
         try:
             result = step() if self._on_step is None else self._on_step(optimizer, step)
