@@ -50,6 +50,7 @@ BARS = (
     "utilization",
     "memory_adds_up",
     "memory_fake",
+    "dry_run_true",
     "feature_maps",
     "price_speed",
     "intervals_cover",

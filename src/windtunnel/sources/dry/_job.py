@@ -188,7 +188,7 @@ def _mesh_methods() -> dict[str, Any]:
     for name in _OF_MESHES:
         value: Any = vars(DeviceMesh)[name]
         if isinstance(value, property):
-            found[name] = property(_on_real_numbers(value.fget))
+            found[name] = property(_on_real_numbers(value.fget))  # type: ignore[arg-type]
         elif isinstance(value, staticmethod | classmethod):
             found[name] = type(value)(_on_real_numbers(value.__func__))
         else:

@@ -1,7 +1,7 @@
-"""Three places where torch is changed while memory is followed (room sources, private).
+"""Places where torch is changed while memory is followed (room sources, private).
 
 In: what is to be told. Out: contexts that put everything back. Hooks of the program itself (checkpoints, offloading)
-hide those of the tracker; a loader's iterator and what makes tensors of arrays have no hook.
+hide those of the tracker; a loader's iterator, what makes tensors of arrays and what resizes storages have no hook.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from windtunnel.sources.memory._places import DATA
 
-__all__ = ["arrays_watched", "fetches_watched", "hooks_watched", "transforms_allowed"]
+__all__ = ["arrays_watched", "fetches_watched", "hooks_watched", "resizes_watched", "transforms_allowed"]
 
 _FROM_ARRAYS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 
@@ -102,6 +102,23 @@ def fetches_watched(places: Phased, see: Callable[[torch.Tensor], None]) -> Iter
         yield
     finally:
         _BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign,assignment]
+
+
+@contextmanager
+def resizes_watched(resized: Callable[[Any], None]) -> Iterator[None]:
+    """Tell of every storage that Python resizes, as sharded models free what they have gathered."""
+    original: Callable[[Any, int], Any] = torch.UntypedStorage.resize_
+
+    def resize(storage: Any, size: int) -> Any:
+        result = original(storage, size)
+        resized(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del torch.UntypedStorage.resize_
 
 
 @contextmanager

@@ -21,7 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.sources.memory._patches import fetches_watched, hooks_watched, transforms_allowed
+from windtunnel.sources.memory._patches import (
+    fetches_watched,
+    hooks_watched,
+    resizes_watched,
+    transforms_allowed,
+)
 from windtunnel.sources.memory._places import BEFORE, DATA, UPDATE, Places
 from windtunnel.sources.memory._storages import (
     BIRTH,
@@ -101,6 +106,7 @@ class StorageTracker(TorchDispatchMode):
         self._patches.enter_context(hooks_watched(self._saved))
         self._patches.enter_context(transforms_allowed(self._saving))
         self._patches.enter_context(fetches_watched(self.places, self._see))
+        self._patches.enter_context(resizes_watched(self._resized))
         self._hooks.append(register_optimizer_step_pre_hook(self._before_update))
         self._hooks.append(register_optimizer_step_post_hook(self._after_update))
         self.places.watch()
@@ -241,6 +247,11 @@ class StorageTracker(TorchDispatchMode):
         self.live_bytes -= ledger.sizes[number]
         ledger.sizes[number] = 0
         self._note(DEATH, number)
+
+    def _resized(self, storage: Any) -> None:
+        number = self._known.get(id(storage))
+        if number is not None and self.ledger.sizes[number] != storage.nbytes():
+            self._resize(number, storage)
 
     def _resize(self, number: int, storage: Any) -> None:
         size = storage.nbytes()

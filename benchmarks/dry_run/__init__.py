@@ -1,0 +1,1 @@
+"""Scripts that run on two processes, and are traced without them."""
