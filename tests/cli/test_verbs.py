@@ -12,6 +12,7 @@ from windtunnel.graph import GraphBuilder, ResourceKind, load, save
 
 VERBS = (
     "capture",
+    "dry-run",
     "explain",
     "replay",
     "whatif",
@@ -25,7 +26,6 @@ VERBS = (
     "receipts",
     "slice",
     "diff",
-    "dry-run",
     "list",
     "demo",
     "suite",
@@ -341,7 +341,7 @@ def test_help_begins_with_a_runnable_example_and_fits_in_80_columns(verb):
 def test_the_list_of_verbs_is_short_and_complete():
     outcome = windtunnel("--help")
 
-    assert list(VERBS) == re.findall(r"^  ([a-z]+)   *[A-Z]", outcome.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert list(VERBS) == re.findall(r"^  ([a-z-]+)   *[A-Z]", outcome.stdout.partition("Commands:")[2], re.MULTILINE)
     assert 80 >= max(map(len, outcome.stdout.splitlines()))
 
 
