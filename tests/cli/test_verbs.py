@@ -17,6 +17,8 @@ VERBS = (
     "replay",
     "whatif",
     "verify",
+    "optimize",
+    "fly",
     "predict",
     "place",
     "calibrate",

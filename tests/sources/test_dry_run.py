@@ -98,6 +98,29 @@ for _ in range(5):
         schedule.step()
     optimizer.step()
 """
+CHECKPOINTED = """
+from torch.utils.checkpoint import checkpoint
+
+
+class Mixed(Block):
+    def forward(self, x):
+        heads = self.norm(x).view(1, 2, 2, 64)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            mixed = nn.functional.scaled_dot_product_attention(heads.bfloat16(), heads.bfloat16(), heads.bfloat16())
+            return x + self.down(torch.relu(self.up(mixed.flatten(0, 2) + torch.zeros(64, device="cuda"))))
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Mixed()
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+train(Whole().to(device))
+"""
 DECIDES = """
 model = Block().to(device)
 
@@ -220,6 +243,14 @@ def test_ranks_that_do_the_same_are_kept_once(tmp_path):
 
     assert {"0": 8} == graph.meta.distributed["stands_for"]
     assert 1 == graph.num_ranks
+
+
+def test_attention_is_the_device_s_own_and_so_is_what_a_checkpoint_does_again(tmp_path):
+    graph = traced(tmp_path, CHECKPOINTED, 2)
+    flash = graph.select(op="aten::_scaled_dot_product_flash_attention")
+
+    assert [Phase.FORWARD, Phase.BACKWARD] == graph.tasks["phase"][flash].tolist()
+    assert 1 == graph.select(op="aten::_scaled_dot_product_flash_attention_backward").sum()
 
 
 def test_a_decision_by_a_value_names_its_line(tmp_path):

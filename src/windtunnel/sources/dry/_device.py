@@ -10,21 +10,25 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch._dynamo  # which looks at torch's own functions once, so before they are replaced
-from torch.overrides import TorchFunctionMode
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils import checkpoint as checkpoint_module
 
+from windtunnel.sources.dry._attention import attention
 from windtunnel.sources.dry._replaced import replaced
 from windtunnel.sources.dry._streams import Streams
 from windtunnel.sources.dry._values import READS, Values, asker, has_no_value
 
 __all__ = ["device_stands_in", "reads_answered"]
 
+checkpoints: Any = checkpoint_module
 _GIB = 2**30
 _NAME = "NVIDIA H100 80GB HBM3"
 _HERE = torch.device("cpu")
@@ -34,8 +38,9 @@ _UPDATES = str(Path(torch.__file__).parent / "optim")
 class _Answers(TorchFunctionMode):
     """Gives values where there are none, and puts on the host what is meant for the device."""
 
-    def __init__(self, values: Values, streams: Streams) -> None:
+    def __init__(self, values: Values, streams: Streams, *, has_device: bool) -> None:
         super().__init__()
+        self._has_device = has_device
         self._values = values
         self._streams = streams
 
@@ -50,6 +55,8 @@ class _Answers(TorchFunctionMode):
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         self._values.require_no_size(func, args)
+        if self._has_device and func is nn.functional.scaled_dot_product_attention:
+            return attention(*args, **(kwargs or {}))
         named = {key: _here(value) if key == "device" else value for key, value in (kwargs or {}).items()}
         if named.get("pin_memory"):
             named["pin_memory"] = False
@@ -74,10 +81,32 @@ def _here(device: Any) -> Any:
 
 
 @contextmanager
-def reads_answered(values: Values, streams: Streams) -> Iterator[None]:
+def reads_answered(values: Values, streams: Streams, *, has_device: bool) -> Iterator[None]:
     """Answer reads of values, for which a program waits, and map devices."""
-    with _Answers(values, streams):
+    answers = _Answers(values, streams, has_device=has_device)
+    first = checkpoints._checkpoint_without_reentrant_generator
+
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return first(_answered(function, answers), *args, **kwargs)
+
+    again = staticmethod(_answered(checkpoints.CheckpointFunction.backward, answers))
+    methods: dict[Any, dict[str, Any]] = {
+        checkpoints: {first.__name__: checkpoint},
+        checkpoints.CheckpointFunction: {"backward": again},
+    }
+    with answers, replaced(methods):
         yield
+
+
+def _answered(function: Callable[..., Any], answers: _Answers) -> Callable[..., Any]:
+    """What a checkpoint calls again in a backward pass, in which torch leaves such modes out."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with nullcontext() if _get_current_function_mode() is answers else answers:
+            return function(*args, **kwargs)
+
+    return call
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> I
         if options.has_device:
             stack.enter_context(device_stands_in(tracing.streams, per_host, rank % per_host))
         stack.enter_context(fake_tensors())
-        stack.enter_context(reads_answered(values, tracing.streams))
+        stack.enter_context(reads_answered(values, tracing.streams, has_device=options.has_device))
         stack.enter_context(tracing.watching())
         tracing.values = values
         yield

@@ -1,0 +1,51 @@
+"""Attention as a device would run it (room sources, private).
+
+In: the arguments of ``scaled_dot_product_attention``. Out: its result by the operator that torch takes on a device for
+these types and sizes, which checkpoints and traces know by its name: the fused one of a processor has another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["attention"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+_MOST_WIDTH = 256
+_ALIGNED = 8
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Flash attention where there is no mask and numbers have 16 bits, else the one that saves memory."""
+    width = query.size(-1)
+    plain = query.dim() == 4 and key.size(-1) == value.size(-1) == width and width % _ALIGNED == 0
+    if not plain or width > _MOST_WIDTH:
+        return _unchanged(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if enable_gqa:
+        repeats = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    aten = torch.ops.aten
+    if attn_mask is None and query.dtype in _HALVES:
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    mask = None if attn_mask is None else attn_mask.expand(*query.shape[:-1], key.size(-2))
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -torch.inf)
+    keeps = any(one.requires_grad for one in (query, key, value))
+    efficient = aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, mask, keeps, dropout_p, is_causal, scale=scale)[0]
+
+
+def _unchanged(*args: Any, **kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunction():
+        return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
