@@ -35,6 +35,7 @@ _ISSUE, _CARRIER = "c10d::", "gloo:"
 _UNKNOWN_NS = -1
 _VOTES = 0.4  # of the iterations in which a message ended within a slice that waits for it
 _RESIDUE_NS, _RESIDUE_RATIO = 300_000, 0.25  # a slice that waited goes on at once
+_LOOK_BACK, _LATE_RATIO = 40, 3  # slices before the end of a carrier that may have waited, and how much longer
 # where a program waits that was never seen to: the reducer's first copy, the update
 _FUNCTIONAL, _WAIT_TENSOR = "_c10d_functional::", "_c10d_functional::wait_tensor"
 _LATEST = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "Optimizer.step")
@@ -98,6 +99,9 @@ def transfers(
     end_IC = np.where(end_IC == _UNKNOWN_NS, told_IC, end_IC)
     wait = np.where(known >= 0, known, _waiting_slices(times_IP, end_IC, leave, works))
     wait = _unseen(names, points, wait, leave)
+    # a carrier's thread may go on after the waiter has: the message had arrived by then
+    resumed_IC = times_IP[:, np.minimum(wait + 1, times_IP.shape[1] - 1)]
+    end_IC = np.maximum(np.minimum(end_IC, resumed_IC), times_IP[:, issue])
     begin_IC = _begins(times_IP[:, issue], end_IC, is_alone(messages))
     own_IC = np.maximum(end_IC - begin_IC, 0)
     return Transfers(tuple(messages), issue, wait, own_IC, begin_IC, times_IP, _waits(times_IP, end_IC, wait))
@@ -183,11 +187,13 @@ def _waiting_slices(times_IP: Int, end_IC: Int, leave: Int, works: NDArray[np.bo
     """The slice that waits for each message [C]: the one in which it arrives, again and again; -1 if there is none."""
     wait = np.full(end_IC.shape[1], -1, dtype=np.int64)
     last = times_IP.shape[1] - 2
+    idle = np.flatnonzero(~works)
     for place, first in enumerate(leave.tolist()):
-        ends = zip(times_IP, end_IC[:, place], strict=True)
-        held = np.array([np.searchsorted(row, end, "right") - 1 for row, end in ends])
-        held = np.clip(held, min(first, last), last)
-        found, votes = np.unique(held[~works[held]], return_counts=True)
+        own = idle[idle >= min(first, last)]
+        if not len(own):
+            continue
+        held = np.array([_held(row, own, end) for row, end in zip(times_IP, end_IC[:, place], strict=True)])
+        found, votes = np.unique(held[held >= 0], return_counts=True)
         if not len(found) or votes.max() < _VOTES * len(held):
             continue
         best = int(found[votes.argmax()])
@@ -196,6 +202,20 @@ def _waiting_slices(times_IP: Int, end_IC: Int, leave: Int, works: NDArray[np.bo
         if np.median(left) <= max(_RESIDUE_NS, _RESIDUE_RATIO * length):
             wait[place] = best
     return wait
+
+
+def _held(times: Int, idle: Int, end: int) -> int:
+    """The slice that a message ends in, or just after it: its carrier goes on after the waiter; -1 where that works."""
+    place = int(np.searchsorted(times[idle], end, "right")) - 1
+    if place < 0:
+        return -1
+    slices = idle[max(0, place - _LOOK_BACK) : place + 1]
+    over, length = np.maximum(end - times[slices + 1], 0), times[slices + 1] - times[slices]
+    fits = _LATE_RATIO * over <= length
+    if not fits.any():
+        return -1
+    # the longest of those: what waits is longer than what goes on
+    return int(slices[fits][length[fits].argmax()])
 
 
 def _unseen(names: Sequence[str], points: Points, wait: Int, leave: Int) -> Int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph import Graph, Kind, ResourceKind
+from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.sources.ranks import merge
 from windtunnel.sources.torch._overhead import central, held_out
@@ -23,6 +23,7 @@ __all__ = ["joined_step"]
 
 # R ranks, C messages, I iterations
 Int = NDArray[np.int64]
+Key = tuple[str, int]  # a process group, and which of its collectives
 _ROUNDS = 4
 _LEAST, _MOST = 0.5, 2.0  # of the factor that makes the replay as long as the step
 
@@ -39,27 +40,48 @@ def joined_step(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
     TraceError
         The ranks do not agree about what they sent each other; names rank, message and number.
     """
-    merged = merge(_shortest(graphs), names, align="none", hosts=["one"] * len(graphs), allow_missing=False)
-    tasks = merged.tasks.replace(earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64))
-    return _as_long_as_the_step(Graph(tasks, merged.edges, merged.resources, merged.meta), graphs)
+    least, late_ns = _shortest(graphs)
+    own = [_with_least(graph, least) for graph in graphs] if least else list(graphs)
+    merged = merge(own, names, align="none", hosts=["one"] * len(graphs), allow_missing=False)
+    together = merged.tasks.replace(
+        earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64), duration_ns=_waited_by_chance(merged, late_ns)
+    )
+    return _as_long_as_the_step(Graph(together, merged.edges, merged.resources, merged.meta), graphs)
 
 
-def _shortest(graphs: Sequence[Graph]) -> list[Graph]:
-    """The graphs with each collective as long as the rank that came last saw it, iteration by iteration.
+def _shortest(graphs: Sequence[Graph]) -> tuple[dict[Key, Int], dict[Key, int]]:
+    """Each collective as the rank that came last saw it, iteration by iteration, and what is waited for by chance.
 
-    The mean of the shortest is not the shortest of the means, as ranks take turns in being late.
+    Ranks take turns in being late: the last of them arrives later than the rank that is later on average does. That
+    belongs neither to the message nor to what a rank computes.
     """
-    samples: dict[tuple[str, int], list[Int]] = {}
+    samples: dict[Key, list[Int]] = {}
     for graph in graphs:
         for row, key in _collectives(graph):
             samples.setdefault(key, []).append(graph.tasks["samples_ns"][row])
     if len({len(one) for several in samples.values() for one in several}) > 1:
-        return list(graphs)  # a rank measured other iterations than its peers
+        return {}, {}  # a rank measured other iterations than its peers
     least = {key: np.min(several, axis=0) for key, several in samples.items()}
-    return [_with_least(graph, least) for graph in graphs]
+    late_ns = {key: max(0, min(map(_typical, several)) - _typical(least[key])) for key, several in samples.items()}
+    return least, late_ns
 
 
-def _collectives(graph: Graph) -> list[tuple[int, tuple[str, int]]]:
+def _typical(samples: Int) -> int:
+    """Mean of the middle half."""
+    return round(float(samples[central(samples.astype(np.float64))].mean()))
+
+
+def _waited_by_chance(graph: Graph, late_ns: dict[Key, int]) -> Int:
+    """Durations in which the meeting of each collective takes what its ranks are late by chance."""
+    edges, duration = graph.edges, graph.duration_ns.copy()
+    key_of = dict(_collectives(graph))
+    into = np.flatnonzero((edges["kind"] == EdgeKind.MESSAGE) & (graph.tasks["kind"][edges["src"]] == Kind.VIRTUAL))
+    for edge in into.tolist():
+        duration[edges["src"][edge]] = late_ns.get(key_of.get(int(edges["dst"][edge]), ("", -1)), 0)
+    return duration
+
+
+def _collectives(graph: Graph) -> list[tuple[int, Key]]:
     """Row of each collective, and what is the same on all its ranks."""
     tasks = graph.tasks
     rows = np.flatnonzero((tasks["kind"] == Kind.COMM) & (tasks.get("peer", np.full(graph.num_tasks, -1)) < 0))
@@ -67,12 +89,12 @@ def _collectives(graph: Graph) -> list[tuple[int, tuple[str, int]]]:
     return list(zip(rows.tolist(), keys, strict=True))
 
 
-def _with_least(graph: Graph, least: dict[tuple[str, int], Int]) -> Graph:
+def _with_least(graph: Graph, least: dict[Key, Int]) -> Graph:
     samples, duration = graph.tasks["samples_ns"].copy(), graph.duration_ns.copy()
     start = graph.tasks["start_ns"].copy()
     for row, key in _collectives(graph):
         samples[row] = least[key]
-        mean_ns = round(least[key][central(least[key].astype(np.float64))].mean())
+        mean_ns = _typical(least[key])
         start[row] += duration[row] - mean_ns
         duration[row] = mean_ns
     return replace(graph, tasks=graph.tasks.replace(samples_ns=samples, duration_ns=duration, start_ns=start))
