@@ -102,13 +102,13 @@ def chakra_et() -> list[bytes]:
 
     from windtunnel.graph import GraphBuilder
     from windtunnel.sources.chakra._wire import field_bytes, varint
-    from windtunnel.sources.chakra.reader import save_chakra
+    from windtunnel.sources.chakra.writer import save_chakra
 
     builder = GraphBuilder()
     first, second = builder.task("a", duration_ns=1500), builder.task("b", duration_ns=20)
     builder.edge(first, second, lag_ns=7, from_start=True)
     with tempfile.TemporaryDirectory() as folder:
-        ours = save_chakra(builder.build(), Path(folder) / "a.et").read_bytes()
+        ours = save_chakra(builder.build(), Path(folder) / "a.et")[0].read_bytes()
     attrs = (("comm_type", 9, 0), ("comm_size", 13, 64), ("pg_name", 29, b"dp"), ("is_cpu_op", 27, 0))
     nodes = [node(1, "mm", attrs=(("is_cpu_op", 27, 1),)), node(2, "all_reduce", 7, data=[1], ctrl=[1], attrs=attrs)]
     messages = (("comm_tag", 9, 3), ("comm_dst", 9, 1))

@@ -28,6 +28,7 @@ VERBS = (
     "receipts",
     "slice",
     "diff",
+    "convert",
     "list",
     "demo",
     "suite",

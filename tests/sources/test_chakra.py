@@ -16,7 +16,8 @@ from windtunnel.errors import GraphError, TraceError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind
 from windtunnel.simulate import replay
 from windtunnel.sources.chakra._wire import field_bytes, field_varint, varint
-from windtunnel.sources.chakra.reader import load_chakra, save_chakra
+from windtunnel.sources.chakra.reader import load_chakra
+from windtunnel.sources.chakra.writer import save_chakra
 
 
 def node(ids, name="op", kind=4, data=(), ctrl=(), duration_us=1, attrs=()):
@@ -78,11 +79,11 @@ def test_protobuf_and_json_of_one_trace_give_one_replay():
 
 def test_the_published_trace_survives_writing_and_reading(tmp_path):
     graph = load_chakra(shared_path("replay/chakra/chakra.0.et.gz"))
-    first = save_chakra(graph, tmp_path / "a.et")
+    first = save_chakra(graph, tmp_path / "a.et")[0]
     again = load_chakra(first)
 
     assert graph.equals(again)
-    assert first.read_bytes() == save_chakra(again, tmp_path / "b.et").read_bytes()
+    assert first.read_bytes() == save_chakra(again, tmp_path / "b.et")[0].read_bytes()
 
 
 def test_a_lowered_collective_keeps_its_sends_and_receives():
@@ -105,11 +106,11 @@ def test_a_lowered_collective_keeps_its_sends_and_receives():
 def test_any_graph_written_and_read_twice_is_stable(tmp_path_factory, graph):
     """Nanoseconds, lags and start-to-start edges included: the replay on unlimited resources is the same."""
     folder = tmp_path_factory.mktemp("chakra")
-    once = load_chakra(save_chakra(graph, folder / "a.et"))
-    twice = load_chakra(save_chakra(once, folder / "b.et"))
+    once = load_chakra(save_chakra(graph, folder / "a.et")[0])
+    twice = load_chakra(save_chakra(once, folder / "b.et")[0])
 
     assert once.equals(twice)
-    assert (folder / "b.et").read_bytes() == save_chakra(twice, folder / "c.et").read_bytes()
+    assert (folder / "b.et").read_bytes() == save_chakra(twice, folder / "c.et")[0].read_bytes()
     assert graph.duration_ns.tolist() == once.duration_ns.tolist()
     assert replay(unplaced(graph)).finish_ns.tolist() == replay(unplaced(once)).finish_ns.tolist()
 
@@ -185,7 +186,7 @@ def test_device_tasks_keep_their_consumers_in_an_export(tmp_path):
     builder = GraphBuilder()
     kernel, sync = builder.task("kernel", duration_ns=1500), builder.task("sync", kind=Kind.HOST, duration_ns=100)
     builder.edge(kernel, sync, kind=EdgeKind.SYNC)
-    graph = load_chakra(save_chakra(builder.build(), tmp_path / "a.et"))
+    graph = load_chakra(save_chakra(builder.build(), tmp_path / "a.et")[0])
 
     assert [1500, 100] == graph.duration_ns.tolist()
     assert 1600 == replay(graph).makespan_ns
@@ -288,4 +289,4 @@ def test_hostile_names_survive_a_round_trip(tmp_path):
     names = ["<script>", "../../etc", "a\x00b\x1b[31m", "ü" * 10_000]
     graph = load_chakra(written(tmp_path, *(node(i + 1, name) for i, name in enumerate(names))))
 
-    assert names == load_chakra(save_chakra(graph, tmp_path / "b.et")).tasks.strings("name").to_numpy().tolist()
+    assert names == load_chakra(save_chakra(graph, tmp_path / "b.et")[0]).tasks.strings("name").to_numpy().tolist()

@@ -17,6 +17,7 @@ from windtunnel import __version__
 from windtunnel.cli import (
     calibrate,
     capture,
+    convert,
     cost,
     demo,
     diff,
@@ -127,6 +128,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "receipts": receipts.receipts,
     "slice": slicing.slice_graph,
     "diff": diff.diff,
+    "convert": convert.convert,
     "list": listing.list_plugins,
     "demo": demo.demo,
 }

@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
 from windtunnel.reading import ReadLimit, parse_json, shown, unpacked
-from windtunnel.sources.chakra._wire import PROBLEMS, Scan, scan, unpack_varints
+from windtunnel.sources.chakra._fields import NODE_TYPES
+from windtunnel.sources.chakra._wire import PROBLEMS, Scan, first_texts, scan, unpack_varints
 
-__all__ = ["NODE_TYPES", "Nodes", "read_nodes", "unpacked_head"]
+__all__ = ["Nodes", "read_nodes", "unpacked_head"]
 
 # N nodes, D dependencies
 Ints = NDArray[Any]
 
-NODE_TYPES = (
-    "INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL",
-)  # fmt: skip
 _GZIP = b"\x1f\x8b"
 _BYTES_PER_JSON_BYTE = 8
 _ZIGZAG_FIELDS = (15, 17)
@@ -43,6 +41,7 @@ class Nodes:
 
     ``attrs`` maps a name to {row: value} with int, str or list of int values. Dependencies are pairs (row that waits,
     row waited for); ``parents`` are control dependencies on nodes that the file leaves out: (row, id).
+    ``about`` are texts that the file says of itself.
     """
 
     ids: Ints  # [N]
@@ -55,6 +54,7 @@ class Nodes:
     parents: Ints  # [P, 2]
     attrs: dict[str, dict[int, Any]]
     dropped: dict[str, int]
+    about: dict[str, str]
 
 
 def read_nodes(path: Path, read_limit: int | None = None) -> Nodes:
@@ -104,7 +104,7 @@ def _from_scan(path: Path, data: bytearray, found: Scan) -> Nodes:
     return _assembled(
         path, node[:, 0], names, node[:, 1], node[:, 2] * 1000, node[:, 3] * 1000,
         found.data_deps, found.ctrl_deps, _attributes(data, found),
-        {"tensor descriptions": found.num_texts} if found.num_texts else {},
+        {"tensor descriptions": found.num_texts} if found.num_texts else {}, first_texts(data),
     )  # fmt: skip
 
 
@@ -146,11 +146,13 @@ class _Row(msgspec.Struct):
     data_deps: Any = None
     ctrlDeps: Any = None
     ctrl_deps: Any = None
+    attr: Any = None
 
 
 class _Document(msgspec.Struct):
     workload_graph: msgspec.Raw = msgspec.Raw()
     nodes: msgspec.Raw = msgspec.Raw()
+    global_attr: Any = None
 
 
 def _from_json(path: Path, data: bytearray) -> Nodes:
@@ -179,9 +181,30 @@ def _from_json(path: Path, data: bytearray) -> Nodes:
         np.array([_nanoseconds(path, n, row.runtime) for n, row in enumerate(rows)], np.int64),
         np.array(data_deps, np.int64).reshape(-1, 2),
         np.array(ctrl_deps, np.int64).reshape(-1, 2),
-        {"is_cpu_op": {n: int(bool(row.is_cpu_op)) for n, row in enumerate(rows) if row.is_cpu_op is not None}},
+        _json_attributes(path, rows),
         {},
+        _texts(document.global_attr),
     )
+
+
+def _json_attributes(path: Path, rows: list[_Row]) -> dict[str, dict[int, Any]]:
+    attrs: dict[str, dict[int, Any]] = {
+        "is_cpu_op": {n: int(bool(row.is_cpu_op)) for n, row in enumerate(rows) if row.is_cpu_op is not None}
+    }
+    for n, row in enumerate(rows):
+        if not isinstance(row.attr, dict | None):
+            raise TraceError(f"attr {shown(row.attr)} is no object", where=f"{path}: node {n}", fix="export it again")
+        for name, value in (row.attr or {}).items():
+            items = value if isinstance(value, list) else [value]
+            if all(isinstance(item, str) or _is_whole(item) for item in items):  # what is neither is of other tools
+                attrs.setdefault(name, {})[n] = value
+    return attrs
+
+
+def _texts(about: Any) -> dict[str, str]:
+    """What a file says of itself, as far as it is text."""
+    items = about.items() if isinstance(about, dict) else ()
+    return {name: text for name, text in items if isinstance(text, str)}
 
 
 def _decoded(path: Path, data: bytearray, kind: Any, part: msgspec.Raw | None = None) -> Any:
@@ -203,11 +226,16 @@ def _pairs(path: Path, n: int, key: str, deps: Any) -> list[tuple[int, int]]:
 
 
 def _whole(path: Path, n: int, key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+    if not _is_whole(value):
         raise TraceError(
             f"{key} {shown(value)} is not a whole number", where=f"{path}: node {n}", fix="export it again"
         )
-    return value
+    whole: int = value
+    return whole
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _text(path: Path, n: int, value: Any) -> str:
@@ -228,7 +256,7 @@ def _nanoseconds(path: Path, n: int, runtime_us: Any) -> int:
 
 def _assembled(
     path: Path, ids: Ints, names: list[str], types: Ints, start_ns: Ints, duration_ns: Ints,
-    data_deps: Ints, ctrl_deps: Ints, attrs: dict[str, dict[int, Any]], dropped: dict[str, int],
+    data_deps: Ints, ctrl_deps: Ints, attrs: dict[str, dict[int, Any]], dropped: dict[str, int], about: dict[str, str],
 ) -> Nodes:  # fmt: skip
     """Sort by id and turn ids into rows."""
     _check(path, ids, names, types, duration_ns)
@@ -260,6 +288,7 @@ def _assembled(
         parents=np.stack([waits, ctrl_deps[:, 1]], axis=1)[: None if is_tree else 0],
         attrs={name: {int(row[n]): value for n, value in values.items()} for name, values in attrs.items()},
         dropped=dropped,
+        about=about,
     )
 
 

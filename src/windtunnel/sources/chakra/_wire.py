@@ -6,7 +6,7 @@ library. And back: varints and fields as bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["Scan", "encode_varints", "field_bytes", "field_varint", "scan", "unpack_varints", "varint"]
+__all__ = ["Scan", "encode_varints", "field_bytes", "field_varint", "first_texts", "scan", "unpack_varints", "varint"]
 
 # N nodes, D data dependencies, C control dependencies, A attributes
 Ints = NDArray[Any]
@@ -187,6 +187,27 @@ def scan(data: bytes | bytearray, check: Callable[[list[int]], None] = lambda _:
             node = np.zeros((counts[0], 6), np.int64)
             break
     return Scan(node, data_deps, ctrl_deps, attrs, node_at, texts, problem, problem_at)
+
+
+def first_texts(data: bytes | bytearray) -> dict[str, str]:
+    """Attributes of the first message that are texts (of a file that ``scan`` accepted), by name."""
+    length, at = _varint(np.frombuffer(data, dtype=np.uint8), 0, len(data))
+    texts: dict[str, str] = {}
+    for number, value, extent in _fields(data, at, at + length):
+        if number == 2 and extent >= 0:
+            parts = {part: data[where : where + size] for part, where, size in _fields(data, value, value + extent)}
+            if 1 in parts and 29 in parts:
+                texts[parts[1].decode("utf-8", "replace")] = parts[29].decode("utf-8", "replace")
+    return texts
+
+
+def _fields(data: bytes | bytearray, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, value or offset, and length of each field, as far as they can be read."""
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    while 0 <= at < end:
+        number, value, extent, at = _field(buffer, at, end)
+        if at > 0:
+            yield int(number), int(value), int(extent)
 
 
 # --- writing ------------------------------------------------------------------------------------------

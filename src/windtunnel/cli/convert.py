@@ -1,0 +1,59 @@
+"""``windtunnel convert``: a graph in another form (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, print_json, say, suggest
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+
+__all__ = ["convert"]
+
+
+def convert(
+    graph: GraphPath,
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="NAME.wt, or a Chakra trace: NAME.et, .json, packed with .gz.")
+    ],
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: those here.")] = False,
+    force: Force = False,
+    kineto: KinetoPath = None,
+    read_limit: ReadLimitSize = "",
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel convert train.wt train.et
+
+    Write a graph or a trace in another form: a stored graph, or Chakra traces, one per rank.
+    """
+    with Progress(f"converting {graph.name}", heartbeat=True) as progress:
+        cut = {"allow_missing": allow_missing}
+        opened = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit, **cut)
+        written = _written(opened, target, force=force)
+    if as_json:
+        counts = {"num_tasks": opened.num_tasks, "num_edges": opened.num_edges, "num_ranks": opened.num_ranks}
+        print_json({"schema": "windtunnel.conversion/1", "paths": [str(path) for path in written], **counts})
+    else:
+        more = "" if len(written) == 1 else f" and {len(written) - 1} more, one per rank"
+        say(f"{written[0]}{more}: {opened.num_tasks:,} tasks, {opened.num_edges:,} edges")
+    suggest("windtunnel", "replay", written[0])
+
+
+def _written(graph: Graph, target: Path, *, force: bool) -> list[Path]:
+    from windtunnel.graph import save
+    from windtunnel.sources.chakra.writer import SUFFIXES, paths_of, save_chakra
+
+    if target.suffix == ".wt":
+        return [save(graph, require_free(target, force=force), overwrite=force)]
+    if not target.name.endswith(SUFFIXES):
+        raise InputError(f"{target.name} is no form to convert to", fix=f"let it end in .wt, {', '.join(SUFFIXES)}")
+    for path in paths_of(graph, target).values():
+        require_free(path, force=force)
+    return save_chakra(graph, target)
