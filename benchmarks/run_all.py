@@ -34,6 +34,7 @@ BARS = (
     "hta_exact",
     "hta_tables",
     "chakra_exact",
+    "chakra_round_trip",
     "trace_load",
     "json_parsers",
     "fuzz",

@@ -110,7 +110,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Parse ``"16 GB/s"`` into bytes per second.
+    """Parse ``"16 GB/s"``, or ``"1Gbit"`` as networks are sold, into bytes per second.
 
     Raises
     ------
@@ -121,7 +121,12 @@ def parse_rate(text: str) -> float:
     --------
     >>> parse_rate("16 GB/s")
     16000000000.0
+    >>> parse_rate("1Gbit")
+    125000000.0
     """
+    bits = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT])bit(?:/s)?\s*", text)
+    if bits is not None:
+        return float(bits[1]) * 1000.0 ** (1 + "kMGT".index(bits[2])) / 8
     size, sign, unit = text.rpartition("/")
     if not sign or unit.strip() != "s":
         raise InputError(f"{text!r} is not a rate", fix="write it like 16 GB/s")

@@ -6,9 +6,9 @@ cell's content is a number with one byte per rank, which counts how often that r
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from windtunnel.graph import Graph, Kind
+from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate import replay
 
 
@@ -22,23 +22,31 @@ def whole(num_ranks: int) -> int:
     return sum(own(rank) for rank in range(num_ranks))
 
 
-def replayed_moves(graph: Graph) -> list[tuple[int, int, int, int, int, int]]:
-    """(send's start, receive's end, source, destination, tag, bytes) of every message, matched by tag."""
-    timeline = replay(graph)
-    ops = graph.tasks.strings("op").to_numpy()
-    is_comm = graph.select(kind=Kind.COMM)
-    send, recv = (np.flatnonzero(is_comm & (ops == op)) for op in ("send", "recv"))
+class Move(NamedTuple):
+    """One message as it was replayed: when the send began and the receive ended, and the rows of both."""
+
+    start_ns: int
+    end_ns: int
+    src: int
+    dst: int
+    tag: int
+    send: int
+    recv: int
+
+
+def replayed_moves(graph: Graph) -> list[Move]:
+    """Every message; a receive hangs on the start of its send, and both say the same of it."""
+    timeline, edges = replay(graph), graph.edges
+    pairs = edges["from_start"] & (edges["kind"] == EdgeKind.MESSAGE)
+    send, recv = edges["src"][pairs], edges["dst"][pairs]
     tag, rank, peer = (graph.tasks[name] for name in ("tag", "rank", "peer"))
-    send, recv = send[np.argsort(tag[send], kind="stable")], recv[np.argsort(tag[recv], kind="stable")]
-    assert tag[send].tolist() == tag[recv].tolist()
+    assert graph.select(kind=Kind.COMM).sum() == len(set(send.tolist())) + len(set(recv.tolist()))
+    for name in ("tag", "message_bytes"):
+        assert graph.tasks[name][send].tolist() == graph.tasks[name][recv].tolist()
     assert rank[send].tolist() == peer[recv].tolist()
     assert peer[send].tolist() == rank[recv].tolist()
-    assert graph.tasks["message_bytes"][send].tolist() == graph.tasks["message_bytes"][recv].tolist()
-    rows = zip(
-        timeline.start_ns[send], timeline.finish_ns[recv], rank[send], rank[recv], tag[send],
-        graph.tasks["message_bytes"][send], strict=True,
-    )  # fmt: skip
-    return [tuple(int(value) for value in row) for row in rows]
+    columns = (timeline.start_ns[send], timeline.finish_ns[recv], rank[send], rank[recv], tag[send], send, recv)
+    return [Move(*(int(value) for value in row)) for row in zip(*columns, strict=True)]
 
 
 def contents(moves, cells_of, begin):
@@ -46,21 +54,21 @@ def contents(moves, cells_of, begin):
 
     Parameters
     ----------
-    moves : as ``replayed_moves`` gives them
-    cells_of : function of a tag
+    moves : list of Move
+    cells_of : function of a move
         (part, cells that are read, cells that are written, whether they are added).
     begin : dict of (rank, part, cell) to content
     """
     held, carried = dict(begin), {}
-    events = [(end, 0, number) for number, (_, end, *_) in enumerate(moves)]
-    events += [(start, 1, number) for number, (start, *_) in enumerate(moves)]
+    events = [(move.end_ns, 0, number) for number, move in enumerate(moves)]
+    events += [(move.start_ns, 1, number) for number, move in enumerate(moves)]
     for _, what, number in sorted(events):
-        _, _, src, dst, tag, _ = moves[number]
-        part, read, written, adds = cells_of(tag)
+        move = moves[number]
+        part, read, written, adds = cells_of(move)
         if what == 1:
-            carried[number] = [held.get((src, part, cell), 0) for cell in read]
+            carried[number] = [held.get((move.src, part, cell), 0) for cell in read]
             continue
         for cell, value in zip(written, carried[number], strict=True):
-            place = (dst, part, cell)
+            place = (move.dst, part, cell)
             held[place] = (held.get(place, 0) if adds else 0) + value
     return held

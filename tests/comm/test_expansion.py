@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def cells_by_tag(schedule, num_parts):
         for first, count, adds in zip(schedule.first, schedule.count, schedule.reduces, strict=True):
             cells = [int(first) + each for each in range(int(count))]
             table[len(table) + 1] = (part, cells, cells, bool(adds))
-    return table.__getitem__
+    return lambda move: table[move.tag]
 
 
 def held_before(op, schedule, num_parts):
@@ -238,3 +239,17 @@ def test_a_member_that_is_not_there_is_named():
 
     with pytest.raises(NotApplicableError, match="has 3 members here"):
         list(collectives_of(graph, ("all_reduce",)))
+
+
+def test_the_check_finds_a_dependency_that_is_missing():
+    """A check that nothing can fail proves nothing."""
+    topology = Topology((4,), (WIRE,))
+    graph = one_collective("all_reduce", 9973)
+    (found,) = collectives_of(graph, ("all_reduce",), 4)
+    ring = schedule_of("ring", "all_reduce", (4,))
+    broken = replace(ring, needs=ring.needs[:-1])
+    moves = replayed_moves(expand(graph, found, broken, Transport(topology)))
+
+    assert wrong_cells(
+        "all_reduce", ring, 1, contents(moves, cells_by_tag(ring, 1), held_before("all_reduce", ring, 1))
+    )

@@ -9,7 +9,8 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import Json
+from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli.calibrate_links import calibrate_links
 
 if TYPE_CHECKING:
     from windtunnel.cost.calibration import Calibrated
@@ -31,6 +32,18 @@ def calibrate(
     database: Annotated[
         Path | None, typer.Option("--database", metavar="FILE", help="Profile database (~/.windtunnel/profile.db).")
     ] = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure the wires between processes, or --learn them, instead.")
+    ] = False,
+    nproc: Annotated[int, typer.Option("--nproc", min=2, help="With --links: so many processes.")] = 2,
+    bandwidth: Annotated[
+        str, typer.Option("--bandwidth", metavar="RATE", help="With --links: over a link shaped to this, as 1Gbit.")
+    ] = "",
+    latency: Annotated[
+        str, typer.Option("--latency", metavar="TIME", help="With --bandwidth: one way, such as 1ms.")
+    ] = "",
+    output: Output = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel calibrate --budget 5m
@@ -46,6 +59,9 @@ def calibrate(
     from windtunnel.units import parse_duration
 
     kept = ProfileDatabase(database)
+    if links:
+        calibrate_links(nproc, bandwidth, latency, learn or (), output, kept, force=force, as_json=as_json)
+        return
     graphs = [open_graph(path) for path in learn or ()]
     with Progress("calibrating") as progress:
         free = free_share()

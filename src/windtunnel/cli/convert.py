@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, print_json, say, suggest
 from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def convert(
     target: Annotated[
         Path, typer.Argument(metavar="TARGET", help="NAME.wt, or a Chakra trace: NAME.et, .json, packed with .gz.")
     ],
-    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: those here.")] = False,
+    align: AlignChoice = "auto",
+    allow_missing: AllowMissing = False,
     force: Force = False,
     kineto: KinetoPath = None,
     read_limit: ReadLimitSize = "",
@@ -34,8 +35,9 @@ def convert(
     Write a graph or a trace in another form: a stored graph, or Chakra traces, one per rank.
     """
     with Progress(f"converting {graph.name}", heartbeat=True) as progress:
-        cut = {"allow_missing": allow_missing}
-        opened = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit, **cut)
+        opened = open_graph(
+            graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
+        )
         written = _written(opened, target, force=force)
     if as_json:
         counts = {"num_tasks": opened.num_tasks, "num_edges": opened.num_edges, "num_ranks": opened.num_ranks}

@@ -16,7 +16,7 @@ from typing import TypeVar
 from windtunnel.errors import InputError
 from windtunnel.hardware.host import matching, this_host
 from windtunnel.hardware.parts import Device, Link, Topology
-from windtunnel.hardware.sheet import device_of_row, read_sheet
+from windtunnel.hardware.sheet import device_of_row, read_link, read_sheet
 from windtunnel.hardware.systems import Machine
 
 __all__ = ["THIS_HOST", "device", "devices", "link", "links", "machine", "machines", "recognize", "topology"]
@@ -125,18 +125,25 @@ def recognize(name: str, memory_bytes: int) -> Device | None:
 
 
 def link(name: str) -> Link:
-    """Find a link.
+    """Find a link by its name, or in a sheet of one's own.
+
+    Parameters
+    ----------
+    name : str
+        A name that ends in ``.json`` is the path of a sheet.
 
     Raises
     ------
     InputError
-        No link has this name; the nearest three are offered.
+        No link has this name; the nearest three are offered. Or the sheet is none.
 
     Examples
     --------
     >>> link("nvlink4").bandwidth_bytes_per_s
     450000000000.0
     """
+    if name.endswith(".json"):
+        return read_link(Path(name))
     return _find("link", name, links())
 
 

@@ -1,4 +1,4 @@
-"""One device's sheet: a row of the catalog, or a JSON file of one's own with the same fields (room hardware).
+"""Sheets of devices and links: a row of the catalog, or a JSON file of one's own with the same fields (room hardware).
 
 In: text by field. Out: a ``Device``. A field that does not apply is empty (``null`` in JSON); one that is left out of a
 file is an error: nothing is silently zero.
@@ -6,15 +6,17 @@ file is an error: nothing is silently zero.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.hardware.parts import Device
-from windtunnel.reading import ReadLimit, read_json
+from windtunnel.hardware.parts import Device, Link
+from windtunnel.outputs import whole
+from windtunnel.reading import ReadLimit, read_json, shown
 
-__all__ = ["FIELDS", "device_of_row", "read_sheet"]
+__all__ = ["FIELDS", "device_of_row", "read_link", "read_sheet", "write_link"]
 
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 _PEAKS = {f"{name}_tflops": name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")} | {"int8_tops": "int8"}
@@ -76,7 +78,7 @@ def read_sheet(path: Path) -> Device:
         The file is not there or no JSON object; fields are missing or unknown (all are listed), or needed ones are
         null; it states no peak.
     """
-    sheet = _object(path)
+    sheet = _object(path, "device")
     _check(sheet, path)
     row = {name: "" if sheet[name] is None else str(sheet[name]) for name in FIELDS}
     if not any(row[name] for name in _PEAKS):
@@ -84,15 +86,56 @@ def read_sheet(path: Path) -> Device:
     return device_of_row(row)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_link(path: Path) -> Link:
+    """Read a link of one's own: one JSON object with the fields of a ``Link``.
+
+    Raises
+    ------
+    InputError
+        The file is not there or no JSON object, a field is missing, unknown or no number.
+    """
+    sheet = _object(path, "link")
+    kinds: dict[str, Any] = {
+        "name": str,
+        "bandwidth_bytes_per_s": (int, float),
+        "latency_ns": int,
+        "is_duplex": bool,
+        "source": str,
+    }
+    for name in kinds:
+        if name not in sheet and name in ("name", "bandwidth_bytes_per_s", "latency_ns"):
+            raise InputError(f"the link's sheet lacks {name}", where=str(path), fix=f"give {', '.join(kinds)}")
+    for name, value in sheet.items():
+        is_right = name in kinds and isinstance(value, kinds[name]) and (name == "is_duplex" or value is not True)
+        if not is_right:
+            raise InputError(
+                f"the link's sheet says {name} is {shown(value)}", where=str(path), fix=f"give {', '.join(kinds)}"
+            )
+    return Link(**sheet)
+
+
+def write_link(link: Link, path: Path) -> Path:
+    """Write what ``read_link`` reads.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    with whole(path) as scratch:
+        scratch.write_text(json.dumps(link.json(), indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _object(path: Path, what: str) -> dict[str, Any]:
     try:
         found = read_json(ReadLimit(path))
     except InputError as error:
         raise InputError(
-            f"the device's sheet cannot be read: {error.message}", where=error.where, fix=error.fix
+            f"the {what}'s sheet cannot be read: {error.message}", where=error.where, fix=error.fix
         ) from error
     if not isinstance(found, dict):
-        raise InputError("the device's sheet is not one JSON object", where=str(path), fix="write {field: value, ...}")
+        raise InputError(f"the {what}'s sheet is not one JSON object", where=str(path), fix="write {field: value, ...}")
     return found
 
 

@@ -1,0 +1,81 @@
+"""``windtunnel calibrate --links``: what the wires between processes do (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import open_graph, require_free
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from windtunnel.comm.links import LinkFit, LinkSample
+    from windtunnel.measure import ProfileDatabase
+
+__all__ = ["calibrate_links"]
+
+_SHOWN = 20
+
+
+def calibrate_links(
+    num_ranks: int,
+    bandwidth: str,
+    latency: str,
+    learn: Sequence[Path],
+    output: Path | None,
+    kept: ProfileDatabase,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure links between processes, or learn them from the collectives of captures; write the link as a sheet."""
+    from windtunnel.comm.links import fit_link, samples_of
+    from windtunnel.comm.run import measure_link
+    from windtunnel.hardware.sheet import write_link
+    from windtunnel.units import parse_duration, parse_rate
+
+    target = require_free(
+        output or Path(learn[0].with_suffix(".link.json").name if learn else "link.json"), force=force
+    )
+    rate = parse_rate(bandwidth) if bandwidth else None
+    with Progress("measuring links") as progress:
+        if learn:
+            samples = [one for path in learn for one in samples_of(open_graph(path, progress=progress))]
+            fit = fit_link(samples, target.name.removesuffix(".json"), ", ".join(map(str, learn)))
+        else:
+            sweep = measure_link(
+                num_ranks, rate, parse_duration(latency) if latency else 0, database=kept, progress=progress
+            )
+            fit, samples = sweep.fit, list(sweep.samples)
+    write_link(fit.link, target)
+    if as_json:
+        print_json(_as_dict(fit, samples, target))
+    else:
+        _print(fit, samples)
+    advise(f"wrote {target}; use it by its name: data-parallel:link={target.name}")
+
+
+def _as_dict(fit: LinkFit, samples: Sequence[LinkSample], target: Path) -> dict[str, object]:
+    rows = [
+        {"op": one.op, "num_ranks": one.num_ranks, "size_bytes": one.size_bytes, "duration_ns": one.duration_ns}
+        for one in samples
+    ]
+    numbers = {"sum_bytes_per_s": fit.sum_bytes_per_s, "error": fit.error}
+    return {"schema": "windtunnel.links/1", "path": str(target), "link": fit.link.json(), **numbers, "samples": rows}
+
+
+def _print(fit: LinkFit, samples: Sequence[LinkSample]) -> None:
+    from windtunnel.units import format_duration, format_rate, format_ratio, format_size
+
+    summed = "" if fit.sum_bytes_per_s is None else f", adds up {format_rate(fit.sum_bytes_per_s)}"
+    rate = format_rate(fit.link.bandwidth_bytes_per_s)
+    say(f"{fit.link.name}: {rate}, {format_duration(fit.link.latency_ns)} per message{summed}")
+    say(f"  expected error of a message that was not measured: {format_ratio(fit.error)}")
+    say()
+    rows = [
+        (one.op, str(one.num_ranks), format_size(one.size_bytes), format_duration(one.duration_ns))
+        for one in samples[:_SHOWN]
+    ]
+    print_table(("operation", "ranks", "bytes", "took"), rows, numbers=(1, 2, 3))

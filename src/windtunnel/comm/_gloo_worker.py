@@ -1,0 +1,64 @@
+"""One process that sends and reduces with others, timed (room comm, private).
+
+In: (operation, bytes) of each job, and bytes to send before each message. Out, per job: its quiet time in ns, the
+rounds' spread and their number. A message is half of its way there and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.rounds import elapsed_ns, quiet, spread_ratio
+from windtunnel.measure.workers import Place
+
+_WARMUP = 3
+_LARGE_BYTES, _MANY, _FEW = 1 << 20, 21, 7
+
+
+def main(place: Place) -> None:
+    """Time every job, all ranks in step."""
+    torch.set_num_threads(1)
+    hold_heap()
+    meet = f"file://{place.rendezvous}"
+    dist.init_process_group("gloo", init_method=meet, rank=place.rank, world_size=place.num_ranks)
+    found = []
+    jobs, before_bytes = place.config
+    for op, size_bytes in jobs:
+        found.append(_timed(op, size_bytes, before_bytes))
+        if place.rank == 0:
+            place.tell((op, size_bytes))
+    dist.destroy_process_group()
+    place.tell(found)
+
+
+def _timed(op: str, size_bytes: int, before_bytes: int) -> tuple[float, float, int]:
+    action, ways = _action(op, torch.ones(max(1, size_bytes // 4)))
+    before, _ = _action(op, torch.ones(max(1, before_bytes // 4)))
+    rounds = _MANY if size_bytes <= _LARGE_BYTES else _FEW
+    samples = []
+    for _ in range(_WARMUP + rounds):
+        dist.barrier()
+        if before_bytes:
+            before()
+        samples.append(elapsed_ns(action) / ways)
+    return quiet(samples[_WARMUP:]), spread_ratio(samples[_WARMUP:]), rounds
+
+
+def _action(op: str, data: torch.Tensor) -> tuple[Callable[[], object], int]:
+    """What this rank does, and how many times the message goes over the link."""
+    if op == "all_reduce":
+        return lambda: dist.all_reduce(data), 1
+
+    def there_and_back() -> None:
+        if dist.get_rank() == 0:
+            dist.send(data, 1)
+            dist.recv(data, 1)
+        elif dist.get_rank() == 1:
+            dist.recv(data, 0)
+            dist.send(data, 0)
+
+    return there_and_back, 2

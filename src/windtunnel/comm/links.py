@@ -1,0 +1,185 @@
+"""The link that explains measured messages (room comm).
+
+In: how long collectives and messages of known sizes took, without waiting. Out: latency, bandwidth and how fast what
+arrives is added up, none of them below 0, with the error that is to be expected. Not here: measuring (``run``).
+
+Legend: α latency in ns, β ns per byte on the wire, γ ns per byte that is added up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.comm.algorithms import OPERATIONS
+from windtunnel.comm.instances import collectives_of
+from windtunnel.cost.collective import collective_ns
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph
+from windtunnel.hardware import Link
+
+__all__ = ["LinkFit", "LinkSample", "fit_link", "samples_of"]
+
+Floats = NDArray[np.float64]
+_ROUNDS = 30
+_HUBER, _LEAST_SCALE, _LONGEST_STEP = 1.345, 0.01, 0.7
+_LEAST_RANGE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """One operation of one size, without waiting.
+
+    Parameters
+    ----------
+    op : str
+        As ``windtunnel.cost.collective.COLLECTIVES`` calls it; ``p2p`` is one message.
+    num_ranks, size_bytes : int
+    duration_ns : float
+    """
+
+    op: str
+    num_ranks: int
+    size_bytes: int
+    duration_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFit:
+    """A link, and how well it explains what was measured.
+
+    Attributes
+    ----------
+    link : Link
+    sum_bytes_per_s : float or None
+        How fast what arrives is added up; None where that cannot be told from the wire.
+    error : float
+        Median of |predicted / measured - 1| of samples that the fit had not seen.
+    num_samples : int
+    """
+
+    link: Link
+    sum_bytes_per_s: float | None
+    error: float
+    num_samples: int
+
+
+def samples_of(graph: Graph) -> list[LinkSample]:
+    """What the collectives of a graph say: the shortest of each operation, ranks and size, which waited least.
+
+    Raises
+    ------
+    NotApplicableError
+        It has no collectives, or their sizes are not recorded.
+    """
+    shortest: dict[tuple[str, int, int], int] = {}
+    for found in collectives_of(graph, OPERATIONS):
+        taken = graph.duration_ns[found.rows].min(axis=1)
+        for size, duration in zip(found.size_bytes.tolist(), taken.tolist(), strict=True):
+            key = (found.op, found.num_members, size)
+            if size > 0 and duration > 0:
+                shortest[key] = min(duration, shortest.get(key, duration))
+    if not shortest:
+        raise NotApplicableError("no collective here has a size and a duration", fix="load a trace of a real run")
+    return [LinkSample(*key, duration) for key, duration in sorted(shortest.items())]
+
+
+def fit_link(samples: Sequence[LinkSample], name: str, source: str = "") -> LinkFit:
+    """Find the link by least deviations of the logarithm of times; samples that fit badly count less and less.
+
+    Parameters
+    ----------
+    samples : sequence of LinkSample
+    name, source : str
+        Of the link.
+
+    Raises
+    ------
+    InputError
+        The sizes are too much alike to tell latency from bandwidth, or time does not grow with size.
+
+    Examples
+    --------
+    >>> sizes = [1_000, 1_000_000]
+    >>> fit = fit_link([LinkSample("p2p", 2, size, 5_000 + size) for size in sizes], "wire")
+    >>> fit.link.latency_ns, round(fit.link.bandwidth_bytes_per_s / 1e9, 3)
+    (5000, 1.0)
+    """
+    sizes = [one.size_bytes for one in samples]
+    if not sizes or max(sizes) < _LEAST_RANGE * max(1, min(sizes)):
+        raise InputError(
+            f"{len(set(sizes))} sizes of messages do not tell latency from bandwidth",
+            where=name,
+            fix=f"measure sizes that differ {_LEAST_RANGE} times or more",
+        )
+    terms, taken = _terms(samples), np.array([one.duration_ns for one in samples], dtype=np.float64)
+    alpha, beta, gamma = _fitted(terms, taken).tolist()
+    if beta <= 0:
+        raise InputError("larger messages do not take longer here", where=name, fix="measure larger ones")
+    link = Link(name, 1e9 / beta, latency_ns=round(alpha), source=source)
+    return LinkFit(link, 1e9 / gamma if gamma > 0 else None, _unseen_error(terms, taken), len(samples))
+
+
+def _terms(samples: Iterable[LinkSample]) -> Floats:
+    """Latencies, bytes on the wire and bytes added up of each sample, float [N, 3]."""
+    return np.array([_terms_of(one) for one in samples], dtype=np.float64)
+
+
+def _terms_of(one: LinkSample) -> tuple[float, float, float]:
+    latencies = collective_ns(one.op, 0, one.num_ranks, Link("latency", 1e9, latency_ns=1))
+    sent = collective_ns(one.op, 10**12, one.num_ranks, Link("wire", 1e9)) / 10**12
+    added = {"all_reduce": 1 - 1 / one.num_ranks, "reduce_scatter": 1 - 1 / one.num_ranks, "reduce": 1.0}
+    return latencies, sent * one.size_bytes, added.get(one.op, 0.0) * one.size_bytes
+
+
+def _fitted(terms: Floats, taken: Floats) -> Floats:
+    """α, β, γ by least squares of log(measured / predicted), in which twice and half are equally wrong (Gauss-Newton).
+
+    Samples that fit badly count less and less (Huber).
+    """
+    # what only ever comes together with bytes on the wire cannot be told from them
+    ratio = terms[:, 2] / np.maximum(terms[:, 1], 1e-9)
+    columns = [0, 1, 2] if np.ptp(ratio) > 0.1 else [0, 1]
+    largest, weight = int(np.argmax(terms[:, 1])), np.ones(len(taken))
+    found: Floats = np.array([(taken / terms[:, 0]).min(), taken[largest] / terms[largest, 1], 0.0])
+    for _ in range(_ROUNDS):
+        predicted = np.maximum(terms @ found, 1e-3 * taken)
+        off = np.log(taken / predicted)
+        scale = max(1.4826 * float(np.median(np.abs(off))), _LEAST_SCALE)
+        weight = np.sqrt(np.minimum(1, _HUBER * scale / np.maximum(np.abs(off), 1e-12)))
+        wanted = 1 + np.clip(off, -_LONGEST_STEP, _LONGEST_STEP)
+        found[columns] = _not_negative(terms[:, columns] / predicted[:, None], wanted, weight)
+    return found
+
+
+def _not_negative(terms: Floats, wanted: Floats, weight: Floats) -> Floats:
+    """Least squares with no negative number: the best over all sets of numbers that are not 0."""
+    num = terms.shape[1]
+    best: tuple[float, Any] = (np.inf, np.zeros(num))
+    for kept in itertools.chain.from_iterable(itertools.combinations(range(num), size) for size in range(1, num + 1)):
+        scaled = terms[:, kept] * weight[:, None]
+        norm = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
+        solved = np.linalg.lstsq(scaled / norm, wanted * weight, rcond=None)[0] / norm
+        found = np.zeros(num)
+        found[list(kept)] = solved
+        cost = float((((terms @ found - wanted) * weight) ** 2).sum())
+        if (solved >= 0).all() and cost < best[0] - 1e-15:
+            best = (cost, found)
+    chosen: Floats = best[1]
+    return chosen
+
+
+def _unseen_error(terms: Floats, taken: Floats) -> float:
+    """Median relative error of each sample from a fit of all others."""
+    if len(taken) < 3:
+        return 0.0
+    errors = []
+    for left_out in range(len(taken)):
+        others = np.arange(len(taken)) != left_out
+        errors.append(abs(float(terms[left_out] @ _fitted(terms[others], taken[others])) / taken[left_out] - 1))
+    return float(np.median(errors))
