@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.sources.test_chakra import CPU, node, written
+from tests.sources.test_msccl import GOOD, algorithm
+from tests.sources.test_msccl import written as algorithm_file
 from windtunnel import hardware
 from windtunnel.cost import Work
 from windtunnel.graph import GraphBuilder, ResourceKind, save
@@ -22,6 +24,13 @@ class TestChakra(SourceContract):
 
     def files(self, folder):
         return [written(folder, node(1, attrs=CPU), node(2, data=[1], attrs=CPU))]
+
+
+class TestMsccl(SourceContract):
+    name = "msccl"
+
+    def files(self, folder):
+        return [algorithm_file(folder, algorithm(*GOOD))]
 
 
 class TestStored(SourceContract):

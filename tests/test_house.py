@@ -34,6 +34,7 @@ SUBJECTS = {
     "planning/placement": {"model", "search"},  # planning runs nothing
     "planning/pipelines": {"model", "search"},
     "training/pipelines": {"model", "search", "run"},
+    "comm": {"model", "run"},
     "suite": {"model", "run"},  # a benchmark decides nothing
     "suite/utilization": {"model", "search", "run"},
     "suite/cells": {"model", "search", "run"},

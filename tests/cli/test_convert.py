@@ -9,7 +9,7 @@ import pytest
 from tests.cli.command import windtunnel
 from tests.cli.graphs import step_graph
 from tests.shared_data import shared_path
-from windtunnel.graph import load, save
+from windtunnel.graph import GraphBuilder, Kind, ResourceKind, load, save
 from windtunnel.simulate import replay
 from windtunnel.sources.chakra import load_chakra
 
@@ -48,6 +48,18 @@ def test_every_rank_gets_a_file_of_its_own(tmp_path):
     assert "job.0.et and 2 more, one per rank" in outcome.stdout
     assert [6, 6, 6] == [graph.num_tasks for graph in alone]
     assert len({replay(graph).makespan_ns for graph in alone}) == 1
+
+
+def test_messages_that_share_links_are_not_written_without_them(tmp_path):
+    builder = GraphBuilder()
+    wire = builder.resource("wire", ResourceKind.LINK, rate=1e9)
+    builder.task("send", kind=Kind.COMM, duration_ns=5, message_bytes=8, route=0)
+    save(builder.build({"routes": [[wire]]}), tmp_path / "flow.wt")
+    outcome = windtunnel("convert", tmp_path / "flow.wt", tmp_path / "flow.et")
+
+    assert 1 == outcome.code
+    assert "share the links of their routes" in outcome.stderr
+    assert not (tmp_path / "flow.et").exists()
 
 
 def test_nothing_is_overwritten_and_no_form_is_guessed(stored, tmp_path):

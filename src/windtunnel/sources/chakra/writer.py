@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Kind, ResourceKind
 from windtunnel.graph.structure import keep_rows
 from windtunnel.outputs import whole
@@ -84,7 +84,15 @@ def save_chakra(graph: Graph, path: str | Path) -> list[Path]:
     ------
     InputError
         The name has another end, or a file cannot be written.
+    NotApplicableError
+        Messages share links of a network, which Chakra has no word for.
     """
+    if "route" in graph.tasks and (graph.tasks["route"] >= 0).any():
+        raise NotApplicableError(
+            "messages here share the links of their routes, which a Chakra trace cannot say",
+            where="column route",
+            fix="keep the graph as NAME.wt",
+        )
     targets = paths_of(graph, path)
     for rank, target in targets.items():
         _write(graph if len(targets) == 1 else _of_rank(graph, rank), target)
