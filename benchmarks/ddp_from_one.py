@@ -10,10 +10,9 @@ enters the prediction.
 import statistics
 import sys
 
-from windtunnel.comm.run import measure_link
-
 from benchmarks import bar
 from benchmarks.dpro_replay_error import JOB, MODELS, Case, really
+from windtunnel.comm.run import measure_link
 from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.measure.links import can_shape

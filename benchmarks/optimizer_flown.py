@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from windtunnel.comm.run import measure_link
 
 from benchmarks import bar
 from benchmarks.dpro_replay_error import JOB
+from windtunnel.comm.run import measure_link
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights import fly, verify
 from windtunnel.graph import Graph
