@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import bar
 from benchmarks.dpro_replay_error import JOB
-from windtunnel.comm.run import measure_link
+from windtunnel.comm.run import averaging_rate, measure_link
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights import fly, verify
 from windtunnel.graph import Graph
@@ -52,9 +52,8 @@ def flown(graph: Graph, request: str) -> float:
 def row(model: str, rate: float, ledger: Path) -> dict[str, object]:
     """Capture, search, fly."""
     graph = capture_ranks(JOB, (model,), ranks=Ranks(2, rate), iterations=16, warmup=3)
-    wire = measure_link(2, rate).fit.link
-    # two ranks: a ring sends each byte once
-    found = optimize(graph, latency_ns=2 * wire.latency_ns, bandwidth_bytes_per_s=wire.bandwidth_bytes_per_s)
+    latency_ns, sent_bytes_per_s = averaging_rate(measure_link(2, rate).fit, 2)
+    found = optimize(graph, latency_ns=latency_ns, bandwidth_bytes_per_s=sent_bytes_per_s)
     answer = {"job": f"{model}, {rate / 1e6:.0f} MB/s", "strategy": found.request, "predicted": found.speedup}
     if not found.request:
         return {**answer, "measured": 1.0, "error": 0.0, "one": flown(graph, ONE_MESSAGE), "per_layer": 1.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,9 +11,12 @@ from windtunnel.cli._files import database_of, derived, open_graph, require_free
 from windtunnel.cli._options import Force, Fresh, GraphPath, Json, Output, PricesChoice
 
 if TYPE_CHECKING:
+    from windtunnel.graph import Graph
     from windtunnel.planning.strategy.optimizer import Strategy
 
 __all__ = ["optimize"]
+
+_ENOUGH_SIZES = 4  # of messages, to fit what they take to their bytes
 
 
 def optimize(
@@ -42,15 +45,21 @@ def optimize(
 
     path = require_free(derived(graph, ".strategy.json", output), force=force)
     with Progress("searching", heartbeat=True) as progress:
+        opened, database = open_graph(graph, progress=progress), database_of(fresh=fresh)
+        given = (
+            parse_duration(latency) if latency else None,
+            parse_rate(bandwidth) if bandwidth else None,
+        )
+        latency_ns, bandwidth_bytes_per_s = given if any(given) else _measured(opened, database, progress)
         found = search(
-            open_graph(graph, progress=progress),
+            opened,
             lossy=lossy,
             memory_bytes=parse_size(memory) if memory else None,
             budget=budget,
-            latency_ns=parse_duration(latency) if latency else None,
-            bandwidth_bytes_per_s=parse_rate(bandwidth) if bandwidth else None,
+            latency_ns=latency_ns,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
             prices=prices,
-            database=database_of(fresh=fresh),
+            database=database,
             path=str(graph.resolve()),
             progress=progress,
         )
@@ -61,6 +70,22 @@ def optimize(
         _print(found)
     advise(f"written: {path}")
     suggest("windtunnel", "fly", path)
+
+
+def _measured(graph: Graph, database: Any, progress: Any) -> tuple[float | None, float | None]:
+    """Latency and rate of averaging, sent over the link that the job was captured on where its own messages are few."""
+    from windtunnel.comm.run import averaging_rate, measure_link
+    from windtunnel.sources.torch.launch import Ranks
+    from windtunnel.whatifs.buckets import averaging_of
+
+    ranks = Ranks.of(graph.meta.origin.get("ranks", {}))
+    sizes = graph.tasks["message_bytes"][averaging_of(graph).messages[0]]
+    if ranks.num_ranks < 2 or len(set(sizes.tolist())) >= _ENOUGH_SIZES:
+        return None, None
+    sweep = measure_link(
+        ranks.num_ranks, ranks.bandwidth_bytes_per_s, ranks.latency_ns, database=database, progress=progress
+    )
+    return averaging_rate(sweep.fit, ranks.num_ranks)
 
 
 def _print(found: Strategy) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.comm.links import LinkFit, LinkSample, fit_link
+from windtunnel.cost.collective import collective_ns
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
@@ -22,11 +23,12 @@ from windtunnel.measure.rounds import Progress
 from windtunnel.measure.workers import Workers
 from windtunnel.units import format_rate
 
-__all__ = ["SIZES_BYTES", "LinkSweep", "measure_link"]
+__all__ = ["SIZES_BYTES", "LinkSweep", "averaging_rate", "measure_link"]
 
 SIZES_BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _OPERATIONS = ("p2p", "all_reduce")
 _PATIENCE_S = 300
+_LARGE_BYTES = 1 << 24
 # a link of the kernel lets the bytes of its first moments pass at once; these are spent before each message
 _BEFORE_S, _LEAST_BEFORE_BYTES = 0.008, 1 << 16
 _Key = tuple[str, str, str, str, int, str, str]
@@ -91,6 +93,15 @@ def measure_link(
         for (op, size), key in zip(jobs, keys, strict=True)
     )
     return LinkSweep(fit_link(samples, name, f"measured between processes, {machine()}"), samples)
+
+
+def averaging_rate(fit: LinkFit, num_ranks: int) -> tuple[float, float]:
+    """Latency in ns, and bytes of gradients per second, of an all-reduce over a fitted link."""
+    latency_ns = collective_ns("all_reduce", 0, num_ranks, fit.link)
+    taken_ns = collective_ns("all_reduce", _LARGE_BYTES, num_ranks, fit.link) - latency_ns
+    if fit.sum_bytes_per_s:
+        taken_ns += round(1e9 * _LARGE_BYTES * (num_ranks - 1) / num_ranks / fit.sum_bytes_per_s)
+    return float(latency_ns), 1e9 * _LARGE_BYTES / max(taken_ns, 1)
 
 
 def _key(op: str, size_bytes: int, name: str) -> _Key:
