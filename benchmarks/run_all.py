@@ -52,6 +52,7 @@ BARS = (
     "memory_adds_up",
     "memory_fake",
     "dry_run_true",
+    "torchtitan_published",
     "feature_maps",
     "price_speed",
     "intervals_cover",

@@ -1,0 +1,168 @@
+"""An unmodified trainer, traced without hardware, takes what was published for 8 and 128 GPUs.
+
+The rows of ``shared/data/replay/torchtitan``: Llama 3.1 8B by torchtitan on H100s of 96 GB at 500 W. Its trainer
+(0.2.2, a folder of its own that holds it and what it imports) runs under ``dry_run`` in a process for each number of
+GPUs; the graphs are priced for the device of the page: bandwidth and memory as stated, peaks midway between the two
+H100s that it names, links of a DGX H100. Operators twice: by the shipped prices, which are bounds, and by a tile model
+that learns from published measurements of other GPUs. Nothing is fitted to these rows. What was compiled or computed in
+fp8 is told and not predicted, as a trace has the program as it is written.
+
+    WINDTUNNEL_TORCHTITAN=FOLDER python -m benchmarks.torchtitan_published --verbose
+"""
+
+import csv
+import gzip
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from tests.shared_data import find_shared
+
+from benchmarks import bar
+from windtunnel.graph import Graph, load
+from windtunnel.hardware import Device, device, machine
+from windtunnel.measure.workers import run_to_end
+from windtunnel.whatifs.forecast import forecast
+from windtunnel.whatifs.messages import Fabric
+
+MEDIAN_TARGET, WORST_TARGET, MEMORY_TARGET = 0.10, 0.15, 0.05
+TARGET = f"tokens/s within {MEDIAN_TARGET:.0%} median, {WORST_TARGET:.0%} worst, memory within {MEMORY_TARGET:.0%}"
+SEQUENCE, BATCH = 8192, 2
+SCRIPT = "from torchtitan.train import Trainer, main\n\nmain(Trainer)\n"
+"""Its own module ends in these lines."""
+
+
+def inputs(folder: Path) -> list[str]:
+    """A small tokenizer and some text; returns the trainer's arguments."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    path = find_shared("text/gutenberg/war_and_peace.txt.gz")
+    text = (
+        gzip.decompress(path.read_bytes()).decode()[:1_000_000] if path else "All happy families are alike. " * 30_000
+    )
+    (folder / "tokenizer").mkdir()
+    (folder / "text").mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    special = ["<bos>", "<eos>"]
+    trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=special, show_progress=False)
+    made.train_from_iterator([text[:300_000]], trainer)
+    made.save(str(folder / "tokenizer" / "tokenizer.json"))
+    words = {"bos_token": special[0], "eos_token": special[1], "add_bos_token": True, "add_eos_token": False}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(words))
+    parts = [json.dumps({"text": text[place : place + 5000]}) for place in range(0, len(text), 5000)]
+    (folder / "text" / "data.json").write_text("\n".join(parts))
+    named = {
+        "model.name": "llama3",
+        "model.flavor": "8B",
+        "training.steps": 6,
+        "training.seq_len": SEQUENCE,
+        "training.local_batch_size": BATCH,
+        "training.dataset": "c4_test",
+        "training.dataset_path": folder / "text",
+        "model.hf_assets_path": folder / "tokenizer",
+        "activation_checkpoint.mode": "selective",
+        "activation_checkpoint.selective_ac_option": "op",
+    }
+    return [word for name, value in named.items() for word in (f"--{name}", str(value))]
+
+
+def traced(titan: str, folder: Path, arguments: list[str], num_gpus: int) -> tuple[Graph, float]:
+    """The graph of the trainer's step, and how long tracing took in seconds."""
+    target = folder / f"{num_gpus}.wt"
+    own = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), titan]))
+    command = [sys.executable, "-m", "windtunnel", "dry-run", "--ranks", str(num_gpus), "-o", str(target)]
+    done = run_to_end([*command, str(folder / "train.py"), *arguments], environment={"PYTHONPATH": own})
+    assert done is not None, "the trainer said nothing"
+    assert target.exists(), done.stderr[-2000:]
+    return load(target), done.elapsed_ns * 1e-9
+
+
+def of_the_page() -> Device:
+    """The H100 of 96 GB at 500 W."""
+    sxm, nvl = device("h100-sxm5-80g").peak_flops_per_s, device("h100-nvl-94g").peak_flops_per_s
+    peaks = {dtype: (rate + nvl[dtype]) / 2 for dtype, rate in sxm.items()}
+    return replace(
+        device("h100-sxm5-80g"),
+        name="h100-96g-500w",
+        memory_bytes=96 * 2**30,
+        bandwidth_bytes_per_s=2.4e12,
+        peak_flops_per_s=peaks,
+    )
+
+
+def models(folder: Path) -> dict[str, str]:
+    """The shipped prices, and those that are learned from published measurements where these are here."""
+    sheet = find_shared("cost/devices.csv")
+    if sheet is None:
+        return {"shipped": "auto"}
+    target = folder / "tile.safetensors"
+    command = [sys.executable, "-m", "windtunnel", "cost", "train", "tile", "--no-calibrate"]
+    run_to_end([*command, "--data", str(sheet.parent), "--out", str(target)])
+    assert target.exists(), "no tile model was learned"
+    return {"shipped": "auto", "learned": f"tile={target},roofline"}
+
+
+def published() -> list[dict[str, str]]:
+    """The page's rows."""
+    path = find_shared("replay/torchtitan/llama3_8b_h100.csv")
+    assert path is not None, "public data replay/torchtitan is not here"
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def main() -> int:
+    """Print the bar."""
+    titan = os.environ.get("WINDTUNNEL_TORCHTITAN", "")
+    if not (Path(titan) / "torchtitan").is_dir():
+        needed = "pip install --no-deps --target FOLDER torchtitan==0.2.2, and what it imports"
+        bar.report("torchtitan_published", 0.0, TARGET, holds=False, skipped=f"no torchtitan: {needed}")
+        return 0
+    rows = published()
+    plain = [row for row in rows if row["compile"] == row["float8"] == "no"]
+    dgx = machine("dgx-h100")
+    assert dgx.device_link is not None
+    assert dgx.network_link is not None
+    fabric, page = Fabric(dgx.device_link, dgx.network_link, 8), of_the_page()
+    found: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        arguments, pricers = inputs(folder), models(folder)
+        for row in plain:
+            graph, seconds = traced(titan, folder, arguments, int(row["num_gpus"]))
+            told = graph.meta.distributed
+            memory = {
+                key: max(told[key].values()) / 2**30 / float(row["peak_memory_gib"]) - 1
+                for key in ("peak_bytes", "peak_reserved_bytes")
+            }
+            speeds = {
+                title: BATCH * SEQUENCE / (forecast(graph, page, model=model, fabric=fabric).makespan_ns * 1e-9)
+                for title, model in pricers.items()
+            }
+            errors = {title: speed / float(row["tokens_per_s_per_gpu"]) - 1 for title, speed in speeds.items()}
+            found.append({"num_gpus": row["num_gpus"], "errors": errors, "memory_errors": memory, "traced_s": seconds})
+    if bar.is_verbose():
+        for one in found:
+            print(one)
+    best = "learned" if "learned" in pricers else "shipped"
+    sizes = [abs(one["errors"][best]) for one in found]  # type: ignore[index]
+    reserved = max(abs(one["memory_errors"]["peak_reserved_bytes"]) for one in found)  # type: ignore[index]
+    bar.report(
+        "torchtitan_published",
+        statistics.median(sizes),
+        TARGET,
+        statistics.median(sizes) <= MEDIAN_TARGET and max(sizes) <= WORST_TARGET and reserved <= MEMORY_TARGET,
+        worst=max(sizes),
+        worst_memory=reserved,
+        rows=found,
+        num_not_predicted=len(rows) - len(plain),
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
