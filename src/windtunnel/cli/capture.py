@@ -78,7 +78,7 @@ def capture(
 
 def _suffix() -> str:
     """Under a launcher each process captures itself, to a graph of its own."""
-    from windtunnel.sources.torch.script import is_one_of_several, rank_here
+    from windtunnel.sources.torch.launch import is_one_of_several, rank_here
 
     return f".rank{rank_here()}.wt" if is_one_of_several() else ".wt"
 

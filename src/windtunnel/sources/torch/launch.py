@@ -16,7 +16,7 @@ import msgspec
 from windtunnel.errors import InputError
 from windtunnel.measure.links import KERNEL, ShapedLink, shaped_link
 
-__all__ = ["Meeting", "Ranks", "join_job", "launch"]
+__all__ = ["Meeting", "Ranks", "is_one_of_several", "join_job", "launch", "num_ranks_here", "rank_here"]
 
 _LOCAL = "127.0.0.1"
 _UNLIMITED = 1e11  # bytes per second, where only a latency is asked for
@@ -110,3 +110,23 @@ def join_job(rank: int, num_ranks: int, meeting: Meeting) -> None:
         "MASTER_PORT": meeting.port,
     }
     os.environ.update({"MASTER_ADDR": meeting.address, **{name: str(number) for name, number in numbers.items()}})
+
+
+def rank_here() -> int:
+    """Which process of its job this is, as launchers tell it; 0 where there is no job."""
+    return _told("RANK") if is_one_of_several() else 0
+
+
+def num_ranks_here() -> int:
+    """Processes of the job that this one is of, as launchers tell it; 0 where they do not."""
+    return _told("WORLD_SIZE")
+
+
+def is_one_of_several() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return num_ranks_here() > 1
+
+
+def _told(name: str) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else 0

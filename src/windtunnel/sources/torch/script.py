@@ -22,7 +22,9 @@ from typing import Any, NoReturn, Protocol
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.extras import require
 from windtunnel.graph import Graph
+from windtunnel.sources.torch._pilots import EndOfScript, RankPilot, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks
+from windtunnel.sources.torch.launch import is_one_of_several, num_ranks_here, rank_here
 
 __all__ = [
     "EndOfScript",
@@ -33,9 +35,7 @@ __all__ = [
     "RecorderPilot",
     "capture_script",
     "checked_script",
-    "is_one_of_several",
     "num_planned",
-    "rank_here",
     "run_as_main",
     "run_until_enough",
 ]
@@ -43,10 +43,6 @@ __all__ = [
 
 _FEWEST = 4  # profiled iterations that make a graph
 _BAD_USAGE = 2  # what argparse and click end with
-
-
-class EndOfScript(BaseException):
-    """Raised inside of a script to end it; not an ``Exception``, so that its own handlers let it pass."""
 
 
 class LeftProcess(SystemExit):
@@ -302,77 +298,6 @@ def run_as_main(script: Path, argv: Sequence[str] = ()) -> None:
         _leave_child(None)
 
 
-class RecorderPilot:
-    """Leads the recorder from boundary to boundary, and ends the script."""
-
-    def __init__(self, recorder: Any) -> None:
-        self.recorder = recorder
-        self._pattern: tuple[Any, ...] = ()
-
-    def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
-        """Lead on; a loop that has changed its form begins anew."""
-        if self.recorder.is_complete:
-            self._end()
-            return
-        pattern = hooks.finder.pattern
-        if pattern and pattern != self._pattern:  # the first, or the loop has changed its form
-            self._pattern = pattern
-            self.recorder.restart()
-            self.recorder.recording.discovery.add(hooks.models, hooks.optimizers)
-            self.recorder.begin()
-            return
-        self.recorder.boundary(is_regular=is_regular)
-        if self.recorder.is_complete:
-            self._end()
-
-    def _end(self) -> None:
-        """End the script, or let it run on until its peers have enough, too."""
-        raise EndOfScript
-
-    def close(self) -> None:
-        """Take the recorder away."""
-        self.recorder.close()
-
-
-class RankPilot(RecorderPilot):
-    """Leads the recorder in one of several processes: a rank that has enough runs on until all have, as peers wait."""
-
-    _KEY = "windtunnel/complete"
-
-    def __init__(self, recorder: Any) -> None:
-        super().__init__(recorder)
-        self._has_told = False
-
-    def _end(self) -> None:
-        from torch import distributed
-
-        if not (distributed.is_available() and distributed.is_initialized()):
-            raise EndOfScript
-        told = int(not self._has_told)
-        self._has_told = True
-        try:
-            num_complete = distributed.distributed_c10d._get_default_store().add(self._KEY, told)
-        except (RuntimeError, ValueError):  # the store's host has ended
-            raise EndOfScript from None
-        if num_complete >= distributed.get_world_size():
-            raise EndOfScript
-
-
-def rank_here() -> int:
-    """Which process of its job this is, as launchers tell it; 0 where there is no job."""
-    return _told("RANK") if is_one_of_several() else 0
-
-
-def is_one_of_several() -> bool:
-    """Whether a launcher started this process as one of several."""
-    return _told("WORLD_SIZE") > 1
-
-
-def _told(name: str) -> int:
-    value = os.environ.get(name, "")
-    return int(value) if value.isdecimal() else 0
-
-
 def checked_script(path: str | Path) -> Path:
     """The path of a script that is there and is Python.
 
@@ -406,7 +331,7 @@ def _result(recorder: Any, ended: Ended) -> Graph:
     # a flight of this graph starts the same program again
     known: dict[str, Any] = {"origin": {"script": str(ended.script.resolve()), "argv": list(ended.argv)}}
     if is_one_of_several():
-        known["distributed"] = {"rank": rank_here(), "world_size": _told("WORLD_SIZE")}
+        known["distributed"] = {"rank": rank_here(), "world_size": num_ranks_here()}
     if recording.is_complete:
         return build_graph(recording).with_meta(**known)
     graph = build_graph(recording).with_meta(**known) if recording.rich is not None else None
