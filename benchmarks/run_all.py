@@ -73,6 +73,7 @@ BARS = (
     "predict_accuracy",
     "predict_sane",
     "unseen_gpu",
+    "unseen_gpus",
     "dpro_replay_error",
     "ddp_from_one",
     "optimizer_flown",

@@ -75,22 +75,22 @@ def num_layers() -> dict[str, int]:
         return {row["run"].split("-")[0]: int(row["num_layers"]) for row in csv.DictReader(lines)}
 
 
-def published_runs() -> list[dict[str, str]]:
+def published_runs(*, is_amd: bool = False) -> list[dict[str, str]]:
     with data("neusight/e2e_models.csv").open() as lines:
-        return [row for row in csv.DictReader(lines) if not row["device"].startswith("mi")]
+        return [row for row in csv.DictReader(lines) if row["device"].startswith("mi") == is_amd]
 
 
 def run_name(run: dict[str, str]) -> str:
     return "-".join(part for part in (*(run[key] for key in ("model", "mode", "seqlen", "batch", "option")),) if part)
 
 
-def model_rows(model: TileModel, sheet: dict[str, Device]) -> list[Row]:
+def model_rows(model: TileModel, sheet: dict[str, Device], runs: list[dict[str, str]]) -> list[Row]:
     graphs = read_op_graphs(data("neusight/opgraphs.json.gz")) | read_op_graphs(
         data("neusight/opgraphs_switch.json.gz")
     )
     layers = num_layers()
     found: list[Row] = []
-    for run in published_runs():
+    for run in runs:
         if run["option"] not in ("", "fusion"):
             continue
         graph = graphs[run_name(run)]
@@ -98,7 +98,7 @@ def model_rows(model: TileModel, sheet: dict[str, Device]) -> list[Row]:
         repeats = 1 if run["option"] or run["model"].startswith("switch") else layers[run["model"]]
         ours = predicted_ms(graph, sheet[run["device"]], model, sheet, repeats)
         measured = float(run["label_e2e_ms"])
-        others = {name: float(run[f"{name}_e2e_ms"] or "nan") / measured for name in PUBLISHED}
+        others = {name: float(run.get(f"{name}_e2e_ms") or "nan") / measured for name in PUBLISHED}
         found.append(
             {"device": run["device"], "run": run_name(run), "option": run["option"], "ours": ours / measured} | others
         )
@@ -142,7 +142,7 @@ def main() -> None:
     assert UNSEEN not in train.devices
     model = train_tile(train, sheet, is_calibrated=False)
     cells = operator_rows(model, read_op_set(data("neusight/test_ops.csv.gz")), sheet)
-    runs = model_rows(model, sheet)
+    runs = model_rows(model, sheet, published_runs())
     if is_verbose():
         print(table(cells), table(runs), sep="\n\n")
     report_operators(cells)

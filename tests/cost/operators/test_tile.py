@@ -1,5 +1,6 @@
 """The tile model on kernels of machines that follow a law: what it learns, keeps to itself, stores and refuses."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -83,6 +84,52 @@ def test_prices_say_tile_distance_and_interval(model, data):
     np.testing.assert_allclose(prices.distance, 0, atol=1e-6)  # each row was measured
     assert (prices.low_ms <= prices.high_ms).all()
     np.testing.assert_allclose(prices.bounds.duration_ns(prices.efficiency), 1e6 * prices.latency_ms)
+
+
+def test_what_names_a_chip_moves_no_price_of_the_half_that_is_shared(model):
+    """On a device that was not measured, what trees learned of single chips counts half, elementwise apart."""
+    rows = measured("d", 3, 500)
+    named = replace_views(model, lambda trees: dataclasses.replace(trees, plain=trees.data))
+
+    shared, alone = (one.price(rows, SHEET).latency_ms for one in (model, named))
+
+    is_elementwise = rows.op_class == "elementwise"
+    np.testing.assert_array_equal(shared[is_elementwise], alone[is_elementwise])
+    assert (shared[~is_elementwise] != alone[~is_elementwise]).any()
+    known = measured("b", 3, 500)
+    np.testing.assert_array_equal(*(one.price(known, SHEET).latency_ms for one in (model, named)))
+
+
+def test_a_twin_has_the_tiles_of_its_chip_and_a_stranger_those_of_all(model):
+    trees = dataclasses.replace(
+        model.classes["bmm"].views[0], tiles={"a": ((64.0, 64.0),), "b": ((32.0, 32.0),), "c": ((128.0, 64.0),)}
+    )
+    sheet = SHEET | {"more-memory": gpu("more-memory", 108, 19e12, 1.9e12, 40), "other": gpu("other", 9, 9e12, 1e12, 1)}
+    rows = OpTable.of_rows([(name, "bmm", (1, 8, 8, 8)) for name in ("a", "more-memory", "other")])
+
+    found = trees.tiles_of(rows, chips_of(rows, sheet))
+
+    assert found == [((64.0, 64.0),), ((128.0, 64.0),), ((32.0, 32.0), (64.0, 64.0), (128.0, 64.0))]
+
+
+def test_an_interval_is_as_wide_as_the_worst_device_needs(model, data):
+    """One device of three that ran everything twice as slow widens the interval of every class to both sides."""
+    slow = np.where(data.device == "b", 2 * data.latency_ms, data.latency_ms)
+
+    found = train_tile(dataclasses.replace(data, latency_ms=slow), SHEET, num_rounds=20).intervals
+
+    for name in CLASSES:
+        low, high = found.by_class[name]
+        assert low == -high
+        assert high > max(0.3, model.intervals.by_class[name][1])
+
+
+def replace_views(model, change):
+    """The same model with other trees."""
+    classes = {
+        name: dataclasses.replace(one, views=tuple(map(change, one.views))) for name, one in model.classes.items()
+    }
+    return dataclasses.replace(model, classes=classes)
 
 
 def test_a_row_costs_the_same_alone_and_among_others(model, data):

@@ -112,6 +112,11 @@ class OpTable:
         """Rows of the given devices."""
         return self.take(np.isin(self.device, devices))
 
+    def some(self, most: int, seed: int) -> OpTable:
+        """At most so many rows, by chance."""
+        rows = np.random.default_rng(seed).choice(len(self), min(most, len(self)), replace=False)
+        return self.take(np.sort(rows))
+
     def joined(self, others: Sequence[OpTable]) -> OpTable:
         """These rows and those of other tables."""
         tables = (self, *others)

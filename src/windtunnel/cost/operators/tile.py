@@ -11,7 +11,7 @@ Source: Lee, Phanishayee, Mahajan, Forecasting GPU performance for deep learning
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 PRESETS = ("best-tile", "paper")
 _CALIBRATION_ROWS = 1500  # of one class on one held-out device
+_LEVEL = 0.9
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -126,19 +127,16 @@ class TileModel:
         unknown = sorted({op for op, name in zip(table.op.tolist(), classes, strict=True) if name not in self.classes})
         if unknown:
             raise PriceError(f"no tile model prices {', '.join(unknown)}", fix=f"it knows {', '.join(self.classes)}")
-        parts: dict[str, Any] = {}
-        for name, model in self.classes.items():
-            rows = np.flatnonzero(classes == name)
-            if len(rows):
-                parts[name] = (rows, model.price(table.take(rows), sheet, dtype))
-        return self._within(_gathered(list(parts.values()), len(table)), classes)
+        rows = {name: np.flatnonzero(classes == name) for name in self.classes if (classes == name).any()}
+        parts = [(own, self.classes[name].price(table.take(own), sheet, dtype)) for name, own in rows.items()]
+        return self._within(_gathered(parts, len(table)), classes)
 
     def _within(self, prices: TilePrices, classes: NDArray[np.object_]) -> TilePrices:
         if self.intervals is None:
             return prices
         ends = np.array([self.intervals.by_class.get(name, self.intervals.pooled) for name in classes]).reshape(-1, 2)
-        low, high = (prices.latency_ms * np.exp(ends[:, side]) for side in (0, 1))
-        return TilePrices(prices.latency_ms, prices.bounds, prices.tile, prices.distance, low, high)
+        low, high = prices.latency_ms * np.exp(ends.T)
+        return replace(prices, low_ms=low, high_ms=high)
 
 
 def _gathered(parts: list[tuple[NDArray[np.int64], TilePrices]], count: int) -> TilePrices:
@@ -152,8 +150,7 @@ def _gathered(parts: list[tuple[NDArray[np.int64], TilePrices]], count: int) -> 
         name: np.concatenate([getattr(prices, name) for prices in found])[order]
         for name in ("latency_ms", "tile", "distance", "low_ms", "high_ms")
     }
-    names = ("bound_ns", "compute_ns", "memory_ns", "overhead_ns", "num_waves", "binding")
-    columns = (np.concatenate([getattr(prices.bounds, name) for prices in found])[order] for name in names)
+    columns = (np.concatenate([getattr(prices.bounds, one.name) for prices in found])[order] for one in fields(Bounds))
     return TilePrices(bounds=Bounds(*columns), **merged)
 
 
@@ -221,26 +218,28 @@ def validate_tile(
     progress: Progress = _silent,
     **options: Any,
 ) -> tuple[dict[str, dict[str, float]], ConformalIntervals]:
-    """Hold each device out once: errors by class (mean over devices), and intervals of unseen devices."""
-    classes: list[str] = []
-    ratios: list[Floats] = []
+    """Hold each device out once: errors by class on its larger shapes (mean over devices), and intervals.
+
+    Errors of one device go together: an interval is as wide, to both sides, as the worst device needs.
+    """
+    widths: dict[str, float] = {}
     errors: dict[str, list[dict[str, float]]] = {}
     for step, device in enumerate(table.devices, start=1):
         progress(f"holding out {device}", step, 1 + len(table.devices))
         split = OpSplit.without_device(table, device)
         trained = _trained(split.train, sheet, preset, seed, options)
         for name, model in trained.items():
-            rows = _some(split.held_out.of_class(name), seed)
+            rows = OpSplit.by_size(split.held_out.of_class(name)).held_out.some(_CALIBRATION_ROWS, seed)
             if not len(rows):
                 continue
-            ratio = np.log(rows.latency_ms / model.price(rows, sheet, "fp32").latency_ms)
-            classes += [name] * len(rows)
-            ratios.append(ratio)
-            errors.setdefault(name, []).append(errors_of_ratio(np.exp(-ratio)))
+            ratio = model.price(rows, sheet, "fp32").latency_ms / rows.latency_ms
+            widths[name] = max(widths.get(name, 0.0), float(np.quantile(np.abs(np.log(ratio)), _LEVEL)))
+            errors.setdefault(name, []).append(errors_of_ratio(ratio))
     means = {
         name: {key: float(np.mean([one[key] for one in found])) for key in found[0]} for name, found in errors.items()
     }
-    return means, ConformalIntervals.fit(classes, np.concatenate(ratios))
+    ends = {name: (-wide, wide) for name, wide in widths.items()}
+    return means, ConformalIntervals(_LEVEL, max(ends.values(), key=max), ends)
 
 
 def errors_of_ratio(ratio: Floats) -> dict[str, float]:
@@ -251,10 +250,3 @@ def errors_of_ratio(ratio: Floats) -> dict[str, float]:
         "signed_mean": found.signed_mean,
         "geometric_mean_ratio": found.geometric_mean_ratio,
     }
-
-
-def _some(table: OpTable, seed: int) -> OpTable:
-    if len(table) <= _CALIBRATION_ROWS:
-        return table
-    rows = np.random.default_rng(seed).choice(len(table), _CALIBRATION_ROWS, replace=False)
-    return table.take(np.sort(rows))

@@ -13,10 +13,12 @@ from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.operators.physics import Chips, bytes_of, flops_of, grid_of
 from windtunnel.cost.operators.table import OpTable
 
-__all__ = ["PRODUCT_FEATURES", "VECTOR_FEATURES", "product_features", "vector_features"]
+__all__ = ["OWN_TO_A_CHIP", "PRODUCT_FEATURES", "VECTOR_FEATURES", "product_features", "vector_features"]
 
 Floats = NDArray[np.float64]
 _CHIP = ("units", "log_bandwidth", "ridge", "log_cache", "flops_per_unit", "bandwidth_per_unit", "cache_per_unit")
+OWN_TO_A_CHIP = [row for row, name in enumerate(_CHIP) if name != "ridge"]
+"""Columns that name a chip rather than say what kind it is: an efficiency learned from them is that one chip's."""
 PRODUCT_FEATURES = (
     *_CHIP,
     "tile_k",

@@ -27,7 +27,7 @@ from windtunnel.extras import require
 
 __all__ = ["SCHEMA", "load_tile", "read_tile_header", "save_tile"]
 
-SCHEMA = 1
+SCHEMA = 2
 KIND = "tile"
 _LABELS = {"best-tile": "log(bound / time)", "paper": "utilization = gamma - alpha / waves"}
 _FEATURES = {
@@ -67,14 +67,10 @@ def _packed(name: str, model: ClassModel, tensors: dict[str, Any]) -> dict[str, 
     assert isinstance(model, TreeModel)
     _pack_lookup(name, model.lookup, tensors)
     own = model.views[0]
-    tensors[f"{name}.trees"] = np.frombuffer(own.data, dtype=np.uint8)
-    return {
-        "kind": "trees",
-        "views": [name, "bmm"][: len(model.views)],
-        "overhead_ns": own.overhead_ns,
-        "tiles": own.tiles,
-        "chips": own.chips,
-    }
+    for key, data in (("trees", own.data), ("plain", own.plain)):
+        tensors[f"{name}.{key}"] = np.frombuffer(data, dtype=np.uint8)
+    views = [name, "bmm"][: len(model.views)]
+    return {"kind": "trees", "views": views, "overhead_ns": own.overhead_ns, "tiles": own.tiles, "chips": own.chips}
 
 
 def _pack_lookup(name: str, lookup: TileLookup, tensors: dict[str, Any]) -> None:
@@ -142,4 +138,5 @@ def _unpacked(parts: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str,
 def _trees(name: str, part: Mapping[str, Any], tensors: Mapping[str, Any]) -> Trees:
     tiles = {device: tuple((one[0], one[1]) for one in given) for device, given in part["tiles"].items()}
     chips = {device: tuple(given) for device, given in part["chips"].items()}
-    return Trees(tensors[f"{name}.trees"].tobytes(), part["overhead_ns"], tiles, chips)
+    data, plain = (tensors[f"{name}.{key}"].tobytes() for key in ("trees", "plain"))
+    return Trees(data, plain, part["overhead_ns"], tiles, chips)

@@ -7,7 +7,7 @@ and the sizes were both held out from training (docs, NeuSight page). Not here: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.operators.physics import Chips, chips_of, roofline_ms, tile_bounds
 from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable
 from windtunnel.cost.operators.tile import TilePrices
-from windtunnel.cost.operators.tile_features import product_features, vector_features
+from windtunnel.cost.operators.tile_features import OWN_TO_A_CHIP, product_features, vector_features
 from windtunnel.cost.operators.tile_lookup import TileLookup
 from windtunnel.extras import require
 from windtunnel.hardware import Device
@@ -33,6 +33,7 @@ Tile = tuple[ArrayLike, ArrayLike]
 _RARE = 0.02  # of a device's kernels of a class: a tile below this share is no choice of the library
 _SMALLEST = 0.05  # of a class's rows on a device: their time is launch and nothing else
 _LOOKUP_ROWS = 8000
+_TWIN = 0.5  # octaves between the numbers of one chip with other memory; different chips are one apart and more
 _ROUNDS = {"bmm": 150, "linear": 150}
 _VECTOR_ROUNDS = 100
 
@@ -43,47 +44,52 @@ class Trees:
 
     Parameters
     ----------
-    data : bytes
-        XGBoost's own format.
+    data, plain : bytes
+        XGBoost's own format. Of a chip the second knows its ridge alone; on one that was not measured both count alike.
+        Those of elementwise operators are one: what they reach of the bandwidth is not told by the ridge.
     overhead_ns : mapping of device to float
         Floor of this class on each training device; other devices get the median.
     tiles : mapping of device to tuple of (float, float)
         Output tiles, along K and M, that the library uses there; empty for vector operators.
     chips : mapping of device to tuple of float
-        Logarithms of units, flops and bytes per second and cache, to find the nearest device by.
+        Logarithms of units, flops and bytes per second and cache.
     """
 
     data: bytes
+    plain: bytes
     overhead_ns: Mapping[str, float]
     tiles: Mapping[str, tuple[tuple[float, float], ...]]
     chips: Mapping[str, tuple[float, ...]]
 
     @cached_property
-    def _booster(self) -> Any:
-        booster = require("xgboost", extra="learn").Booster({"nthread": 1})
-        booster.load_model(bytearray(self.data))
-        return booster
+    def _boosters(self) -> list[Any]:
+        boosters = [require("xgboost", extra="learn").Booster({"nthread": 1}) for _ in range(2)]
+        for booster, data in zip(boosters, (self.data, self.plain), strict=True):
+            booster.load_model(bytearray(data))
+        return boosters
 
     def overheads(self, table: OpTable) -> Floats:
         """Floor of each row [P]."""
         median = float(np.median(list(self.overhead_ns.values())))
         return np.array([self.overhead_ns.get(name, median) for name in table.device.tolist()])
 
-    def nearest_tiles(self, table: OpTable, chips: Chips) -> list[tuple[tuple[float, float], ...]]:
-        """Tiles of each row's device, or of the most similar one that was measured [P]."""
-        names, first, rows = np.unique(table.device.astype(str), return_index=True, return_inverse=True)
-        places = _places(chips)[first]
-        known = list(self.tiles)
-        points = np.array([self.chips[name] for name in known])
-        nearest = [int(np.argmin(np.linalg.norm(points - place, axis=1))) for place in places]
-        found = [
-            self.tiles.get(name, self.tiles[known[near]]) for name, near in zip(names.tolist(), nearest, strict=True)
-        ]
-        return [found[row] for row in rows.tolist()]
+    def tiles_of(self, table: OpTable, chips: Chips) -> list[tuple[tuple[float, float], ...]]:
+        """Tiles of each row's device or of its measured twins; where there are none, all that are used anywhere [P]."""
+        names, first = np.unique(table.device.astype(str), return_index=True)
+        found = dict(self.tiles)
+        for name, place in zip(names.tolist(), _places(chips)[first], strict=True):
+            twins = [one for one in self.tiles if np.linalg.norm(place - self.chips[one]) < _TWIN]
+            used = {tile for one in twins or self.tiles for tile in self.tiles[one]}
+            found.setdefault(name, tuple(sorted(used)))
+        return [found[name] for name in table.device.tolist()]
 
-    def efficiency(self, features: Floats) -> Floats:
-        """Bound over time of features [P, F]."""
-        return np.exp(np.asarray(self._booster.inplace_predict(features), dtype=np.float64))
+    def efficiency(self, features: Floats, table: OpTable) -> Floats:
+        """Bound over time of features [P, F] of rows."""
+        shown = {given.shape[1]: given for given in (features, np.delete(features, OWN_TO_A_CHIP, axis=1))}
+        own, plain = (one.inplace_predict(shown[one.num_features()]) for one in self._boosters)
+        is_measured = np.isin(table.device.astype(str), list(self.overhead_ns))
+        efficiency: Floats = np.exp(np.where(is_measured, own, (own + plain) / 2).astype(np.float64))
+        return efficiency
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +124,12 @@ def _price(trees: Trees, table: OpTable, chips: Chips, dtype: str) -> TilePrices
     overhead = trees.overheads(table)
     if not trees.tiles:
         found = tile_bounds(table, chips, overhead, None, dtype)
-        return _prices(found, trees.efficiency(vector_features(table, chips, found)), np.zeros((len(table), 2)))
-    used = trees.nearest_tiles(table, chips)
+        return _prices(found, trees.efficiency(vector_features(table, chips, found), table), np.zeros((len(table), 2)))
+    used = trees.tiles_of(table, chips)
     options = []
     for tile in sorted({tile for tiles in used for tile in tiles}):
         found = tile_bounds(table, chips, overhead, tile, dtype)
-        efficiency = trees.efficiency(product_features(table, chips, found, tile))
+        efficiency = trees.efficiency(product_features(table, chips, found, tile), table)
         priced = _prices(found, efficiency, np.broadcast_to(np.array(tile, dtype=np.float64), (len(table), 2)))
         is_used = np.array([tile in tiles for tiles in used])
         options.append(replace(priced, latency_ms=np.where(is_used, priced.latency_ms, np.inf)))
@@ -138,8 +144,8 @@ def _prices(found: Bounds, efficiency: Floats, tile: Floats) -> TilePrices:
 def _fastest(options: list[TilePrices]) -> TilePrices:
     best = np.argmin([one.latency_ms for one in options], axis=0)
     rows = np.arange(len(best))
-    names = ("bound_ns", "compute_ns", "memory_ns", "overhead_ns", "num_waves", "binding")
-    bound = Bounds(*(np.stack([getattr(one.bounds, name) for one in options])[best, rows] for name in names))
+    columns = ([getattr(one.bounds, each.name) for one in options] for each in fields(Bounds))
+    bound = Bounds(*(np.stack(column)[best, rows] for column in columns))
     latency, tile = (np.stack([getattr(one, name) for one in options])[best, rows] for name in ("latency_ms", "tile"))
     return TilePrices(latency, bound, tile, *(options[0].distance,) * 3)
 
@@ -150,7 +156,7 @@ def train_trees(table: OpTable, sheet: Sheet, *, seed: int = 0, num_rounds: int 
     models = {}
     for name, own in trees.items():
         views = (own, trees["bmm"]) if name == "linear" and "bmm" in trees else (own,)
-        models[name] = TreeModel(name, views, TileLookup.fit(_some(table.of_class(name), seed), sheet))
+        models[name] = TreeModel(name, views, TileLookup.fit(table.of_class(name).some(_LOOKUP_ROWS, seed), sheet))
     return models
 
 
@@ -171,26 +177,29 @@ def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_rounds: int) ->
         found = tile_bounds(table, chips, overhead, None)
         features = vector_features(table, chips, found)
     labels = np.log(found.efficiency(1e6 * table.latency_ms))
-    is_product = name in PRODUCTS
-    xgboost = require("xgboost", extra="learn")
-    booster = xgboost.train(
-        {
-            "max_depth": 8 if is_product else 4,
-            "eta": 0.1 if is_product else 0.12,
-            "subsample": 0.8,
-            "colsample_bytree": 0.6,
-            "min_child_weight": 5,
-            "tree_method": "hist",
-            "nthread": 1,  # threads that wait for each other lose more than they gain on a busy machine
-            "seed": seed,
-        },
-        xgboost.DMatrix(features, labels, weight=_weights(table), nthread=1),
-        num_rounds or _ROUNDS.get(name, _VECTOR_ROUNDS),
-    )
-    tiles = {device: _tiles(table.on(device)) for device in table.devices} if is_product else {}
+    plain = features if name == "elementwise" else np.delete(features, OWN_TO_A_CHIP, axis=1)
+    rounds = num_rounds or _ROUNDS.get(name, _VECTOR_ROUNDS)
+    data, hidden = (_boosted(one, labels, _weights(table), rounds, name in PRODUCTS, seed) for one in (features, plain))
+    tiles = {device: _tiles(table.on(device)) for device in table.devices} if name in PRODUCTS else {}
     rows = {device: int(np.argmax(table.device == device)) for device in table.devices}
     places = {device: tuple(_places(chips)[row].tolist()) for device, row in rows.items()}
-    return Trees(bytes(booster.save_raw("ubj")), floors, tiles, places)
+    return Trees(data, hidden, floors, tiles, places)
+
+
+def _boosted(features: Floats, labels: Floats, weights: Floats, num_rounds: int, is_product: bool, seed: int) -> bytes:
+    settings = {
+        "max_depth": 8 if is_product else 4,
+        "eta": 0.1 if is_product else 0.12,
+        "subsample": 0.8,
+        "colsample_bytree": 0.6,
+        "min_child_weight": 5,
+        "tree_method": "hist",
+        "nthread": 1,  # threads that wait for each other lose more than they gain on a busy machine
+        "seed": seed,
+    }
+    xgboost = require("xgboost", extra="learn")
+    rows = xgboost.DMatrix(features, labels, weight=weights, nthread=1)
+    return bytes(xgboost.train(settings, rows, num_rounds).save_raw("ubj"))
 
 
 def _tiles(table: OpTable) -> tuple[tuple[float, float], ...]:
@@ -221,9 +230,3 @@ def _weights(table: OpTable) -> Floats:
     names, rows, counts = np.unique(table.device.astype(str), return_inverse=True, return_counts=True)
     weights: Floats = (len(table) / len(names) / counts)[rows]
     return weights
-
-
-def _some(table: OpTable, seed: int) -> OpTable:
-    if len(table) <= _LOOKUP_ROWS:
-        return table
-    return table.take(np.sort(np.random.default_rng(seed).choice(len(table), _LOOKUP_ROWS, replace=False)))
