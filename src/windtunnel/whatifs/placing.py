@@ -46,7 +46,9 @@ def place_on(graph: Graph, device: Device, launch_ns: int = LAUNCH_NS) -> Graph:
         With one resource more, and one launch per moved task. Counters of an optimizer that the host reads stay on the
         host, as they do in PyTorch.
     """
-    graph = graph.set_duration(_never_launched(graph), 0 if device.kind == "cpu" else launch_ns, "assumed launch")
+    unlaunched = _never_launched(graph)
+    if unlaunched.any():
+        graph = graph.set_duration(unlaunched, 0 if device.kind == "cpu" else launch_ns, "assumed launch")
     moved = _runs_when_called(graph)
     if device.kind == "cpu" or not moved.any():
         return graph

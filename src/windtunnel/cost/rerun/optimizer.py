@@ -294,7 +294,8 @@ def _constructor(description: Mapping[str, Any]) -> Any:
             f"the optimizer {description['class']} is not one of torch.optim, so it cannot be flown by itself",
             fix="take published ratios (prices='paper'), or verify the what-if by a real run",
         )
-    if inspect.signature(constructor.step).parameters["closure"].default is inspect.Parameter.empty:
+    closure = inspect.signature(constructor.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
         raise PriceError(
             f"the step of {name} calls back for the loss, so its update cannot be run by itself",
             fix="compare both programs by a real run, with `windtunnel suite`",
