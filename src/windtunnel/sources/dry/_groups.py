@@ -7,7 +7,6 @@ traced, too, as pipelines tell each other shapes so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,39 +15,19 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.graph.meta import ProcessGroup
+from windtunnel.sources.torch._messages import FUNCTIONAL, OPS, PEER_TO_PEER, size_of
 
-__all__ = ["Groups", "Message", "completed", "size_of"]
+__all__ = ["Groups", "Message", "completed"]
 
-# operator: its name here, place of what comes out, place of what goes in
-_C10D = {
-    "allreduce_": ("all_reduce", 0, 0),
-    "allreduce_coalesced_": ("all_reduce", 0, 0),
-    "_allgather_base_": ("all_gather", 0, 1),
-    "allgather_": ("all_gather", 0, 1),
-    "allgather_coalesced_": ("all_gather", 0, 1),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0, 1),
-    "_reduce_scatter_base_": ("reduce_scatter", 0, 1),
-    "reduce_scatter_": ("reduce_scatter", 0, 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 0, 1),
-    "broadcast_": ("broadcast", 0, 0),
-    "reduce_": ("reduce", 0, 0),
-    "gather_": ("gather", 0, 1),
-    "scatter_": ("scatter", 0, 1),
-    "alltoall_": ("all_to_all", 0, 1),
-    "alltoall_base_": ("all_to_all", 0, 1),
-    "barrier": ("barrier", 0, 0),
-    "send": ("send", -1, 0),
-    "recv_": ("recv", 0, -1),
-    "recv_any_source_": ("recv", 0, -1),
+# places of what comes out and of what goes in among the arguments; of all others first and second
+_PLACES = {
+    "all_reduce": (0, 0),
+    "broadcast": (0, 0),
+    "reduce": (0, 0),
+    "barrier": (0, 0),
+    "send": (-1, 0),
+    "recv": (0, -1),
 }
-_FUNCTIONAL = {
-    "all_reduce": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-}
-_PEER_TO_PEER = ("send", "recv")
 WAIT = "_c10d_functional::wait_tensor"
 
 
@@ -99,18 +78,19 @@ class Groups:
     def message_of(self, schema: Any, values: list[Any]) -> Message | None:
         """What an operator sends; None if it sends nothing."""
         namespace, _, name = schema.name.partition("::")
-        if namespace == "c10d" and name in _C10D:
-            op, output, given = _C10D[name]
+        if namespace == "c10d" and name in OPS:
+            op = OPS[name]
+            output, given = _PLACES.get(op, (0, 1))
             group = next(dist.ProcessGroup.unbox(one) for one in values if isinstance(one, torch.ScriptObject))
             named = {one.name: value for one, value in zip(schema.arguments, values, strict=True)}
             blocks = not named.get("async_op", True)
             places = (() if output < 0 else (output,)), (() if given < 0 else (given,))
             return self._message(op, group, values, blocks, *places, named=named)
-        plain = name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
-        if namespace == "_c10d_functional" and plain in _FUNCTIONAL:
+        if namespace == "_c10d_functional" and name in FUNCTIONAL:
+            op = FUNCTIONAL[name]
             group = _group_of(values[[one.name for one in schema.arguments].index("group_name")])
-            size_ratio = group.size() if plain.startswith("all_gather") else 1
-            return self._message(_FUNCTIONAL[plain], group, values, False, (), (0,), size_ratio=size_ratio)
+            size_ratio = group.size() if op == "all_gather" else 1
+            return self._message(op, group, values, False, (), (0,), size_ratio=size_ratio)
         return None
 
     def _message(
@@ -129,7 +109,7 @@ class Groups:
         number = self._number(str(group.group_name), ranks)
         size = size_ratio * max((size_of(values[place]) for place in (*outputs, *inputs)), default=0)
         peer, tag = -1, -1
-        if op in _PEER_TO_PEER and named is not None:
+        if op in PEER_TO_PEER and named is not None:
             told = named.get("dst", named.get("src"))
             peer, tag = (-1 if told is None else ranks[told]), named["tag"]
         sequence = self._counts[number] = self._counts.get(number, -1) + 1
@@ -156,10 +136,3 @@ def completed(schema: Any, message: Message, values: list[Any]) -> Any:
     binding: Any = torch._C._distributed_c10d
     work = binding._create_work_from_future(future).boxed()
     return (filled, work) if len(schema.returns) == 2 else work
-
-
-def size_of(value: Any) -> int:
-    """Bytes of the elements of all tensors in it."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(size_of, value)) if isinstance(value, Iterable) and not isinstance(value, str) else 0

@@ -19,7 +19,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.torch._profile import annotate
 
-__all__ = ["OPS", "PEER_TO_PEER", "WAIT", "Message", "MessageLog", "WaitMarks", "is_distributed", "size_of"]
+__all__ = [
+    "FUNCTIONAL",
+    "OPS",
+    "PEER_TO_PEER",
+    "WAIT",
+    "Message",
+    "MessageLog",
+    "WaitMarks",
+    "is_distributed",
+    "size_of",
+]
 
 WAIT = "wt:wait:"
 
