@@ -1,4 +1,4 @@
-"""Ten numbers in words for the first page, each from the bar that measured it.
+"""Numbers in words for the first page, each from the bar that measured it.
 
 In: rows of ``docs/receipts/bars.json``. Out: lines of Markdown. A sentence takes its numbers from its bar alone, so
 that it cannot say what nothing showed. Not here: all bars (``tables``).
@@ -55,6 +55,13 @@ HEADLINES = (
         lambda row: (
             f"Over the {row['num_workloads']} models of the suite a replay is **{percent(row['value'])}** off in the "
             f"median, {percent(row['replay_worst'])} at worst."
+        ),
+    ),
+    Headline(
+        "dpro_replay_error",
+        lambda row: (
+            f"Jobs of two to four processes over links of three speeds are replayed **{percent(row['value'])}** off in "
+            f"the median, {percent(row['worst'])} at worst."
         ),
     ),
     Headline(
