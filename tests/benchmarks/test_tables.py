@@ -34,7 +34,7 @@ def test_a_sentence_follows_its_bar(headline):
 
 
 def test_a_failing_bar_is_called_one():
-    row = next(row for row in ROWS if row["bar"] == "overhead")
+    row = next(row for row in ROWS if row["bar"] == "replay_speed")
 
     assert "**This bar fails.**" in headlines([{**row, "holds": False}])[0]
 
