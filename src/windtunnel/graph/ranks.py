@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +30,6 @@ Rows = NDArray[np.int64]
 # what a task that only waits does not do
 _WORK = ("duration_ns", "flops", "bytes_read", "bytes_written", "message_bytes", "param_bytes", "output_bytes")
 _NO_WORK = (*_WORK, "freed_bytes", "workspace_bytes", "duration_std_ns", "samples_ns")
-ARRIVAL = "arrival at "
 _RANK_NAME = re.compile(r"rank (\d+) ")
 
 
@@ -203,7 +202,7 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
     tasks = graph.tasks
     arrivals = _waiting(tasks, row, {"kind": int(Kind.SYNC)})
     names = arrivals.strings("name")
-    arrivals = arrivals.replace(name=Strings(names.codes, tuple(f"{ARRIVAL}{name}" for name in names.values)))
+    arrivals = arrivals.replace(name=Strings(names.codes, tuple(f"arrival at {name}" for name in names.values)))
     hubs = _waiting(tasks, first, {"kind": int(Kind.VIRTUAL), "resource": UNPLACED, "earliest_ns": 0, "rank": 0})
     changed: dict[str, Any] = {}
     if duration_ns is not None:
@@ -230,6 +229,33 @@ def meet(graph: Graph, members: ArrayLike, meetings: ArrayLike, duration_ns: Arr
     )
 
 
+class Meetings(NamedTuple):
+    """The meetings of a graph, one entry per member: int64 [M] each."""
+
+    arrival: Rows
+    """The task in which the member waits for its peers."""
+    hub: Rows
+    """The task in which all arrivals come together."""
+    member: Rows
+
+
+def meetings(graph: Graph) -> Meetings:
+    """What ``meet`` has put into a graph, in the order of the arrivals' edges."""
+    kind, edges = graph.tasks["kind"], graph.edges
+    src, dst = edges["src"].astype(np.int64), edges["dst"].astype(np.int64)
+    is_message = edges["kind"] == EdgeKind.MESSAGE
+    into = is_message & (kind[src] == Kind.SYNC) & (kind[dst] == Kind.VIRTUAL)
+    out_of = is_message & (kind[src] == Kind.VIRTUAL)
+    hub_of_arrival, hub_of_member = np.full(graph.num_tasks, -1, np.int64), np.full(graph.num_tasks, -1, np.int64)
+    hub_of_arrival[src[into]], hub_of_member[dst[out_of]] = dst[into], src[out_of]
+    goes_on = (edges["kind"] == EdgeKind.ORDER) & (hub_of_arrival[src] >= 0)
+    goes_on &= hub_of_arrival[src] == hub_of_member[dst]
+    member_of = np.full(graph.num_tasks, -1, np.int64)
+    member_of[src[goes_on]] = dst[goes_on]
+    arrival = src[into]
+    return Meetings(arrival, dst[into], member_of[arrival])
+
+
 def arrivals(graph: Graph, members: ArrayLike) -> Rows:
     """Where each member of a meeting waits for its peers, int64 [M]; the member itself where it meets nobody.
 
@@ -239,12 +265,11 @@ def arrivals(graph: Graph, members: ArrayLike) -> Rows:
     members : int [M]
         Rows of tasks.
     """
-    found: Rows = np.array(members, dtype=np.int64)
-    edges, names = graph.edges, graph.tasks.strings("name")
-    is_arrival = names.where({text: text.startswith(ARRIVAL) for text in names.values})
-    into = np.isin(edges["dst"], found) & (edges["kind"] == EdgeKind.ORDER) & is_arrival[edges["src"]]
-    arrival = dict(zip(edges["dst"][into].tolist(), edges["src"][into].tolist(), strict=True))
-    return np.array([arrival.get(row, row) for row in found.tolist()], dtype=np.int64)
+    found = meetings(graph)
+    entry = np.arange(graph.num_tasks)
+    entry[found.member[found.member >= 0]] = found.arrival[found.member >= 0]
+    waiting: Rows = entry[np.asarray(members, dtype=np.int64)]
+    return waiting
 
 
 def _waiting(tasks: Table, rows: Rows, columns: Mapping[str, int]) -> Table:

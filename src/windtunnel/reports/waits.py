@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from windtunnel.graph import EdgeKind, Kind
+from windtunnel.graph.ranks import meetings
 from windtunnel.simulate import Timeline
 from windtunnel.units import format_duration, format_ratio
 
@@ -54,7 +53,7 @@ def rank_waits(timeline: Timeline) -> tuple[RankWait, ...]:
         Of a graph whose ranks meet (`windtunnel.graph.ranks.meet`); measured or changed by a what-if.
     """
     graph = timeline.graph
-    arrival, meeting = _arrivals(timeline)
+    arrival, meeting, _ = meetings(graph)
     if "rank" not in graph.tasks or not len(arrival):
         return ()
     came_ns, rank = timeline.finish_ns[arrival], graph.tasks["rank"][arrival]
@@ -78,15 +77,6 @@ def rank_waits(timeline: Timeline) -> tuple[RankWait, ...]:
         for row, one in enumerate(ranks.tolist())
     ]
     return tuple(sorted(found, key=lambda wait: (-wait.held_up_ns, wait.rank)))
-
-
-def _arrivals(timeline: Timeline) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Rows [M] of the arrivals, and of the task in which each meeting comes together."""
-    graph = timeline.graph
-    kind, edges = graph.tasks["kind"], graph.edges
-    joins = edges["kind"] == EdgeKind.MESSAGE
-    joins &= (kind[edges["src"]] == Kind.SYNC) & (kind[edges["dst"]] == Kind.VIRTUAL)
-    return edges["src"][joins], edges["dst"][joins]
 
 
 def wait_lines(timeline: Timeline) -> list[str]:

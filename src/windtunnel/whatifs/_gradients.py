@@ -30,6 +30,7 @@ __all__ = [
     "link_of",
     "need_one_rank",
     "positions",
+    "registered_by_layer",
     "registered_parameters",
     "registered_shapes",
 ]
@@ -198,6 +199,14 @@ def registered_parameters(graph: Graph) -> dict[str, int]:
     return {name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _listed(graph)}
 
 
+def registered_by_layer(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Bytes of the trained parameters of each layer, in order of registration; empty where the capture does not say."""
+    sizes: dict[str, list[int]] = {}
+    for name, size_bytes in registered_parameters(graph).items():
+        sizes.setdefault(name.rpartition(".")[0], []).append(size_bytes)
+    return {layer: tuple(each) for layer, each in sizes.items()}
+
+
 def registered_shapes(graph: Graph, layers: Collection[str] | None = None) -> list[tuple[int, ...]]:
     """Shapes of the trained parameters, in order of registration; empty where the capture does not say.
 
@@ -220,12 +229,11 @@ def _listed(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
 
 def _parameters(graph: Graph, mask: NDArray[np.bool_]) -> dict[str, tuple[int, ...]]:
     """Sizes of the parameters of every layer."""
-    sizes: dict[str, list[int]] = {}
-    known = registered_parameters(graph)
+    known = registered_by_layer(graph)
     if known:
-        for name, size_bytes in known.items():
-            sizes.setdefault(name.rpartition(".")[0], []).append(size_bytes)
-    elif "param_bytes" in graph.tasks:
+        return known
+    sizes: dict[str, list[int]] = {}
+    if "param_bytes" in graph.tasks:
         rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD))
         read = graph.tasks["param_bytes"][rows]
         layers, names = graph.tasks.strings("layer"), graph.tasks.strings("name")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
-from windtunnel.graph.ranks import arrivals
+from windtunnel.graph.ranks import meetings
 from windtunnel.units import parse_size
-from windtunnel.whatifs._gradients import positions, registered_parameters
+from windtunnel.whatifs._gradients import last_per_group, positions, registered_by_layer
 
 __all__ = ["Averaging", "averaging_of", "caps_of", "gradient_buckets"]
 
@@ -159,10 +159,7 @@ def _sorted(rows: Rows, place: Rows) -> list[int]:
 
 
 def _layer_bytes(graph: Graph) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for name, size in registered_parameters(graph).items():
-        layer = name.rpartition(".")[0]
-        sizes[layer] = sizes.get(layer, 0) + size
+    sizes = {layer: sum(each) for layer, each in registered_by_layer(graph).items()}
     if not sizes:
         raise NotApplicableError("the graph does not say which layer has which parameters")
     return sizes
@@ -174,10 +171,9 @@ def _ready(graph: Graph, mine: NDArray[np.bool_], place: Rows, sizes: dict[str, 
     issues = names.where({text: text.startswith(_ISSUE) for text in names.values})
     works = np.isin(graph.tasks["kind"], (Kind.HOST, Kind.COMPUTE, Kind.COPY))
     rows = np.flatnonzero(mine & graph.select(phase=Phase.BACKWARD) & works & ~issues)
-    rows = rows[np.argsort(place[rows], kind="stable")]
-    last = {layers.decode(row): row for row in rows.tolist()}
-    found = [(row, layer) for layer, row in last.items() if layer in sizes]
-    return {layer: row for row, layer in sorted(found, key=lambda one: place[one[0]])}
+    last = last_per_group(place, rows, layers.codes[rows])
+    found = {layers.values[code]: row for code, row in last.items() if layers.values[code] in sizes}
+    return dict(sorted(found.items(), key=lambda one: place[one[1]]))
 
 
 def _fitted(graph: Graph, rows: Rows) -> tuple[float, float]:
@@ -250,9 +246,9 @@ def _waits(graph: Graph, messages: Rows) -> Rows:
 def _without_messages(graph: Graph, averaging: Averaging) -> tuple[int, Graph, Rows]:
     """What issuing a message takes, the graph in which nobody averages gradients, and where its rows went."""
     edges, messages = graph.edges, averaging.messages.ravel()
-    into = np.isin(edges["dst"], messages)
-    hubs = edges["src"][into & (graph.tasks["kind"][edges["src"]] == Kind.VIRTUAL)]
-    gone = np.unique(np.concatenate([messages, arrivals(graph, messages), hubs]))
+    met = meetings(graph)
+    averages = np.isin(met.member, messages)
+    gone = np.unique(np.concatenate([messages, met.arrival[averages], met.hub[averages]]))
     launches = edges["src"][np.isin(edges["dst"], gone) & (edges["kind"] == EdgeKind.LAUNCH)]
     issue_ns = round(float(np.median(graph.duration_ns[launches]))) if len(launches) else 0
     mask = np.zeros(graph.num_tasks, bool)

@@ -26,7 +26,7 @@ from windtunnel.planning.strategy.model import Chain, groups_of
 from windtunnel.planning.strategy.search import SEARCHES, Plan, Worth, worth_of
 from windtunnel.simulate import replay
 from windtunnel.units import format_size
-from windtunnel.whatifs import Answer, parse_request, whatif
+from windtunnel.whatifs import Answer, Request, parse_request, whatif
 from windtunnel.whatifs.buckets import Averaging, averaging_of
 
 __all__ = ["EQUIVALENT", "LOSSY", "SAVES_MEMORY", "SCHEMA", "Strategy", "chain_of", "load_strategy", "optimize"]
@@ -118,21 +118,21 @@ class _Asking:
     options: Mapping[str, Any]
     known: dict[str, Answer] = field(default_factory=dict)
 
-    def __call__(self, requests: Sequence[str]) -> list[Answer]:
-        possible = [request for request in dict.fromkeys(requests) if _is_one(request)]
-        for request in possible:
-            if request not in self.known:
-                self.known[request] = whatif(self.graph, [request], **self.options)[0]
-        return [self.known[request] for request in possible if self.known[request].is_applicable]
+    def __call__(self, texts: Sequence[str]) -> list[Answer]:
+        """Answers to those that can be asked and apply; new ones are priced and replayed together."""
+        requests = {str(one): one for one in map(_request, texts) if one is not None}
+        new = [request for key, request in requests.items() if key not in self.known]
+        if new:
+            self.known |= {str(answer.request): answer for answer in whatif(self.graph, new, **self.options)}
+        return [self.known[key] for key in requests if self.known[key].is_applicable]
 
 
-def _is_one(request: str) -> bool:
-    """Whether these changes can be made together: two that decide the same thing cannot."""
+def _request(text: str) -> Request | None:
+    """These changes together; None where two of them decide the same thing."""
     try:
-        parse_request(request)
+        return parse_request(text)
     except InputError:
-        return False
-    return True
+        return None
 
 
 def optimize(

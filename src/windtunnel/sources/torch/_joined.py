@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind
+from windtunnel.graph import Graph, Kind, ResourceKind
+from windtunnel.graph.ranks import meetings
 from windtunnel.simulate import replay
 from windtunnel.sources.ranks import merge
 from windtunnel.sources.torch._overhead import central, held_out
@@ -73,11 +74,9 @@ def _typical(samples: Int) -> int:
 
 def _waited_by_chance(graph: Graph, late_ns: dict[Key, int]) -> Int:
     """Durations in which the meeting of each collective takes what its ranks are late by chance."""
-    edges, duration = graph.edges, graph.duration_ns.copy()
-    key_of = dict(_collectives(graph))
-    into = np.flatnonzero((edges["kind"] == EdgeKind.MESSAGE) & (graph.tasks["kind"][edges["src"]] == Kind.VIRTUAL))
-    for edge in into.tolist():
-        duration[edges["src"][edge]] = late_ns.get(key_of.get(int(edges["dst"][edge]), ("", -1)), 0)
+    duration, key_of, found = graph.duration_ns.copy(), dict(_collectives(graph)), meetings(graph)
+    for hub, member in zip(found.hub.tolist(), found.member.tolist(), strict=True):
+        duration[hub] = late_ns.get(key_of.get(member, ("", -1)), 0)
     return duration
 
 
