@@ -89,6 +89,14 @@ def interleave(
     return {name: Timing(values) for name, values in seconds.items()}
 
 
+def peer_arguments(peer: str, description: str | None) -> argparse.Namespace:
+    """``--peer-python`` and ``--verbose``, of a script whose peer lives in an environment of its own."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--peer-python", help=f"python of an environment that has {peer}")
+    parser.add_argument("--verbose", action="store_true")
+    return parser.parse_args()
+
+
 def is_verbose() -> bool:
     """Whether the script was asked for its table (``--verbose``)."""
     parser = argparse.ArgumentParser()

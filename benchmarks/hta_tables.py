@@ -13,7 +13,6 @@ The critical paths of the first step are compared where the peer is 0.6 or later
 package index has, keeps older rules): their lengths and their events.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -49,7 +48,7 @@ OUR_SPREAD = ("mean", "std", "min", "p25", "p50", "p75", "max")
 
 def main() -> int:
     """Compare and print the bar; 1 if it does not hold."""
-    arguments = _arguments()
+    arguments = bar.peer_arguments(PEER, __doc__)
     runs = _runs()
     if not runs:
         return _without("the public traces are not here")
@@ -80,13 +79,6 @@ def main() -> int:
     if bar.is_verbose():
         print(bar.table([{key: str(value)[:60] for key, value in row.items()} for row in rows]))
     return 0 if holds else 1
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer-python", help=f"python of an environment that has {PEER}")
-    parser.add_argument("--verbose", action="store_true")
-    return parser.parse_args()
 
 
 def _without(reason: str) -> int:

@@ -6,7 +6,6 @@ after the peer. The peer lives in an environment of its own: ``--peer-python PAT
 under the user's cache folder.
 """
 
-import argparse
 import gzip
 import json
 import os
@@ -30,7 +29,7 @@ def main() -> int:
     """Run the contestants and print the bar; 1 if it does not hold."""
     from tests.shared_data import find_shared
 
-    arguments = _arguments()
+    arguments = bar.peer_arguments(PEER, __doc__)
     source = _largest_trace(find_shared("replay"))
     if source is None:
         return _without("no public traces are here")
@@ -62,13 +61,6 @@ def main() -> int:
         rows = [{"who": "ours", **first}, {"who": "peer", **peer}, {"who": "ours again", **second}]
         print(bar.table([{key: value for key, value in row.items() if key != "store_bytes"} for row in rows]))
     return 0 if holds else 1
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer-python", help=f"python of an environment that has {PEER}")
-    parser.add_argument("--verbose", action="store_true")
-    return parser.parse_args()
 
 
 def _without(reason: str, **details: object) -> int:

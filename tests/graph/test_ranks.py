@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.graph.longest_path import start_times
 from tests.graph.random_graphs import graphs
-from windtunnel.errors import InputError
+from windtunnel.errors import GraphError, InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, ResourceKind, Table
-from windtunnel.graph.ranks import join
+from windtunnel.graph.ranks import arrivals, join, meetings
 from windtunnel.simulate import replay
 
 
@@ -121,3 +121,22 @@ def test_no_meeting_changes_nothing():
     assert graph.equals(graph.meet([], []))
     assert Discipline.FIFO == graph.resources["discipline"][0]
     assert isinstance(graph.tasks, Table)
+
+
+@given(graphs(), st.data())
+def test_meetings_are_read_as_they_were_made(graph, data):
+    members = data.draw(st.lists(st.integers(0, graph.num_tasks - 1), min_size=1, max_size=4, unique=True))
+    of_member = data.draw(st.lists(st.integers(0, 1), min_size=len(members), max_size=len(members)))
+    number = np.unique(of_member, return_inverse=True)[1]
+    first = graph.num_tasks
+    try:
+        found = meetings(graph.meet(members, number).validate())
+    except GraphError:
+        return  # some wait for each other already
+    order = np.argsort(found.arrival)
+    order = order[found.arrival[order] >= first]  # a random graph may look as if some met before
+
+    assert found.arrival[order].tolist() == list(range(first, first + len(members)))
+    assert found.member[order].tolist() == members
+    assert found.hub[order].tolist() == (first + len(members) + number).tolist()
+    assert arrivals(graph.meet(members, number), members).tolist() == list(range(first, first + len(members)))
