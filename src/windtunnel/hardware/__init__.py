@@ -7,13 +7,16 @@ from windtunnel.hardware.catalog import device, devices, link, links, machine, m
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
 from windtunnel.hardware.systems import Cluster, Machine
+from windtunnel.hardware.templates import Templates, area_um2, template_space
 
 __all__ = [
     "Cluster",
     "Device",
     "Link",
     "Machine",
+    "Templates",
     "Topology",
+    "area_um2",
     "device",
     "devices",
     "link",
@@ -22,5 +25,6 @@ __all__ = [
     "machines",
     "read_sheet",
     "recognize",
+    "template_space",
     "topology",
 ]

@@ -5,17 +5,16 @@ In: CSV files beside this one, each row with its source. Out: ``Device``, ``Link
 
 from __future__ import annotations
 
-import csv
 import difflib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.host import matching, this_host
 from windtunnel.hardware.parts import Device, Link, Topology
+from windtunnel.hardware.rows import rows_of
 from windtunnel.hardware.sheet import device_of_row, read_link, read_sheet
 from windtunnel.hardware.systems import Machine
 
@@ -27,21 +26,16 @@ _GIB = 2**30
 Value = TypeVar("Value")
 
 
-def _rows(file: str) -> list[dict[str, str]]:
-    text = resources.files("windtunnel.hardware").joinpath(file).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
 @cache
 def devices() -> Mapping[str, Device]:
     """Every chip of the catalog by name."""
-    return {row["name"]: device_of_row(row) for row in _rows("devices.csv")}
+    return {row["name"]: device_of_row(row) for row in rows_of("devices.csv")}
 
 
 @cache
 def _aliases() -> Mapping[str, str]:
     """Short names, such as ``h100``, and names that published tables use."""
-    return {alias: row["name"] for row in _rows("devices.csv") for alias in row["aliases"].split()}
+    return {alias: row["name"] for row in rows_of("devices.csv") for alias in row["aliases"].split()}
 
 
 @cache
@@ -55,14 +49,14 @@ def links() -> Mapping[str, Link]:
             is_duplex=row["is_duplex"] == "yes",
             source=row["source"],
         )
-        for row in _rows("links.csv")
+        for row in rows_of("links.csv")
     }
 
 
 @cache
 def machines() -> Mapping[str, Machine]:
     """Every machine of the catalog by name."""
-    return {row["name"]: _machine(row) for row in _rows("machines.csv")}
+    return {row["name"]: _machine(row) for row in rows_of("machines.csv")}
 
 
 def _machine(row: dict[str, str]) -> Machine:
