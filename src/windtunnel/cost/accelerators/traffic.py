@@ -1,0 +1,153 @@
+"""Words that a product moves between memory and one buffer (room cost): tiles, loop orders, the best of them.
+
+In: M, N, K and the words that the buffer holds. Out: words moved by the best tiling, and the words of its first load
+and last store. An operand is loaded again by every outer loop that changes it, or that a changing one runs inside of; a
+loop that it does not depend on and that is innermost loads nothing (the rule of Timeloop). Buffers are double: half of
+them holds tiles. Tiles are powers of two or the whole side. Not here: cycles (``engine``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.cost.accelerators.systolic import accesses, cycles
+from windtunnel.errors import InputError
+from windtunnel.units import format_count
+
+__all__ = ["Traffic", "streamed_cycles", "traffic"]
+
+Ints = NDArray[np.int64]
+
+_ACTIVE = 0.9  # share of a buffer that the reference simulator fills with what is in use
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """Words of P products, each in its best tiling.
+
+    Parameters
+    ----------
+    words : int64 [P]
+        Moved in all, sums that are written and read again among them.
+    first, last : int64 [P]
+        Of the first tiles of X and W, of the last tile of Y: nothing can hide them.
+    """
+
+    words: Ints
+    first: Ints
+    last: Ints
+
+
+def traffic(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, buffer_words: ArrayLike, operand_words: Sequence[int] | None = None
+) -> Traffic:
+    """Fewest words between memory and a buffer that all operands share, or buffers of their own.
+
+    Parameters
+    ----------
+    operand_words : three of int, optional
+        That X, W and Y may take each, in place of all together.
+
+    Raises
+    ------
+    InputError
+        The buffer does not hold two tiles of one word each operand.
+
+    Notes
+    -----
+    Parashar et al., "Timeloop: a systematic approach to DNN accelerator evaluation", ISPASS 2019.
+    """
+    own = operand_words or None
+    given = (np.asarray(one, dtype=np.int64) for one in (m, n, k, sum(own) if own else buffer_words))
+    columns = np.stack([one.ravel() for one in np.broadcast_arrays(*given)])  # [4, P]
+    shape = np.broadcast_shapes(*(np.shape(one) for one in (m, n, k, buffer_words)))
+    if own and min(own) < 2:
+        raise _too_small(min(own), "two tiles of an operand have at least 2 words")
+    if columns.size and columns[3].min() < 6:
+        raise _too_small(int(columns[3].min()), "two tiles of X, W and Y have at least 6 words")
+    distinct, place = np.unique(columns, axis=1, return_inverse=True)
+    rooms = np.array([one // 2 for one in own] if own else [2**62] * 3, dtype=np.int64)
+    m_D, n_D, k_D, words_D = distinct
+    found = _best(m_D, n_D, k_D, words_D, rooms)[:, place.ravel()]
+    return Traffic(*(one.reshape(shape) for one in found))
+
+
+def _too_small(words: int, fix: str) -> InputError:
+    return InputError(f"a buffer of {format_count(words)} words is smaller than one tile", where="sram_bytes", fix=fix)
+
+
+@njit(cache=True)
+def _best(m: Ints, n: Ints, k: Ints, buffer_words: Ints, rooms: Ints) -> Ints:
+    """Words, first load and last store of each column, int64 [3, P]."""
+    found = np.zeros((3, len(m)), dtype=np.int64)
+    for one in range(len(m)):
+        best = 2**62
+        room = buffer_words[one] // 2
+        tile_m = 1
+        while True:
+            tile_m = min(tile_m, m[one])
+            tile_n = 1
+            while True:
+                tile_n = min(tile_n, n[one])
+                tile_k = min((room - tile_m * tile_n) // (tile_m + tile_n), k[one])
+                tile_k = min(tile_k, rooms[0] // tile_m, rooms[1] // tile_n)
+                if tile_k < 1 or tile_m * tile_n > rooms[2]:
+                    break
+                down = (m[one] + tile_m - 1) // tile_m
+                across = (n[one] + tile_n - 1) // tile_n
+                deep = (k[one] + tile_k - 1) // tile_k
+                words = _fewest(m[one], n[one], k[one], down, across, deep)
+                ends = tile_k * (tile_m + tile_n) + tile_m * tile_n
+                if words < best or (words == best and ends < found[1, one] + found[2, one]):
+                    best = words
+                    found[0, one], found[1, one], found[2, one] = words, tile_k * (tile_m + tile_n), tile_m * tile_n
+                if tile_n == n[one]:
+                    break
+                tile_n *= 2
+            if tile_m == m[one]:
+                break
+            tile_m *= 2
+    return found
+
+
+@njit(cache=True)
+def _fewest(m: int, n: int, k: int, down: int, across: int, deep: int) -> int:
+    """Words of the best of the loop orders: the innermost loop that turns keeps the operand that it does not change."""
+    x, w, y = m * k, k * n, m * n
+    again = 2 * deep - 1  # sums are read again for all but their first part
+    if deep == 1:  # the two outer loops keep X or W
+        return y + min(x + w * (down if across > 1 else 1), w + x * (across if down > 1 else 1))
+    keeps_y = x * across + w * down + y
+    keeps_x = x + w * (down if down > 1 else 1) + y * (again if across > 1 else 1)
+    keeps_w = w + x * (across if across > 1 else 1) + y * (again if down > 1 else 1)
+    return min(keeps_y, keeps_x, keeps_w)
+
+
+def streamed_cycles(
+    m: int, n: int, k: int, rows: int, cols: int, dataflow: str, *, buffer_words: int, words_per_cycle: float
+) -> int:
+    """Cycles as the reference simulator takes them when every operand has a buffer and a port of its own.
+
+    An operand that does not fit the active part of its buffer is streamed twice for each pass over it. Loads before the
+    first cycle and stores behind the last are not counted.
+
+    Notes
+    -----
+    SCALE-Sim, its user-bandwidth mode, by its published reports.
+    """
+    read = accesses(m, n, k, rows, cols, dataflow)
+    ports = [int(cycles(m, n, k, rows, cols, dataflow)), _lines(int(read.y), words_per_cycle)]
+    for words, size in ((int(read.x), m * k), (int(read.w), k * n)):
+        passes = words // size
+        if size > _ACTIVE * buffer_words:
+            ports.append(2 * passes * _lines(size, words_per_cycle))
+    return max(ports)
+
+
+def _lines(words: int, words_per_cycle: float) -> int:
+    return int(np.ceil(words / words_per_cycle))

@@ -1,0 +1,131 @@
+"""One array in closed form, against published runs of a simulator."""
+
+import csv
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shared_data import shared_path
+from windtunnel.cost.accelerators.systolic import DATAFLOWS, Gemms, accesses, cycles, of_convolution, utilization
+from windtunnel.cost.accelerators.traffic import streamed_cycles
+from windtunnel.errors import InputError
+
+SIZES = st.integers(1, 500)
+SIDES = st.integers(1, 40)
+GOLDEN = {"golden_user_os": (256, 128, 256, "os"), "golden_user_ws": (256, 128, 256, "ws"),
+          "golden_calc": (3025, 96, 363, "ws")}  # fmt: skip
+
+
+def report(run, name):
+    path = shared_path(f"kernels_hw/scalesim/{run}/{name}_REPORT.csv")
+    header, row = (line.split(",") for line in path.read_text().splitlines()[:2])
+    return {key.strip(): float(value) for key, value in zip(header, row, strict=True) if value.strip()}
+
+
+def simulated(m, n, k, rows, cols, dataflow):
+    """Fold by fold: fill, steps, drain."""
+    down, across, steps = {"os": (m, n, k), "ws": (k, n, m), "is": (k, m, n)}[dataflow]
+    total, reads = 0, [0, 0, 0]
+    for row in range(0, down, rows):
+        for col in range(0, across, cols):
+            high, wide = min(rows, down - row), min(cols, across - col)
+            total += (0 if dataflow == "os" else rows) + steps + rows + cols - 2
+            moved = {
+                "os": (high * k, k * wide, high * wide),
+                "ws": (high * m, high * wide, m * wide),
+                "is": (high * wide, high * n, wide * n),
+            }[dataflow]
+            reads = [one + more for one, more in zip(reads, moved, strict=True)]
+    return total - 1, reads
+
+
+def test_every_published_run_is_exact():
+    rows = list(csv.DictReader(shared_path("kernels_hw/scalesim/os_cycles.csv").read_text().splitlines()))
+    m, n, k, high, wide, spent = (
+        np.array([int(row[name]) for row in rows]) for name in ("m", "n", "k", "rows", "cols", "cycles")
+    )
+    share = np.array([float(row["util_pct"]) for row in rows])
+
+    assert {"os"} == {row["dataflow"] for row in rows}
+    assert spent.tolist() == cycles(m, n, k, high, wide, "os").tolist()
+    assert share == pytest.approx(100 * m * n * k / (high * wide * spent), abs=6e-4)
+
+
+@pytest.mark.parametrize("run", GOLDEN)
+def test_the_simulators_own_reports_are_exact(run):
+    m, n, k, dataflow = GOLDEN[run]
+    spent, read = report(run, "COMPUTE"), report(run, "DETAILED_ACCESS")
+    ours = accesses(m, n, k, 32, 32, dataflow)
+    _, mapping, compatible = utilization(m, n, k, 32, 32, dataflow)
+
+    assert spent["Total Cycles"] - spent["Stall Cycles"] == cycles(m, n, k, 32, 32, dataflow)
+    assert (read["SRAM IFMAP Reads"], read["SRAM Filter Reads"]) == (ours.x, ours.w)
+    # the reports of stationary outputs count 2,048 words of filler
+    assert read["SRAM OFMAP Writes"] == ours.y + (2048 if dataflow == "os" else 0)
+    assert spent["Mapping Efficiency %"] == pytest.approx(100 * mapping)
+    assert spent["Compute Util %"] == pytest.approx(100 * compatible)
+
+
+@pytest.mark.parametrize("run", ["golden_user_os", "golden_user_ws"])
+def test_a_narrow_memory_stalls_as_it_does_in_the_simulator(run):
+    m, n, k, dataflow = GOLDEN[run]
+    ours = streamed_cycles(m, n, k, 32, 32, dataflow, buffer_words=65536, words_per_cycle=10)
+
+    assert report(run, "COMPUTE")["Total Cycles"] == pytest.approx(ours, rel=0.01)
+
+
+@given(SIZES, SIZES, SIZES, SIDES, SIDES, st.sampled_from(DATAFLOWS))
+def test_the_closed_form_counts_what_folds_take_one_by_one(m, n, k, rows, cols, dataflow):
+    total, reads = simulated(m, n, k, rows, cols, dataflow)
+    found = accesses(m, n, k, rows, cols, dataflow)
+
+    assert total == cycles(m, n, k, rows, cols, dataflow)
+    assert reads == [found.x, found.w, found.y]
+
+
+@given(SIZES, SIZES, SIZES, SIDES, SIDES, st.sampled_from(DATAFLOWS), st.sampled_from("mnk"))
+def test_more_work_never_takes_fewer_cycles(m, n, k, rows, cols, dataflow, side):
+    sizes = {"m": m, "n": n, "k": k}
+    larger = sizes | {side: sizes[side] + 1}
+
+    assert cycles(**sizes, rows=rows, cols=cols, dataflow=dataflow) <= cycles(
+        **larger, rows=rows, cols=cols, dataflow=dataflow
+    )
+
+
+@given(SIZES, st.integers(2, 500), SIZES, SIDES, SIDES, st.sampled_from(DATAFLOWS))
+def test_two_halves_never_take_fewer_cycles_than_the_whole(m, n, k, rows, cols, dataflow):
+    parts = [cycles(m, half, k, rows, cols, dataflow) for half in (n // 2, n - n // 2)]
+
+    assert cycles(m, n, k, rows, cols, dataflow) <= sum(parts) + 1
+
+
+def test_a_depthwise_convolution_is_a_product_per_channel():
+    one = of_convolution(114, 114, 3, 3, 32, 32, groups=32)
+
+    assert (112 * 112, 1, 9, 32) == tuple(getattr(one, name).item() for name in ("m", "n", "k", "count"))
+
+
+@pytest.mark.parametrize(("field", "value"), [("m", 0), ("n", -3), ("k", float("nan")), ("m", 1.5), ("count", 0)])
+def test_sizes_that_are_none_are_named(field, value):
+    sizes = {"m": 4, "n": 4, "k": 4, "count": 1} | {field: value}
+
+    with pytest.raises(InputError, match=f"{field} cannot be {value}"):
+        Gemms.of(**sizes)
+
+
+def test_an_unknown_dataflow_is_named():
+    with pytest.raises(InputError, match="no dataflow is called 'rs'"):
+        cycles(1, 1, 1, 1, 1, "rs")
+
+
+def test_products_beyond_64_bits_are_refused():
+    with pytest.raises(InputError, match="multiplications"):
+        Gemms.of(2**31, 2**31, 2**31)
+
+
+def test_groups_that_do_not_divide_are_refused():
+    with pytest.raises(InputError, match="do not divide by 3 groups"):
+        of_convolution(8, 8, 3, 3, 4, 6, groups=3)
