@@ -2,7 +2,7 @@
 
 In: numbers of ranks, chunks of the model per rank and microbatches. Out: a ``Schedule``: for each rank its actions in
 order, as ``0F3``: stage 0, forward, microbatch 3. Not here: how long an action takes (``model``), whether a table can
-run (``verify``), running one (``training``).
+run (the verifier), running one (``training``).
 
 Sources: GPipe (Huang et al., 2019), PipeDream (Narayanan et al., SOSP 2019) and PipeDream-2BW (ICML 2021).
 """
