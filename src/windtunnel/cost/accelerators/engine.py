@@ -2,7 +2,7 @@
 
 In: P products or V vector operators, D machines as columns. Out: cycles [P, D]. Folds of a product are dealt to the
 arrays in rounds (waves), a fold's steps may be split over arrays that would idle; compute and memory overlap, but for
-the first load and the last store. Not here: single arrays (``systolic``), graphs (``pricer``), energy (``energy``).
+the first load and the last store. Not here: single arrays (``systolic``), graphs (``pricer``), energy.
 """
 
 from __future__ import annotations
