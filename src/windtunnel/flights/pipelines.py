@@ -14,7 +14,7 @@ from windtunnel.measure.fingerprint import machine
 
 if TYPE_CHECKING:
     from windtunnel.measure.turns import Progress
-    from windtunnel.planning.pipelines.model import Schedule
+    from windtunnel.planning.pipelines.model import ScheduleName
     from windtunnel.planning.placement.throughput import Plan
     from windtunnel.training.pipelines.model import PipelineJob
 
@@ -25,7 +25,7 @@ def fly_pipelines(
     job: PipelineJob,
     plans: Sequence[Plan],
     *,
-    schedule: Schedule = "1f1b",
+    schedule: ScheduleName = "1f1b",
     rounds: int = 12,
     time_limit_s: float = 120.0,
     progress: Progress | None = None,

@@ -101,7 +101,9 @@ class Meta:
     is_complete : bool
         Whether all iterations that were asked for were measured.
     memory_base_bytes : int
-        What is always there: parameters, optimizer state, buffers.
+        What is always there, on each rank: parameters, optimizer state, buffers.
+    rank_base_bytes : tuple of int
+        What is always there beside that on rank 0, 1 ..., where ranks differ, as stages of a pipeline do.
     memory : mapping
         What one real step held (``MemoryProfile.summary``).
 
@@ -160,6 +162,7 @@ class Meta:
     loader: Facts = field(default_factory=dict)
     is_complete: bool = True
     memory_base_bytes: int = 0
+    rank_base_bytes: tuple[int, ...] = ()
     memory: Facts = field(default_factory=dict)
     # of the program that was measured
     program: Facts = field(default_factory=dict)

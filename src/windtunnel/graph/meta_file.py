@@ -70,6 +70,7 @@ _TYPES: dict[str, Any] = {
     "gc_pause_ns": _Count | None,
     "loader": _Loader,
     "memory_base_bytes": _Count,
+    "rank_base_bytes": list[_Count],
     "samples_ratio": Annotated[float, msgspec.Meta(gt=0, le=1e18)],
     "world_size": Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None,
 }

@@ -75,7 +75,11 @@ def replicate(graph: Graph, num_copies: int, shared: ArrayLike | None = None) ->
         tasks=tasks.replace(**columns),
         resources=_resources(graph, num_copies, own, width),
         edges=_edges(graph, copies),
-        meta=replace(graph.meta, routes=tuple(tuple(row[list(one)].tolist()) for row in place for one in routes)),
+        meta=replace(
+            graph.meta,
+            routes=tuple(tuple(row[list(one)].tolist()) for row in place for one in routes),
+            rank_base_bytes=graph.meta.rank_base_bytes * num_copies,
+        ),
     )
 
 

@@ -2,7 +2,8 @@
 
 In: a played graph with ``output_bytes`` and ``workspace_bytes``. Out: how many bytes are held when, and by whom at
 the peak. A task's output is held from its start to the end of its last DATA consumer (its own end, if there is
-none), its workspace while it runs, and ``meta.memory_base_bytes`` (parameters, optimizer state) always.
+none), its workspace while it runs, and ``meta.memory_base_bytes`` (parameters, optimizer state) always, with
+``meta.rank_base_bytes`` of the ranks that are looked at.
 """
 
 from __future__ import annotations
@@ -91,13 +92,20 @@ def memory_of(
     free_ns = finish_ns.copy()
     is_data = graph.edges["kind"] == EdgeKind.DATA
     np.maximum.at(free_ns, graph.edges["src"][is_data], finish_ns[graph.edges["dst"][is_data]])
-    base_bytes = graph.meta.memory_base_bytes
+    base_bytes = graph.meta.memory_base_bytes + _of_ranks(graph, chosen)
     time_ns, change = _merged(
         np.concatenate([start_ns, finish_ns, free_ns]),
         np.concatenate([output + workspace, -workspace, -output]),
     )
     size_bytes = base_bytes + np.cumsum(change)
     return MemoryCurve(graph, start_ns, finish_ns, free_ns, time_ns, size_bytes, base_bytes)
+
+
+def _of_ranks(graph: Graph, chosen: NDArray[np.bool_]) -> int:
+    """What the ranks of some tasks have all the time, each its own."""
+    bases = graph.meta.rank_base_bytes
+    ranks = np.unique(column(graph, "rank", np.int32)[chosen]).tolist() if bases else ()
+    return sum(bases[rank] for rank in ranks if rank < len(bases))
 
 
 def _merged(time_ns: NDArray[np.int64], change: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -7,17 +7,28 @@ run (the verifier), running one (``training``).
 Sources: GPipe (Huang et al., 2019), PipeDream (Narayanan et al., SOSP 2019) and PipeDream-2BW (ICML 2021).
 """
 
-# R ranks, S stages, M microbatches
+# R ranks, S stages, M microbatches of a batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from windtunnel.errors import InputError
 
-__all__ = ["Action", "Schedule", "ScheduleKind", "gpipe", "one_forward_one_backward"]
+__all__ = [
+    "Action",
+    "Schedule",
+    "ScheduleKind",
+    "forward_only",
+    "gpipe",
+    "one_forward_one_backward",
+    "pipedream",
+    "pipedream_2bw",
+    "repeated",
+    "require_some",
+]
 
 ScheduleKind = Literal["F", "B", "I", "W"]
 """Forward, backward; or its two parts: for the input's gradient, and for the weights'."""
@@ -45,14 +56,22 @@ class Schedule:
     actions : tuple [R] of tuples of Action or None
         What each rank does, in order; None is a slot in which it waits by choice, which only a picture needs.
     rank_of : tuple of int [S]
-        On which rank each stage lies.
+        On which rank each stage lies; of several replicas, the first.
     num_microbatches : int
         Per batch.
     num_batches : int
         Microbatches count on through all batches: batch b has those from ``b * num_microbatches`` on.
     versions : str
         Which weights a pass sees: ``flush`` (those after all earlier batches), ``2bw`` (those of one batch before), or
-        ``stash`` (the newest of its own rank, and the same ones backward).
+        ``stash`` (the newest of its own rank, and the same ones backward). A rank updates all its stages after its
+        last backward pass of a batch.
+    replicas : tuple [S] of tuples of int
+        Ranks of all replicas of each stage, where some have several: microbatch k is that of replica k modulo their
+        number. Empty: one each.
+    most_in_flight : tuple of int [R]
+        How many passes each rank may have done forward and not yet, in all parts, backward. Empty: nobody has said.
+    overlaps : frozenset of Action
+        Actions that share their slot with the next one of their rank.
     """
 
     name: str
@@ -61,6 +80,9 @@ class Schedule:
     num_microbatches: int
     num_batches: int = 1
     versions: Literal["flush", "2bw", "stash"] = "flush"
+    replicas: tuple[tuple[int, ...], ...] = ()
+    most_in_flight: tuple[int, ...] = ()
+    overlaps: frozenset[Action] = frozenset()
 
     @property
     def num_ranks(self) -> int:
@@ -72,38 +94,150 @@ class Schedule:
         """S."""
         return len(self.rank_of)
 
+    @property
+    def num_passes(self) -> int:
+        """Microbatches of all batches."""
+        return self.num_microbatches * self.num_batches
 
-def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
-    """All forward, then all backward.
+    @property
+    def is_training(self) -> bool:
+        """Whether anything goes backward."""
+        return any(one is not None and one.kind != "F" for row in self.actions for one in row)
+
+    def slots(self, rank: int) -> list[tuple[Action, ...]]:
+        """What a rank does, slot by slot: nothing, an action, or two that overlap."""
+        found: list[tuple[Action, ...]] = []
+        is_open = False
+        for one in self.actions[rank]:
+            if one is None or not is_open:
+                found.append(() if one is None else (one,))
+            else:
+                found[-1] += (one,)
+            is_open = one in self.overlaps and not is_open
+        return found
+
+    def rank(self, stage: int, microbatch: int) -> int:
+        """Who has this microbatch at this stage."""
+        ranks = self.replicas[stage] if self.replicas else (self.rank_of[stage],)
+        return ranks[microbatch % len(ranks)]
+
+
+def forward_only(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
+    """Inference: every rank takes what comes; arguments and errors as of ``gpipe``."""
+    made = _linear("forward-only", num_ranks, num_microbatches, replicas, lambda _: num_microbatches)
+    rows = tuple(tuple(one for one in row if one is not None and one.kind == "F") for row in made.actions)
+    return replace(made, actions=rows, most_in_flight=())
+
+
+def gpipe(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
+    """All forward, then all backward (GPipe, section 2.3).
+
+    Parameters
+    ----------
+    num_ranks : int
+        Stages, in fact: of several replicas, each has a rank of its own.
+    num_microbatches : int
+    replicas : sequence of int [S]
+        Of each stage; they take microbatches in turn.
 
     Raises
     ------
     InputError
         There are no ranks or no microbatches.
     """
-    return _linear("gpipe", num_ranks, num_microbatches, lambda _: num_microbatches)
+    return _linear("gpipe", num_ranks, num_microbatches, replicas, lambda _: num_microbatches)
 
 
-def one_forward_one_backward(num_ranks: int, num_microbatches: int) -> Schedule:
+def one_forward_one_backward(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
     """PipeDream-Flush: as many forward as there are ranks from here on, then one backward and one forward in turns.
 
+    Arguments and errors as of ``gpipe``; replicas of a stage share what it has under way.
+    """
+    each = list(replicas) or [1] * num_ranks
+    return _linear("1f1b", num_ranks, num_microbatches, each, lambda stage: -(-sum(each[stage:]) // each[stage]))
+
+
+def pipedream(num_ranks: int, num_microbatches: int, num_batches: int, replicas: Sequence[int] = ()) -> Schedule:
+    """PipeDream (section 3.2 and 3.3): 1F1B that is never emptied, with the weights of every pass under way stashed.
+
+    The paper's batches are of one microbatch each. Arguments and errors as of ``gpipe``.
+    """
+    require_some("pipedream", num_ranks, num_microbatches, num_batches)
+    made = one_forward_one_backward(num_ranks, num_microbatches * num_batches, replicas)
+    return replace(made, name="pipedream", num_microbatches=num_microbatches, num_batches=num_batches, versions="stash")
+
+
+def pipedream_2bw(num_ranks: int, num_microbatches: int, num_batches: int) -> Schedule:
+    """PipeDream-2BW (section 3.1): the same order, with two versions of the weights.
+
     Raises
     ------
     InputError
-        There are no ranks or no microbatches.
+        A batch has fewer microbatches than there are ranks: two versions would not be enough.
     """
-    return _linear("1f1b", num_ranks, num_microbatches, lambda rank: num_ranks - rank)
+    require_some("2bw", num_ranks, num_microbatches, num_batches)
+    if num_microbatches < num_ranks:
+        raise InputError(
+            f"{num_microbatches} microbatches per batch on {num_ranks} ranks need more than two versions of weights",
+            where="2bw", fix=f"{num_ranks} microbatches or more",
+        )  # fmt: skip
+    return replace(pipedream(num_ranks, num_microbatches, num_batches), name="2bw", versions="2bw")
 
 
-def _linear(name: str, num_ranks: int, num_microbatches: int, num_ahead: Callable[[int], int]) -> Schedule:
-    if num_ranks < 1 or num_microbatches < 1:
-        raise InputError(f"{num_microbatches} microbatches on {num_ranks} ranks", where=name, fix="one or more of both")
-    rows = []
-    for rank in range(num_ranks):
-        first = min(num_ahead(rank), num_microbatches)
-        row = [Action(rank, "F", at) for at in range(first)]
-        for at in range(num_microbatches):
-            row.append(Action(rank, "B", at))
-            row += [Action(rank, "F", at + first)] * (at + first < num_microbatches)
-        rows.append(tuple(row))
-    return Schedule(name, tuple(rows), tuple(range(num_ranks)), num_microbatches)
+def repeated(schedule: Schedule, num_batches: int) -> Schedule:
+    """A schedule that is emptied, batch after batch.
+
+    Raises
+    ------
+    InputError
+        There are no batches.
+    """
+    require_some(schedule.name, schedule.num_ranks, schedule.num_microbatches, num_batches)
+    step = schedule.num_passes
+
+    def later(action: Action | None, batch: int) -> Action | None:
+        return action and action._replace(microbatch=action.microbatch + batch * step)
+
+    rows = tuple(tuple(later(one, batch) for batch in range(num_batches) for one in row) for row in schedule.actions)
+    overlaps = frozenset(
+        one._replace(microbatch=one.microbatch + batch * step)
+        for batch in range(num_batches)
+        for one in schedule.overlaps
+    )
+    return replace(schedule, actions=rows, num_batches=schedule.num_batches * num_batches, overlaps=overlaps)
+
+
+def require_some(name: str, num_ranks: int, num_microbatches: int, num_batches: int = 1) -> None:
+    """Refuse a pipeline of nothing."""
+    if min(num_ranks, num_microbatches, num_batches) < 1:
+        raise InputError(
+            f"{num_batches} batches of {num_microbatches} microbatches on {num_ranks} ranks", where=name,
+            fix="one or more of each",
+        )  # fmt: skip
+
+
+def _linear(
+    name: str, num_stages: int, num_microbatches: int, replicas: Sequence[int], num_ahead: Callable[[int], int]
+) -> Schedule:
+    """One stage per rank: so many passes forward, then one backward and one forward in turns."""
+    require_some(name, num_stages, num_microbatches)
+    each = list(replicas) or [1] * num_stages
+    if len(each) != num_stages or min(each) < 1:
+        raise InputError(f"replicas {each} of {num_stages} stages", where=name, fix="one or more of each stage")
+    rows: list[tuple[Action, ...]] = []
+    ranks, most = [], []
+    for stage, num_replicas in enumerate(each):
+        ranks.append(tuple(range(len(rows), len(rows) + num_replicas)))
+        for replica in range(num_replicas):
+            mine = range(replica, num_microbatches, num_replicas)
+            first = min(num_ahead(stage), len(mine))
+            row = [Action(stage, "F", at) for at in mine[:first]]
+            for back, ahead in zip(mine, [*mine[first:], *[None] * first], strict=True):
+                row.append(Action(stage, "B", back))
+                row += [] if ahead is None else [Action(stage, "F", ahead)]
+            rows.append(tuple(row))
+            most.append(first)
+    return Schedule(
+        name, tuple(rows), tuple(one[0] for one in ranks), num_microbatches, most_in_flight=tuple(most),
+        replicas=tuple(ranks) if max(each) > 1 else (),
+    )  # fmt: skip

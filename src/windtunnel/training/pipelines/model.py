@@ -20,8 +20,9 @@ from windtunnel.cost.interference import Interference, shared_resource
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
-from windtunnel.planning.pipelines.model import Schedule, stage_order
-from windtunnel.planning.pipelines.rendezvous import receivers, rendezvous_pipeline
+from windtunnel.planning.pipelines.model import ScheduleName, stage_order
+from windtunnel.planning.pipelines.rendezvous import rendezvous_pipeline
+from windtunnel.planning.pipelines.timed import working_ranks
 from windtunnel.planning.placement.from_graph import Layers
 from windtunnel.planning.placement.throughput import Plan
 from windtunnel.simulate import replay, replay_many
@@ -97,7 +98,7 @@ def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
     return {name: place[int(plan.device[node])] for name, node in job.layers.node_of.items()}
 
 
-def predicted_ns(job: PipelineJob, plan: Plan, conditions: HostConditions, schedule: Schedule) -> int:
+def predicted_ns(job: PipelineJob, plan: Plan, conditions: HostConditions, schedule: ScheduleName) -> int:
     """The step of a pipeline: replays of its schedule on processes that share the cores, their median.
 
     Stages wait for each other, so that what varies adds up: each replay draws anew by how much every task varies.
@@ -135,7 +136,7 @@ def _on_cores(graph: Graph, conditions: HostConditions, num_stages: int) -> Grap
     busy = conditions.slowdown[cores - 1]
     counts = range(cores, num_stages + cores, cores)
     curve = tuple(conditions.slowdown[min(count, num_stages) - 1] / busy for count in counts)
-    place_T = receivers(graph)
+    place_T = working_ranks(graph)
     graph = graph.scale(graph.select(kind=Kind.COMPUTE), busy)
     for core in range(cores):
         graph = shared_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")

@@ -24,7 +24,7 @@ from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.measure.threads import threads
 from windtunnel.measure.workers import Workers
-from windtunnel.planning.pipelines.model import Schedule
+from windtunnel.planning.pipelines.model import ScheduleName
 from windtunnel.planning.placement.fleet import fleet_of
 from windtunnel.planning.placement.from_graph import Layers, layers_of
 from windtunnel.planning.placement.model import Problem
@@ -176,7 +176,7 @@ def run_pipelines(
     job: PipelineJob,
     plans: Sequence[Plan],
     *,
-    schedule: Schedule = "1f1b",
+    schedule: ScheduleName = "1f1b",
     rounds: int = 12,
     time_limit_s: float = 120.0,
     progress: Progress | None = None,

@@ -6,7 +6,7 @@ Not here: what a step takes (``model``), the moves (``planning``).
 
 from __future__ import annotations
 
-from windtunnel.planning.pipelines.model import Schedule
+from windtunnel.planning.pipelines.model import ScheduleName
 from windtunnel.planning.placement.baselines import random_cut
 from windtunnel.planning.placement.local_search import search_locally
 from windtunnel.planning.placement.throughput import Plan
@@ -17,7 +17,7 @@ __all__ = ["improve"]
 _STARTS = range(1000, 1060)  # seeds of random cuts
 
 
-def improve(job: PipelineJob, plan: Plan, schedule: Schedule = "1f1b") -> Plan:
+def improve(job: PipelineJob, plan: Plan, schedule: ScheduleName = "1f1b") -> Plan:
     """A plan after moves that make the predicted step shorter on what this job stands on: cores that stages share.
 
     Moves begin from the plan and from the cheapest of some random cuts.
