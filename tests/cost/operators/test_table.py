@@ -77,10 +77,17 @@ def test_what_is_no_op_set_is_refused(tmp_path, text, message):
 
 
 def test_a_missing_file_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot read the file"):
         read_op_set(tmp_path / "none.csv")
     with pytest.raises(InputError, match="there is no train_"):
         read_published(tmp_path, "train")
+
+
+def test_an_op_set_that_unpacks_without_end_is_refused(tmp_path):
+    (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(bytes(80 << 20), compresslevel=1))
+
+    with pytest.raises(InputError, match="the limit is"):
+        read_op_set(tmp_path / "bomb.csv.gz")
 
 
 def test_the_sheet_keeps_binary_and_decimal_units_apart(tmp_path):

@@ -8,7 +8,6 @@ elements have 4 bytes. Not here: prices (``tile``), which device a model may see
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
+from windtunnel.reading import ReadLimit, unpacked
 
 __all__ = [
     "CLASSES",
@@ -242,9 +242,8 @@ def _read(path: Path) -> OpTable:
 
 def _csv(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
-        data = path.read_bytes()
-        rows = list(csv.reader((gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        rows = list(csv.reader(unpacked(ReadLimit(path), cost=16, error=InputError).decode().splitlines()))
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read: {error}", where=str(path)) from error
     if len(rows) < 2:
         raise InputError("there are no rows", where=str(path))
