@@ -197,6 +197,18 @@ def test_a_captured_transposed_convolution_counts_its_inputs():
     assert operator_flops("aten::convolution", shapes, values, [[2, 12, 9, 9]]) == 2 * 2 * 49 * 8 * 12 * 9
 
 
+@pytest.mark.parametrize(("rows", "columns", "met"), [(4, 4, 10), (2, 4, 3), (4, 2, 7)])
+def test_what_a_causal_mask_hides_is_not_counted(rows, columns, met):
+    query, key = torch.zeros(1, 3, rows, 8, requires_grad=True), torch.zeros(1, 3, columns, 8)
+
+    def step(*, is_causal):
+        nn.functional.scaled_dot_product_attention(query, key, key, is_causal=is_causal).sum().backward()
+
+    assert torch.ones(rows, columns).tril().sum() == met
+    assert count(lambda: step(is_causal=True)).total == 3 * met * 2 * 7 * 8
+    assert count(lambda: step(is_causal=False)).total == 3 * rows * columns * 2 * 7 * 8
+
+
 def test_an_overload_with_other_arguments_counts_nothing():
     assert operator_flops("aten::mm.weird", [[]], [], []) == 0
 

@@ -92,11 +92,15 @@ def _per_channel(weight: Sequence[int]) -> int:
     return _count(list(weight)[1:])
 
 
-def _attention(query: int, key: int, value: int, *, is_backward: bool) -> Counter:
-    """Scores and mix; backward the scores again and four gradients. A causal mask saves nothing in this count."""
+def _attention(query: int, key: int, value: int, causal: int, *, is_backward: bool) -> Counter:
+    """Scores and mix; backward the scores again and four gradients. What a causal mask hides is not computed."""
 
-    def count(shapes: Shapes, _values: Sequence[Any], _outputs: Shapes) -> int:
-        positions = _count(shapes[query]) // int(shapes[query][-1]) * int(shapes[key][-2])
+    def count(shapes: Shapes, values: Sequence[Any], _outputs: Shapes) -> int:
+        rows, columns = int(shapes[query][-2]), int(shapes[key][-2])
+        seen = min(rows, columns)
+        is_causal = causal < len(values) and values[causal] is True
+        met = seen * (seen + 1) // 2 + (rows - seen) * columns if is_causal else rows * columns
+        positions = _count(list(shapes[query])[:-2]) * met
         width, mixed = int(shapes[query][-1]), int(shapes[value][-1])
         return 2 * positions * (3 * width + 2 * mixed if is_backward else width + mixed)
 
@@ -155,14 +159,14 @@ CONTRACTIONS: dict[str, Counter] = {
     "_conv_depthwise2d": _convolution(1, transposed=False),
     "conv_depthwise3d": _convolution(1, transposed=False),
     "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(0, 1, 2, is_backward=False),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 2, 3, is_backward=True),
-    "_scaled_dot_product_flash_attention": _attention(0, 1, 2, is_backward=False),
-    "_scaled_dot_product_flash_attention_backward": _attention(1, 2, 3, is_backward=True),
-    "_scaled_dot_product_efficient_attention": _attention(0, 1, 2, is_backward=False),
-    "_scaled_dot_product_efficient_attention_backward": _attention(1, 2, 3, is_backward=True),
-    "_scaled_dot_product_cudnn_attention": _attention(0, 1, 2, is_backward=False),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(1, 2, 3, is_backward=True),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(0, 1, 2, 4, is_backward=False),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 2, 3, 7, is_backward=True),
+    "_scaled_dot_product_flash_attention": _attention(0, 1, 2, 4, is_backward=False),
+    "_scaled_dot_product_flash_attention_backward": _attention(1, 2, 3, 11, is_backward=True),
+    "_scaled_dot_product_efficient_attention": _attention(0, 1, 2, 6, is_backward=False),
+    "_scaled_dot_product_efficient_attention_backward": _attention(1, 2, 3, 11, is_backward=True),
+    "_scaled_dot_product_cudnn_attention": _attention(0, 1, 2, 6, is_backward=False),
+    "_scaled_dot_product_cudnn_attention_backward": _attention(1, 2, 3, 14, is_backward=True),
     "mkldnn_rnn_layer": _recurrent_layer(2),
     "mkldnn_rnn_layer_backward": _recurrent_layer(4),
     "_cudnn_rnn": _recurrent_stack(2),

@@ -3,7 +3,17 @@
 In: names, or this host. Out: frozen values with units in their names. May not enter: one user's measurements.
 """
 
-from windtunnel.hardware.catalog import device, devices, link, links, machine, machines, recognize, topology
+from windtunnel.hardware.catalog import (
+    achieved_ratios,
+    device,
+    devices,
+    link,
+    links,
+    machine,
+    machines,
+    recognize,
+    topology,
+)
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
 from windtunnel.hardware.systems import Cluster, Machine
@@ -16,6 +26,7 @@ __all__ = [
     "Machine",
     "Templates",
     "Topology",
+    "achieved_ratios",
     "area_um2",
     "device",
     "devices",

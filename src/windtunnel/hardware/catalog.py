@@ -18,7 +18,18 @@ from windtunnel.hardware.rows import rows_of
 from windtunnel.hardware.sheet import device_of_row, read_link, read_sheet
 from windtunnel.hardware.systems import Machine
 
-__all__ = ["THIS_HOST", "device", "devices", "link", "links", "machine", "machines", "recognize", "topology"]
+__all__ = [
+    "THIS_HOST",
+    "achieved_ratios",
+    "device",
+    "devices",
+    "link",
+    "links",
+    "machine",
+    "machines",
+    "recognize",
+    "topology",
+]
 
 THIS_HOST = "this host"
 _GIB = 2**30
@@ -116,6 +127,26 @@ def recognize(name: str, memory_bytes: int) -> Device | None:
     'v100-sxm2-32g'
     """
     return matching(name, memory_bytes, devices())
+
+
+def achieved_ratios(chip: Device) -> dict[tuple[str, str], float]:
+    """The share of its peak that the best kernels were measured to reach, by class of operator and type.
+
+    Of the chip itself where that was published, else the mean over chips of its architecture; 16 bits are 16 bits.
+
+    Examples
+    --------
+    >>> round(achieved_ratios(device("h200"))["product", "bf16"], 2)
+    0.8
+    """
+    alike = [row for row in _rows("achieved.csv") if device(row["device"]).architecture == chip.architecture]
+    found: dict[tuple[str, str], float] = {}
+    for kind in {row["class"] for row in alike}:
+        rows = [row for row in alike if row["class"] == kind]
+        own = [row for row in rows if row["device"] == chip.name] or rows
+        shares = [float(row["tflops"]) * 1e12 / device(row["device"]).flops_per_s(row["dtype"]) for row in own]
+        found |= dict.fromkeys([(kind, "bf16"), (kind, "fp16")], sum(shares) / len(shares))
+    return found
 
 
 def link(name: str) -> Link:

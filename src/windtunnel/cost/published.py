@@ -1,0 +1,53 @@
+"""What the best kernels of a GPU's family were measured to reach (room cost, cost model "published").
+
+In: work with its flops and bytes, a GPU. Out: its bound, computing at the published share of the peak instead of all of
+it. The shares are facts of the catalog (``hardware/achieved.csv``), each with its source: matrix products and attention
+in 16 bits at their best shapes. A small product reaches less. Not here: what was never published, and CPUs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.cost.bounds import bounds_on
+from windtunnel.cost.classes import class_of
+from windtunnel.cost.pricer import Prices, exact_prices
+from windtunnel.cost.work import Work
+from windtunnel.hardware import Device, achieved_ratios
+
+__all__ = ["PublishedPricer", "published"]
+
+Floats = NDArray[np.float64]
+
+
+class PublishedPricer:
+    """Bounds with the peak that was reached; how sure that is nobody published."""
+
+    name: ClassVar[str] = "published"
+
+    def covers(self, work: Work, device: Device) -> NDArray[np.bool_]:
+        """Products and attention in a type of which something was published for the GPU or its family, bool [P]."""
+        return np.isfinite(_ratios(work, device)) & (work.flops > 0)
+
+    def price(self, work: Work, device: Device) -> Prices:
+        """Prices of rows that it covers."""
+        bound = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
+        busy_ns = np.maximum(bound.compute_ns / _ratios(work, device), bound.memory_ns)
+        return exact_prices(bound, bound.bound_ns / (bound.overhead_ns + busy_ns))
+
+
+def _ratios(work: Work, device: Device) -> Floats:
+    """Reached over peak [P]; NaN where nothing was published."""
+    known = achieved_ratios(device)
+    pairs = zip(work.operator.tolist(), work.dtype.tolist(), strict=True)
+    return np.array([known.get((class_of(operator), dtype), np.nan) for operator, dtype in pairs])
+
+
+@registry.cost_model("published", source="Bekman, Machine Learning Engineering; Dao, FlashAttention-2, ICLR 2024")
+def published() -> PublishedPricer:
+    """Products and attention in 16 bits at what the best kernels were measured to reach."""
+    return PublishedPricer()
