@@ -1,8 +1,8 @@
 """A data-parallel step predicted from one process and a fitted link is what it takes when really run.
 
-The job is captured in one process alone; the link between processes is fitted to messages that are really sent over it.
-From both, ``data-parallel`` predicts the step on two and four processes; then the job runs so. Nothing of those runs
-enters the prediction.
+The job is captured in one process alone, on the one thread that torchrun gives each; the link between processes is
+fitted to messages that are really sent over it. From both, ``data-parallel`` predicts the step on two and four
+processes; then the job runs so. Nothing of those runs enters the prediction.
 
     python -m benchmarks.ddp_from_one --verbose
 """
@@ -16,6 +16,7 @@ from windtunnel.comm.run import measure_link
 from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.measure.links import can_shape
+from windtunnel.measure.threads import threads
 from windtunnel.sources.torch.script import capture_script
 from windtunnel.whatifs import whatif
 
@@ -42,7 +43,8 @@ def main() -> None:
     rows, failed = [], {}
     rates = RATES if can_shape() else RATES[:1]
     for model in MODELS:
-        graph = capture_script(JOB, (model, "--alone"), iterations=CAPTURED)
+        with threads(1):
+            graph = capture_script(JOB, (model, "--alone"), iterations=CAPTURED)
         for case in [Case(model, count, rate) for rate in rates for count in NUM_RANKS]:
             try:
                 predicted, measured = predicted_ns(graph, case), statistics.median(really(case))
