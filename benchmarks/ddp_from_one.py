@@ -9,12 +9,15 @@ processes; then the job runs so. Nothing of those runs enters the prediction.
 
 import statistics
 import sys
+import tempfile
+from pathlib import Path
 
 from benchmarks import bar
 from benchmarks.dpro_replay_error import JOB, MODELS, Case, really
 from windtunnel.comm.run import measure_link
 from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph
+from windtunnel.hardware.sheet import write_link
 from windtunnel.measure.links import can_shape
 from windtunnel.measure.threads import threads
 from windtunnel.sources.torch.script import capture_script
@@ -27,12 +30,14 @@ CAPTURED = 20
 
 
 def predicted_ns(graph: Graph, case: Case) -> float:
-    """The what-if, over the link that was measured."""
+    """The what-if, over the link that was measured and written, as ``calibrate --links`` does."""
     asked = f"data-parallel:num_ranks={case.num_ranks}"
-    if case.bandwidth_bytes_per_s is not None:
+    if case.bandwidth_bytes_per_s is None:
+        answer = whatif(graph, [asked])[0]
+    else:
         wire = measure_link(case.num_ranks, case.bandwidth_bytes_per_s).fit.link
-        asked += f",bandwidth_bytes_per_s={wire.bandwidth_bytes_per_s},latency_ns={wire.latency_ns}"
-    answer = whatif(graph, [asked])[0]
+        with tempfile.TemporaryDirectory() as folder:
+            answer = whatif(graph, [f"{asked},link={write_link(wire, Path(folder) / 'link.json')}"])[0]
     if not answer.is_applicable:
         raise WindtunnelError(answer.reason)
     return float(answer.predicted_ns)

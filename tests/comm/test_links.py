@@ -21,27 +21,19 @@ SIZES = [1 << shift for shift in range(10, 25, 2)]
 OPS = ("p2p", "all_reduce", "all_gather")
 
 
-def samples(wire, sum_bytes_per_s=None, num=4):
-    added = {"all_reduce": 1 - 1 / num}
-    return [
-        LinkSample(
-            op, num, size,
-            collective_ns(op, size, num, wire)
-            + (0 if sum_bytes_per_s is None else 1e9 * added.get(op, 0) * size / sum_bytes_per_s),
-        )
-        for op in OPS
-        for size in SIZES
-    ]  # fmt: skip
+def samples(wire, num=4):
+    return [LinkSample(op, num, size, collective_ns(op, size, num, wire)) for op in OPS for size in SIZES]
 
 
 @settings(max_examples=25, deadline=None)
 @given(gigabytes=st.floats(0.05, 50), latency_ns=st.integers(1000, 10**6), sums=st.floats(1, 100))
 def test_exact_times_give_back_their_link(gigabytes, latency_ns, sums):
-    fit = fit_link(samples(Link("wire", gigabytes * 1e9, latency_ns=latency_ns), sums * 1e9), "found")
+    wire = Link("wire", gigabytes * 1e9, latency_ns=latency_ns, sum_bytes_per_s=sums * 1e9)
+    fit = fit_link(samples(wire), "found")
 
     assert gigabytes * 1e9 == pytest.approx(fit.link.bandwidth_bytes_per_s, rel=0.01)
     assert latency_ns == pytest.approx(fit.link.latency_ns, rel=0.01)
-    assert sums * 1e9 == pytest.approx(fit.sum_bytes_per_s, rel=0.05)
+    assert sums * 1e9 == pytest.approx(fit.link.sum_bytes_per_s, rel=0.05)
     assert fit.error < 0.01
 
 
@@ -54,10 +46,22 @@ def test_a_disturbed_sample_moves_nothing():
     assert 20_000 == pytest.approx(fit.link.latency_ns, rel=0.02)
 
 
-def test_sums_that_cannot_be_told_from_the_wire_are_not_told():
-    only = [one for one in samples(Link("wire", 1e9, latency_ns=20_000), 1e9) if one.op == "all_reduce"]
+def test_a_sample_that_varies_counts_less_than_those_that_do_not():
+    measured = samples(Link("wire", 1e9, latency_ns=20_000))
+    doubled = [
+        LinkSample(one.op, 4, one.size_bytes, 2 * one.duration_ns, spread_ratio=0.5) if one.size_bytes < 2**16 else one
+        for one in measured
+    ]
+    fit = fit_link(doubled, "found")
 
-    assert fit_link(only, "found").sum_bytes_per_s is None
+    assert 1e9 == pytest.approx(fit.link.bandwidth_bytes_per_s, rel=0.02)
+
+
+def test_sums_that_cannot_be_told_from_the_wire_are_not_told():
+    wire = Link("wire", 1e9, latency_ns=20_000, sum_bytes_per_s=1e9)
+    only = [one for one in samples(wire) if one.op == "all_reduce"]
+
+    assert fit_link(only, "found").link.sum_bytes_per_s is None
 
 
 @given(st.lists(st.floats(1, 1e12), min_size=8, max_size=8))

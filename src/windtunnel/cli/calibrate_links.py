@@ -62,14 +62,15 @@ def _as_dict(fit: LinkFit, samples: Sequence[LinkSample], target: Path) -> dict[
         {"op": one.op, "num_ranks": one.num_ranks, "size_bytes": one.size_bytes, "duration_ns": one.duration_ns}
         for one in samples
     ]
-    numbers = {"sum_bytes_per_s": fit.sum_bytes_per_s, "error": fit.error}
+    numbers = {"sum_bytes_per_s": fit.link.sum_bytes_per_s, "error": fit.error}
     return {"schema": "windtunnel.links/1", "path": str(target), "link": fit.link.json(), **numbers, "samples": rows}
 
 
 def _print(fit: LinkFit, samples: Sequence[LinkSample]) -> None:
     from windtunnel.units import format_duration, format_rate, format_ratio, format_size
 
-    summed = "" if fit.sum_bytes_per_s is None else f", adds up {format_rate(fit.sum_bytes_per_s)}"
+    sums = fit.link.sum_bytes_per_s
+    summed = "" if sums is None else f", adds up {format_rate(sums)}"
     rate = format_rate(fit.link.bandwidth_bytes_per_s)
     say(f"{fit.link.name}: {rate}, {format_duration(fit.link.latency_ns)} per message{summed}")
     say(f"  expected error of a message that was not measured: {format_ratio(fit.error)}")

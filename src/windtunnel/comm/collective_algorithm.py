@@ -62,7 +62,7 @@ def collective_algorithm(
     num_parts : int
         Parts that a message is cut into, each sent by itself; 0: 16 for trees, 1 for all else.
     sum_bytes_per_s : float, optional
-        How fast what arrives is added up; at once by default.
+        How fast what arrives is added up; as the slowest link says by default.
     expanded : bool
         False keeps each collective one task, with its closed form as duration.
 
@@ -78,7 +78,8 @@ def collective_algorithm(
         raise InputError(f"a message cannot be cut into {num_parts} parts", fix="give 1 or more, or 0 to choose")
     groups = list(collectives_of(graph, operations, num_ranks))
     network = _network(graph, groups, algorithm, sizes, links, sharers)
-    transport = Transport(network, num_parts or (_TREE_PARTS if algorithm == "tree" else 1), sum_bytes_per_s)
+    sums = sum_bytes_per_s or network.slowest.sum_bytes_per_s
+    transport = Transport(network, num_parts or (_TREE_PARTS if algorithm == "tree" else 1), sums)
     for one in groups:
         graph = (_expanded if expanded else _priced)(graph, one, algorithm, transport)
     return graph.note({"world_size": network.num_members, "link": network.slowest.json()})

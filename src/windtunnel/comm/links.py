@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 _ROUNDS = 30
 _HUBER, _LEAST_SCALE, _LONGEST_STEP = 1.345, 0.01, 0.7
 _LEAST_RANGE = 4
+_LEAST_SPREAD = 0.05
+_MANY_BYTES = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,15 @@ class LinkSample:
         As ``windtunnel.cost.collective.COLLECTIVES`` calls it; ``p2p`` is one message.
     num_ranks, size_bytes : int
     duration_ns : float
+    spread_ratio : float
+        How much it varies, over itself; what varies less counts more.
     """
 
     op: str
     num_ranks: int
     size_bytes: int
     duration_ns: float
+    spread_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +61,13 @@ class LinkFit:
     Attributes
     ----------
     link : Link
-    sum_bytes_per_s : float or None
-        How fast what arrives is added up; None where that cannot be told from the wire.
+        Its ``sum_bytes_per_s`` is None where that cannot be told from the wire.
     error : float
         Median of |predicted / measured - 1| of samples that the fit had not seen.
     num_samples : int
     """
 
     link: Link
-    sum_bytes_per_s: float | None
     error: float
     num_samples: int
 
@@ -118,11 +121,13 @@ def fit_link(samples: Sequence[LinkSample], name: str, source: str = "") -> Link
             fix=f"measure sizes that differ {_LEAST_RANGE} times or more",
         )
     terms, taken = _terms(samples), np.array([one.duration_ns for one in samples], dtype=np.float64)
-    alpha, beta, gamma = _fitted(terms, taken).tolist()
+    trust = _LEAST_SPREAD / np.maximum([one.spread_ratio for one in samples], _LEAST_SPREAD)
+    alpha, beta, gamma = _fitted(terms, taken, trust).tolist()
     if beta <= 0:
         raise InputError("larger messages do not take longer here", where=name, fix="measure larger ones")
-    link = Link(name, 1e9 / beta, latency_ns=round(alpha), source=source)
-    return LinkFit(link, 1e9 / gamma if gamma > 0 else None, _unseen_error(terms, taken), len(samples))
+    sums = 1e9 / gamma if gamma > 0 else None
+    link = Link(name, 1e9 / beta, latency_ns=round(alpha), source=source, sum_bytes_per_s=sums)
+    return LinkFit(link, _unseen_error(terms, taken, trust), len(samples))
 
 
 def _terms(samples: Iterable[LinkSample]) -> Floats:
@@ -132,26 +137,26 @@ def _terms(samples: Iterable[LinkSample]) -> Floats:
 
 def _terms_of(one: LinkSample) -> tuple[float, float, float]:
     latencies = collective_ns(one.op, 0, one.num_ranks, Link("latency", 1e9, latency_ns=1))
-    sent = collective_ns(one.op, 10**12, one.num_ranks, Link("wire", 1e9)) / 10**12
-    added = {"all_reduce": 1 - 1 / one.num_ranks, "reduce_scatter": 1 - 1 / one.num_ranks, "reduce": 1.0}
-    return latencies, sent * one.size_bytes, added.get(one.op, 0.0) * one.size_bytes
+    sent_ns = collective_ns(one.op, _MANY_BYTES, one.num_ranks, Link("wire", 1e9))
+    taken_ns = collective_ns(one.op, _MANY_BYTES, one.num_ranks, Link("wire", 1e9, sum_bytes_per_s=1e9))
+    return latencies, sent_ns / _MANY_BYTES * one.size_bytes, (taken_ns - sent_ns) / _MANY_BYTES * one.size_bytes
 
 
-def _fitted(terms: Floats, taken: Floats) -> Floats:
+def _fitted(terms: Floats, taken: Floats, trust: Floats) -> Floats:
     """α, β, γ by least squares of log(measured / predicted), in which twice and half are equally wrong (Gauss-Newton).
 
-    Samples that fit badly count less and less (Huber).
+    Samples count as they are trusted; those that fit badly count less and less (Huber).
     """
     # what only ever comes together with bytes on the wire cannot be told from them
     ratio = terms[:, 2] / np.maximum(terms[:, 1], 1e-9)
     columns = [0, 1, 2] if np.ptp(ratio) > 0.1 else [0, 1]
-    largest, weight = int(np.argmax(terms[:, 1])), np.ones(len(taken))
+    largest = int(np.argmax(terms[:, 1]))
     found: Floats = np.array([(taken / terms[:, 0]).min(), taken[largest] / terms[largest, 1], 0.0])
     for _ in range(_ROUNDS):
         predicted = np.maximum(terms @ found, 1e-3 * taken)
         off = np.log(taken / predicted)
         scale = max(1.4826 * float(np.median(np.abs(off))), _LEAST_SCALE)
-        weight = np.sqrt(np.minimum(1, _HUBER * scale / np.maximum(np.abs(off), 1e-12)))
+        weight = trust * np.sqrt(np.minimum(1, _HUBER * scale / np.maximum(np.abs(off), 1e-12)))
         wanted = 1 + np.clip(off, -_LONGEST_STEP, _LONGEST_STEP)
         found[columns] = _not_negative(terms[:, columns] / predicted[:, None], wanted, weight)
     return found
@@ -174,12 +179,13 @@ def _not_negative(terms: Floats, wanted: Floats, weight: Floats) -> Floats:
     return chosen
 
 
-def _unseen_error(terms: Floats, taken: Floats) -> float:
+def _unseen_error(terms: Floats, taken: Floats, trust: Floats) -> float:
     """Median relative error of each sample from a fit of all others."""
     if len(taken) < 3:
         return 0.0
     errors = []
     for left_out in range(len(taken)):
         others = np.arange(len(taken)) != left_out
-        errors.append(abs(float(terms[left_out] @ _fitted(terms[others], taken[others])) / taken[left_out] - 1))
+        found = _fitted(terms[others], taken[others], trust[others])
+        errors.append(abs(float(terms[left_out] @ found) / taken[left_out] - 1))
     return float(np.median(errors))

@@ -82,14 +82,15 @@ def measure_link(
     if bandwidth_bytes_per_s is not None:
         name += f" at {format_rate(bandwidth_bytes_per_s)}" + (f" and {latency_ns} ns" if latency_ns else "")
     jobs = [(op, size) for op in _OPERATIONS for size in sizes_bytes or SIZES_BYTES]
-    keys = [_key(op, size, name) for op, size in jobs]
+    both_ways = " both ways" if bandwidth_bytes_per_s is not None else ""
+    keys = [_key(op + both_ways, size, name) for op, size in jobs]
     known = database.find_all(keys) if database is not None else {}
     if not all(key in known and known[key].is_trusted for key in keys):
         known = _measured(jobs, keys, num_ranks, bandwidth_bytes_per_s, latency_ns, progress)
         if database is not None:
             database.add(known.values())
     samples = tuple(
-        LinkSample(op, num_ranks if op != "p2p" else 2, size, known[key].new_ns)
+        LinkSample(op, num_ranks if op != "p2p" else 2, size, known[key].new_ns, known[key].spread_ratio)
         for (op, size), key in zip(jobs, keys, strict=True)
     )
     return LinkSweep(fit_link(samples, name, f"measured between processes, {machine()}"), samples)
@@ -99,8 +100,6 @@ def averaging_rate(fit: LinkFit, num_ranks: int) -> tuple[float, float]:
     """Latency in ns, and bytes of gradients per second, of an all-reduce over a fitted link."""
     latency_ns = collective_ns("all_reduce", 0, num_ranks, fit.link)
     taken_ns = collective_ns("all_reduce", _LARGE_BYTES, num_ranks, fit.link) - latency_ns
-    if fit.sum_bytes_per_s:
-        taken_ns += round(1e9 * _LARGE_BYTES * (num_ranks - 1) / num_ranks / fit.sum_bytes_per_s)
     return float(latency_ns), 1e9 * _LARGE_BYTES / max(taken_ns, 1)
 
 

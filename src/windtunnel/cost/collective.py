@@ -3,7 +3,8 @@
 In: bytes, ranks and an explicit link. Out: whole nanoseconds. Not here: contention with computation (``interference``),
 waiting for the slowest rank (edges of the graph do that).
 
-Legend: S bytes, n ranks, B bytes per second and direction, α latency of one message.
+Legend: S bytes, n ranks, B bytes per second and direction, α latency of one message, Γ bytes per second that a rank
+adds up (at once, where a link does not say it).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "collective_ns",
     "hierarchical_all_reduce_ns",
     "p2p_ns",
+    "reduce_ns",
     "reduce_scatter_ns",
     "ring_all_reduce_ns",
     "tree_all_reduce_ns",
@@ -39,6 +41,10 @@ def _steps_ns(num_messages: int, size_bytes: float, link: Link) -> int:
     return num_messages * link.latency_ns + round(1e9 * size_bytes / link.bandwidth_bytes_per_s)
 
 
+def _sums_ns(size_bytes: float, link: Link) -> int:
+    return 0 if link.sum_bytes_per_s is None else round(1e9 * size_bytes / link.sum_bytes_per_s)
+
+
 def p2p_ns(size_bytes: float, link: Link) -> int:
     """One message: α + S/B."""
     _checked(size_bytes, 2)
@@ -46,7 +52,7 @@ def p2p_ns(size_bytes: float, link: Link) -> int:
 
 
 def ring_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
-    """All-reduce on a ring: 2(n-1)/n · S/B + 2(n-1) · α.
+    """All-reduce on a ring: 2(n-1)/n · S/B + 2(n-1) · α + (n-1)/n · S/Γ.
 
     References
     ----------
@@ -59,11 +65,11 @@ def ring_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     """
     _checked(size_bytes, num_ranks)
     steps = 2 * (num_ranks - 1)
-    return _steps_ns(steps, steps / num_ranks * size_bytes, link)
+    return _steps_ns(steps, steps / num_ranks * size_bytes, link) + _sums_ns(steps / num_ranks * size_bytes / 2, link)
 
 
 def tree_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
-    """All-reduce on two pipelined binary trees: 2 · S/B + 2 · ⌈log₂ n⌉ · α; n/2 · S/B of two or three ranks.
+    """All-reduce on two pipelined binary trees: 2 · S/B + 2 · ⌈log₂ n⌉ · α + S/Γ; n/2 · S/B of two or three ranks.
 
     References
     ----------
@@ -72,24 +78,26 @@ def tree_all_reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     _checked(size_bytes, num_ranks)
     if num_ranks == 1:
         return 0
-    return _steps_ns(2 * (num_ranks - 1).bit_length(), min(2, num_ranks / 2) * size_bytes, link)
+    sent_ns = _steps_ns(2 * (num_ranks - 1).bit_length(), min(2, num_ranks / 2) * size_bytes, link)
+    return sent_ns + _sums_ns(size_bytes, link)
 
 
 def reduce_scatter_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
-    """Reduce-scatter of S bytes on a ring: (n-1)/n · S/B + (n-1) · α."""
+    """Reduce-scatter of S bytes on a ring: (n-1)/n · S/B + (n-1) · α + (n-1)/n · S/Γ."""
+    sent_ns = all_gather_ns(size_bytes, num_ranks, link)
+    return sent_ns + _sums_ns((num_ranks - 1) / num_ranks * size_bytes, link)
+
+
+def all_gather_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
+    """All-gather on a ring, S bytes in the end on every rank: (n-1)/n · S/B + (n-1) · α."""
     _checked(size_bytes, num_ranks)
     steps = num_ranks - 1
     return _steps_ns(steps, steps / num_ranks * size_bytes, link)
 
 
-def all_gather_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
-    """All-gather on a ring, S bytes in the end on every rank: (n-1)/n · S/B + (n-1) · α."""
-    return reduce_scatter_ns(size_bytes, num_ranks, link)
-
-
 def all_to_all_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     """All-to-all, S bytes out of each rank over one port: (n-1)/n · S/B + (n-1) · α."""
-    return reduce_scatter_ns(size_bytes, num_ranks, link)
+    return all_gather_ns(size_bytes, num_ranks, link)
 
 
 def broadcast_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
@@ -98,6 +106,11 @@ def broadcast_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
     if num_ranks == 1:
         return 0
     return _steps_ns((num_ranks - 1).bit_length(), size_bytes, link)
+
+
+def reduce_ns(size_bytes: float, num_ranks: int, link: Link) -> int:
+    """Pipelined reduction along a binary tree: S/B + ⌈log₂ n⌉ · α + S/Γ."""
+    return broadcast_ns(size_bytes, num_ranks, link) + (_sums_ns(size_bytes, link) if num_ranks > 1 else 0)
 
 
 def hierarchical_all_reduce_ns(size_bytes: float, topology: Topology) -> int:
@@ -110,7 +123,7 @@ def hierarchical_all_reduce_ns(size_bytes: float, topology: Topology) -> int:
     _checked(size_bytes, topology.num_members)
     total_ns, part_bytes = 0, float(size_bytes)
     for size, link in zip(topology.sizes, topology.links, strict=True):
-        total_ns += 2 * reduce_scatter_ns(part_bytes, size, link)
+        total_ns += reduce_scatter_ns(part_bytes, size, link) + all_gather_ns(part_bytes, size, link)
         part_bytes /= size
     return total_ns
 
@@ -121,7 +134,7 @@ COLLECTIVES: Mapping[str, Callable[[float, int, Link], int]] = {
     "all_gather": all_gather_ns,
     "all_to_all": all_to_all_ns,
     "broadcast": broadcast_ns,
-    "reduce": broadcast_ns,
+    "reduce": reduce_ns,
     "p2p": lambda size_bytes, _num_ranks, link: p2p_ns(size_bytes, link),
 }
 

@@ -165,6 +165,8 @@ class Link:
     is_duplex : bool
         Whether both directions have the full rate at once.
     source : str
+    sum_bytes_per_s : float, optional
+        How fast a collective adds up what arrives; at once where it is not given.
 
     Examples
     --------
@@ -177,9 +179,12 @@ class Link:
     latency_ns: int = 0
     is_duplex: bool = True
     source: str = ""
+    sum_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         check_positive(f"link {self.name}", bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+        if self.sum_bytes_per_s is not None:
+            check_positive(f"link {self.name}", sum_bytes_per_s=self.sum_bytes_per_s)
         if self.latency_ns < 0:
             raise InputError(f"latency_ns cannot be negative: {self.latency_ns}", where=f"link {self.name}")
 

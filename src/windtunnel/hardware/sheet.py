@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -101,6 +102,7 @@ def read_link(path: Path) -> Link:
         "latency_ns": int,
         "is_duplex": bool,
         "source": str,
+        "sum_bytes_per_s": (int, float, NoneType),
     }
     for name in kinds:
         if name not in sheet and name in ("name", "bandwidth_bytes_per_s", "latency_ns"):
