@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 _ROUNDS = 30
 _HUBER, _LEAST_SCALE, _LONGEST_STEP = 1.345, 0.01, 0.7
 _LEAST_RANGE = 4
-_LEAST_SPREAD = 0.05
+_LEAST_SPREAD = 0.03
 _MANY_BYTES = 10**12
 
 
@@ -159,7 +159,15 @@ def _fitted(terms: Floats, taken: Floats, trust: Floats) -> Floats:
         weight = trust * np.sqrt(np.minimum(1, _HUBER * scale / np.maximum(np.abs(off), 1e-12)))
         wanted = 1 + np.clip(off, -_LONGEST_STEP, _LONGEST_STEP)
         found[columns] = _not_negative(terms[:, columns] / predicted[:, None], wanted, weight)
-    return found
+    return _with_latency(found, terms, taken)
+
+
+def _with_latency(found: Floats, terms: Floats, taken: Floats) -> Floats:
+    """The latency that small messages show by themselves: what varies little are the large ones, which hide it."""
+    rest = taken - terms[:, 1:] @ found[1:]
+    is_small = rest > taken / 2
+    shown = float(np.median(rest[is_small] / terms[is_small, 0])) if is_small.any() else 0.0
+    return np.array([max(shown, found[0]), *found[1:]])
 
 
 def _not_negative(terms: Floats, wanted: Floats, weight: Floats) -> Floats:

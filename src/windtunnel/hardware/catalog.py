@@ -139,7 +139,7 @@ def achieved_ratios(chip: Device) -> dict[tuple[str, str], float]:
     >>> round(achieved_ratios(device("h200"))["product", "bf16"], 2)
     0.8
     """
-    alike = [row for row in _rows("achieved.csv") if device(row["device"]).architecture == chip.architecture]
+    alike = [row for row in rows_of("achieved.csv") if device(row["device"]).architecture == chip.architecture]
     found: dict[tuple[str, str], float] = {}
     for kind in {row["class"] for row in alike}:
         rows = [row for row in alike if row["class"] == kind]
