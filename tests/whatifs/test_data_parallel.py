@@ -7,7 +7,7 @@ import pytest
 
 from tests.whatifs.prices import measured, published
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
-from windtunnel.cost.rerun.averaging import _job, _key
+from windtunnel.cost.rerun.averaging import _NUM_PARAMETERS, _SIZES_BYTES, _job, _key
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.measure import ProfileDatabase
@@ -185,6 +185,20 @@ def flown_step(database, *flown):
         database.add([Measurement(*key, old_ns=10.0, new_ns=10.0 + added)])
     program = {"calls": [], "frozen": []}
     return cpu_step(layers).with_meta(optimizers=[{"groups": [group]}], program=program)
+
+
+def test_averaging_that_was_measured_on_too_few_cores_is_not_slowed_by_them_again(tmp_path):
+    """Four workers of 600 ns on two cores, then the 8000 ns that four took on these cores to average."""
+    database = ProfileDatabase(str(tmp_path / "profile.db"))
+    for size in _SIZES_BYTES:
+        key = _key(_job([[size // 4 // _NUM_PARAMETERS]] * _NUM_PARAMETERS), 4)
+        database.add([Measurement(*key, old_ns=10.0, new_ns=8010.0)])
+    graph = flown_step(database)
+
+    timeline = replay(measured(data_parallel(graph, num_ranks=4, num_cores=2), database=database.path))
+
+    begun, ended = start_of(timeline, "all-reduce.*"), finish_of(timeline, "all-reduce.*")
+    assert pytest.approx(8000, abs=2) == max(ended) - min(begun)
 
 
 def test_over_a_slow_link_the_reducer_works_before_the_message(tmp_path):

@@ -127,7 +127,9 @@ def data_parallel(
         needs = tuple(AveragingNeed(size, num_ranks) for size in dict.fromkeys(sizes))
 
         def averaged(*total_ns: int) -> Graph:
-            known = {need.size_bytes: price for need, price in zip(needs, total_ns, strict=True)}
+            # they were measured on the very cores that the replay shares out once more
+            alone = 1.0 if crowd is None or not crowd.moves_bytes else min(1.0, crowd.num_cores / num_ranks)
+            known = {need.size_bytes: alone * price for need, price in zip(needs, total_ns, strict=True)}
             return joined(lambda buckets: _averaged_ns(buckets, known), SOURCE)
 
         return Unpriced(needs, averaged, by_formula, way_between(graph, num_ranks))
