@@ -1,7 +1,7 @@
 """No prediction is nonsense: every device of the catalog, nine captured steps, three batches, every pricer to be had.
 
 None may be refused, no task and no step may lie under the bound of its work, and a larger batch must never take less.
-A device that is made twice as quick in all peaks and rates must answer otherwise. Pricers: the roofline; the tile
+A device that is made twice as quick in all peaks and rates must answer otherwise. Pricers: what was published, else the roofline; the tile
 model, trained within seconds on a part of the public measurements, where they are; and on this host what the captures
 themselves measured, with the calibrated model between. The chip that states int8 alone is asked in int8, and those
 without fp32 in bf16.
@@ -27,6 +27,7 @@ from windtunnel.cost.operators.tile import train_tile
 from windtunnel.cost.operators.tile_pricer import TilePricer
 from windtunnel.cost.pricer import Pricer
 from windtunnel.cost.pricing import in_type, with_known_peaks
+from windtunnel.cost.published import PublishedPricer
 from windtunnel.cost.roofline import RooflinePricer
 from windtunnel.cost.work import work_of
 from windtunnel.errors import WindtunnelError
@@ -120,7 +121,7 @@ def main() -> None:
         host = host_device(database=database)
         on_host = [MeasuredPricer(database), CalibratedPricer(database), RooflinePricer()]
         chips = list(devices().values())
-        asked = [(chip, [RooflinePricer()]) for chip in chips]
+        asked = [(chip, [PublishedPricer(), RooflinePricer()]) for chip in chips]
         asked += [(chip, [tile, RooflinePricer()]) for chip in chips if tile and chip.kind == "gpu"]
         found: list[str] = []
         num_answers = 0
