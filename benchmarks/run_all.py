@@ -83,6 +83,7 @@ BARS = (
     "placement_ilp",
     "placement_latency",
     "placement_flown",
+    "piper_exact",
 )
 
 

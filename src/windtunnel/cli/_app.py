@@ -27,6 +27,7 @@ from windtunnel.cli import (
     listing,
     memory,
     optimize,
+    pipeline,
     place,
     predict,
     receipts,
@@ -143,6 +144,10 @@ for _name, _verb in _VERBS.items():
     )(_verb)
 
 app.add_typer(_place, name="place", cls=_PlaceVerbs, short_help=place.SUMMARY)
+for _name, _verb in pipeline.VERBS.items():
+    pipeline.pipeline.command(_name, short_help=_summary_of(_verb))(_verb)
+
+app.add_typer(pipeline.pipeline, name="pipeline", cls=_Verbs, short_help=pipeline.SUMMARY)
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 

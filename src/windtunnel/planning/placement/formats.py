@@ -6,25 +6,22 @@ In: a file. Out: a ``Problem`` in nanoseconds, checked field by field; and back:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.planning.fields import document_of, ends_of, has_text, number_of, rows_of, unique_ids, whole_of
 from windtunnel.planning.placement.model import Problem, cost_of_nodes
 from windtunnel.planning.work import DeviceType
-from windtunnel.reading import ReadLimit, read_json, shown
 
 __all__ = ["ACCELERATOR", "CPU", "assignment_of", "is_problem", "read_problem", "split_document"]
 
 ACCELERATOR, CPU = 0, 1
 MS = 1e6
-_MOST = 1e300  # a sum of such numbers is a number still
 
 
 def read_problem(
@@ -42,33 +39,30 @@ def read_problem(
         It is no such file, or a field is missing or of a wrong kind: names file, node or edge, and field.
     """
     where = os.fspath(path)
-    document = _document(path)
-    nodes, edges = _rows(document, "nodes", where), _rows(document, "edges", where)
-    nodes = sorted(nodes, key=lambda node: _whole(node, "id", f"{where}, a node"))  # the file's order says nothing
-    ids = [_whole(node, "id", where) for node in nodes]
+    document = document_of(path, "placement problem")
+    nodes, edges = rows_of(document, "nodes", where), rows_of(document, "edges", where)
+    nodes = sorted(nodes, key=lambda node: whole_of(node, "id", f"{where}, a node"))  # the file's order says nothing
+    ids = unique_ids(nodes, where)
     row_of = {one: row for row, one in enumerate(ids)}
-    if len(row_of) < len(ids):
-        twice = next(one for one in ids if ids.count(one) > 1)
-        raise InputError("two nodes have one id", where=f"{where}, id {twice}")
     at = [f"{where}, node {one}" for one in ids]
     names = tuple(str(one) for one in ids)
-    src, dst = (_ends(edges, field, row_of, where) for field in ("sourceId", "destId"))
-    cost_E = np.array([_number(edge, "cost", f"{where}, edge {row}") for row, edge in enumerate(edges)]) * MS
+    src, dst = (ends_of(edges, field, row_of, where) for field in ("sourceId", "destId"))
+    cost_E = np.array([number_of(edge, "cost", f"{where}, edge {row}") for row, edge in enumerate(edges)]) * MS
     supported = [_truth(node, "supportedOnFpga", place) for node, place in zip(nodes, at, strict=True)]
-    memory = _number(document, "maxSizePerFPGA", where) if memory_bytes is None else memory_bytes
+    memory = number_of(document, "maxSizePerFPGA", where) if memory_bytes is None else memory_bytes
     types = (
         DeviceType("accelerator", _count(document, "maxFPGAs", where, num_accelerators), memory),
         DeviceType("cpu", _count(document, "maxCPUs", where, num_cpus), comm_scale=0.0),
     )
     times = [
-        [_number(node, field, place) for field in ("fpgaLatency", "cpuLatency")]
+        [number_of(node, field, place) for field in ("fpgaLatency", "cpuLatency")]
         for node, place in zip(nodes, at, strict=True)
     ]
     return Problem(
         names,
         types,
         np.array(times).reshape(-1, 2) * MS,
-        np.array([_number(node, "size", place, 0.0) for node, place in zip(nodes, at, strict=True)]),
+        np.array([number_of(node, "size", place, 0.0) for node, place in zip(nodes, at, strict=True)]),
         np.array([[not one, False] for one in supported]).reshape(-1, 2),
         np.array([_truth(node, "isBackwardNode", place, False) for node, place in zip(nodes, at, strict=True)], bool),
         _colors(nodes, at),
@@ -80,43 +74,11 @@ def read_problem(
 
 def is_problem(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a placement problem: JSON with nodes and edges, unlike a trace."""
-    source = Path(path)
-    if source.suffix != ".json" or not source.is_file():
-        return False
-    with source.open(encoding="utf-8", errors="replace") as file:
-        return any("maxFPGAs" in line for line in file)
-
-
-def _document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    document = read_json(ReadLimit(Path(path)))
-    if not isinstance(document, dict):
-        raise InputError("this is no placement problem", where=os.fspath(path), fix="an object with nodes and edges")
-    return document
-
-
-def _rows(document: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    rows = document.get(name)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"there is no list of {name}", where=where)
-    return rows
-
-
-def _number(row: Mapping[str, Any], field: str, where: str, default: float | None = None) -> float:
-    value = row.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or _MOST < abs(value) < math.inf:
-        raise InputError(f"{field} is {shown(value)} instead of a number", where=where)
-    return float(value)
-
-
-def _whole(row: Mapping[str, Any], field: str, where: str) -> int:
-    value = _number(row, field, where)
-    if not math.isfinite(value) or value != int(value):
-        raise InputError(f"{field} is {value} instead of a whole number", where=where)
-    return int(value)
+    return has_text(path, "maxFPGAs")
 
 
 def _count(document: Mapping[str, Any], field: str, where: str, given: int | None) -> int:
-    count = _whole(document, field, where) if given is None else given
+    count = whole_of(document, field, where) if given is None else given
     if count < 0:
         raise InputError(f"{field} is {count}", where=where, fix="none or more")
     return count
@@ -130,19 +92,9 @@ def _truth(row: Mapping[str, Any], field: str, where: str, default: bool | None 
     return bool(value)
 
 
-def _ends(edges: Sequence[Mapping[str, Any]], field: str, row_of: Mapping[int, int], where: str) -> NDArray[np.int64]:
-    found = []
-    for row, edge in enumerate(edges):
-        node = _whole(edge, field, f"{where}, edge {row}")
-        if node not in row_of:
-            raise InputError(f"{field} is {node}, which is no node", where=f"{where}, edge {row}")
-        found.append(row_of[node])
-    return np.array(found, np.int64)
-
-
 def _colors(nodes: Sequence[Mapping[str, Any]], at: Sequence[str]) -> NDArray[np.int64]:
     """Color of every node; one without a color has its own."""
-    given = [None if node.get("colorClass") is None else _whole(node, "colorClass", place)
+    given = [None if node.get("colorClass") is None else whole_of(node, "colorClass", place)
              for node, place in zip(nodes, at, strict=True)]  # fmt: skip
     known = {color: number for number, color in enumerate(dict.fromkeys(one for one in given if one is not None))}
     own = iter(range(len(known), len(known) + len(nodes)))
@@ -160,12 +112,12 @@ def assignment_of(path: str | os.PathLike[str], problem: Problem) -> tuple[NDArr
         It names unknown nodes, or leaves some without a device.
     """
     where = os.fspath(path)
-    document = _document(path)
+    document = document_of(path, "placement problem")
     row_of = {name: row for row, name in enumerate(problem.names)}
     device_N = np.full(problem.num_nodes, -1)
     kinds: list[int] = []
     for field, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
-        for part in _rows(document, field, where):
+        for part in rows_of(document, field, where):
             for node in part.get("nodes", ()):
                 if str(node) not in row_of:
                     raise InputError(f"node {node} is not in the problem", where=f"{where}, {field}")

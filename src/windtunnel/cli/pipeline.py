@@ -1,0 +1,23 @@
+"""``windtunnel pipeline``: plan pipelines (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from windtunnel.cli import pipeline_plan
+
+__all__ = ["SUMMARY", "VERBS", "pipeline"]
+
+SUMMARY = "Pipelines of stages: plan them."
+
+pipeline = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+
+
+@pipeline.callback(help=f"Example: windtunnel pipeline plan layers.json --devices 8\n\n{SUMMARY}")
+def _pipeline() -> None:
+    """Hold the verbs of pipelines together."""
+
+
+VERBS: dict[str, Callable[..., None]] = {"plan": pipeline_plan.plan}
