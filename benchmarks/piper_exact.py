@@ -18,7 +18,7 @@ from windtunnel.planning.pipelines.piper_format import read_piper
 TARGET = "every value equal to 1e-6, no equal stages faster"
 BANDWIDTH = 25 * 2**30
 FOLDER = "placement/piper"
-SIZES = (4, 8, 10)  # devices of the input without published values, by the memory of its file and less
+SIZES = (4, 10)  # devices of the input without published values, by the memory of its file and less
 
 
 @dataclass(frozen=True)

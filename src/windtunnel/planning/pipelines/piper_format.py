@@ -116,13 +116,12 @@ def read_piper(
     cells = [_cells(node, f"{where}, node {node['id']}") for node in nodes]
     degrees = sorted({degree for one in cells for degree, _ in one})
     variants = tuple(dict.fromkeys(variant for one in cells for _, variant in one))
-    columns = _columns(cells, degrees, variants)
-    columns[0] *= seconds_per_unit
+    time, weights, kept, fixed = _columns(cells, degrees, variants)
     sync_in, sync_out = (_synced(cells, nodes, degrees, variants, edges, side) for side in ("Fw", "Bw"))
     limit = number_of(document, "maxMemoryPerDevice", where) if memory_bytes is None else memory_bytes
     return PiperProblem(
         tuple(str(node.get("name", node["id"])) for node in nodes),
-        tuple(degrees), variants, *columns, src, dst,
+        tuple(degrees), variants, time * seconds_per_unit, weights, kept, fixed, src, dst,
         np.array([_size(edge, "communicationCost", f"{where}, edge {row}") for row, edge in enumerate(edges)], float),
         sync_in, sync_out,
         _count("maxDevices", whole_of(document, "maxDevices", where) if num_devices is None else num_devices, where),
