@@ -4,8 +4,9 @@ The rows of ``shared/data/replay/torchtitan``: Llama 3.1 8B by torchtitan on H10
 (0.2.2, a folder of its own that holds it and what it imports) runs under ``dry_run`` in a process for each number of
 GPUs; the graphs are priced for the device of the page: bandwidth and memory as stated, peaks midway between the two
 H100s that it names, links of a DGX H100. Operators twice: by the shipped prices, which are bounds, and by a tile model
-that learns from published measurements of other GPUs. Nothing is fitted to these rows. What was compiled or computed in
-fp8 is told and not predicted, as a trace has the program as it is written.
+that learns from published measurements of other GPUs. Nothing is fitted to these rows. Of a compiled job pointwise
+operators that feed each other make one trip through memory (what-if ``fuse-kernels``); its memory is that of the
+program as it is written, and not judged. What was computed in fp8 is told and not predicted.
 
     WINDTUNNEL_TORCHTITAN=FOLDER python -m benchmarks.torchtitan_published --verbose
 """
@@ -26,7 +27,9 @@ from benchmarks import bar
 from windtunnel.graph import Graph, load
 from windtunnel.hardware import Device, device, machine
 from windtunnel.measure.workers import run_to_end
-from windtunnel.whatifs.forecast import forecast
+from windtunnel.simulate import replay
+from windtunnel.whatifs.forecast import Forecast, forecast
+from windtunnel.whatifs.fusion import fuse_kernels
 from windtunnel.whatifs.messages import Fabric
 
 MEDIAN_TARGET, WORST_TARGET, MEMORY_TARGET = 0.10, 0.15, 0.05
@@ -108,6 +111,12 @@ def models(folder: Path) -> dict[str, str]:
     return {"shipped": "auto", "learned": f"tile={target},roofline"}
 
 
+def speed(answer: Forecast, *, is_compiled: bool) -> float:
+    """Tokens per second of one GPU."""
+    taken_ns = replay(fuse_kernels(answer.graph)).makespan_ns if is_compiled else answer.makespan_ns
+    return BATCH * SEQUENCE / (taken_ns * 1e-9)
+
+
 def published() -> list[dict[str, str]]:
     """The page's rows."""
     path = find_shared("replay/torchtitan/llama3_8b_h100.csv")
@@ -123,7 +132,7 @@ def main() -> int:
         bar.report("torchtitan_published", 0.0, TARGET, holds=False, skipped=f"no torchtitan: {needed}")
         return 0
     rows = published()
-    plain = [row for row in rows if row["compile"] == row["float8"] == "no"]
+    asked = [row for row in rows if row["float8"] == "no"]
     dgx = machine("dgx-h100")
     assert dgx.device_link is not None
     assert dgx.network_link is not None
@@ -132,25 +141,35 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         arguments, pricers = inputs(folder), models(folder)
-        for row in plain:
-            graph, seconds = traced(titan, folder, arguments, int(row["num_gpus"]))
+        graphs = {count: traced(titan, folder, arguments, int(count)) for count in {row["num_gpus"] for row in asked}}
+        for row in asked:
+            graph, seconds = graphs[row["num_gpus"]]
+            is_compiled = row["compile"] == "yes"
             told = graph.meta.distributed
             memory = {
                 key: max(told[key].values()) / 2**30 / float(row["peak_memory_gib"]) - 1
                 for key in ("peak_bytes", "peak_reserved_bytes")
             }
-            speeds = {
-                title: BATCH * SEQUENCE / (forecast(graph, page, model=model, fabric=fabric).makespan_ns * 1e-9)
+            errors = {
+                title: speed(forecast(graph, page, model=model, fabric=fabric), is_compiled=is_compiled)
+                / float(row["tokens_per_s_per_gpu"])
+                - 1
                 for title, model in pricers.items()
             }
-            errors = {title: speed / float(row["tokens_per_s_per_gpu"]) - 1 for title, speed in speeds.items()}
-            found.append({"num_gpus": row["num_gpus"], "errors": errors, "memory_errors": memory, "traced_s": seconds})
+            job = f"{row['num_gpus']} GPUs{', compiled' * is_compiled}"
+            found.append({"job": job, "errors": errors, "traced_s": seconds})
+            if not is_compiled:
+                found[-1]["memory_errors"] = memory
     if bar.is_verbose():
         for one in found:
             print(one)
     best = "learned" if "learned" in pricers else "shipped"
     sizes = [abs(one["errors"][best]) for one in found]  # type: ignore[index]
-    reserved = max(abs(one["memory_errors"]["peak_reserved_bytes"]) for one in found)  # type: ignore[index]
+    reserved = max(
+        abs(one["memory_errors"]["peak_reserved_bytes"])  # type: ignore[index]
+        for one in found
+        if "memory_errors" in one
+    )
     bar.report(
         "torchtitan_published",
         statistics.median(sizes),
@@ -159,7 +178,7 @@ def main() -> int:
         worst=max(sizes),
         worst_memory=reserved,
         rows=found,
-        num_not_predicted=len(rows) - len(plain),
+        num_not_predicted=len(rows) - len(asked),
     )
     return 0
 
