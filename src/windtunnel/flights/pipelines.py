@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from windtunnel.flights.receipt import Receipt
 from windtunnel.measure.fingerprint import machine
+from windtunnel.measure.stats import Estimate
 
 if TYPE_CHECKING:
     from windtunnel.measure.turns import Progress
     from windtunnel.planning.pipelines.model import ScheduleName
     from windtunnel.planning.placement.throughput import Plan
+    from windtunnel.training.pipelines.job import PlannedPipeline
     from windtunnel.training.pipelines.model import PipelineJob
+    from windtunnel.training.pipelines.train import Trained
 
-__all__ = ["fly_pipelines"]
+__all__ = ["fly_pipelines", "receipt_of_training"]
 
 
 def fly_pipelines(
@@ -61,3 +64,34 @@ def fly_pipelines(
         )
         for run in runs
     ]
+
+
+def receipt_of_training(planned: PlannedPipeline, trained: Trained) -> Receipt:
+    """The receipt of a pipeline that trained; its baseline are steps of one process before and after.
+
+    They are not in turns with the pipeline's, so that the interval of the speed-up is that of the two steps together.
+    """
+    assert planned.predicted_ns is not None
+    assert trained.step_ns is not None
+    assert trained.alone_ns is not None
+    spec, step, alone = planned.spec, trained.step_ns, trained.alone_ns
+    return Receipt(
+        whatif="pipeline",
+        predicted_baseline_ns=planned.predicted_alone_ns,
+        predicted_ns=planned.predicted_ns,
+        baseline=alone,
+        changed=step,
+        speedup=Estimate(alone.value / step.value, alone.low / step.high, alone.high / step.low),
+        parameters={
+            "stages": len(planned.stages),
+            "ranks": spec.num_ranks,
+            "width": spec.num_replicas,
+            "microbatches": spec.num_microbatches,
+            "schedule": spec.schedule,
+            "recompute": spec.recomputes,
+        },
+        target=spec.workload,
+        hardware_fingerprint=machine(),
+        num_rounds=len(trained.losses),
+        notes=("baseline before and after, not in turns",),
+    )

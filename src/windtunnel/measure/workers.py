@@ -264,19 +264,26 @@ class Workers:
         raised = [line for line in tail.splitlines() if "Error" in line and not line.startswith(" ")]
         told = raised[-1].strip() if raised else ""
         return WorkerError(
-            f"the {self.title} did not answer: {reason or told or self._how_ended()}",
+            f"the {self.title} did not answer: {reason or self._killed() or told or self._how_ended()}",
             where=self._module,
             fix="the log below says more",
             log_tail=tail,
         )
 
-    def _how_ended(self) -> str:
-        for code in self.exit_codes():
-            if code is not None and code < 0:
+    def _killed(self) -> str:
+        """Which process was killed, if one was; what the others say follows from that."""
+        for rank, code in enumerate(self.exit_codes()):
+            if code is not None and code < 0 and code != -signal.SIGABRT:
                 name = signal.Signals(-code).name
-                return f"a process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+                who = f"rank {rank}" if self.num_ranks > 1 else "the process"
+                return f"{who} was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        return ""
+
+    def _how_ended(self) -> str:
+        for rank, code in enumerate(self.exit_codes()):
             if code:
-                return f"a process ended with {code}"
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+                return f"rank {rank} {how}" if self.num_ranks > 1 else f"the process {how}"
         return "it ended without a word"
 
     def _ranks(self) -> range:

@@ -40,7 +40,7 @@ def test_a_workload_becomes_layers_that_can_be_cut(job):
     assert stage_of["CrossEntropyLoss"] == stage_of["6"]  # the loss is where the model's output is
     assert job.conditions.slowdown[0] == 1.0
     assert len(job.conditions.slowdown) == 2
-    assert 0 < job.conditions.overhead_ns < 20e6
+    assert 0 <= job.conditions.overhead_ns < 20e6
     assert job.message_bytes[0] < job.message_bytes[1]
 
 

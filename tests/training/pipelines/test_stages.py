@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import copy
 
 import pytest
 
@@ -11,8 +11,12 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from tests.training.pipelines.schedules_merged import merged
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.training.pipelines.stages import schedule_of, split_model
+from windtunnel.planning.pipelines.generate import generate
+from windtunnel.training.pipelines.parts import RestingBatch
+from windtunnel.training.pipelines.runtime import pipeline_rank
+from windtunnel.training.pipelines.stages import cut_stages, split_model
 
 
 class Crossing(nn.Module):
@@ -106,12 +110,25 @@ class Asking(nn.Module):
         return self.a(x) if x.sum() > 0 else x
 
 
+class Tied(nn.Module):
+    """Reads with the weights that it writes with."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
 @pytest.mark.parametrize(
     ("model", "places", "message"),
     [
         (Late(), {"a": 0, "b": 1, "": 1}, "stage 1 reads the model's input"),
         (Chosen(), {"a": 0, "b": 1, "": 0}, "no tensor of floats"),
         (Asking(), {"a": 0}, "torch.export does not take this model"),
+        (Tied(), {"a": 0, "b": 1}, "a.weight and b.weight are the same weights"),
     ],
 )
 def test_models_that_cannot_be_cut(model, places, message):
@@ -119,58 +136,26 @@ def test_models_that_cannot_be_cut(model, places, message):
         split_model(model, (torch.ones(2, 4),), places)
 
 
-def test_schedules_that_cannot_be():
-    pipe = split_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(2, 4),), {"0": 0, "1": 1})
-    with pytest.raises(InputError, match="no schedule is called"):
-        schedule_of(pipe, 0, 4, nn.functional.mse_loss, "fast")
-    with pytest.raises(InputError, match="1 microbatches for 2 stages"):
-        schedule_of(pipe, 0, 1, nn.functional.mse_loss)
-
-
-def _train(rank, meeting, schedule, answers):
-    """One stage of four: losses and gradients of its own parameters."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=4)
-    model, x, target = job()
-    runs = schedule_of(split_model(model, (x[:2],), PLACES), rank, 4, nn.functional.mse_loss, schedule)
-    losses = []
-    if rank == 0:
-        runs.step(x)
-    elif rank == 3:
-        runs.step(target=target, losses=losses)
-    else:
-        runs.step()
-    answers.put(
-        ([float(one.detach()) for one in losses],
-         {name: one.grad.tolist() for name, one in model.named_parameters() if one.grad is not None})
-    )  # fmt: skip
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-def job():
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "2bw"])
+def test_four_stages_have_the_gradients_of_one_process(name):
+    """Values that cross several stages, views and means that move included: with a rate of one, what is subtracted."""
     torch.manual_seed(1)
-    return Crossing(), torch.randn(8, 6), torch.randn(8, 6)
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_four_processes_have_the_gradients_of_one(tmp_path, schedule):
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    processes = [context.Process(target=_train, args=(rank, tmp_path / "meet", schedule, answers)) for rank in range(4)]
-    for process in processes:
-        process.start()
-    try:
-        found = [answers.get(timeout=60) for _ in processes]
-    finally:
-        for process in processes:
-            process.kill()
-
-    model, x, target = job()
-    losses = [nn.functional.mse_loss(model(part), goal) for part, goal in zip(x.chunk(4), target.chunk(4), strict=True)]
+    model, x, target = Crossing(), torch.randn(8, 6), torch.randn(8, 6)
+    alone = copy.deepcopy(model)
+    losses = [nn.functional.mse_loss(alone(part), goal) for part, goal in zip(x.chunk(4), target.chunk(4), strict=True)]
     (sum(losses) / 4).backward()
-    assert [float(one.detach()) for one in losses] == pytest.approx(next(one for one, _ in found if one), rel=1e-6)
-    gradients = {name: torch.tensor(value) for _, part in found for name, value in part.items()}
-    assert gradients.keys() == {name for name, _ in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, gradients[name], rtol=1e-5, atol=1e-7), name
+    table = merged(generate(name, 4, 4))
+    runs = pipeline_rank(
+        cut_stages(split_model(model, (x[:2],), PLACES)), table, 0, nn.functional.mse_loss,
+        RestingBatch((x,), target, 4), lambda trained: torch.optim.SGD(trained, lr=1.0),
+    )  # fmt: skip
+    runs.run(table)
+
+    assert [float(one.detach()) / 4 for one in losses] == pytest.approx(
+        [float(one) for one in runs.losses[0]], rel=1e-6
+    )
+    found = {key: one for stage in runs.stages.values() for key, one in stage.weights.newest.named_parameters()}
+    assert found.keys() == dict(alone.named_parameters()).keys()
+    for key, parameter in alone.named_parameters():
+        assert torch.allclose(parameter.detach() - parameter.grad, found[key], rtol=1e-5, atol=1e-6), key
+    assert torch.equal(alone.norm.running_mean, model.norm.running_mean)

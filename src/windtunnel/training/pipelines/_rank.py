@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,11 +18,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import Place
-from windtunnel.sources.targets import build_workload
-from windtunnel.training.pipelines.stages import schedule_of, split_model
+from windtunnel.planning.pipelines.schedules import Schedule
+from windtunnel.training.pipelines.parts import RestingBatch, build_parts, optimizer_like
+from windtunnel.training.pipelines.runtime import Loss, MakeOptimizer, pipeline_rank
+from windtunnel.training.pipelines.stages import cut_stages, split_model
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import Pipe
@@ -35,11 +37,10 @@ class Orders(msgspec.Struct, frozen=True):
     """What all ranks do; ``splits`` are stages by path of a module."""
 
     workload: str
+    home: str
     parameters: dict[str, Any]
     splits: tuple[dict[str, int], ...]
-    num_ranks: int
-    num_microbatches: int
-    schedule: str
+    table: Schedule
     message_bytes: tuple[int, ...]
     rounds: int
     time_limit_s: float
@@ -78,37 +79,23 @@ class WholeModel:
         The batch has no so many equal parts.
     """
 
-    def __init__(self, workload: str, parameters: dict[str, Any], num_microbatches: int) -> None:
-        built = build_workload(workload, parameters)
-        if built.supervised is None:
-            built.close()
-            raise NotApplicableError(
-                "a step of it is more than one model and a loss", where=workload,
-                fix="fly resnet50, vit, decoder-lm or mlp",
-            )  # fmt: skip
-        if built.batch_size % num_microbatches:
-            raise InputError(
-                f"{num_microbatches} microbatches of a batch of {built.batch_size}", where="microbatches",
-                fix="a divisor of the batch",
-            )  # fmt: skip
+    def __init__(self, workload: str, parameters: dict[str, Any], num_microbatches: int, home: str = "") -> None:
+        built = build_parts(workload, parameters, num_microbatches, home)
+        assert built.supervised is not None  # ``build_parts`` refuses others
         self.model, self.optimizer, self.loss = built.model, still(built.optimizer), built.supervised.loss
-        self.inputs, self.target = built.supervised.draw()
+        self.feed = RestingBatch(*built.supervised.draw(), num_microbatches)
         self.num_microbatches = num_microbatches
-        self._chunks = list(
-            zip(zip(*(one.chunk(num_microbatches) for one in self.inputs), strict=True),
-                self.target.chunk(num_microbatches), strict=True)
-        )  # fmt: skip
 
     @property
     def microbatch(self) -> tuple[Any, ...]:
         """What the model is called with."""
-        inputs: tuple[Any, ...] = self._chunks[0][0]
-        return inputs
+        return self.feed.inputs(0, 0)
 
     def passes(self, number: int) -> None:
         """So many microbatches forward and backward."""
-        for inputs, target in self._chunks[:number]:
-            (self.loss(self.model(*inputs), target) / self.num_microbatches).backward()
+        for part in range(number):
+            loss = self.loss(self.model(*self.feed.inputs(0, part)), self.feed.target(0, part))
+            (loss / self.num_microbatches).backward()
 
     def step(self, number: int = 0) -> None:
         """All microbatches, or so many of them, and an update."""
@@ -139,14 +126,14 @@ def main(place: Place) -> None:
 
 def _rounds(orders: Orders, place: Place) -> list[Span]:
     rank = place.rank
-    whole = WholeModel(orders.workload, orders.parameters, orders.num_microbatches)
+    whole = WholeModel(orders.workload, orders.parameters, orders.table.num_microbatches, orders.home)
     actions: dict[Item, Callable[[], None]] = {}
     for size in orders.message_bytes:
         actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else _nothing
     if orders.splits:  # they are compared with it
         actions[Item("step")] = whole.step if rank == 0 else _nothing
     actions[Item("idle", min(orders.message_bytes))] = _idle(orders, rank)
-    for number in range(1, orders.num_ranks + 1):
+    for number in range(1, orders.table.num_ranks + 1):
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
     for number, stage_of in enumerate(orders.splits):
         actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank)
@@ -178,18 +165,7 @@ def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place
 
 def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank: int) -> Callable[[], None]:
     pipe = split_model(whole.model, whole.microbatch, stage_of)
-    passes = _passes(orders, rank, pipe, whole.loss, whole.inputs, whole.target)
-    parameters = list(pipe.get_stage_module(rank).parameters())
-    optimizer = _like(whole.optimizer, parameters) if parameters else None
-
-    def step() -> None:
-        if optimizer is not None:
-            optimizer.zero_grad()
-        passes()
-        if optimizer is not None:
-            optimizer.step()
-
-    return step
+    return _batches(orders.table, rank, pipe, whole.loss, whole.feed, partial(optimizer_like, whole.optimizer))
 
 
 class _Pass(torch.nn.Module):
@@ -205,32 +181,28 @@ class _Pass(torch.nn.Module):
 
 def _idle(orders: Orders, rank: int) -> Callable[[], None]:
     """The real schedule on stages that do nothing: what remains is its own work."""
-    batch = torch.zeros(orders.num_microbatches, min(orders.message_bytes) // 4)
-    model = torch.nn.Sequential(*(_Pass() for _ in range(orders.num_ranks)))
-    pipe = split_model(model, (batch[:1],), {str(stage): stage for stage in range(orders.num_ranks)})
-    return _passes(orders, rank, pipe, lambda output, _: output.sum(), (batch,), batch)
+    table = orders.table
+    batch = torch.zeros(table.num_microbatches, min(orders.message_bytes) // 4)
+    model = torch.nn.Sequential(*(_Pass() for _ in range(table.num_stages)))
+    pipe = split_model(model, (batch[:1],), {str(stage): stage for stage in range(table.num_stages)})
+    feed = RestingBatch((batch,), batch, len(batch))
+    return _batches(table, rank, pipe, lambda output, _: output.sum(), feed, lambda _: None)
 
 
-def _passes(
-    orders: Orders, rank: int, pipe: Pipe, loss: Callable[..., Any], inputs: tuple[Any, ...], target: Any
+def _batches(
+    table: Schedule, rank: int, pipe: Pipe, loss: Loss, feed: RestingBatch, make_optimizer: MakeOptimizer
 ) -> Callable[[], None]:
-    """All microbatches forward and backward through this rank's stage; the first is given inputs, the last targets."""
-    runs = schedule_of(pipe, rank, orders.num_microbatches, loss, orders.schedule)
-    given = inputs if rank == 0 else ()
-    wanted = target if rank == orders.num_ranks - 1 else None
+    """All batches of a table through the stages of a rank, with their updates."""
+    runs = pipeline_rank(cut_stages(pipe), table, rank, loss, feed, make_optimizer)
+    done = 0
 
-    def passes() -> None:
-        runs.step(*given, target=wanted, return_outputs=False)  # joined outputs are a copy that no training needs
+    def batches() -> None:
+        nonlocal done
+        runs.run(table, done)
+        runs.losses.clear()
+        done += table.num_batches
 
-    return passes
-
-
-def _like(whole: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimizer that does to some parameters what another one does to all."""
-    kind: Any = type(whole)
-    made: torch.optim.Optimizer = kind(parameters)  # not every default is an argument: they go in afterwards
-    made.param_groups[0].update({key: value for key, value in whole.param_groups[0].items() if key != "params"})
-    return made
+    return batches
 
 
 def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Placements that are really run as pipelines of gloo processes (room training).
 
 In: a workload, a number of stages, plans for its layers. Out: a ``PipelineRun`` per plan: the step that the replay of
-its schedule says, beside the step that ``torch.distributed.pipelining`` takes with the very same stages. What the
+its schedule says, beside the step that the runtime takes with the very same stages. What the
 replay knows beside the plan is measured in the same processes, in turns with the splits: what a message takes by
 itself, what the schedule does itself, how n processes on fewer cores slow each other, how much they vary. Not here:
 which layer goes where (``planning``), what a step is predicted to take (``model``).
@@ -20,11 +20,11 @@ import numpy as np
 
 from windtunnel.cost.interference import fit_slowdown
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.measure.threads import threads
-from windtunnel.measure.workers import Workers
+from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.pipelines.model import ScheduleName
+from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.placement.fleet import fleet_of
 from windtunnel.planning.placement.from_graph import Layers, layers_of
 from windtunnel.planning.placement.model import Problem
@@ -37,6 +37,8 @@ from windtunnel.training.pipelines.model import (
     stage_of_modules,
     whole_ns,
 )
+from windtunnel.training.pipelines.parts import home_of
+from windtunnel.training.pipelines.train import pipeline_workers
 
 if TYPE_CHECKING:
     from windtunnel.training.pipelines._rank import Item, Span
@@ -138,7 +140,14 @@ def job_of(
 
     message_bytes = _usual_messages(layers(1e9).problem)
     conditions = _flown(
-        workload, parameters, (), num_stages, num_microbatches, message_bytes, "1f1b", _CONDITIONS_ROUNDS, 60.0, None
+        workload,
+        parameters,
+        (),
+        generate("1f1b", num_stages, num_microbatches),
+        message_bytes,
+        _CONDITIONS_ROUNDS,
+        60.0,
+        None,
     ).conditions(num_microbatches)
     return PipelineJob(
         workload,
@@ -210,11 +219,8 @@ def run_pipelines(
         raise InputError("plans of different numbers of stages fly apart", where="plans")
     require_stages(plans[0])
     splits = [stage_of_modules(job, plan) for plan in plans]
-    num = len(plans[0].kind)
-    flown = _flown(
-        job.workload, job.parameters, splits, num, job.num_microbatches, job.message_bytes, schedule, rounds,
-        time_limit_s, progress,
-    )  # fmt: skip
+    table = generate(schedule, len(plans[0].kind), job.num_microbatches)
+    flown = _flown(job.workload, job.parameters, splits, table, job.message_bytes, rounds, time_limit_s, progress)
     conditions = flown.conditions(job.num_microbatches)
     baseline_ns = whole_ns(job)
     runs = []
@@ -234,10 +240,8 @@ def _flown(
     workload: str,
     parameters: Mapping[str, Any],
     splits: Sequence[dict[str, int]],
-    num_ranks: int,
-    num_microbatches: int,
+    table: Schedule,
     message_bytes: tuple[int, int],
-    schedule: str,
     rounds: int,
     time_limit_s: float,
     progress: Progress | None,
@@ -245,15 +249,9 @@ def _flown(
     from windtunnel.training.pipelines._rank import Orders
 
     orders = Orders(
-        workload, dict(parameters), tuple(splits), num_ranks, num_microbatches, schedule, message_bytes, rounds,
-        time_limit_s,
-    )  # fmt: skip
-    cores = allowed_cores()
-    # each process has its core, or its share of one: what moves between cores is in nobody's model
-    own = [[cores[rank % len(cores)]] for rank in range(num_ranks)]
-    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    module = "windtunnel.training.pipelines._rank"
-    with Workers(module, orders, num_ranks=num_ranks, title="pipeline", cores=own, environment=one_thread) as ranks:
+        workload, home_of(workload), dict(parameters), tuple(splits), table, message_bytes, rounds, time_limit_s
+    )
+    with pipeline_workers("windtunnel.training.pipelines._rank", orders, table.num_ranks) as ranks:
         return _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
 
 

@@ -1,14 +1,15 @@
 """A torch model as the stages of a pipeline, which really trains (room training).
 
 In: a model and the stage of each of its layers. Out: ``torch.distributed.pipelining`` stages with exactly these
-operators, and a schedule over them. The model is exported; operators go to the stage of their module, values that
-cross go along. Not here: which layer goes where (``planning``), processes and times (``flights``).
+operators, and what each hands on. The model is exported; operators go to the stage of their module, values that cross
+go along. Not here: which layer goes where (``planning``), who runs them (``runtime``).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError, NotApplicableError
@@ -18,12 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
     from torch.distributed.pipelining import Pipe
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-__all__ = ["SCHEDULES", "schedule_of", "split_model"]
-
-SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
-"""Names of schedules, and their classes in torch."""
+__all__ = ["CutStage", "cut_stages", "split_model"]
 
 
 def split_model(model: torch.nn.Module, inputs: tuple[Any, ...], stage_of: Mapping[str, int]) -> Pipe:
@@ -44,9 +41,11 @@ def split_model(model: torch.nn.Module, inputs: tuple[Any, ...], stage_of: Mappi
     InputError
         A stage would be empty.
     NotApplicableError
-        The model cannot be exported, or what crosses between stages is no tensor of floats.
+        The model cannot be exported, shares weights between modules, or what crosses between stages is no tensor of
+        floats.
     """
     pipelining = require("torch.distributed.pipelining", extra="torch")
+    _require_own_weights(model)
     num_stages = 1 + max(stage_of.values(), default=0)
     cut = _Cut(stage_of, num_stages)
     try:
@@ -67,29 +66,52 @@ def split_model(model: torch.nn.Module, inputs: tuple[Any, ...], stage_of: Mappi
     return pipe
 
 
-def schedule_of(
-    pipe: Pipe, rank: int, num_microbatches: int, loss: Callable[..., Any], schedule: str = "1f1b"
-) -> PipelineScheduleSingle:
-    """What one process of the default group runs: ``step(*inputs)`` on the first, ``step(target=...)`` on the last.
+@dataclass(frozen=True)
+class CutStage:
+    """One stage of a model that was cut.
 
-    Raises
-    ------
-    InputError
-        No schedule has that name, or there are fewer microbatches than stages.
+    Parameters
+    ----------
+    module : Module
+        Called with what the stage before hands on; the first one with the model's inputs.
+    handed_on : tuple of int
+        Which of its outputs the next stage reads, in that stage's order; empty for the last one.
+    shapes : tuple of (shape, dtype)
+        Of these.
     """
-    import torch
-    from torch.distributed.pipelining import schedules
 
-    if schedule not in SCHEDULES:
-        raise InputError(f"no schedule is called {schedule!r}", where="schedule", fix=" or ".join(SCHEDULES))
-    if num_microbatches < pipe.num_stages:
-        raise InputError(
-            f"{num_microbatches} microbatches for {pipe.num_stages} stages",
-            fix="as many microbatches as stages or more",
-        )
-    stage = pipe.build_stage(rank, torch.device("cpu"))
-    made: PipelineScheduleSingle = getattr(schedules, SCHEDULES[schedule])(stage, num_microbatches, loss_fn=loss)
-    return made
+    module: torch.nn.Module
+    handed_on: tuple[int, ...]
+    shapes: tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+def cut_stages(pipe: Pipe) -> list[CutStage]:
+    """The stages of a pipe with what goes from each to the next."""
+    calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
+    modules = [pipe.get_stage_module(at) for at in range(pipe.num_stages)]
+    found = []
+    for at, module in enumerate(modules):
+        read: list[tuple[int, fx.Node]] = []
+        if at + 1 < len(calls):
+            graph: Any = modules[at + 1].graph
+            places = [node for node in graph.nodes if node.op == "placeholder"]
+            sources = [arg.args[1] if arg.op == "call_function" else 0 for arg in calls[at + 1].args]
+            read = list(zip(sources, places, strict=True))
+        shapes = tuple((node.meta["val"].shape, node.meta["val"].dtype) for _, node in read)
+        found.append(CutStage(module, tuple(index for index, _ in read), shapes))
+    return found
+
+
+def _require_own_weights(model: torch.nn.Module) -> None:
+    """Refuse weights that two modules share: export gives each its own."""
+    name_of: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = name_of.setdefault(id(parameter), name)
+        if first != name:
+            raise NotApplicableError(
+                f"{first} and {name} are the same weights", where=type(model).__name__,
+                fix="give each module weights of its own",
+            )  # fmt: skip
 
 
 class _Cut:

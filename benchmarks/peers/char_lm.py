@@ -1,0 +1,66 @@
+"""A small decoder that predicts the next character of a novel: the job of the quality bar.
+
+In: sizes and a seed. Out: a registered workload. Not part of the package: it exists to be trained to the end here. The
+data's seed is not that of the weights, so that every training of a seed sees the same windows of text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tests.shared_data import find_shared
+
+from windtunnel import registry
+from windtunnel.workloads.workload import Supervised, Workload
+
+TEXT = "text/gutenberg/war_and_peace.txt.gz"
+
+
+def characters() -> tuple[np.ndarray, int]:
+    """The novel as numbers of characters, and how many there are."""
+    from windtunnel.workloads._texts import story
+
+    path = find_shared(TEXT)
+    assert path is not None, TEXT
+    text = "\n".join(story(path))
+    known = sorted(set(text))
+    number = {character: at for at, character in enumerate(known)}
+    return np.array([number[character] for character in text], dtype=np.int64), len(known)
+
+
+@registry.workload("char-lm", source="a bar: next character of War and Peace")
+def char_lm(
+    *, batch_size: int = 16, length: int = 64, width: int = 64, depth: int = 4, rate: float = 2e-3, seed: int = 0
+) -> Workload:
+    """Train a decoder on windows of text with AdamW."""
+    import torch
+    from torch import nn
+
+    from windtunnel.workloads._decoder import Shape, decoder, gated
+
+    text, vocabulary = characters()
+    torch.manual_seed(seed)
+    shape = Shape(length, width, depth, heads=4, key_heads=4, inner=3 * width, vocabulary=vocabulary)
+    model = decoder(shape, lambda: gated(width, 3 * width))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+    random, loss_of = np.random.default_rng(1000 + seed), nn.CrossEntropyLoss()
+
+    def draw() -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        starts = random.integers(0, len(text) - length, batch_size)
+        windows = torch.from_numpy(text[starts[:, None] + np.arange(length + 1)])
+        return (windows[:, :-1],), windows[:, 1:]
+
+    def loss(scores: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        return loss_of(scores.flatten(0, 1), following.flatten())
+
+    def step() -> torch.Tensor:
+        (words,), following = draw()
+        optimizer.zero_grad()
+        found = loss(model(words), following)
+        found.backward()
+        optimizer.step()
+        return found.detach()
+
+    return Workload(
+        "char-lm", (model,), (optimizer,), step, batch_size, data="War and Peace, characters", unit="tokens",
+        supervised=Supervised(draw, loss),
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""A pipeline as it was asked for, cut and predicted (room training).
+
+In: a workload, ranks, a schedule by name. Out: ``PlannedPipeline``: the stage of each layer, what a step is predicted
+to take, orders for its ranks. Not here: the search over depths and widths (``planning``), running (``train``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.planning.pipelines.generate import generate
+from windtunnel.planning.pipelines.schedules import Schedule
+from windtunnel.planning.placement.baselines import even
+from windtunnel.planning.placement.search import place
+from windtunnel.training.pipelines.model import PipelineJob, predicted_ns, stage_of_modules, whole_ns
+from windtunnel.training.pipelines.run import job_of
+from windtunnel.training.pipelines.search import improve
+from windtunnel.training.pipelines.train import orders_of
+
+if TYPE_CHECKING:
+    from windtunnel.planning.placement.throughput import Plan
+    from windtunnel.training.pipelines._trainer import TrainOrders
+
+__all__ = ["PipelineSpec", "PlannedPipeline", "planned_pipeline"]
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """What was asked for.
+
+    Parameters
+    ----------
+    workload, parameters
+    num_ranks, num_microbatches : int
+        Of each replica.
+    schedule : str
+    num_chunks : int, optional
+        Stages per rank, where the schedule leaves a choice.
+    num_replicas : int
+    recomputes : bool
+    max_norm : float, optional
+    """
+
+    workload: str
+    parameters: dict[str, Any]
+    num_ranks: int
+    num_microbatches: int
+    schedule: str = "2bw"
+    num_chunks: int | None = None
+    num_replicas: int = 1
+    recomputes: bool = False
+    max_norm: float | None = None
+
+    def table(self, num_batches: int) -> Schedule:
+        """The schedule of so many batches."""
+        return generate(
+            self.schedule, self.num_ranks, self.num_microbatches, num_batches=num_batches, num_chunks=self.num_chunks
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedPipeline:
+    """A pipeline that can train.
+
+    Parameters
+    ----------
+    spec : PipelineSpec
+    stage_of : mapping of str to int
+        Stage by path of a module.
+    predicted_ns : float or None
+        A step; None where the model does not know this schedule.
+    predicted_alone_ns : float
+        A step of one process.
+    """
+
+    spec: PipelineSpec
+    stage_of: Mapping[str, int]
+    predicted_ns: float | None
+    predicted_alone_ns: float
+
+    @property
+    def stages(self) -> list[list[str]]:
+        """Layers of each stage."""
+        num_stages = 1 + max(self.stage_of.values())
+        return [[name for name, stage in self.stage_of.items() if stage == at] for at in range(num_stages)]
+
+    def orders(self, num_batches: int, **more: Any) -> TrainOrders:
+        """What its ranks are to do; more as of ``orders_of``."""
+        spec = self.spec
+        return orders_of(
+            spec.workload, spec.parameters, self.stage_of, spec.table, num_batches, num_replicas=spec.num_replicas,
+            recomputes=spec.recomputes, max_norm=spec.max_norm, **more,
+        )  # fmt: skip
+
+
+def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) -> PlannedPipeline:
+    """Capture a microbatch of a workload, cut its layers into stages, predict the step.
+
+    Raises
+    ------
+    InputError
+        No schedule has that name or can have these numbers; the batch has no so many equal parts.
+    NotApplicableError
+        A step of the workload is more than a model and a loss.
+    FlightError
+        A process failed.
+    """
+    table = spec.table(1)
+    num_parts = spec.num_microbatches * spec.num_replicas
+    job = job_of(spec.workload, spec.parameters, table.num_stages, num_parts, progress=progress)
+    plan = _cut(job, table)
+    known_ns = None
+    if spec.schedule in ("1f1b", "gpipe") and spec.num_replicas == 1 and not spec.recomputes:
+        known_ns = float(predicted_ns(job, plan, job.conditions, spec.schedule))  # type: ignore[arg-type]
+    return PlannedPipeline(spec, stage_of_modules(job, plan), known_ns, whole_ns(job))
+
+
+def _cut(job: PipelineJob, table: Schedule) -> Plan:
+    """As many stages as the schedule has, the busiest as light as can be."""
+    plan = place(job.layers.problem)
+    if len(set(plan.device.tolist())) != table.num_stages:
+        return even(job.layers.problem)
+    return improve(job, plan) if table.num_stages == table.num_ranks else plan
