@@ -83,6 +83,8 @@ BARS = (
     "placement_ilp",
     "placement_latency",
     "placement_flown",
+    "semantics_2bw",
+    "quality_2bw",
     "piper_exact",
 )
 
