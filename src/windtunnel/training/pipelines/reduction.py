@@ -51,6 +51,11 @@ class Reduction:
         self._max_norm, self._is_delayed = max_norm, is_delayed
         self._coming: tuple[torch.Tensor, Any] | None = None  # the square of a norm, and its messages
 
+    @property
+    def waits(self) -> bool:
+        """Whether all stages of a rank are finished together: other ranks finish them in the same order."""
+        return self._max_norm is not None or bool(self._holders)
+
     def share(self, stage: int, gradients: Gradients) -> None:
         """Make a stage's gradients those of all who hold it, in place."""
         there = [one for one in gradients if one is not None]

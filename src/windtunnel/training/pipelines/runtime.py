@@ -167,7 +167,7 @@ class PipelineRank:
         self._stages, self._shapes = stages, shapes
         self._place, self._num_places, self._replica = place, num_places, replica
         self._loss, self._feed, self._reduction, self._on_update = loss, feed, reduction, on_update
-        self._ready: dict[int, Gradients] = {}  # by stage, until all of this rank are
+        self._ready: dict[int, dict[int, Gradients]] = {}  # by batch and stage
         self.losses: dict[int, list[torch.Tensor]] = {}
 
     @property
@@ -237,14 +237,15 @@ class PipelineRank:
 
     def _finish(self, stage: int, batch: int) -> None:
         """A stage has all gradients of a batch that are made here."""
-        self._ready[stage] = self._stages[stage].weights.gradients(batch)
-        if len(self._ready) < len(self._stages):  # others may share these stages in another order
+        ready = self._ready.setdefault(batch, {})
+        ready[stage] = self._stages[stage].weights.gradients(batch)
+        if self._reduction.waits and len(ready) < len(self._stages):
             return
-        for at in sorted(self._ready):
-            self._reduction.share(at, self._ready[at])
-        self._reduction.clip(self._ready.values())
-        for at in list(self._ready):
-            self._stages[at].weights.update(self._ready.pop(at))
+        for at in sorted(ready):
+            self._reduction.share(at, ready[at])
+        self._reduction.clip(ready.values())
+        for at, gradients in self._ready.pop(batch).items():
+            self._stages[at].weights.update(gradients)
         self._on_update(batch)
 
 
