@@ -14,7 +14,7 @@ from typing import Any
 from windtunnel.cost.kernels import usual_stride
 from windtunnel.graph.flops import CONTRACTIONS
 
-__all__ = ["NUM_EXTENTS", "class_of", "extents_of", "lies_otherwise"]
+__all__ = ["NUM_EXTENTS", "class_of", "extents_of", "lies_otherwise", "sides_of"]
 
 NUM_EXTENTS = 4
 
@@ -51,7 +51,21 @@ def class_of(operator: str) -> str:
 
 
 def extents_of(operator: str, shapes: str) -> tuple[float, ...]:
-    """Octaves of the extents of an operator's work, ``NUM_EXTENTS`` of them; 0 where there is none.
+    """Octaves of the sides of an operator's work, ``NUM_EXTENTS`` of them; 0 where there is none.
+
+    Examples
+    --------
+    >>> extents_of("aten::addmm", "[[64],[256,32],[32,64]] [[1],[32,1],[64,1]]")
+    (8.0, 5.0, 6.0, 0.0)
+    >>> extents_of("aten::native_batch_norm", "[[8,16,4,4],[16],[16]]"), extents_of("aten::relu", "[[256,32]]")
+    ((4.0, 7.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0))
+    """
+    octaves = [math.log2(max(one, 1)) for one in sides_of(operator, shapes)]
+    return (*octaves, *[0.0] * (NUM_EXTENTS - len(octaves)))
+
+
+def sides_of(operator: str, shapes: str) -> tuple[int, ...]:
+    """How far an operator's work extends each way; empty where that is not known.
 
     Of a product its rows, inner side, columns and batch (of a recurrent layer the rows of one time step); of a
     convolution channels of a group, filters, window and positions; of attention heads of all samples, rows and columns;
@@ -66,32 +80,26 @@ def extents_of(operator: str, shapes: str) -> tuple[float, ...]:
 
     Examples
     --------
-    >>> extents_of("aten::addmm", "[[64],[256,32],[32,64]] [[1],[32,1],[64,1]]")
-    (8.0, 5.0, 6.0, 0.0)
-    >>> extents_of("aten::native_batch_norm", "[[8,16,4,4],[16],[16]]"), extents_of("aten::relu", "[[256,32]]")
-    ((4.0, 7.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0))
+    >>> sides_of("aten::bmm", "[[16,256,32],[16,32,64]]")
+    (256, 32, 64, 16)
     """
     kind = class_of(operator)
     captured = shapes.split(" ")[0] if shapes.startswith("[") else shapes
     found = [[int(size) for size in one.split(",")] for one in _SHAPE.findall(captured)]
     tensors = [one for one in found if len(one) > 1 and min(one) > 0]
-    extents: tuple[int, ...] = ()
     if kind == "indexing":
         asked = [math.prod(one) for one in found[1:]]
-        extents = (asked[0], found[0][0], math.prod(found[0][1:])) if asked else ()
-    elif not tensors or kind in ("elementwise", "moving", "drawing"):
-        extents = ()
-    elif kind == "product":
-        extents = _of_product(operator, tensors)
-    elif kind.startswith("convolution"):
-        extents = _of_convolution([one for one in tensors if len(one) > 2])
-    elif kind.startswith("attention"):
-        extents = (math.prod(tensors[0][:-2]), *tensors[0][-2:])
-    else:
-        row = math.prod(tensors[0][2:]) if "batch_norm" in operator else tensors[0][-1]
-        extents = (row, math.prod(tensors[0]) // row)
-    octaves = [math.log2(max(one, 1)) for one in extents]
-    return (*octaves, *[0.0] * (NUM_EXTENTS - len(octaves)))
+        return (asked[0], found[0][0], math.prod(found[0][1:])) if asked else ()
+    if not tensors or kind in ("elementwise", "moving", "drawing"):
+        return ()
+    if kind == "product":
+        return _of_product(operator, tensors)
+    if kind.startswith("convolution"):
+        return _of_convolution([one for one in tensors if len(one) > 2])
+    if kind.startswith("attention"):
+        return (math.prod(tensors[0][:-2]), *tensors[0][-2:])
+    row = math.prod(tensors[0][2:]) if "batch_norm" in operator else tensors[0][-1]
+    return row, math.prod(tensors[0]) // row
 
 
 def _of_product(operator: str, tensors: list[list[int]]) -> tuple[int, ...]:

@@ -3,6 +3,8 @@
 In: names, or this host. Out: frozen values with units in their names. May not enter: one user's measurements.
 """
 
+from windtunnel.hardware.accelerator_sheet import accelerators
+from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.hardware.catalog import (
     achieved_ratios,
     device,
@@ -20,12 +22,14 @@ from windtunnel.hardware.systems import Cluster, Machine
 from windtunnel.hardware.templates import Templates, area_um2, template_space
 
 __all__ = [
+    "Accelerator",
     "Cluster",
     "Device",
     "Link",
     "Machine",
     "Templates",
     "Topology",
+    "accelerators",
     "achieved_ratios",
     "area_um2",
     "device",

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from windtunnel.errors import InputError
+from windtunnel.hardware.accelerator_sheet import accelerators
+from windtunnel.hardware.accelerators import is_template_name, template_named
 from windtunnel.hardware.host import matching, this_host
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.rows import rows_of
@@ -99,7 +101,8 @@ def device(name: str) -> Device:
     Parameters
     ----------
     name : str
-        Such as ``h100-pcie-80g`` or ``h100``; a name that ends in ``.json`` is the path of a sheet.
+        Such as ``h100-pcie-80g`` or ``h100``; ``tpu-v4-like`` or a template that is spelled out, which say what they
+        are built of; a name that ends in ``.json`` is the path of a sheet.
 
     Raises
     ------
@@ -115,7 +118,9 @@ def device(name: str) -> Device:
     """
     if name.endswith(".json"):
         return read_sheet(Path(name))
-    return _find("device", _aliases().get(name.lower(), name), devices())
+    if is_template_name(name):
+        return template_named(name)
+    return _find("device", _aliases().get(name.lower(), name), {**devices(), **accelerators()})
 
 
 def recognize(name: str, memory_bytes: int) -> Device | None:

@@ -132,7 +132,7 @@ class Device:
             raise InputError(
                 f"{self.name} has no peak rate for {dtype!r}",
                 where=self.source,
-                fix=f"known: {', '.join(self.peak_flops_per_s) or 'none'}",
+                fix=f"known: {', '.join(self.peak_flops_per_s) or 'none'}; name one with --dtype",
             )
         return self.peak_flops_per_s[dtype]
 

@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.hardware.accelerator_sheet import accelerator_of, is_accelerator_sheet
 from windtunnel.hardware.parts import Device, Link
 from windtunnel.outputs import whole
 from windtunnel.reading import ReadLimit, read_json, shown
@@ -73,6 +74,8 @@ def device_of_row(row: Mapping[str, str]) -> Device:
 def read_sheet(path: Path) -> Device:
     """Read a device of one's own: one JSON object with every one of ``FIELDS``, ``null`` where it is not known.
 
+    One with ``arrays`` says what the device is built of, see ``accelerator_sheet``.
+
     Raises
     ------
     InputError
@@ -80,6 +83,8 @@ def read_sheet(path: Path) -> Device:
         null; it states no peak.
     """
     sheet = _object(path, "device")
+    if is_accelerator_sheet(sheet):
+        return accelerator_of(sheet, str(path))
     _check(sheet, path)
     row = {name: "" if sheet[name] is None else str(sheet[name]) for name in FIELDS}
     if not any(row[name] for name in _PEAKS):

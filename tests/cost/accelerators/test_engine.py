@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.cost.accelerators import Gemms, Machines, product_cycles, vector_cycles
-from windtunnel.cost.accelerators.systolic import DATAFLOWS, cycles
+from windtunnel.cost.accelerators.systolic import cycles
 from windtunnel.cost.accelerators.traffic import traffic
 from windtunnel.errors import InputError
+from windtunnel.hardware.accelerators import DATAFLOWS
 from windtunnel.hardware.templates import Templates, template_space
 
 SIZES = st.integers(1, 40)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
-from windtunnel.cost.accelerators.systolic import DATAFLOWS, Gemms, accesses, cycles, of_convolution, utilization
+from windtunnel.cost.accelerators.systolic import Gemms, accesses, cycles, of_convolution, utilization
 from windtunnel.cost.accelerators.traffic import streamed_cycles
 from windtunnel.errors import InputError
+from windtunnel.hardware.accelerators import DATAFLOWS
 
 SIZES = st.integers(1, 500)
 SIDES = st.integers(1, 40)

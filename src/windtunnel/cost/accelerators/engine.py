@@ -15,13 +15,14 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.cost.accelerators.systolic import DATAFLOWS, Gemms, folds
-from windtunnel.cost.accelerators.traffic import traffic
+from windtunnel.cost.accelerators.systolic import Gemms, folds
+from windtunnel.cost.accelerators.traffic import Traffic, traffic
 from windtunnel.cost.accelerators.vectors import cycles_per_element
 from windtunnel.errors import InputError
+from windtunnel.hardware.accelerators import DATAFLOWS, Accelerator, Arrays
 from windtunnel.hardware.templates import Templates
 
-__all__ = ["MODES", "Machines", "product_cycles", "vector_cycles"]
+__all__ = ["MODES", "Machines", "moved_words", "product_cycles", "vector_cycles"]
 
 # P products, V vector operators, D machines
 Ints = NDArray[np.int64]
@@ -65,6 +66,7 @@ class Machines:
         Of the multipliers' peak that is reached.
     cache_bytes_per_cycle : float
         Between the buffer and the cores.
+    memory_pj_per_bit : float
     """
 
     rows: Ints
@@ -82,6 +84,7 @@ class Machines:
     tile_cycles: float = 0.0
     compute_ratio: float = 1.0
     cache_bytes_per_cycle: float = np.inf
+    memory_pj_per_bit: float = 3.9
 
     def __post_init__(self) -> None:
         """Refuse what is no machine.
@@ -126,6 +129,28 @@ class Machines:
             is_overlapped=is_overlapped,
             word_bytes=word_bytes,
         )
+
+    @classmethod
+    def of_accelerator(cls, chip: Accelerator, arrays: Arrays) -> Machines:
+        """One chip with one of its kinds of arrays."""
+        assert chip.clock_hz is not None  # an accelerator without a clock cannot be made
+        sram, rate = chip.sram_bytes, chip.bandwidth_bytes_per_s * chip.memory_ratio / chip.clock_hz
+        numbers = (arrays.rows, arrays.cols, arrays.count, chip.lanes, chip.buffer_bytes)
+        rows, cols, count, lanes, buffer_bytes = (np.array([one], dtype=np.int64) for one in numbers)
+        return cls(
+            rows, cols, count, lanes, buffer_bytes,
+            bytes_per_cycle=np.array([rate]),
+            dataflow=arrays.dataflow,
+            is_overlapped=arrays.is_overlapped,
+            word_bytes=chip.word_bytes,
+            operand_bytes=None if "global" in sram else (sram["x"], sram["w"], sram["y"]),
+            tile_sides=arrays.tile_sides,
+            arrays_per_core=arrays.per_core,
+            tile_cycles=arrays.tile_cycles,
+            compute_ratio=arrays.compute_ratio,
+            cache_bytes_per_cycle=(chip.cache_bandwidth_bytes_per_s or np.inf) / chip.clock_hz,
+            memory_pj_per_bit=chip.memory_pj_per_bit,
+        )  # fmt: skip
 
     def take(self, rows: slice) -> Machines:
         """The given machines."""
@@ -172,13 +197,18 @@ def _cycles(products: Gemms, machines: Machines, mode: str) -> Floats:
     compute = _compute(m, n, k, count, machines)
     if mode == "compute":
         return compute
-    words = machines.buffer_bytes // machines.word_bytes
-    each = machines.operand_bytes and [size // machines.word_bytes for size in machines.operand_bytes]
-    moved = traffic(m, n, k, words[None, :], each)
+    moved = moved_words(m, n, k, machines)
     cycles_per_word = machines.word_bytes / machines.bytes_per_cycle
     ends = (moved.first + moved.last) * cycles_per_word
     hidden = np.maximum(moved.words * count * cycles_per_word - ends, 0.0)
     return np.asarray(np.maximum(compute, hidden) + ends, dtype=np.float64)
+
+
+def moved_words(m: Ints, n: Ints, k: Ints, machines: Machines) -> Traffic:
+    """Words between memory and the chip, [P, D] from sizes [P, 1]."""
+    words = machines.buffer_bytes // machines.word_bytes
+    each = machines.operand_bytes and [size // machines.word_bytes for size in machines.operand_bytes]
+    return traffic(m, n, k, words[None, :], each)
 
 
 def _compute(m: Ints, n: Ints, k: Ints, count: Ints, machines: Machines) -> Floats:

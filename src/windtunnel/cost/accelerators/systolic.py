@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.hardware.accelerators import DATAFLOWS
 
 __all__ = [
-    "DATAFLOWS",
     "Accesses",
     "Folds",
     "Gemms",
@@ -30,8 +30,6 @@ __all__ = [
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-DATAFLOWS = ("os", "ws", "is")
-"""Which operand stays in the array: the output, the weight, the input."""
 _MOST = 2**62
 
 
@@ -62,6 +60,10 @@ class Gemms:
             A size is no whole number above zero, or the work is over 64 bits; names the field and the value.
         """
         return cls(*(np.atleast_1d(one) for one in np.broadcast_arrays(*_sizes(m=m, n=n, k=k, count=count))))
+
+    def take(self, rows: Ints | NDArray[np.bool_]) -> Gemms:
+        """The given products."""
+        return Gemms(self.m[rows], self.n[rows], self.k[rows], self.count[rows])
 
     @property
     def macs(self) -> Ints:
@@ -176,7 +178,7 @@ def cycles(m: ArrayLike, n: ArrayLike, k: ArrayLike, rows: ArrayLike, cols: Arra
 
     Examples
     --------
-    >>> [int(cycles(256, 128, 256, 32, 32, one)) for one in DATAFLOWS]
+    >>> [int(cycles(256, 128, 256, 32, 32, one)) for one in ("os", "ws", "is")]
     [10175, 11199, 14207]
 
     Notes

@@ -1,0 +1,156 @@
+"""Accelerators from a description (room hardware): a JSON object of one's own, or one of the catalog.
+
+In: ``{"name", "source", "clock_hz", "arrays": [{"rows", "cols", "count", ...}], "vector": {"width", "count"}, "sram":
+{"global"} or {"x", "w", "y"}, "dram": {"bytes", "bytes_per_s"}, ...}``; sizes are bytes or a text such as ``128MiB``.
+Out: an ``Accelerator``. Not here: what its numbers must be (``accelerators``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib import resources
+from typing import Any, TypeVar
+
+from windtunnel.errors import InputError
+from windtunnel.hardware.accelerators import Accelerator, Arrays, OperatorRate
+from windtunnel.reading import shown
+from windtunnel.units import parse_size
+
+__all__ = ["accelerator_of", "accelerators", "is_accelerator_sheet"]
+
+Part = TypeVar("Part", Arrays, OperatorRate)
+
+_NEEDED = ("name", "source", "clock_hz", "arrays", "vector", "sram", "dram")
+_MORE = ("kind", "word_bytes", "launch_s", "cache_bytes_per_s", "memory_ratio", "operators")
+_WHOLE = frozenset(("rows", "cols", "count", "per_core", "word_bytes"))
+
+
+@cache
+def accelerators() -> Mapping[str, Accelerator]:
+    """Every accelerator of the catalog by name."""
+    text = resources.files("windtunnel.hardware").joinpath("accelerators.json").read_text(encoding="utf-8")
+    return {sheet["name"]: accelerator_of(sheet, "catalog") for sheet in json.loads(text)}
+
+
+def is_accelerator_sheet(sheet: Mapping[str, Any]) -> bool:
+    """Whether a sheet describes what a chip is built of, and not what it reaches."""
+    return "arrays" in sheet
+
+
+def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
+    """The accelerator that a sheet describes.
+
+    Parameters
+    ----------
+    sheet : mapping
+    where : str
+        Where it comes from, for messages.
+
+    Raises
+    ------
+    InputError
+        Fields are missing or unknown (all are listed), or a value is of another form; names the field and the value.
+    """
+    _require_fields(sheet, "the accelerator's sheet", where, _NEEDED, _MORE)
+    vector, dram = _object(sheet, "vector", where), _object(sheet, "dram", where)
+    _require_fields(vector, "vector", where, ("width", "count"))
+    _require_fields(dram, "dram", where, ("bytes", "bytes_per_s"), ("pj_per_bit",))
+    arrays = sheet["arrays"]
+    if not isinstance(arrays, list) or not arrays:
+        raise InputError(
+            f"arrays is {shown(arrays)}", where=where, fix='write [{"rows": 128, "cols": 128, "count": 8}]'
+        )
+    operators = _object(sheet, "operators", where) if "operators" in sheet else {}
+    built = tuple(_part(Arrays, one, f"arrays[{place}]", where) for place, one in enumerate(arrays))
+    given: dict[str, Any] = {name: _number(sheet, name, where) for name in ("memory_ratio",) if name in sheet}
+    if "pj_per_bit" in dram:
+        given["memory_pj_per_bit"] = _number(dram, "pj_per_bit", where)
+    if "cache_bytes_per_s" in sheet:
+        given["cache_bandwidth_bytes_per_s"] = _number(sheet, "cache_bytes_per_s", where)
+    if "launch_s" in sheet:
+        given["launch_overhead_ns"] = round(1e9 * _number(sheet, "launch_s", where)) or None
+    return Accelerator(
+        name=_text(sheet, "name", where),
+        source=_text(sheet, "source", where),
+        kind=_text(sheet, "kind", where) if "kind" in sheet else "accelerator",
+        memory_bytes=_size(dram, "bytes", where),
+        bandwidth_bytes_per_s=_number(dram, "bytes_per_s", where),
+        num_units=sum(one.count // one.per_core for one in built),
+        clock_hz=_number(sheet, "clock_hz", where),
+        arrays=built,
+        num_vector_units=_whole(vector, "count", where),
+        vector_width=_whole(vector, "width", where),
+        sram_bytes={name: _size(_object(sheet, "sram", where), name, where) for name in sheet["sram"]},
+        word_bytes=_whole(sheet, "word_bytes", where) if "word_bytes" in sheet else 2,
+        operators={name: _part(OperatorRate, one, f"operators.{name}", where) for name, one in operators.items()},
+        **given,
+    )
+
+
+def _require_fields(
+    found: Mapping[str, Any], what: str, where: str, needed: tuple[str, ...], more: tuple[str, ...] = ()
+) -> None:
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise InputError(f"{what} lacks {', '.join(missing)}", where=where, fix=f"give {', '.join(needed)}")
+    unknown = [name for name in found if name not in needed + more]
+    if unknown:
+        raise InputError(f"{what} has unknown fields: {', '.join(unknown)}", where=where)
+
+
+def _part(kind: type[Part], found: Any, name: str, where: str) -> Part:
+    """One of the parts that are dataclasses: its fields by name, those without a default needed."""
+    if not isinstance(found, dict):
+        raise InputError(f"{name} is {shown(found)}", where=where, fix="write {field: value, ...}")
+    names = tuple(one.name for one in fields(kind))
+    needed = ("rows", "cols", "count") if kind is Arrays else ("overhead_ns",)
+    _require_fields(found, name, where, needed, names)
+    return kind(**{field: _value(found, field, name, where) for field in found})
+
+
+def _value(found: Mapping[str, Any], field: str, name: str, where: str) -> Any:
+    value = found[field]
+    if field == "dataflow":
+        return _text(found, field, where)
+    if field == "is_overlapped":
+        if not isinstance(value, bool):
+            raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write true or false")
+        return value
+    if field == "tile_sides":
+        if not isinstance(value, list) or not all(isinstance(one, int) and one is not True for one in value):
+            raise InputError(f"{name}.{field} is {shown(value)}", where=where, fix="write [64, 128]")
+        return tuple(value)
+    return _whole(found, field, where) if field in _WHOLE else _number(found, field, where)
+
+
+def _object(sheet: Mapping[str, Any], field: str, where: str) -> dict[str, Any]:
+    found = sheet[field]
+    if not isinstance(found, dict):
+        raise InputError(f"{field} is {shown(found)}", where=where, fix="write {field: value, ...}")
+    return found
+
+
+def _text(sheet: Mapping[str, Any], field: str, where: str) -> str:
+    if not isinstance(sheet[field], str) or not sheet[field]:
+        raise InputError(f"{field} is {shown(sheet[field])}", where=where, fix="write a text")
+    return str(sheet[field])
+
+
+def _number(found: Mapping[str, Any], field: str, where: str) -> float:
+    if isinstance(found[field], bool) or not isinstance(found[field], int | float):
+        raise InputError(f"{field} is {shown(found[field])}", where=where, fix="write a number")
+    return float(found[field])
+
+
+def _whole(found: Mapping[str, Any], field: str, where: str) -> int:
+    value = _number(found, field, where)
+    if not value.is_integer():
+        raise InputError(f"{field} is {shown(found[field])}", where=where, fix="write a whole number above zero")
+    return int(value)
+
+
+def _size(found: Mapping[str, Any], field: str, where: str) -> int:
+    return parse_size(found[field]) if isinstance(found[field], str) else _whole(found, field, where)
