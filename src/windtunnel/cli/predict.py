@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json
+from windtunnel.cli._predict_chips import ChipFacts, chip_facts, print_chips
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -34,7 +37,9 @@ def predict(
     on: Annotated[
         str,
         typer.Option(
-            "--on", metavar="DEVICE,DEVICE", help="h100 ..., dgx-h100 ..., this-host, or your own sheet (.json)."
+            "--on",
+            metavar="DEVICE,DEVICE",
+            help="h100 ..., dgx-h100 ..., tpu-v4-like, this-host, or your own sheet (.json).",
         ),
     ],
     dtype: Annotated[str, typer.Option("--dtype", metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
@@ -70,15 +75,18 @@ def predict(
         found, ranked_by = ranked(made)
         fabric = _fabric(captured, chips[0], link, network)
         others = changes(captured, chips[0], made[0], **given, fabric=fabric) if len(made) == 1 else []
+    facts = chip_facts(found, chips)
     if as_json:
-        print_json(_document(found, others, ranked_by, given["launch_ns"]))
+        print_json(_document(found, others, ranked_by, given["launch_ns"], facts))
     elif len(found) == 1:
         _print_forecast(found[0])
+        print_chips(found, facts)
         _print_shares(found[0])
         _print_classes(found[0])
         _print_changes(found[0], others)
     else:
         _print_ranking(found, ranked_by)
+        print_chips(found, facts)
     _advise_next(graph, on, found[0], others)
 
 
@@ -120,21 +128,24 @@ def _per_sample(found: Forecast) -> float:
     return found.makespan_ns / max(found.batch_size, 1)
 
 
-def _document(found: list[Forecast], others: list[Forecast], ranked_by: str, launch_ns: int) -> dict[str, Any]:
+def _document(
+    found: list[Forecast], others: list[Forecast], ranked_by: str, launch_ns: int, facts: dict[str, ChipFacts]
+) -> dict[str, Any]:
     from windtunnel.cost.roofline import BOUND_ERROR
 
     common = {"launch_ns": launch_ns, "bound_error": BOUND_ERROR}
     if len(found) > 1:
-        forecasts = [_as_dict(one) for one in found]
+        forecasts = [_as_dict(one, facts) for one in found]
         return {"schema": "windtunnel.forecasts/1", "ranked_by": ranked_by, "forecasts": forecasts, **common}
     changed = [_as_dict(one) for one in others]
-    return {"schema": "windtunnel.forecast/2", **_as_dict(found[0]), **common, "changes": changed}
+    return {"schema": "windtunnel.forecast/2", **_as_dict(found[0], facts), **common, "changes": changed}
 
 
-def _as_dict(found: Forecast) -> dict[str, Any]:
+def _as_dict(found: Forecast, facts: Mapping[str, ChipFacts] = MappingProxyType({})) -> dict[str, Any]:
     shares = {name: [dataclasses.asdict(one) for one in getattr(found, name)] for name in ("sources", "bindings")}
     classes = [dataclasses.asdict(one) for one in found.classes]
-    return {name: getattr(found, name) for name in _NUMBERS} | shares | {"classes": classes}
+    chip = {"chip": facts[found.device].json()} if found.device in facts else {}
+    return {name: getattr(found, name) for name in _NUMBERS} | shares | {"classes": classes} | chip
 
 
 def _print_forecast(found: Forecast) -> None:

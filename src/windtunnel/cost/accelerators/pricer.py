@@ -21,11 +21,13 @@ from windtunnel.cost.accelerators.vectors import cycles_per_element, short_name
 from windtunnel.cost.bounds import Binding, bounds_on
 from windtunnel.cost.classes import class_of
 from windtunnel.cost.pricer import Prices
-from windtunnel.cost.work import Work, shapes_of
+from windtunnel.cost.pricing import in_type
+from windtunnel.cost.work import Work, shapes_of, work_of
+from windtunnel.graph import Graph
 from windtunnel.hardware import Device
 from windtunnel.hardware.accelerators import Accelerator, OperatorRate
 
-__all__ = ["AcceleratorPricer", "accelerator", "duration_ns", "energy_j"]
+__all__ = ["AcceleratorPricer", "accelerator", "duration_ns", "energy_j", "graph_energy_j"]
 
 # P rows of work
 Floats = NDArray[np.float64]
@@ -112,6 +114,21 @@ def energy_j(work: Work, device: Accelerator) -> Floats:
     scores = np.where(parts.is_product, parts.elements, 0)
     softmax = vector_energy_j(["softmax"] * len(work), scores, np.zeros(len(work)), machines)[:, 0]
     return np.asarray(np.bincount(parts.row, products, len(work)) + vectors + softmax, dtype=np.float64)
+
+
+def graph_energy_j(graph: Graph, device: Accelerator, dtype: str = "") -> float:
+    """What all that a graph computes takes in energy.
+
+    Parameters
+    ----------
+    graph : Graph
+    device : Accelerator
+    dtype : str
+        Type of the work that was captured in fp32.
+    """
+    work, _ = work_of(graph)
+    work = in_type(work, dtype) if dtype else work
+    return float(energy_j(work, device) @ work.num_tasks)
 
 
 def _rate(device: Accelerator, operator: str) -> OperatorRate:
