@@ -1,6 +1,7 @@
 """One array in closed form, against published runs of a simulator."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
+from windtunnel.cost.accelerators import Machines, product_cycles
 from windtunnel.cost.accelerators.systolic import Gemms, accesses, cycles, of_convolution, utilization
-from windtunnel.cost.accelerators.traffic import streamed_cycles
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import DATAFLOWS
 
@@ -23,6 +24,11 @@ def report(run, name):
     path = shared_path(f"kernels_hw/scalesim/{run}/{name}_REPORT.csv")
     header, row = (line.split(",") for line in path.read_text().splitlines()[:2])
     return {key.strip(): float(value) for key, value in zip(header, row, strict=True) if value.strip()}
+
+
+def machine_of(dataflow, buffer_words, words_per_cycle, side=32):
+    sides = [np.array([one]) for one in (side, side, 1, 1, 3 * buffer_words)]
+    return Machines(*sides, np.array([words_per_cycle]), dataflow, word_bytes=1, operand_bytes=(buffer_words,) * 3)
 
 
 def simulated(m, n, k, rows, cols, dataflow):
@@ -72,9 +78,11 @@ def test_the_simulators_own_reports_are_exact(run):
 @pytest.mark.parametrize("run", ["golden_user_os", "golden_user_ws"])
 def test_a_narrow_memory_stalls_as_it_does_in_the_simulator(run):
     m, n, k, dataflow = GOLDEN[run]
-    ours = streamed_cycles(m, n, k, 32, 32, dataflow, buffer_words=65536, words_per_cycle=10)
+    machine = machine_of(dataflow, 65536, 10.0)
+    ours, tiled = (product_cycles(Gemms.of(m, n, k), machine, mode).item() for mode in ("stream", "tiled"))
 
     assert report(run, "COMPUTE")["Total Cycles"] == pytest.approx(ours, rel=0.01)
+    assert tiled < ours
 
 
 @given(SIZES, SIZES, SIZES, SIDES, SIDES, st.sampled_from(DATAFLOWS))
@@ -101,6 +109,20 @@ def test_two_halves_never_take_fewer_cycles_than_the_whole(m, n, k, rows, cols, 
     parts = [cycles(m, half, k, rows, cols, dataflow) for half in (n // 2, n - n // 2)]
 
     assert cycles(m, n, k, rows, cols, dataflow) <= sum(parts) + 1
+
+
+@given(SIZES, SIZES, SIZES, st.integers(64, 9000), st.integers(1, 30), st.sampled_from(DATAFLOWS))
+def test_tiles_are_never_slower_than_streaming(m, n, k, words, rate, dataflow):
+    work, machine = Gemms.of(m, n, k), machine_of(dataflow, words, float(rate), side=8)
+
+    assert product_cycles(work, machine) <= product_cycles(work, machine, "stream")
+
+
+def test_streaming_needs_a_buffer_for_each_operand():
+    shared = replace(machine_of("os", 64, 1.0), operand_bytes=None)
+
+    with pytest.raises(InputError, match="the operands share a buffer"):
+        product_cycles(Gemms.of(4, 4, 4), shared, "stream")
 
 
 def test_a_depthwise_convolution_is_a_product_per_channel():

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.cost.accelerators.systolic import Gemms, folds
+from windtunnel.cost.accelerators.systolic import Gemms, accesses_of, folds
 from windtunnel.cost.accelerators.traffic import Traffic, traffic
 from windtunnel.cost.accelerators.vectors import cycles_per_element
 from windtunnel.errors import InputError
@@ -28,8 +28,10 @@ __all__ = ["MODES", "Machines", "moved_words", "product_cycles", "vector_cycles"
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MODES = ("tiled", "compute", "peak")
-"""Tiles, fill and memory; the same with a memory that never waits; multiplications over multipliers."""
+MODES = ("tiled", "compute", "peak", "stream")
+"""Tiles, fill and memory; the same with a memory that never waits; multiplications over multipliers; as SCALE-Sim does
+where operands have buffers of their own: what does not fit is streamed anew for every pass."""
+_ACTIVE = 0.9  # share of a buffer that holds what is in use while one streams
 _COLUMNS = ("rows", "cols", "count", "lanes", "buffer_bytes", "bytes_per_cycle")
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _PARTIAL_BYTES = 4  # of a sum
@@ -56,7 +58,7 @@ class Machines:
         Whether a fold fills while the one before it computes.
     word_bytes : int
     operand_bytes : (int, int, int), optional
-        Of X, W and Y, where each has a buffer of its own; ``buffer_bytes`` is then their sum.
+        Of X, W and Y, where each has a buffer and a port to memory of its own; ``buffer_bytes`` is then their sum.
     tile_sides : tuple of int, optional
         Of the output tiles that ``arrays_per_core`` arrays compute together, as the multiprocessor of a GPU does;
         empty: an array takes what it holds.
@@ -197,11 +199,36 @@ def _cycles(products: Gemms, machines: Machines, mode: str) -> Floats:
     compute = _compute(m, n, k, count, machines)
     if mode == "compute":
         return compute
+    if mode == "stream":
+        return _streamed(m, n, k, count, compute, machines)
     moved = moved_words(m, n, k, machines)
     cycles_per_word = machines.word_bytes / machines.bytes_per_cycle
     ends = (moved.first + moved.last) * cycles_per_word
     hidden = np.maximum(moved.words * count * cycles_per_word - ends, 0.0)
-    return np.asarray(np.maximum(compute, hidden) + ends, dtype=np.float64)
+    tiled = np.maximum(compute, hidden) + ends
+    if machines.operand_bytes is None:
+        return np.asarray(tiled, dtype=np.float64)
+    return np.asarray(np.minimum(tiled, _streamed(m, n, k, count, compute, machines)), dtype=np.float64)
+
+
+def _streamed(m: Ints, n: Ints, k: Ints, count: Ints, compute: Floats, machines: Machines) -> Floats:
+    """Each operand over a port of its own: twice for each pass over it, where it does not fit; what fits is there.
+
+    Loads before the first cycle and stores behind the last are not counted, as in SCALE-Sim's user-bandwidth mode.
+    """
+    if machines.operand_bytes is None:
+        raise InputError("the operands share a buffer", where="mode stream", fix="give x, w and y their own, or tile")
+    laid = folds(m, n, k, machines.rows, machines.cols, machines.dataflow)
+    read = accesses_of(m, n, k, laid, machines.dataflow)
+    ports = [compute, count * _lines(read.y, machines)]
+    for words, size, buffer_bytes in zip((read.x, read.w), (m * k, k * n), machines.operand_bytes[:2], strict=True):
+        is_streamed = size * machines.word_bytes > _ACTIVE * buffer_bytes
+        ports.append(np.where(is_streamed, 2 * count * (words // size) * _lines(size, machines), 0))
+    return np.asarray(reduce(np.maximum, ports), dtype=np.float64)
+
+
+def _lines(words: Ints, machines: Machines) -> Floats:
+    return np.asarray(np.ceil(words * machines.word_bytes / machines.bytes_per_cycle), dtype=np.float64)
 
 
 def moved_words(m: Ints, n: Ints, k: Ints, machines: Machines) -> Traffic:

@@ -15,15 +15,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.cost.accelerators.systolic import accesses, cycles
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
-__all__ = ["Traffic", "streamed_cycles", "traffic"]
+__all__ = ["Traffic", "traffic"]
 
 Ints = NDArray[np.int64]
-
-_ACTIVE = 0.9  # share of a buffer that the reference simulator fills with what is in use
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,28 +123,3 @@ def _fewest(m: int, n: int, k: int, down: int, across: int, deep: int) -> int:
     keeps_x = x + w * (down if down > 1 else 1) + y * (again if across > 1 else 1)
     keeps_w = w + x * (across if across > 1 else 1) + y * (again if down > 1 else 1)
     return min(keeps_y, keeps_x, keeps_w)
-
-
-def streamed_cycles(
-    m: int, n: int, k: int, rows: int, cols: int, dataflow: str, *, buffer_words: int, words_per_cycle: float
-) -> int:
-    """Cycles as the reference simulator takes them when every operand has a buffer and a port of its own.
-
-    An operand that does not fit the active part of its buffer is streamed twice for each pass over it. Loads before the
-    first cycle and stores behind the last are not counted.
-
-    Notes
-    -----
-    SCALE-Sim, its user-bandwidth mode, by its published reports.
-    """
-    read = accesses(m, n, k, rows, cols, dataflow)
-    ports = [int(cycles(m, n, k, rows, cols, dataflow)), _lines(int(read.y), words_per_cycle)]
-    for words, size in ((int(read.x), m * k), (int(read.w), k * n)):
-        passes = words // size
-        if size > _ACTIVE * buffer_words:
-            ports.append(2 * passes * _lines(size, words_per_cycle))
-    return max(ports)
-
-
-def _lines(words: int, words_per_cycle: float) -> int:
-    return int(np.ceil(words / words_per_cycle))
