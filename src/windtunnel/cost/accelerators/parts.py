@@ -106,7 +106,9 @@ def _of_convolution(shapes: Shapes, flops: int, *, is_backward: bool) -> list[Si
     filters, window = weight[0], math.prod(weight[1:])
     groups = max(images[1] // weight[1], 1)
     each = 2 * filters * window
-    pixels = math.prod(shapes[0]) // shapes[0][1] if is_backward else flops // each
+    pixels = _pixels(shapes[0]) if is_backward else flops // each
+    if is_backward and flops % (each * pixels):  # transposed: its work goes by the pixels of what was put in
+        pixels, groups = _pixels(images), max(shapes[0][1] // weight[1], 1)
     if min(pixels, filters // groups, window) < 1:
         return []
     if not is_backward:
@@ -114,6 +116,10 @@ def _of_convolution(shapes: Shapes, flops: int, *, is_backward: bool) -> list[Si
     of_weight = (filters // groups, window, pixels, groups)
     of_input = (pixels, window, filters // groups, groups)
     return [of_weight, of_input][: max(flops // (each * pixels), 1)]
+
+
+def _pixels(shape: Sequence[int]) -> int:
+    return math.prod(shape) // shape[1]
 
 
 def _of_attention(shapes: Shapes, *, is_backward: bool) -> tuple[list[Sizes], int]:
