@@ -93,12 +93,13 @@ def _lines(plugin: Plugin) -> str:
 
 
 def _list_hardware(kind: str, *, as_json: bool) -> None:
-    from windtunnel.hardware import catalog
+    from windtunnel.hardware import Accelerator, accelerators, catalog
 
     every: dict[str, Any] = {"devices": catalog.devices, "links": catalog.links, "machines": catalog.machines}
-    found = list(every[kind]().values())
+    found = [*every[kind]().values(), *(accelerators().values() if kind == "devices" else ())]
     if as_json:
-        print_json({"schema": "windtunnel.catalog/1", "kind": kind, "rows": [_row(one) for one in found]})
+        rows = [one.json() if isinstance(one, Accelerator) else _row(one) for one in found]
+        print_json({"schema": "windtunnel.catalog/1", "kind": kind, "rows": rows})
     elif kind == "machines":
         head = ("name", "processor", "threads", "devices")
         print_table(head, [_machine_cells(one) for one in found], numbers=(2,), gives_way=1)
