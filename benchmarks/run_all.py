@@ -86,6 +86,7 @@ BARS = (
     "semantics_2bw",
     "quality_2bw",
     "piper_exact",
+    "schedules_valid",
 )
 
 

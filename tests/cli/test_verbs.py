@@ -21,6 +21,7 @@ VERBS = (
     "fly",
     "predict",
     "place",
+    "pipeline",
     "calibrate",
     "memory",
     "utilization",

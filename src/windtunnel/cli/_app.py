@@ -55,9 +55,10 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         names = list(self.commands)
-        if "place" in names:  # groups come last by themselves
-            names.remove("place")
-            names.insert(names.index("calibrate"), "place")
+        for group in ("place", "pipeline"):  # groups come last by themselves
+            if group in names:
+                names.remove(group)
+                names.insert(names.index("calibrate"), group)
         return names
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""``windtunnel pipeline``: plan and run pipelines (room cli)."""
+"""``windtunnel pipeline``: plan and run pipelines, look at their schedules (room cli)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import typer
 
-from windtunnel.cli import pipeline_plan, pipeline_run
+from windtunnel.cli import pipeline_plan, pipeline_run, pipeline_show
 
 __all__ = ["SUMMARY", "VERBS", "pipeline"]
 
-SUMMARY = "Pipelines of stages: plan and run them."
+SUMMARY = "Pipelines of stages: plan and run them, look at their schedules."
 
 pipeline = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
@@ -20,4 +20,4 @@ def _pipeline() -> None:
     """Hold the verbs of pipelines together."""
 
 
-VERBS: dict[str, Callable[..., None]] = {"plan": pipeline_plan.plan, "run": pipeline_run.run}
+VERBS: dict[str, Callable[..., None]] = {"plan": pipeline_plan.plan, "run": pipeline_run.run, "show": pipeline_show.show}

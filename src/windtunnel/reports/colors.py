@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from windtunnel.graph import Kind, Phase
 
-__all__ = ["IDLE", "KIND_COLORS", "KIND_LABELS", "MEMORY_COLORS", "PHASE_COLORS", "PHASE_LABELS"]
+__all__ = [
+    "IDLE",
+    "KIND_COLORS",
+    "KIND_LABELS",
+    "MEMORY_COLORS",
+    "PASS_COLORS",
+    "PASS_LABELS",
+    "PHASE_COLORS",
+    "PHASE_LABELS",
+]
 
 IDLE = "#dfe3e8"
 _INPUT = "#e69f00"
@@ -56,3 +65,5 @@ PHASE_LABELS = {
     Phase.UPDATE: "update",
     Phase.OTHER: "other",
 }
+PASS_COLORS = {"F": "#44aa99", "B": "#332288", "I": "#0072b2", "W": "#ddcc77"}  # of a pipeline; dark, light, in turns
+PASS_LABELS = {"F": "forward", "B": "backward", "I": "backward: its input", "W": "backward: its weights"}

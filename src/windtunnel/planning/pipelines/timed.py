@@ -2,8 +2,8 @@
 
 In: a ``Schedule`` and ``StageTimes``. Out: a ``Graph`` with a task per pass, per message that takes time, and per
 update, to replay; stages may be uneven, and messages between two ranks share a link. What a pass keeps for its backward
-pass is its output, so that the replay knows the memory of each rank. Not here: how ranks wait for messages
-(``messages``), making schedules (``schedules``).
+pass is the output of a task without duration, so that the replay knows the memory of each rank. Not here: how ranks
+wait for messages (``messages``), making schedules (``schedules``).
 """
 
 # R ranks, S stages
@@ -22,6 +22,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.planning.pipelines.messages import RULES
 from windtunnel.planning.pipelines.schedules import Action, Schedule
+from windtunnel.planning.pipelines.verify import parts
 
 __all__ = ["Line", "Message", "StageTimes", "scheduled", "working_ranks"]
 
@@ -47,9 +48,9 @@ class StageTimes:
     latency_ns : int
         Of a message, where messages are no tasks.
     kept_bytes : optional
-        What a pass forward keeps until its backward pass, or the first part of that.
+        What a pass forward keeps for its backward pass.
     kept_for_weights_bytes : optional
-        What the first part of a backward pass keeps for the second one.
+        How much of that is kept until the second part of a backward pass; by default all.
     """
 
     forward_ns: ArrayLike
@@ -61,7 +62,7 @@ class StageTimes:
     message_ns: ArrayLike | None = None
     latency_ns: int = 0
     kept_bytes: ArrayLike = 0
-    kept_for_weights_bytes: ArrayLike = 0
+    kept_for_weights_bytes: ArrayLike | None = None
 
 
 class Message(NamedTuple):
@@ -149,15 +150,16 @@ class Line:
         self._agree_ns = _each(times.agree_ns, num, "agree_ns")
         self._message_ns = None if times.message_ns is None else _each(times.message_ns, max(num - 1, 0), "message_ns")
         self._latency_ns = times.latency_ns
-        self._kept = {
-            "F": _each(times.kept_bytes, num, "kept_bytes"),
-            "I": _each(times.kept_for_weights_bytes, num, "kept_for_weights_bytes"),
-        }
+        kept = _each(times.kept_bytes, num, "kept_bytes")
+        least = times.kept_for_weights_bytes
+        long = kept if least is None else np.minimum(_each(least, num, "kept_for_weights_bytes"), kept)
+        self._kept_bytes = {"I": kept - long, "W": long}  # by the part that frees it
         named = names or [f"rank {rank}" for rank in range(schedule.num_ranks)]
         self._devices = [self.builder.resource(name, ResourceKind.DEVICE) for name in named]
         self._link_of = link_of or (lambda a, b: f"link {a}-{b}")
         self._links: dict[str, int] = {}
         self.tasks: dict[Action, int] = {}
+        self._kept: dict[tuple[int, str, int], int] = {}  # by stage, what frees it, microbatch
         self._messages: dict[Message, int] = {}
         self._late: list[tuple[Message, Action, Action]] = []
         self._agreed: dict[tuple[int, int], int] = {}
@@ -190,18 +192,29 @@ class Line:
     def compute(self, rank: int, action: Action) -> None:
         """A pass, behind all that was waited for."""
         stage, kind, at = action
-        kept_bytes = int(self._kept[kind][stage]) if kind in self._kept else 0
         self.tasks[action] = self._then(
             rank, f"sample {at}, stage {stage}{_PARTS[kind]}", Phase.FORWARD if kind == "F" else Phase.BACKWARD,
-            self._pass_ns[kind][stage], at, kept_bytes=kept_bytes,
+            self._pass_ns[kind][stage], at,
         )  # fmt: skip
-        before = Action(stage, "I" if kind == "W" else "F", at)
-        if kind != "F" and self._kept[before.kind][stage] and before in self.tasks:
-            self.builder.edge(self.tasks[before], self.tasks[action], kind=EdgeKind.DATA)
+        for part in parts(action):
+            self._keep_or_free(part, self.tasks[action])
         if kind in "BW" and self._agree_ns[stage]:
             self._agreed[stage, at] = self._then(
                 rank, f"weights of stage {stage}", Phase.UPDATE, self._agree_ns[stage], at, kind=Kind.COMM
             )
+
+    def _keep_or_free(self, part: Action, task: int) -> None:
+        """What a pass forward keeps is the output of a task beside it, which each part of the backward pass reads."""
+        stage, kind, at = part
+        for freed_by, kept_bytes in self._kept_bytes.items():
+            if kind == "F" and kept_bytes[stage]:
+                self._kept[stage, freed_by, at] = self.builder.task(
+                    f"kept of sample {at}, stage {stage}", kind=Kind.VIRTUAL, phase=Phase.FORWARD, duration_ns=0,
+                    iteration=at, rank=self.schedule.rank(stage, at), output_bytes=int(kept_bytes[stage]),
+                )  # fmt: skip
+                self.builder.edge(task, self._kept[stage, freed_by, at], kind=EdgeKind.CONTROL, from_start=True)
+        if (stage, kind, at) in self._kept:
+            self.builder.edge(self._kept[stage, kind, at], task, kind=EdgeKind.DATA)
 
     def update(self, rank: int, sample: int) -> None:
         """The optimizer, on all stages of a rank."""
@@ -217,11 +230,10 @@ class Line:
         duration_ns: int,
         sample: int,
         kind: Kind = Kind.COMPUTE,
-        kept_bytes: int = 0,
     ) -> int:
         task = self.builder.task(
             name, kind=kind, phase=phase, resource=self._devices[rank], duration_ns=int(duration_ns), iteration=sample,
-            rank=rank, **({"output_bytes": kept_bytes} if kept_bytes else {}),
+            rank=rank,
         )  # fmt: skip
         for before in self._frontier[rank]:
             self.builder.edge(before, task, kind=EdgeKind.CONTROL)

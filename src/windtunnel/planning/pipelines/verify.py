@@ -12,14 +12,14 @@ in which they are sent, as libraries without tags match them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
 from windtunnel.errors import InputError
 from windtunnel.planning.pipelines.schedules import Action, Schedule, ScheduleKind
 
-__all__ = ["in_flight", "needs", "parts", "require_valid"]
+__all__ = ["in_flight", "needs", "parts", "require_valid", "weight_versions"]
 
 
 def require_valid(schedule: Schedule) -> None:
@@ -67,6 +67,27 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
         for one in row:
             held += 0 if one is None else change[one.kind]
             peak = max(peak, held)
+        most.append(peak)
+    return tuple(most)
+
+
+def weight_versions(schedule: Schedule) -> tuple[int, ...]:
+    """How many versions of its weights each rank has to keep [R]."""
+    if schedule.versions != "stash":
+        return ({"flush": 1, "2bw": 2}[schedule.versions],) * schedule.num_ranks
+    most = []
+    for row in schedule.actions:
+        passes = [one for one in row if one is not None]
+        left = Counter(one.microbatch // schedule.num_microbatches for one in passes if one.kind in "BW")
+        newest, seen, peak = 0, dict[tuple[int, int], int](), 1
+        for stage, kind, at in passes:
+            if kind == "F":
+                seen[stage, at] = newest
+            elif kind != "I":
+                seen.pop((stage, at), None)
+                left[at // schedule.num_microbatches] -= 1
+                newest += left[at // schedule.num_microbatches] == 0
+            peak = max(peak, len({newest, *seen.values()}))
         most.append(peak)
     return tuple(most)
 
