@@ -17,7 +17,9 @@ def mutated(schedule: Schedule, random) -> Schedule:
     rows = [[one for one in row if one is not None] for row in schedule.actions]
     a, b = (rows[random.integers(len(rows))] for _ in range(2))
     at, other = random.integers(len(a)), random.integers(len(b))
-    match random.choice(["swap", "swap ranks", "move", "lose", "double", "stage", "microbatch", "kind", "batch"]):
+    match random.choice(
+        ["swap", "swap", "move", "move", "swap ranks", "lose", "double", "stage", "microbatch", "kind", "batch"]
+    ):
         case "swap":
             other = random.integers(len(a))
             a[at], a[other] = a[other], a[at]
