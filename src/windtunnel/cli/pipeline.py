@@ -20,4 +20,8 @@ def _pipeline() -> None:
     """Hold the verbs of pipelines together."""
 
 
-VERBS: dict[str, Callable[..., None]] = {"plan": pipeline_plan.plan, "run": pipeline_run.run, "show": pipeline_show.show}
+VERBS: dict[str, Callable[..., None]] = {
+    "plan": pipeline_plan.plan,
+    "run": pipeline_run.run,
+    "show": pipeline_show.show,
+}
