@@ -16,6 +16,7 @@ from windtunnel.measure.stats import Estimate
 if TYPE_CHECKING:
     from windtunnel.measure.turns import Progress
     from windtunnel.planning.pipelines.model import ScheduleName
+    from windtunnel.planning.pipelines.schedules import Schedule
     from windtunnel.planning.placement.throughput import Plan
     from windtunnel.training.pipelines.job import PlannedPipeline
     from windtunnel.training.pipelines.model import PipelineJob
@@ -28,7 +29,8 @@ def fly_pipelines(
     job: PipelineJob,
     plans: Sequence[Plan],
     *,
-    schedule: ScheduleName = "1f1b",
+    schedule: ScheduleName | Schedule = "1f1b",
+    recomputes: bool = False,
     rounds: int = 12,
     time_limit_s: float = 120.0,
     progress: Progress | None = None,
@@ -42,7 +44,10 @@ def fly_pipelines(
     """
     from windtunnel.training.pipelines.run import run_pipelines
 
-    runs = run_pipelines(job, plans, schedule=schedule, rounds=rounds, time_limit_s=time_limit_s, progress=progress)
+    runs = run_pipelines(
+        job, plans, schedule=schedule, recomputes=recomputes, rounds=rounds, time_limit_s=time_limit_s,
+        progress=progress,
+    )  # fmt: skip
     return [
         Receipt(
             whatif="pipeline",
@@ -54,9 +59,10 @@ def fly_pipelines(
             parameters={
                 "stages": len(run.plan.kind),
                 "microbatches": job.num_microbatches,
-                "schedule": schedule,
+                "schedule": schedule if isinstance(schedule, str) else schedule.name,
                 "solver": run.plan.solver,
                 "slowdown": [round(one, 3) for one in run.slowdown],
+                **({"recompute": True} if recomputes else {}),
             },
             target=job.workload,
             hardware_fingerprint=machine(),

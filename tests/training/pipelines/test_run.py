@@ -13,11 +13,12 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 
 from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.flights.pipelines import fly_pipelines
+from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.placement.baselines import even, single
 from windtunnel.planning.placement.search import place
 from windtunnel.training.pipelines import run as pipelines
 from windtunnel.training.pipelines._rank import Item, Span
-from windtunnel.training.pipelines.model import HostConditions, predicted_ns, stage_of_modules
+from windtunnel.training.pipelines.model import HostConditions, predicted_ns, stage_of_modules, step_ns
 from windtunnel.training.pipelines.run import job_of
 from windtunnel.training.pipelines.search import improve
 
@@ -64,6 +65,20 @@ def test_a_prediction_follows_the_plan_and_the_host_conditions(job):
         predicted_ns(job, single(problem), quick, "1f1b")
 
 
+def test_a_pipeline_that_is_never_emptied_is_quicker_than_one_that_is(job):
+    """It comes near to its busiest stage; recomputing costs the forward pass once more."""
+    problem = job.layers.problem
+    plan, quick = place(problem), HostConditions(1e15, 0.0, (1.0, 1.0))
+
+    def step(name, **more):
+        return step_ns(job, plan, quick, lambda number: generate(name, 2, 4, num_batches=number), **more)
+
+    bare = problem.time_ns - job.layers.update_ns / 4
+    loads = [4 * bare[plan.device == at].sum() + job.layers.update_ns[plan.device == at].sum() for at in (0, 1)]
+    assert 0.999 * max(loads) <= step("2bw") < step("1f1b")
+    assert step("2bw", recomputes=True) > 1.1 * step("2bw")
+
+
 def test_a_plan_settles_on_the_cores_that_stages_share(job):
     start = even(job.layers.problem)
     found = improve(job, start)
@@ -92,6 +107,8 @@ def test_what_cannot_be_flown(job):
         job_of("mlp", PARAMETERS, 2, 5)
     with pytest.raises(InputError, match="4 microbatches for 1 stages"):
         job_of("mlp", PARAMETERS, 1, 4)
+    with pytest.raises(InputError, match="the plan has 2 stages, the schedule 4"):
+        predicted_ns(job, even(job.layers.problem), job.conditions, generate("zbv", 2, 4))
     with pytest.raises(NotApplicableError, match="one device only"):
         fly_pipelines(job, [single(job.layers.problem)])
     with pytest.raises(InputError, match="different numbers of stages"):
@@ -124,7 +141,7 @@ def test_the_ground_is_a_line_a_curve_and_a_spread():
         beside_ns={1: [[10.0], [20.0]], 2: [[15.0, 25.0], [40.0, 40.0]]},
         idle_ns=[[2000.0, 3200.0], [2200.0, 3000.0]],
     )
-    conditions = flown.conditions(4)
+    conditions = flown.conditions(generate("1f1b", 2, 4))
 
     assert (2e9, 100.0, (1.0, 2.0)) == (conditions.bandwidth_bytes_per_s, conditions.latency_ns, conditions.slowdown)
     assert np.allclose(conditions.spread, np.array([15, 25, 40, 40]) / 32.5)

@@ -1,13 +1,15 @@
-"""A plan as ``torch.distributed.pipelining`` runs it (room planning): messages that both sides wait for.
+"""A plan as ranks run it (room planning): messages of their own, whatever the schedule.
 
-In: a ``Plan`` whose stages form a chain. Out: a ``Graph`` with one task per sample, stage and direction, and one per
-message, to replay. A message begins when one side has sent and the other asks for it. A value for a later stage goes
-through those between. Not here: what a schedule waits for together, and when (``messages``), running it.
+In: a ``Plan`` whose stages form a chain, and a table of actions. Out: a ``Graph`` with one task per pass and one per
+message, to replay. A value for a later stage goes through those between. Not here: what a rank waits for, and when
+(``messages``), running it.
 """
 
 # P places in the chain, D devices
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,69 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule, stage_order
+from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.timed import StageTimes, scheduled
 from windtunnel.planning.placement.throughput import Plan
 
-__all__ = ["rendezvous_pipeline"]
+__all__ = ["chained", "rendezvous_pipeline"]
+
+
+def chained(
+    plan: Plan,
+    schedule: Schedule,
+    *,
+    messages: Literal["buffered", "rendezvous"] = "buffered",
+    update_ns: NDArray[np.float64] | None = None,
+    latency_ns: int = 0,
+    overhead_ns: float = 0.0,
+    recomputes: bool = False,
+) -> Graph:
+    """A schedule's passes through the stages of a plan, and its updates.
+
+    Parameters
+    ----------
+    plan : Plan
+        Contiguous, of a training, without replicas; ``cost_ns`` of its problem is what a message of that output takes.
+    schedule : Schedule
+        Of as many stages.
+    messages : str
+        ``buffered``: as the runtime waits; ``rendezvous``: as torch's own GPipe and 1F1B do.
+    update_ns : float64 [D], optional
+        What each device does after a batch.
+    latency_ns : int
+        Of every value that is sent.
+    overhead_ns : float
+        What each stage takes per sample beside its layers, half of it forward.
+    recomputes : bool
+        Each pass runs forward again before it goes backward.
+
+    Raises
+    ------
+    InputError
+        The schedule has another number of stages.
+    NotApplicableError
+        Devices wait for each other.
+    """
+    order, _ = stage_order(plan)
+    if schedule.num_stages != len(order):
+        raise InputError(
+            f"the plan has {len(order)} stages, the schedule {schedule.num_stages}", where=schedule.name,
+            fix="plan for as many devices as the schedule has stages",
+        )  # fmt: skip
+    forward_ns, backward_ns = plan.loads.compute_ns[:, order] + overhead_ns / 2
+    again_ns = plan.loads.compute_ns[0, order] * recomputes
+    times = StageTimes(
+        forward_ns=forward_ns,
+        backward_ns=backward_ns + again_ns,
+        input_ns=backward_ns / 2 + again_ns,
+        weights_ns=backward_ns / 2,
+        message_ns=_crossing_ns(plan, order, latency_ns),
+        update_ns=None if update_ns is None else update_ns[order],
+    )
+    names = None
+    if schedule.num_ranks == len(order):
+        names = [f"{plan.problem.types[int(plan.kind[at])].name} {at}" for at in order]
+    return scheduled(schedule, times, messages=messages, names=names)
 
 
 def rendezvous_pipeline(
@@ -57,14 +118,10 @@ def rendezvous_pipeline(
     order, _ = stage_order(plan)
     if num_samples < len(order):
         raise InputError(f"{num_samples} samples for {len(order)} stages", where="num_samples", fix="as many, or more")
-    times = StageTimes(
-        forward_ns=plan.loads.compute_ns[0, order] + overhead_ns / 2,
-        backward_ns=plan.loads.compute_ns[1, order] + overhead_ns / 2,
-        message_ns=_crossing_ns(plan, order, latency_ns),
-        update_ns=None if update_ns is None else update_ns[order],
-    )
-    names = [f"{plan.problem.types[int(plan.kind[at])].name} {at}" for at in order]
-    return scheduled(plan_schedule(plan, num_samples, schedule), times, messages="rendezvous", names=names)
+    return chained(
+        plan, plan_schedule(plan, num_samples, schedule),
+        messages="rendezvous", update_ns=update_ns, latency_ns=latency_ns, overhead_ns=overhead_ns,
+    )  # fmt: skip
 
 
 def _crossing_ns(plan: Plan, order: list[int], latency_ns: int) -> NDArray[np.float64]:

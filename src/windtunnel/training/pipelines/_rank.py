@@ -44,6 +44,7 @@ class Orders(msgspec.Struct, frozen=True):
     message_bytes: tuple[int, ...]
     rounds: int
     time_limit_s: float
+    recomputes: bool = False
     seed: int = 0
 
 
@@ -165,7 +166,15 @@ def _timed(orders: Orders, actions: dict[Item, Callable[[], None]], place: Place
 
 def _pipeline(orders: Orders, whole: WholeModel, stage_of: dict[str, int], rank: int) -> Callable[[], None]:
     pipe = split_model(whole.model, whole.microbatch, stage_of)
-    return _batches(orders.table, rank, pipe, whole.loss, whole.feed, partial(optimizer_like, whole.optimizer))
+    return _batches(
+        orders.table,
+        rank,
+        pipe,
+        whole.loss,
+        whole.feed,
+        partial(optimizer_like, whole.optimizer),
+        recomputes=orders.recomputes,
+    )
 
 
 class _Pass(torch.nn.Module):
@@ -190,10 +199,17 @@ def _idle(orders: Orders, rank: int) -> Callable[[], None]:
 
 
 def _batches(
-    table: Schedule, rank: int, pipe: Pipe, loss: Loss, feed: RestingBatch, make_optimizer: MakeOptimizer
+    table: Schedule,
+    rank: int,
+    pipe: Pipe,
+    loss: Loss,
+    feed: RestingBatch,
+    make_optimizer: MakeOptimizer,
+    *,
+    recomputes: bool = False,
 ) -> Callable[[], None]:
     """All batches of a table through the stages of a rank, with their updates."""
-    runs = pipeline_rank(cut_stages(pipe), table, rank, loss, feed, make_optimizer)
+    runs = pipeline_rank(cut_stages(pipe), table, rank, loss, feed, make_optimizer, recomputes=recomputes)
     done = 0
 
     def batches() -> None:

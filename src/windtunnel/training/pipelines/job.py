@@ -14,7 +14,7 @@ from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.placement.baselines import even
 from windtunnel.planning.placement.search import place
-from windtunnel.training.pipelines.model import PipelineJob, predicted_ns, stage_of_modules, whole_ns
+from windtunnel.training.pipelines.model import PipelineJob, stage_of_modules, step_ns, whole_ns
 from windtunnel.training.pipelines.run import job_of
 from windtunnel.training.pipelines.search import improve
 from windtunnel.training.pipelines.train import orders_of
@@ -72,7 +72,7 @@ class PlannedPipeline:
     stage_of : mapping of str to int
         Stage by path of a module.
     predicted_ns : float or None
-        A step; None where the model does not know this schedule.
+        A step; None where there are replicas.
     predicted_alone_ns : float
         A step of one process.
     """
@@ -111,11 +111,11 @@ def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) ->
     """
     table = spec.table(1)
     num_parts = spec.num_microbatches * spec.num_replicas
-    job = job_of(spec.workload, spec.parameters, table.num_stages, num_parts, progress=progress)
+    job = job_of(spec.workload, spec.parameters, table.num_stages, num_parts, table=table, progress=progress)
     plan = _cut(job, table)
     known_ns = None
-    if spec.schedule in ("1f1b", "gpipe") and spec.num_replicas == 1 and not spec.recomputes:
-        known_ns = float(predicted_ns(job, plan, job.conditions, spec.schedule))  # type: ignore[arg-type]
+    if spec.num_replicas == 1:  # what replicas do to each other on shared cores is in no model
+        known_ns = step_ns(job, plan, job.conditions, spec.table, recomputes=spec.recomputes)
     return PlannedPipeline(spec, stage_of_modules(job, plan), known_ns, whole_ns(job))
 
 

@@ -10,7 +10,7 @@ here: measuring these (``run``), choosing a plan (``search``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +20,26 @@ from windtunnel.cost.interference import Interference, shared_resource
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
-from windtunnel.planning.pipelines.model import ScheduleName, stage_order
-from windtunnel.planning.pipelines.rendezvous import rendezvous_pipeline
+from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule, stage_order
+from windtunnel.planning.pipelines.rendezvous import chained
+from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.timed import working_ranks
 from windtunnel.planning.placement.from_graph import Layers
 from windtunnel.planning.placement.throughput import Plan
 from windtunnel.simulate import replay, replay_many
 
-__all__ = ["HostConditions", "PipelineJob", "predicted_ns", "require_stages", "stage_of_modules", "whole_ns"]
+__all__ = [
+    "HostConditions",
+    "PipelineJob",
+    "predicted_ns",
+    "require_stages",
+    "stage_of_modules",
+    "step_ns",
+    "whole_ns",
+]
 
 _NUM_DRAWS = 65
+_FILLED = 3  # batches after which a pipeline runs as it will run on
 
 
 @dataclass(frozen=True)
@@ -98,10 +108,24 @@ def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
     return {name: place[int(plan.device[node])] for name, node in job.layers.node_of.items()}
 
 
-def predicted_ns(job: PipelineJob, plan: Plan, conditions: HostConditions, schedule: ScheduleName) -> int:
-    """The step of a pipeline: replays of its schedule on processes that share the cores, their median.
+def predicted_ns(
+    job: PipelineJob,
+    plan: Plan,
+    conditions: HostConditions,
+    schedule: ScheduleName | Schedule,
+    *,
+    recomputes: bool = False,
+) -> int:
+    """All batches of a schedule: replays of it on processes that share the cores, their median.
 
     Stages wait for each other, so that what varies adds up: each replay draws anew by how much every task varies.
+
+    Parameters
+    ----------
+    schedule : str or Schedule
+        A table, or the name of one with a stage per rank and one batch.
+    recomputes : bool
+        Each pass runs forward again before it goes backward.
     """
     require_stages(plan)
     problem, count = job.layers.problem, job.num_microbatches
@@ -110,15 +134,39 @@ def predicted_ns(job: PipelineJob, plan: Plan, conditions: HostConditions, sched
         time_ns=problem.time_ns - job.layers.update_ns / count,
         cost_ns=problem.cost_ns * (job.conditions.bandwidth_bytes_per_s / conditions.bandwidth_bytes_per_s),
     )
+    table = schedule if isinstance(schedule, Schedule) else plan_schedule(plan, count, schedule)
     updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
-    graph = rendezvous_pipeline(
-        dataclasses.replace(plan, problem=bare), count,
-        schedule=schedule, update_ns=updates_D,
-        latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
+    graph = chained(
+        dataclasses.replace(plan, problem=bare), table,
+        update_ns=updates_D, latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
+        recomputes=recomputes,
     )  # fmt: skip
-    graph = _on_cores(graph, conditions, len(plan.kind))
+    graph = _on_cores(graph, conditions, table.num_ranks)
     drawn_KT = np.random.default_rng(0).choice(conditions.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
     return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
+
+
+def step_ns(
+    job: PipelineJob,
+    plan: Plan,
+    conditions: HostConditions,
+    make_table: Callable[[int], Schedule],
+    *,
+    recomputes: bool = False,
+) -> float:
+    """A batch among many: of a schedule that is never emptied, what a batch more takes.
+
+    Parameters
+    ----------
+    make_table : callable
+        A schedule of so many batches.
+    """
+    first, more = (1, 0) if make_table(1).versions == "flush" else (_FILLED, _FILLED)
+    times_ns = [
+        predicted_ns(job, plan, conditions, make_table(number), recomputes=recomputes)
+        for number in (first, first + more)
+    ]
+    return (times_ns[1] - times_ns[0]) / more if more else float(times_ns[0])
 
 
 def require_stages(plan: Plan) -> None:
@@ -127,15 +175,15 @@ def require_stages(plan: Plan) -> None:
         raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
 
 
-def _on_cores(graph: Graph, conditions: HostConditions, num_stages: int) -> Graph:
+def _on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
     """Stages on the cores that they stay on: slower where every core is busy, in turns where they share one.
 
     A message is work, too: it is copied on the core of who receives it.
     """
-    cores = min(len(allowed_cores()), num_stages)
+    cores = min(len(allowed_cores()), num_ranks)
     busy = conditions.slowdown[cores - 1]
-    counts = range(cores, num_stages + cores, cores)
-    curve = tuple(conditions.slowdown[min(count, num_stages) - 1] / busy for count in counts)
+    counts = range(cores, num_ranks + cores, cores)
+    curve = tuple(conditions.slowdown[min(count, num_ranks) - 1] / busy for count in counts)
     place_T = working_ranks(graph)
     graph = graph.scale(graph.select(kind=Kind.COMPUTE), busy)
     for core in range(cores):

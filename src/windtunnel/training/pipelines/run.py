@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from windtunnel.errors import InputError
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.measure.threads import threads
 from windtunnel.planning.pipelines.generate import generate
-from windtunnel.planning.pipelines.model import ScheduleName
+from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.placement.fleet import fleet_of
 from windtunnel.planning.placement.from_graph import Layers, layers_of
@@ -75,8 +76,8 @@ class _Flown:
     beside_ns: dict[int, list[list[float]]] = field(default_factory=dict)
     idle_ns: list[list[float]] = field(default_factory=list)
 
-    def conditions(self, num_microbatches: int) -> HostConditions:
-        """A line through the messages, a curve through the processes, and what idle stages compute."""
+    def conditions(self, table: Schedule) -> HostConditions:
+        """A line through the messages, a curve through the processes, and what idle stages compute in such a table."""
         sizes = sorted(self.message_ns)
         times = [float(np.median(self.message_ns[size])) for size in sizes]
         latency_ns, slope = times[0], (times[-1] - times[0]) / (sizes[-1] - sizes[0])
@@ -85,8 +86,9 @@ class _Flown:
         all_at_once = np.ravel(self.beside_ns[max(self.beside_ns)])
         spread = all_at_once / np.median(all_at_once)
         idle_ns = np.median(np.array(self.idle_ns), axis=0)
-        sent_ns = 2 * (len(idle_ns) - 1) * latency_ns  # messages of one microbatch
-        overhead_ns = max(0.0, (idle_ns.sum() / num_microbatches - sent_ns) / len(idle_ns))
+        num_crossings = sum(one != other for one, other in pairwise(table.rank_of))
+        sent_ns = 2 * num_crossings * latency_ns  # messages of one microbatch
+        overhead_ns = max(0.0, (idle_ns.sum() / table.num_passes - sent_ns) / table.num_stages)
         curve = tuple(fit_slowdown(ratios))
         return HostConditions(1e9 / max(slope, 1e-3), latency_ns, curve, tuple(spread.tolist()), overhead_ns)
 
@@ -97,6 +99,7 @@ def job_of(
     num_stages: int,
     num_microbatches: int,
     *,
+    table: Schedule | None = None,
     progress: Progress | None = None,
 ) -> PipelineJob:
     """Capture one microbatch of a workload and find what a pipeline of it stands on.
@@ -108,6 +111,8 @@ def job_of(
     parameters : mapping
         Its own; ``batch_size`` is that of all microbatches together.
     num_stages, num_microbatches : int
+    table : Schedule, optional
+        What will run; 1F1B with a process per stage if it is not said.
 
     Raises
     ------
@@ -121,10 +126,11 @@ def job_of(
     from windtunnel.sources.torch.step import capture
     from windtunnel.training.pipelines._rank import WholeModel
 
-    if num_stages < 2 or num_microbatches < num_stages:
+    table = table or generate("1f1b", num_stages, num_microbatches)
+    if table.num_ranks < 2:
         raise InputError(
-            f"{num_microbatches} microbatches for {num_stages} stages", where="devices",
-            fix="two stages or more, and as many microbatches as stages or more",
+            f"{num_microbatches} microbatches for {num_stages} stages on {table.num_ranks} process", where="devices",
+            fix="two processes or more",
         )  # fmt: skip
     with threads(1):
         whole = WholeModel(workload, dict(parameters), num_microbatches)
@@ -139,16 +145,9 @@ def job_of(
         return _with_loss(layers_of([graph], types, bandwidth_bytes_per_s, num_microbatches=num_microbatches), paths)
 
     message_bytes = _usual_messages(layers(1e9).problem)
-    conditions = _flown(
-        workload,
-        parameters,
-        (),
-        generate("1f1b", num_stages, num_microbatches),
-        message_bytes,
-        _CONDITIONS_ROUNDS,
-        60.0,
-        None,
-    ).conditions(num_microbatches)
+    conditions = _flown(workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None).conditions(
+        table
+    )
     return PipelineJob(
         workload,
         dict(parameters),
@@ -185,7 +184,8 @@ def run_pipelines(
     job: PipelineJob,
     plans: Sequence[Plan],
     *,
-    schedule: ScheduleName = "1f1b",
+    schedule: ScheduleName | Schedule = "1f1b",
+    recomputes: bool = False,
     rounds: int = 12,
     time_limit_s: float = 120.0,
     progress: Progress | None = None,
@@ -197,8 +197,10 @@ def run_pipelines(
     job : PipelineJob
     plans : sequence of Plan
         Of ``job.layers.problem``; each uses as many devices as the first.
-    schedule : str
-        ``1f1b`` or ``gpipe``.
+    schedule : str or Schedule
+        ``1f1b``, ``gpipe``, or a table of as many stages; of several batches, times are those of all of them.
+    recomputes : bool
+        Stages keep a microbatch's inputs only, and run forward again.
     rounds : int
     time_limit_s : float
         No round is begun after it.
@@ -219,18 +221,20 @@ def run_pipelines(
         raise InputError("plans of different numbers of stages fly apart", where="plans")
     require_stages(plans[0])
     splits = [stage_of_modules(job, plan) for plan in plans]
-    table = generate(schedule, len(plans[0].kind), job.num_microbatches)
-    flown = _flown(job.workload, job.parameters, splits, table, job.message_bytes, rounds, time_limit_s, progress)
-    conditions = flown.conditions(job.num_microbatches)
+    table = plan_schedule(plans[0], job.num_microbatches, schedule) if isinstance(schedule, str) else schedule
+    flown = _flown(
+        job.workload, job.parameters, splits, table, job.message_bytes, rounds, time_limit_s, progress, recomputes
+    )
+    conditions = flown.conditions(table)
     baseline_ns = whole_ns(job)
     runs = []
     for number, plan in enumerate(plans):
         split_ns = flown.split_ns[number]
+        known_ns = predicted_ns(job, plan, conditions, table, recomputes=recomputes)
         runs.append(
             PipelineRun(
-                plan, baseline_ns, predicted_ns(job, plan, conditions, schedule), estimate_median(flown.step_ns),
-                estimate_median(split_ns), estimate_speedup(flown.step_ns, split_ns),
-                conditions.slowdown, len(split_ns),
+                plan, baseline_ns, known_ns, estimate_median(flown.step_ns), estimate_median(split_ns),
+                estimate_speedup(flown.step_ns, split_ns), conditions.slowdown, len(split_ns),
             )
         )  # fmt: skip
     return runs
@@ -245,11 +249,20 @@ def _flown(
     rounds: int,
     time_limit_s: float,
     progress: Progress | None,
+    recomputes: bool = False,
 ) -> _Flown:
     from windtunnel.training.pipelines._rank import Orders
 
     orders = Orders(
-        workload, home_of(workload), dict(parameters), tuple(splits), table, message_bytes, rounds, time_limit_s
+        workload,
+        home_of(workload),
+        dict(parameters),
+        tuple(splits),
+        table,
+        message_bytes,
+        rounds,
+        time_limit_s,
+        recomputes,
     )
     with pipeline_workers("windtunnel.training.pipelines._rank", orders, table.num_ranks) as ranks:
         return _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
