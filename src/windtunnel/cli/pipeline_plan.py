@@ -1,125 +1,245 @@
-"""``windtunnel pipeline plan``: stages, replicas and variants of layers for devices with limited memory (room cli)."""
+"""``windtunnel pipeline plan``: stages, replicas and what is computed again, for devices with little memory (room cli).
+
+Three kinds of input: a workload, captured here for processes of this host; a graph, on any device; layers with variants
+in Piper's form.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import require_there
-from windtunnel.cli._options import Json, MostDownsets
+from windtunnel.cli._console import Progress, advise, print_json, suggest
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, Json, MostDownsets
+from windtunnel.cli._pipeline_plans import piper_document, print_piper, print_plans, table_document
+from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.planning.pipelines.piper import PiperPlan
-    from windtunnel.planning.pipelines.piper_format import PiperProblem
+    from windtunnel.planning.pipelines.blocks import Blocks
+    from windtunnel.planning.pipelines.replayed import Played
+    from windtunnel.planning.pipelines.two_bw import Job, Links, PlanTable
 
 __all__ = ["plan"]
 
-_SHOWN_LAYERS = 3
+_AGAIN = {"auto": (False, True), "yes": (True,), "no": (False,)}
+_SCHEDULES = {"auto": ("2bw", "1f1b"), "2bw": ("2bw",), "1f1b": ("1f1b",), "flush": ("1f1b",)}
+
+
+class _Asked(NamedTuple):
+    """What of the search was asked for."""
+
+    batch: int
+    microbatches: list[int]
+    memory: str
+    schedules: tuple[str, ...]
+    widths: list[int]
+    depths: list[int]
+    again: tuple[bool, ...]
+    precision: str
+    num_replayed: int
 
 
 def plan(
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="Layers with variants, in Piper's form (.json).")],
-    devices: Annotated[int, typer.Option(min=0, metavar="N", help="How many; as the file says unless given.")] = 0,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of each device; as the file says unless given.")] = "",
-    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Between devices; as the file says by default.")] = "",
-    time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Of the file's times: s, ms, us.")] = "s",
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="mlp:depth=9, train.wt, or layers in Piper's form.")],
+    devices: Annotated[str, typer.Option(metavar="LIST", help="8, or of a graph 8xh100.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of each device; by default its own.")] = "",
+    batch: Annotated[int, typer.Option(min=0, metavar="N", help="Samples of one update.")] = 0,
+    schedule: Annotated[str, typer.Option(help="auto, 2bw (never emptied), 1f1b (emptied after a batch).")] = "auto",
+    microbatches: Annotated[str, typer.Option(metavar="LIST", help="Samples to try; powers of two by default.")] = "",
+    width: Annotated[str, typer.Option(metavar="LIST", help="Pipelines beside each other; all by default.")] = "",
+    depth: Annotated[str, typer.Option(metavar="LIST", help="Stages; all by default.")] = "",
+    recompute: Annotated[str, typer.Option(help="Compute activations again: auto, yes, no.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, or mixed: weights of half the size beside masters.")] = "fp32",
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Between devices; measured for a workload.")] = "",
+    network: Annotated[str, typer.Option(metavar="RATE", help="Between servers; like --bandwidth by default.")] = "",
+    per_server: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a server.")] = 8,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Of a graph's step; as captured by default.")] = 0,
+    replay: Annotated[int, typer.Option(min=1, metavar="K", help="Rank so many of the best by replay.")] = 16,
+    time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Of times in Piper's form: s, ms, us.")] = "s",
     most_downsets: MostDownsets = 40_000,
+    shows_all: Annotated[bool, typer.Option("--all", help="Show every combination.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="HTML", help="All of it as a page.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel pipeline plan layers.json --devices 8 --memory 8GiB
+    """Example: windtunnel pipeline plan mlp:depth=9 --devices 2 --memory 2GiB --batch 64
 
-    Cut layers into stages; say which devices each has and what it computes again.
+    How deep, how wide, which microbatch, what is computed again, emptied or not: what fits, and what is quickest.
     """
+    from windtunnel.planning.pipelines.piper_format import is_piper
+
+    if output is not None:
+        require_free(output, force=force)
+    path = Path(target)
+    if is_piper(path):
+        _plan_piper(path, devices, memory, bandwidth, time_unit, most_downsets, as_json=as_json)
+        return
+    if batch < 1:
+        raise InputError("how many samples an update has is missing", where="--batch", fix="--batch 64")
+    asked = _Asked(
+        batch, _numbers(microbatches, "--microbatches"), memory, _one_of(schedule, _SCHEDULES, "--schedule"),
+        _numbers(width, "--width"), _numbers(depth, "--depth"), _one_of(recompute, _AGAIN, "--recompute"),
+        precision, replay,
+    )  # fmt: skip
+    is_workload = not (path.exists() or path.suffix)
+    with Progress("planning") as progress, stdout_to_stderr():
+        if is_workload:
+            table, played, blocks, note = _of_workload(target, devices, asked, progress)
+        else:
+            links = _links(bandwidth or "16 GB/s", network, per_server)
+            table, played, blocks, note = _of_graph(path, devices, samples, links, asked, progress)
+    stages = _stages(played[0], blocks)
+    if output is not None:
+        from windtunnel.reports.pipeline_plans import plans_page
+
+        plans_page(table, played, output, title=path.stem, note=note, overwrite=True)
+        advise(f"wrote {output}")
+    if as_json:
+        print_json(table_document(table, played, stages, note, batch))
+    else:
+        print_plans(table, played, stages, note, batch, shows_all=shows_all)
+    if is_workload:
+        _suggest_run(target, batch, played[0])
+
+
+def _suggest_run(target: str, batch: int, best: Played) -> None:
+    row = best.row
+    workload = f"{target}{',' if ':' in target else ':'}batch_size={batch}"
+    schedule = "1f1b" if row.schedule == "none" else row.schedule
+    options = ["--ranks", row.depth, "--microbatches", row.num_microbatches, "--schedule", schedule]
+    options += ["--width", row.width] * (row.width > 1) + ["--recompute"] * row.recomputes
+    suggest("windtunnel", "pipeline", "run", workload, *options)
+
+
+def _of_graph(
+    path: Path, devices: str, samples: int, links: Links, asked: _Asked, progress: Progress
+) -> tuple[PlanTable, list[Played], Blocks, str]:
+    """A graph on devices of its own."""
+    from windtunnel.planning.pipelines.profiles import profiles_of, sizes_of
+    from windtunnel.planning.pipelines.replayed import ranked_by_replay
+    from windtunnel.planning.placement.fleet import fleet_of
+    from windtunnel.whatifs.another_batch import batch_of
+
+    graph = open_graph(path, progress=progress)
+    types, chips = fleet_of(f"{devices}xhere" if devices.isdigit() else devices)
+    if len(types) != 1:
+        raise InputError(f"{len(types)} kinds of devices in one pipeline", where="--devices", fix="one kind: 8xh100")
+    profiles = profiles_of(
+        graph, samples or batch_of(graph), sizes_of(asked.batch, asked.microbatches), chips[0], progress=progress
+    )
+    job = _job(types[0].count, types[0].memory_bytes, links, asked)
+    table = _table(profiles, job, asked)
+    played = ranked_by_replay(table.feasible[: asked.num_replayed], profiles, job, progress=progress)
+    note = "times of other microbatches are in proportion to samples" if chips[0] is None else ""
+    return table, played, next(iter(profiles.values())), note
+
+
+def _of_workload(
+    target: str, devices: str, asked: _Asked, progress: Progress
+) -> tuple[PlanTable, list[Played], Blocks, str]:
+    """A workload on processes of this host, which share its cores."""
+    import math
+
+    from windtunnel.planning.pipelines.profiles import sizes_of
+    from windtunnel.training.pipelines.profiled import captured_blocks, conditions_for, links_of, ranked_on_host
+    from windtunnel.units import format_duration, format_rate
+    from windtunnel.whatifs import parse_step
+
+    if not devices.isdigit() or not int(devices):
+        raise InputError(f"--devices {devices!r} is no number of processes", where=target, fix="--devices 2")
+    chosen = parse_step(target, kind="workload")
+    number = int(devices)
+    sizes = sizes_of(asked.batch, asked.microbatches)
+    profiles = captured_blocks(chosen.name, chosen.parameters, asked.batch, sizes, progress=progress)
+    conditions = conditions_for(chosen.name, chosen.parameters, profiles, number, asked.batch)
+    job = _job(number, math.inf, links_of(conditions, number), asked)
+    table = _table(profiles, job, asked)
+    played = ranked_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
+    note = (
+        f"processes of this host share its cores: messages {format_duration(round(conditions.latency_ns))} and "
+        f"{format_rate(conditions.bandwidth_bytes_per_s)}, {conditions.slowdown[-1]:.2f} times slower all at once"
+    )
+    return table, played, next(iter(profiles.values())), note
+
+
+def _job(number: int, own_bytes: float, links: Links, asked: _Asked) -> Job:
+    from windtunnel.planning.pipelines.two_bw import Job
+    from windtunnel.units import parse_size
+
+    if asked.precision not in ("fp32", "mixed"):
+        raise InputError(f"no precision is called {asked.precision!r}", where="--precision", fix="fp32 or mixed")
+    limit = float(parse_size(asked.memory)) if asked.memory else own_bytes
+    return Job(number, limit, asked.batch, links, asked.precision)  # type: ignore[arg-type]
+
+
+def _table(profiles: dict[int, Blocks], job: Job, asked: _Asked) -> PlanTable:
+    """Every combination; an error where none fits."""
+    from windtunnel.planning.pipelines.two_bw import plan_2bw
+
+    table = plan_2bw(
+        profiles, job, schedules=asked.schedules,  # type: ignore[arg-type]
+        widths=asked.widths, depths=asked.depths, recomputes=asked.again,
+    )  # fmt: skip
+    _ = table.best
+    return table
+
+
+def _stages(played: Played, blocks: Blocks) -> list[list[str]]:
+    from windtunnel.planning.pipelines.blocks import cut_evenly
+
+    return [list(blocks.names[first:last]) for first, last in cut_evenly(blocks.num_blocks, played.row.depth)]
+
+
+def _links(bandwidth: str, network: str, per_server: int) -> Links:
+    from windtunnel.planning.pipelines.two_bw import Links
+    from windtunnel.units import parse_rate
+
+    inside, between = parse_rate(bandwidth), parse_rate(network or bandwidth)
+    if min(inside, between) <= 0:
+        raise InputError("a bandwidth of 0", where="--bandwidth", fix="above 0")
+    return Links(inside, between, per_server)
+
+
+def _numbers(text: str, where: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InputError(f"{text!r} is no list of numbers", where=where, fix="1,2,4")
+    return [int(part) for part in parts]
+
+
+def _one_of(text: str, known: dict[str, Any], where: str) -> Any:
+    if text not in known:
+        raise InputError(f"{text!r} is not known", where=where, fix=", ".join(known))
+    return known[text]
+
+
+def _plan_piper(
+    path: Path, devices: str, memory: str, bandwidth: str, time_unit: str, most_downsets: int, *, as_json: bool
+) -> None:
     from windtunnel.planning.pipelines.piper import equal_stages, plan_piper, require_memory
-    from windtunnel.planning.pipelines.piper_format import is_piper, read_piper
+    from windtunnel.planning.pipelines.piper_format import read_piper
     from windtunnel.units import parse_rate, parse_size
 
-    require_there(target)
-    if not is_piper(target):
-        raise InputError(f"{target} holds no layers with variants", fix="a file in Piper's form, with TMPCs")
+    if devices and not devices.isdigit():
+        raise InputError(f"--devices {devices!r} is no number", where=str(path), fix="--devices 8")
+    seconds = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
     with Progress("planning") as progress:
         problem = read_piper(
-            target,
-            num_devices=devices or None,
+            path,
+            num_devices=int(devices) if devices else None,
             memory_bytes=float(parse_size(memory)) if memory else None,
             bandwidth_bytes_per_s=parse_rate(bandwidth) if bandwidth else None,
-            seconds_per_unit=_seconds(time_unit),
+            seconds_per_unit=_one_of(time_unit, seconds, "--time-unit"),
         )
         found = plan_piper(problem, cap=most_downsets, progress=progress)
         equal = equal_stages(problem)
     if found is None:
         require_memory(problem)
-        return
-    if as_json:
-        print_json(_document(problem, found, equal))
+    elif as_json:
+        print_json(piper_document(problem, found, equal))
     else:
-        _print(problem, found, equal)
-
-
-def _seconds(unit: str) -> float:
-    known = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-    if unit not in known:
-        raise InputError(f"{unit!r} is no unit of time", where="--time-unit", fix=", ".join(known))
-    return known[unit]
-
-
-def _document(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None) -> dict[str, Any]:
-    return {
-        "schema": "windtunnel.piper-plan/1",
-        **_plan(problem, found),
-        "num_downsets": found.num_downsets,
-        "num_pairs": found.num_pairs,
-        "equal_stages": None if equal is None else _plan(problem, equal),
-    }
-
-
-def _plan(problem: PiperProblem, one: PiperPlan) -> dict[str, Any]:
-    stages = [
-        {
-            "layers": [problem.names[row] for row in stage.layers],
-            "rows": stage.layers,
-            "data": stage.data,
-            "tensor": stage.tensor,
-            "variants": [problem.variants[variant] for variant in stage.variants],
-            "microbatches_kept": stage.num_kept,
-            "time_s": stage.time_s,
-            "memory_bytes": stage.memory_bytes,
-        }
-        for stage in one.stages
-    ]
-    return {"time_s": one.time_s, "stages": stages}
-
-
-def _print(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None) -> None:
-    from windtunnel.units import format_duration, format_size
-
-    say(f"{format_duration(round(1e9 * found.time_s))} per microbatch in the slowest stage; no plan is faster")
-    say_wrapped("  " + _versus(problem, found, equal))
-    say()
-    rows = []
-    for at, one in enumerate(found.stages):
-        again = [problem.variants[variant] for variant in one.variants]
-        kinds = ", ".join(f"{again.count(name)} {name}" for name in dict.fromkeys(again))
-        rows.append([
-            str(at), str(one.data), str(one.tensor), str(len(one.layers)), format_duration(round(1e9 * one.time_s)),
-            format_size(round(one.memory_bytes)), kinds,
-        ])  # fmt: skip
-    head = ["stage", "replicas", "tensor", "layers", "time", "memory", "variants"]
-    print_table(head, rows, numbers=range(1, 6), gives_way=6)
-
-
-def _versus(problem: PiperProblem, found: PiperPlan, equal: PiperPlan | None) -> str:
-    from windtunnel.units import format_duration
-
-    if equal is None:
-        return "equal stages with one data and tensor degree for all do not fit into memory"
-    one = equal.stages[0]
-    again = problem.variants[one.variants[0]]
-    return (
-        f"{equal.time_s / found.time_s:.2f}x as fast as the best equal stages: {len(equal.stages)} of them, "
-        f"{one.data} replicas, tensor degree {one.tensor}, {again}, {format_duration(round(1e9 * equal.time_s))}"
-    )
+        print_piper(problem, found, equal)

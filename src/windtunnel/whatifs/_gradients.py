@@ -6,8 +6,6 @@ which the forward pass meets the layers.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase, ResourceKind
+from windtunnel.graph.parameters import registered_by_layer, registered_parameters
 from windtunnel.hardware import Link, link
 
 __all__ = [
@@ -30,14 +29,9 @@ __all__ = [
     "link_of",
     "need_one_rank",
     "positions",
-    "registered_by_layer",
-    "registered_parameters",
-    "registered_shapes",
 ]
 
 Rows = NDArray[np.int64]
-_PARAMETER_KEYS = ("parameters", "shapes", "dtypes")
-_DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,45 +180,6 @@ def _works(graph: Graph) -> NDArray[np.bool_]:
     """Tasks that compute; on a graph without any, every task."""
     computes = graph.select(kind=Kind.COMPUTE)
     return computes if computes.any() else graph.all_tasks
-
-
-def registered_parameters(graph: Graph) -> dict[str, int]:
-    """Bytes of each trained parameter by full name, in order of registration; empty where the capture does not say.
-
-    Read from ``meta.parameters`` (bytes by name), else from the parameters of ``meta.optimizers``.
-    """
-    known = graph.meta.parameters
-    if known:
-        return {str(name): int(size_bytes) for name, size_bytes in known.items()}
-    return {name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _listed(graph)}
-
-
-def registered_by_layer(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Bytes of the trained parameters of each layer, in order of registration; empty where the capture does not say."""
-    sizes: dict[str, list[int]] = {}
-    for name, size_bytes in registered_parameters(graph).items():
-        sizes.setdefault(name.rpartition(".")[0], []).append(size_bytes)
-    return {layer: tuple(each) for layer, each in sizes.items()}
-
-
-def registered_shapes(graph: Graph, layers: Collection[str] | None = None) -> list[tuple[int, ...]]:
-    """Shapes of the trained parameters, in order of registration; empty where the capture does not say.
-
-    ``layers`` leaves out those of all others.
-    """
-    return [shape for name, shape, _ in _listed(graph) if layers is None or name.rpartition(".")[0] in layers]
-
-
-def _listed(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and dtype of what the optimizers train."""
-    frozen = set(graph.meta.program.get("frozen", ()))
-    groups = [group for optimizer in graph.meta.optimizers for group in optimizer.get("groups", ())]
-    return [
-        (str(name), tuple(shape), str(dtype))
-        for group in groups
-        for name, shape, dtype in zip(*(group.get(key, ()) for key in _PARAMETER_KEYS), strict=True)
-        if name not in frozen
-    ]
 
 
 def _parameters(graph: Graph, mask: NDArray[np.bool_]) -> dict[str, tuple[int, ...]]:

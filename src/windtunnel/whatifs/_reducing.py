@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from windtunnel.cost.rerun import ReducingNeed
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import world_size
+from windtunnel.graph.parameters import registered_shapes
 from windtunnel.graph.ranks import arrivals
-from windtunnel.whatifs._gradients import Bucket, last_per_group, positions, registered_shapes
+from windtunnel.whatifs._gradients import Bucket, last_per_group, positions
 from windtunnel.whatifs._kernels import insert_behind
 from windtunnel.whatifs._measured import has_program
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
+from windtunnel.graph.parameters import registered_by_layer
 from windtunnel.graph.ranks import meetings
 from windtunnel.units import parse_size
-from windtunnel.whatifs._gradients import last_per_group, positions, registered_by_layer
+from windtunnel.whatifs._gradients import last_per_group, positions
 
 __all__ = ["Averaging", "averaging_of", "caps_of", "gradient_buckets"]
 

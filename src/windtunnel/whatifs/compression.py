@@ -18,7 +18,8 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
-from windtunnel.whatifs._gradients import link_in_use, registered_shapes
+from windtunnel.graph.parameters import registered_shapes
+from windtunnel.whatifs._gradients import link_in_use
 from windtunnel.whatifs._kernels import computes_on_host, memory_bandwidth, traffic_ns
 from windtunnel.whatifs._reducing import OWN_WORK, reducing_needs, shared_out, way_between, work_ahead
 from windtunnel.whatifs.unpriced import Unpriced

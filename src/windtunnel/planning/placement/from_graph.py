@@ -23,7 +23,7 @@ from windtunnel.planning.placement.model import Problem
 from windtunnel.planning.placement.throughput import Plan
 from windtunnel.planning.work import DeviceType
 
-__all__ = ["Layers", "layers_of", "placed"]
+__all__ = ["Layers", "layers_of", "nodes_of", "placed", "step_of", "summed"]
 
 Ints = NDArray[np.int64]
 _PLACED = (int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.UPDATE))
@@ -103,10 +103,10 @@ def layers_of(
         )
     if bandwidth_bytes_per_s <= 0:
         raise InputError(f"a bandwidth of {bandwidth_bytes_per_s:g}", where="bandwidth")
-    mask = _step(graphs[0], iteration)
+    mask = step_of(graphs[0], iteration)
     steps = [one.remove(~mask, keep_gaps=False) for one in graphs]
     graph = steps[0]
-    known, node_T = _nodes(graph)
+    known, node_T = nodes_of(graph)
     into = _merged(graph, node_T, np.array([back for _, back in known], bool))
     kept, place = np.unique(into, return_inverse=True)
     node_T = np.where(node_T >= 0, place[node_T], -1)
@@ -115,7 +115,7 @@ def layers_of(
     src, dst = _links(graph, node_T)
     color = _colors(known, place, is_backward, src, dst)
     sent = _sent(graph, node_T, color)
-    times = np.stack([_summed(one.duration_ns, node_T, num) for one in steps], axis=1)
+    times = np.stack([summed(one.duration_ns, node_T, num) for one in steps], axis=1)
     updates = _updates(graph, steps, node_T, color, is_backward)
     copies = _COPIES if copies_per_parameter is None else copies_per_parameter
     weights = _weights(graph, node_T, num)
@@ -137,7 +137,14 @@ def layers_of(
     return Layers(graph, node_T, problem, bandwidth_bytes_per_s, node_of, updates)
 
 
-def _step(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
+def step_of(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
+    """The tasks of one iteration [T], the last unless one is given.
+
+    Raises
+    ------
+    InputError
+        There is no such iteration.
+    """
     numbers = graph.tasks.get("iteration")
     if numbers is None:
         return graph.all_tasks
@@ -148,8 +155,14 @@ def _step(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
     return mask
 
 
-def _nodes(graph: Graph) -> tuple[list[tuple[str, bool]], Ints]:
-    """Layers, and whether it is their backward pass, in the order in which they first run; the node of each task."""
+def nodes_of(graph: Graph) -> tuple[list[tuple[str, bool]], Ints]:
+    """Layers, and whether it is their backward pass, in the order in which they first run; the node of each task [T].
+
+    Raises
+    ------
+    NotApplicableError
+        No task has a layer.
+    """
     layers = graph.tasks["layer"].to_numpy()
     phases = np.asarray(graph.tasks["phase"])
     order = graph.topological_order()
@@ -218,7 +231,8 @@ def _colors(
     return color
 
 
-def _summed(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.float64]:
+def summed(values: NDArray[np.int64], node_T: Ints, num: int) -> NDArray[np.float64]:
+    """A value of tasks by their nodes [N]; tasks at -1 are left out."""
     rows = node_T >= 0
     total = np.zeros(num)
     np.add.at(total, node_T[rows], values[rows])
@@ -236,7 +250,7 @@ def _updates(
         return updates
     share = np.zeros(num)
     if "param_bytes" in graph.tasks:
-        of_color = np.bincount(color, _summed(np.asarray(graph.tasks["param_bytes"]), node_T, num))
+        of_color = np.bincount(color, summed(np.asarray(graph.tasks["param_bytes"]), node_T, num))
         share = is_backward * of_color[color] / np.maximum(np.bincount(color, is_backward), 1)[color]
     if not share.sum():
         share = is_backward.astype(float)
@@ -249,7 +263,7 @@ def _weights(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
     """Bytes of parameters, as large as their gradients."""
     if "param_bytes" not in graph.tasks:
         return np.zeros(num)
-    return _summed(np.asarray(graph.tasks["param_bytes"]), node_T, num)
+    return summed(np.asarray(graph.tasks["param_bytes"]), node_T, num)
 
 
 def _kept(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
@@ -260,7 +274,7 @@ def _kept(graph: Graph, node_T: Ints, num: int) -> NDArray[np.float64]:
     is_kept &= np.asarray(graph.edges["kind"]) == int(EdgeKind.DATA)
     largest = np.zeros(graph.num_tasks)
     np.maximum.at(largest, src[is_kept], np.asarray(graph.edges["size_bytes"])[is_kept])
-    return _summed(largest.astype(np.int64), node_T, num)
+    return summed(largest.astype(np.int64), node_T, num)
 
 
 def _links(graph: Graph, node_T: Ints) -> tuple[Ints, Ints]:
@@ -279,7 +293,7 @@ def _sent(graph: Graph, node_T: Ints, color: Ints) -> NDArray[np.float64]:
     rows &= color[src] != color[dst]
     largest = np.zeros(graph.num_tasks)
     np.maximum.at(largest, src_T[rows], np.asarray(graph.edges["size_bytes"])[rows])
-    return _summed(largest.astype(np.int64), node_T, len(color))
+    return summed(largest.astype(np.int64), node_T, len(color))
 
 
 def placed(layers: Layers, plan: Plan, graphs: Sequence[Graph] = ()) -> Graph:

@@ -31,6 +31,8 @@ from windtunnel.simulate import replay, replay_many
 __all__ = [
     "HostConditions",
     "PipelineJob",
+    "median_ns",
+    "on_cores",
     "predicted_ns",
     "require_stages",
     "stage_of_modules",
@@ -141,7 +143,11 @@ def predicted_ns(
         update_ns=updates_D, latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
         recomputes=recomputes,
     )  # fmt: skip
-    graph = _on_cores(graph, conditions, table.num_ranks)
+    return median_ns(on_cores(graph, conditions, table.num_ranks), conditions)
+
+
+def median_ns(graph: Graph, conditions: HostConditions) -> int:
+    """The median makespan over draws by how much every task varies: whoever waits, waits for the slowest."""
     drawn_KT = np.random.default_rng(0).choice(conditions.spread, (_NUM_DRAWS, graph.num_tasks)) * graph.duration_ns
     return int(np.median(replay_many(graph, drawn_KT.astype(np.int64)).makespan_ns))
 
@@ -175,7 +181,7 @@ def require_stages(plan: Plan) -> None:
         raise NotApplicableError("the plan uses one device only", where=plan.solver, fix="nothing is to be flown")
 
 
-def _on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
+def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
     """Stages on the cores that they stay on: slower where every core is busy, in turns where they share one.
 
     A message is work, too: it is copied on the core of who receives it.

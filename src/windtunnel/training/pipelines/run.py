@@ -42,9 +42,10 @@ from windtunnel.training.pipelines.parts import home_of
 from windtunnel.training.pipelines.train import pipeline_workers
 
 if TYPE_CHECKING:
+    from windtunnel.graph import Graph
     from windtunnel.training.pipelines._rank import Item, Span
 
-__all__ = ["PipelineRun", "job_of", "run_pipelines"]
+__all__ = ["PipelineRun", "captured_microbatch", "conditions_of", "job_of", "run_pipelines"]
 
 Progress = Callable[[str, int, int], None]
 _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
@@ -123,31 +124,20 @@ def job_of(
     FlightError
         A process failed.
     """
-    from windtunnel.sources.torch.step import capture
-    from windtunnel.training.pipelines._rank import WholeModel
-
     table = table or generate("1f1b", num_stages, num_microbatches)
     if table.num_ranks < 2:
         raise InputError(
             f"{num_microbatches} microbatches for {num_stages} stages on {table.num_ranks} process", where="devices",
             fix="two processes or more",
         )  # fmt: skip
-    with threads(1):
-        whole = WholeModel(workload, dict(parameters), num_microbatches)
-        graph = capture(
-            lambda: whole.step(1),
-            iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,
-        )  # fmt: skip
+    graph, paths = captured_microbatch(workload, parameters, num_microbatches, progress=progress)
     types, _ = fleet_of(f"{num_stages}xhere")
-    paths = {path for path, _ in whole.model.named_modules()}
 
     def layers(bandwidth_bytes_per_s: float) -> Layers:
         return _with_loss(layers_of([graph], types, bandwidth_bytes_per_s, num_microbatches=num_microbatches), paths)
 
     message_bytes = _usual_messages(layers(1e9).problem)
-    conditions = _flown(workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None).conditions(
-        table
-    )
+    conditions = conditions_of(workload, parameters, table, message_bytes)
     return PipelineJob(
         workload,
         dict(parameters),
@@ -157,6 +147,49 @@ def job_of(
         conditions,
         message_bytes,
     )
+
+
+def captured_microbatch(
+    workload: str, parameters: Mapping[str, Any], num_microbatches: int, *, progress: Progress | None = None
+) -> tuple[Graph, set[str]]:
+    """One of so many microbatches of a workload's batch forward and backward on one thread, and an update.
+
+    Returns
+    -------
+    Graph, set of str
+        The second holds the paths of the model's modules.
+
+    Raises
+    ------
+    NotApplicableError
+        The step is more than a model and a loss.
+    InputError
+        The batch has no so many equal parts.
+    """
+    from windtunnel.sources.torch.step import capture
+    from windtunnel.training.pipelines._rank import WholeModel
+
+    with threads(1):
+        whole = WholeModel(workload, dict(parameters), num_microbatches)
+        graph = capture(
+            lambda: whole.step(1),
+            iterations=_CAPTURED, model=whole.model, optimizer=whole.optimizer, progress=progress,
+        )  # fmt: skip
+    return graph, {path for path, _ in whole.model.named_modules()}
+
+
+def conditions_of(
+    workload: str, parameters: Mapping[str, Any], table: Schedule, message_bytes: tuple[int, int]
+) -> HostConditions:
+    """What the processes of a schedule stand on: messages of two sizes, sharing cores, how much they vary.
+
+    Raises
+    ------
+    FlightError
+        A process failed.
+    """
+    flown = _flown(workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None)
+    return flown.conditions(table)
 
 
 def _usual_messages(problem: Problem) -> tuple[int, int]:

@@ -1,0 +1,56 @@
+"""Which parameters a graph trains (room graph).
+
+In: a graph whose ``meta`` says so. Out: bytes and shapes by name and by layer, in order of registration. Not here: when
+their gradients are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from windtunnel.graph.graph import Graph
+
+__all__ = ["registered_by_layer", "registered_parameters", "registered_shapes"]
+
+_PARAMETER_KEYS = ("parameters", "shapes", "dtypes")
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def registered_parameters(graph: Graph) -> dict[str, int]:
+    """Bytes of each trained parameter by full name, in order of registration; empty where the capture does not say.
+
+    Read from ``meta.parameters`` (bytes by name), else from the parameters of ``meta.optimizers``.
+    """
+    known = graph.meta.parameters
+    if known:
+        return {str(name): int(size_bytes) for name, size_bytes in known.items()}
+    return {name: math.prod(shape) * _DTYPE_BYTES.get(dtype, 4) for name, shape, dtype in _listed(graph)}
+
+
+def registered_by_layer(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Bytes of the trained parameters of each layer, in order of registration; empty where the capture does not say."""
+    sizes: dict[str, list[int]] = {}
+    for name, size_bytes in registered_parameters(graph).items():
+        sizes.setdefault(name.rpartition(".")[0], []).append(size_bytes)
+    return {layer: tuple(each) for layer, each in sizes.items()}
+
+
+def registered_shapes(graph: Graph, layers: Collection[str] | None = None) -> list[tuple[int, ...]]:
+    """Shapes of the trained parameters, in order of registration; empty where the capture does not say.
+
+    ``layers`` leaves out those of all others.
+    """
+    return [shape for name, shape, _ in _listed(graph) if layers is None or name.rpartition(".")[0] in layers]
+
+
+def _listed(graph: Graph) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of what the optimizers train."""
+    frozen = set(graph.meta.program.get("frozen", ()))
+    groups = [group for optimizer in graph.meta.optimizers for group in optimizer.get("groups", ())]
+    return [
+        (str(name), tuple(shape), str(dtype))
+        for group in groups
+        for name, shape, dtype in zip(*(group.get(key, ()) for key in _PARAMETER_KEYS), strict=True)
+        if name not in frozen
+    ]

@@ -1,0 +1,128 @@
+"""Plans ranked by the replay of their schedule (room planning): what the cost functions of a planner leave out.
+
+In: rows of a ``PlanTable``, ``Blocks``, links. Out: the step of each by its schedule's own waits: filling and emptying,
+uneven stages, messages on links, the exchange of gradients, updates. Not here: which rows there are (``two_bw``),
+measured conditions of a host (``training``).
+"""
+
+# w pipelines beside each other, S stages, R ranks
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.graph import Graph
+from windtunnel.planning.pipelines.blocks import Blocks, cut_evenly
+from windtunnel.planning.pipelines.generate import generate
+from windtunnel.planning.pipelines.schedules import Action, Schedule
+from windtunnel.planning.pipelines.timed import StageTimes, scheduled
+from windtunnel.planning.pipelines.two_bw import Job, Links, PlanRow
+from windtunnel.simulate import replay
+
+__all__ = ["Played", "play", "ranked_by_replay", "side_by_side", "stage_times", "table_of"]
+
+Floats = NDArray[np.float64]
+Progress = Callable[[str, int, int], None]
+_FIRST, _LAST = 2, 4  # batches: a pipeline that is never emptied takes its time from the difference
+
+
+@dataclass(frozen=True)
+class Played:
+    """A row, and the step that its replay takes."""
+
+    row: PlanRow
+    step_ns: float
+
+
+def ranked_by_replay(
+    rows: Sequence[PlanRow], profiles: Mapping[int, Blocks], job: Job, *, progress: Progress | None = None
+) -> list[Played]:
+    """Rows with their replayed steps, the quickest first.
+
+    Workers have devices of their own, so that pipelines beside each other take the same time.
+    """
+    found = []
+    for done, row in enumerate(rows):
+        if progress is not None:
+            progress("replaying plans", done, len(rows))
+        times = stage_times(row, profiles[row.microbatch], job.links)
+        found.append(Played(row, play(row, times)))
+    return sorted(found, key=lambda one: one.step_ns)
+
+
+def play(row: PlanRow, times: StageTimes, step_ns: Callable[[Graph], float] | None = None, *, width: int = 1) -> float:
+    """The time of one batch.
+
+    Parameters
+    ----------
+    row : PlanRow
+    times : StageTimes
+        Of the stages of all pipelines.
+    step_ns : callable, optional
+        What a graph takes; by default its replay's makespan.
+    width : int
+        Pipelines beside each other that are replayed.
+    """
+    spent = step_ns or (lambda graph: float(replay(graph).makespan_ns))
+
+    def taken_ns(num_batches: int) -> float:
+        table = side_by_side(table_of(row, num_batches), width)
+        reads = [{stage - 1} if stage % row.depth else set() for stage in range(table.num_stages)]
+        return spent(scheduled(table, times, reads=reads))
+
+    if row.schedule != "2bw":
+        return taken_ns(1)
+    return (taken_ns(_LAST) - taken_ns(_FIRST)) / (_LAST - _FIRST)
+
+
+def table_of(row: PlanRow, num_batches: int = 1) -> Schedule:
+    """The schedule of one pipeline of a row."""
+    name = "1f1b" if row.schedule == "none" else row.schedule
+    return generate(name, row.depth, row.num_microbatches, num_batches=num_batches)
+
+
+def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float = 0.0) -> StageTimes:
+    """What the stages of a row take.
+
+    Parameters
+    ----------
+    row : PlanRow
+    blocks : Blocks
+        Of its microbatch.
+    links : Links
+    latency_ns : float
+        Of a message without bytes.
+    """
+    stages = cut_evenly(blocks.num_blocks, row.depth)
+    forward, backward, update, weights = (
+        np.array([values[first:last].sum() for first, last in stages])
+        for values in (blocks.forward_ns, blocks.backward_ns, blocks.update_ns, blocks.weight_bytes)
+    )
+    if row.recomputes:
+        backward = backward + forward
+    ring = 2.0 * (row.width - 1) / row.width / links.across(row.width) * 1e9
+    per_byte = 1e9 / links.across(row.depth)
+    messages = np.array([latency_ns + per_byte * blocks.crossing_bytes(first) for first, _ in stages[1:]])
+    return StageTimes(forward_ns=forward, backward_ns=backward, update_ns=update + ring * weights, message_ns=messages)
+
+
+def side_by_side(schedule: Schedule, width: int) -> Schedule:
+    """So many pipelines as one table; stages and ranks of each follow those of the one before."""
+    if width == 1:
+        return schedule
+    num_ranks, num_stages = schedule.num_ranks, schedule.num_stages
+
+    def moved(action: Action | None, which: int) -> Action | None:
+        return None if action is None else action._replace(stage=action.stage + which * num_stages)
+
+    return dataclasses.replace(
+        schedule,
+        actions=tuple(tuple(moved(one, which) for one in row) for which in range(width) for row in schedule.actions),
+        rank_of=tuple(which * num_ranks + rank for which in range(width) for rank in schedule.rank_of),
+        most_in_flight=schedule.most_in_flight * width,
+    )

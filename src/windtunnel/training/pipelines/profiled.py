@@ -1,0 +1,116 @@
+"""A workload's pipelines on this host, planned (room training): captured microbatches, measured processes.
+
+In: a workload, how many processes, plans of ``planning.pipelines``. Out: ``Blocks`` for every size of a microbatch,
+each really captured on one thread; what the processes stand on; the step of each plan by a replay on the cores that
+they share. Not here: which plans there are (``planning``), running one (``run``).
+"""
+
+# R ranks of all pipelines
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from windtunnel.graph import Graph
+from windtunnel.planning.pipelines.blocks import Blocks, blocks_of
+from windtunnel.planning.pipelines.generate import generate
+from windtunnel.planning.pipelines.replayed import Played, play, stage_times
+from windtunnel.planning.pipelines.timed import StageTimes
+from windtunnel.planning.pipelines.two_bw import Links, PlanRow
+from windtunnel.training.pipelines.model import HostConditions, median_ns, on_cores
+from windtunnel.training.pipelines.run import captured_microbatch, conditions_of
+
+__all__ = ["captured_blocks", "conditions_for", "links_of", "ranked_on_host"]
+
+Progress = Callable[[str, int, int], None]
+_LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
+
+
+def captured_blocks(
+    workload: str, parameters: Mapping[str, Any], batch: int, sizes: Sequence[int], *, progress: Progress | None = None
+) -> dict[int, Blocks]:
+    """Blocks by samples of a microbatch, each size captured by itself.
+
+    Raises
+    ------
+    NotApplicableError
+        The step is more than a model and a loss, or the model has no equal blocks.
+    InputError
+        A size does not divide the batch.
+    """
+    found = {}
+    for done, size in enumerate(sizes):
+        if progress is not None:
+            progress("capturing microbatches", done, len(sizes))
+        graph, _ = captured_microbatch(workload, {**parameters, "batch_size": batch}, batch // size)
+        found[size] = blocks_of(graph, size, num_held=batch)
+    return found
+
+
+def conditions_for(
+    workload: str, parameters: Mapping[str, Any], profiles: Mapping[int, Blocks], num_ranks: int, batch: int
+) -> HostConditions:
+    """What so many processes of this host stand on, with messages as this model sends them.
+
+    Raises
+    ------
+    FlightError
+        A process failed.
+    """
+    size = sorted(profiles)[len(profiles) // 2]
+    blocks = profiles[size]
+    usual = int(np.median([blocks.crossing_bytes(unit) for unit in range(1, blocks.num_units)])) // 4 * 4
+    number = max(2, num_ranks)
+    # a workload's batch has to have as many parts as there are ranks, whatever is planned
+    parts = next((batch // one for one in sorted(profiles, reverse=True) if batch // one >= number), batch)
+    given = {**parameters, "batch_size": batch}
+    table = generate("1f1b", number, parts)
+    return conditions_of(workload, given, table, (_LEAST_BYTES, max(usual, _USUAL_BYTES)))
+
+
+def links_of(conditions: HostConditions, num_ranks: int) -> Links:
+    """All processes are on one server."""
+    return Links(conditions.bandwidth_bytes_per_s, conditions.bandwidth_bytes_per_s, num_ranks + 1)
+
+
+def ranked_on_host(
+    rows: Sequence[PlanRow],
+    profiles: Mapping[int, Blocks],
+    conditions: HostConditions,
+    *,
+    progress: Progress | None = None,
+) -> list[Played]:
+    """Rows with the steps that replays on the cores of this host take, the quickest first."""
+    found = []
+    for done, row in enumerate(rows):
+        if progress is not None:
+            progress("replaying plans", done, len(rows))
+        found.append(Played(row, _step_ns(row, profiles[row.microbatch], conditions)))
+    return sorted(found, key=lambda one: one.step_ns)
+
+
+def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
+    one = stage_times(row, blocks, links_of(conditions, row.num_workers), latency_ns=conditions.latency_ns)
+    times = _beside(one, row, conditions.overhead_ns)
+
+    def taken_ns(graph: Graph) -> float:
+        return float(median_ns(on_cores(graph, conditions, row.num_workers), conditions))
+
+    return play(row, times, taken_ns, width=row.width)
+
+
+def _beside(one: StageTimes, row: PlanRow, overhead_ns: float) -> StageTimes:
+    """The same times for so many pipelines beside each other, with what a schedule does itself per pass."""
+    own = overhead_ns / 2 if row.depth > 1 else 0.0
+    message_ns = np.append(np.asarray(one.message_ns, float), 0.0)
+    return dataclasses.replace(
+        one,
+        forward_ns=np.tile(np.asarray(one.forward_ns, float) + own, row.width),
+        backward_ns=np.tile(np.asarray(one.backward_ns, float) + own, row.width),
+        update_ns=None if one.update_ns is None else np.tile(np.asarray(one.update_ns, float), row.width),
+        message_ns=np.tile(message_ns, row.width)[:-1],
+    )

@@ -1,0 +1,98 @@
+"""``windtunnel pipeline plan``: graphs, workloads, Piper's form, and what goes wrong."""
+
+import json
+
+import pytest
+
+from tests.cli.command import windtunnel
+from tests.planning.pipelines.block_models import block_graph
+from tests.planning.pipelines.test_piper import document
+from windtunnel.graph import save
+
+
+@pytest.fixture
+def path(tmp_path):
+    found = tmp_path / "model.wt"
+    save(block_graph(4), found)
+    return found
+
+
+def test_a_graph_is_planned_and_every_combination_told(path, tmp_path):
+    page = tmp_path / "plans.html"
+    done = windtunnel(
+        "pipeline", "plan", path, "--devices", 4, "--batch", 16, "--samples", 4, "--memory", "24KiB", "--output", page
+    )
+    told = windtunnel("pipeline", "plan", path, "--devices", 4, "--batch", 16, "--samples", 4, "--json")
+    answer = json.loads(told.stdout)
+
+    assert 0 == done.code, done.stderr
+    assert "samples per s by its replay" in done.stdout
+    assert "cannot be:" in done.stdout
+    assert "4 blocks do not divide by a depth of 3" in done.stdout
+    assert "What a worker of each stage of the best plan holds" in page.read_text()
+    assert "windtunnel.pipeline-plan/1" == answer["schema"]
+    assert {"is_feasible", "reason", "replayed_ns", "memory_bytes"} <= set(answer["rows"][0])
+    assert min(row["replayed_ns"] for row in answer["rows"] if row["replayed_ns"]) == answer["best"]["replayed_ns"]
+    assert 120 == len(answer["rows"])
+
+
+def test_all_shows_every_combination(path):
+    done = windtunnel("pipeline", "plan", path, "--devices", 2, "--batch", 4, "--samples", 4, "--all", "--replay", 1)
+
+    assert 0 == done.code, done.stderr
+    assert "cannot be" in done.stdout
+    assert "1 microbatches for 2 stages" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--devices", 4, "--samples", 4], "how many samples an update has is missing"),
+        (["--devices", 4, "--samples", 4, "--batch", 16, "--depth", 3], "do not divide by a depth of 3"),
+        (["--devices", 4, "--samples", 4, "--batch", 16, "--memory", "1KiB"], "tightest at stage"),
+        (["--devices", 4, "--samples", 4, "--batch", 16, "--microbatches", 5], "microbatches of 5 do not divide"),
+        (["--devices", 4, "--samples", 4, "--batch", 16, "--schedule", "zb"], "'zb' is not known"),
+        (["--devices", 4, "--samples", 4, "--batch", 16, "--width", "x"], "is no list of numbers"),
+        (["--devices", 4, "--samples", 4, "--batch", 16, "--precision", "fp8"], "no precision is called"),
+        (["--devices", 4, "--batch", 16], "--samples"),
+        (["--devices", "2xh100,2xa100", "--samples", 4, "--batch", 16], "2 kinds of devices"),
+    ],
+)
+def test_what_is_wrong_is_said_with_exit_code_2(path, options, said):
+    done = windtunnel("pipeline", "plan", path, *options)
+
+    assert 2 == done.code
+    assert said in " ".join(done.stderr.split())
+
+
+def test_layers_in_pipers_form_are_planned(tmp_path):
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps(document()))
+    done = windtunnel("pipeline", "plan", path, "--devices", 2, "--time-unit", "ms")
+    told = json.loads(windtunnel("pipeline", "plan", path, "--json").stdout)
+    small = windtunnel("pipeline", "plan", path, "--memory", "1B")
+
+    assert 0 == done.code, done.stderr
+    assert "as fast as the best equal stages" in done.stdout
+    assert "windtunnel.piper-plan/1" == told["schema"]
+    assert 2 == small.code
+    assert "layer layer 0 (row 0) takes 3 B on every device, of 1 B: 2 B too much" in " ".join(small.stderr.split())
+
+
+def test_a_workload_needs_a_number_of_processes():
+    done = windtunnel("pipeline", "plan", "mlp", "--devices", "2xh100", "--batch", 16)
+
+    assert 2 == done.code
+    assert "is no number of processes" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_workload_is_captured_and_planned_for_processes_of_this_host():
+    done = windtunnel(
+        "pipeline", "plan", "mlp:width=64,depth=5", "--devices", 2, "--batch", 16, "--microbatches", "4,8", "--json"
+    )
+    answer = json.loads(done.stdout)
+
+    assert 0 == done.code, done.stderr
+    assert 1 <= answer["best"]["width"] * answer["best"]["depth"] <= 2
+    assert all(row["memory_bytes"] for row in answer["rows"] if row["is_feasible"])
