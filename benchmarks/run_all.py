@@ -85,6 +85,8 @@ BARS = (
     "placement_flown",
     "semantics_2bw",
     "quality_2bw",
+    "systolic_exact",
+    "accelerator_ops",
     "piper_exact",
     "schedules_valid",
 )

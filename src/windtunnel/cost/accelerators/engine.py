@@ -232,10 +232,11 @@ def _lines(words: Ints, machines: Machines) -> Floats:
 
 
 def moved_words(m: Ints, n: Ints, k: Ints, machines: Machines) -> Traffic:
-    """Words between memory and the chip, [P, D] from sizes [P, 1]."""
-    words = machines.buffer_bytes // machines.word_bytes
+    """Words between memory and the chip, [P, D] from sizes [P, 1]; machines with equal buffers move the same."""
+    sizes, place = np.unique(machines.buffer_bytes // machines.word_bytes, return_inverse=True)
     each = machines.operand_bytes and [size // machines.word_bytes for size in machines.operand_bytes]
-    return traffic(m, n, k, words[None, :], each)
+    found = traffic(m, n, k, sizes[None, :], each)
+    return Traffic(found.words[:, place], found.first[:, place], found.last[:, place])
 
 
 def _compute(m: Ints, n: Ints, k: Ints, count: Ints, machines: Machines) -> Floats:

@@ -67,10 +67,9 @@ def traffic(
         raise _too_small(min(own), "two tiles of an operand have at least 2 words")
     if columns.size and columns[3].min() < 6:
         raise _too_small(int(columns[3].min()), "two tiles of X, W and Y have at least 6 words")
-    distinct, place = np.unique(columns, axis=1, return_inverse=True)
     rooms = np.array([one // 2 for one in own] if own else [2**62] * 3, dtype=np.int64)
-    m_D, n_D, k_D, words_D = distinct
-    found = _best(m_D, n_D, k_D, words_D, rooms)[:, place.ravel()]
+    m_P, n_P, k_P, words_P = columns
+    found = _best(m_P, n_P, k_P, words_P, rooms)
     return Traffic(*(one.reshape(shape) for one in found))
 
 
