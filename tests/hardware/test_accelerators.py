@@ -117,6 +117,13 @@ def test_an_accelerator_without_arrays_is_none():
         Accelerator("none", 2**30, 1e9)
 
 
+def test_a_chip_of_two_kinds_of_arrays_is_no_template(tmp_path):
+    two = device(written(tmp_path, {"arrays": [*SHEET["arrays"], *SHEET["arrays"]], "sram": {"global": "2MiB"}}))
+
+    assert two.template is None
+    assert 4 * 32 * 32 * 1e9 == two.macs_per_s
+
+
 def test_arrays_need_positive_tiles():
     with pytest.raises(InputError, match="tile_sides must be above zero"):
         Arrays(4, 4, 4, tile_sides=(0, 64))

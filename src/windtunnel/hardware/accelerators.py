@@ -199,6 +199,8 @@ class Accelerator(Device):
     def template(self) -> Templates | None:
         """As a template of the space; None where it is none, so that its area is not known."""
         one = self.arrays[0]
+        if len(self.arrays) > 1 or one.per_core > 1:
+            return None
         try:
             return Templates.of(
                 one.count,
