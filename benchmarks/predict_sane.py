@@ -140,7 +140,7 @@ def main() -> None:
         answers=num_answers,
         steps=len(graphs),
         devices=len(chips),
-        pricers=["roofline", *(["tile"] if tile else []), "measured", "calibrated"],
+        pricers=["published", "roofline", *(["tile"] if tile else []), "measured", "calibrated"],
         operators_learned_here=num_learned,
         kinds=dict(kinds),
         examples=found[:5],
