@@ -88,6 +88,7 @@ BARS = (
     "systolic_exact",
     "accelerator_ops",
     "piper_exact",
+    "planner_true",
     "schedules_valid",
 )
 

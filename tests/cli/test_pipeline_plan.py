@@ -41,7 +41,7 @@ def test_all_shows_every_combination(path):
 
     assert 0 == done.code, done.stderr
     assert "cannot be" in done.stdout
-    assert "1 microbatches for 2 stages" in done.stdout
+    assert "1 microbatch for 2 stages" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class _Asked(NamedTuple):
     depths: list[int]
     again: tuple[bool, ...]
     precision: str
+    base: str
     num_replayed: int
 
 
@@ -54,6 +55,7 @@ def plan(
     depth: Annotated[str, typer.Option(metavar="LIST", help="Stages; all by default.")] = "",
     recompute: Annotated[str, typer.Option(help="Compute activations again: auto, yes, no.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, or mixed: weights of half the size beside masters.")] = "fp32",
+    base: Annotated[str, typer.Option(metavar="SIZE", help="What a process holds before anything else.")] = "0B",
     bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Between devices; measured for a workload.")] = "",
     network: Annotated[str, typer.Option(metavar="RATE", help="Between servers; like --bandwidth by default.")] = "",
     per_server: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a server.")] = 8,
@@ -83,7 +85,7 @@ def plan(
     asked = _Asked(
         batch, _numbers(microbatches, "--microbatches"), memory, _one_of(schedule, _SCHEDULES, "--schedule"),
         _numbers(width, "--width"), _numbers(depth, "--depth"), _one_of(recompute, _AGAIN, "--recompute"),
-        precision, replay,
+        precision, base, replay,
     )  # fmt: skip
     is_workload = not (path.exists() or path.suffix)
     with Progress("planning") as progress, stdout_to_stderr():
@@ -173,7 +175,8 @@ def _job(number: int, own_bytes: float, links: Links, asked: _Asked) -> Job:
     if asked.precision not in ("fp32", "mixed"):
         raise InputError(f"no precision is called {asked.precision!r}", where="--precision", fix="fp32 or mixed")
     limit = float(parse_size(asked.memory)) if asked.memory else own_bytes
-    return Job(number, limit, asked.batch, links, asked.precision)  # type: ignore[arg-type]
+    base = float(parse_size(asked.base))
+    return Job(number, limit, asked.batch, links, asked.precision, base)  # type: ignore[arg-type]
 
 
 def _table(profiles: dict[int, Blocks], job: Job, asked: _Asked) -> PlanTable:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -112,10 +111,10 @@ class Blocks:
         """What these units keep of a microbatch gone forward: their own, and what they got."""
         return self.own_bytes(first, last) + self.crossing_bytes(first)
 
-    @cached_property
-    def total_ns(self) -> float:
-        """Of all units, forward and backward."""
-        return float(self.forward_ns.sum() + self.backward_ns.sum())
+    @property
+    def again_ns(self) -> Floats:
+        """What computing activations again takes [U]: the forward pass without the loss."""
+        return np.where(np.arange(self.num_units) < self.num_units - 1, self.forward_ns, 0.0)
 
     def resized(self, num_samples: int) -> Blocks:
         """With another microbatch: tensors in proportion to samples, all else as it is."""

@@ -99,12 +99,11 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float
         Of a message without bytes.
     """
     stages = cut_evenly(blocks.num_blocks, row.depth)
+    backward_U = blocks.backward_ns + (blocks.again_ns if row.recomputes else 0.0)
     forward, backward, update, weights = (
         np.array([values[first:last].sum() for first, last in stages])
-        for values in (blocks.forward_ns, blocks.backward_ns, blocks.update_ns, blocks.weight_bytes)
+        for values in (blocks.forward_ns, backward_U, blocks.update_ns, blocks.weight_bytes)
     )
-    if row.recomputes:
-        backward = backward + forward
     ring = 2.0 * (row.width - 1) / row.width / links.across(row.width) * 1e9
     per_byte = 1e9 / links.across(row.depth)
     messages = np.array([latency_ns + per_byte * blocks.crossing_bytes(first) for first, _ in stages[1:]])

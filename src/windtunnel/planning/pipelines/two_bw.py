@@ -238,7 +238,7 @@ def _row(asked: PlanRow, blocks: Blocks, job: Job) -> PlanRow:
     if rest:
         return _without(asked, f"a batch of {job.batch} is no multiple of {asked.width} x {asked.microbatch}")
     if count < asked.depth:
-        return _without(asked, f"{count} microbatches for {asked.depth} stages", count)
+        return _without(asked, f"{count} microbatch{'es' * (count != 1)} for {asked.depth} stages", count)
     how = Running(
         asked.depth,
         asked.width,
@@ -283,7 +283,7 @@ def time_per_microbatch_ns(blocks: Blocks, stages: Sequence[tuple[int, int]], ho
     compute_U = blocks.forward_ns + blocks.backward_ns
     if how.recomputes:
         factor = job.recompute_factor
-        compute_U = compute_U + blocks.forward_ns if factor is None else factor * compute_U
+        compute_U = compute_U + blocks.again_ns if factor is None else factor * compute_U
     exchange_U = ring * blocks.weight_bytes / how.num_microbatches
     if how.depth == 1:
         return float(np.maximum(compute_U, exchange_U).sum())
