@@ -90,6 +90,7 @@ BARS = (
     "piper_exact",
     "planner_true",
     "schedules_valid",
+    "pipeline_error",
 )
 
 

@@ -105,11 +105,10 @@ def _has_weights(schedule: Schedule, done: set, one: Action) -> bool:
     delay = {"flush": 1, "2bw": 2, "stash": 10**9}[schedule.versions] if one.kind == "F" else 1
     if one.kind == "I" or not schedule.is_training:
         return True
-    rank = schedule.rank(one.stage, one.microbatch)
     for at in range(max(0, (batch - delay + 1) * schedule.num_microbatches)):
-        for stage in range(schedule.num_stages):
-            if schedule.rank(stage, at) == rank and (stage, "W", at) not in done:
-                return False
+        is_here = schedule.rank(one.stage, at) == schedule.rank(one.stage, one.microbatch)
+        if is_here and (one.stage, "W", at) not in done:
+            return False
     return True
 
 

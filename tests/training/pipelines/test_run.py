@@ -146,3 +146,37 @@ def test_the_ground_is_a_line_a_curve_and_a_spread():
     assert (2e9, 100.0, (1.0, 2.0)) == (conditions.bandwidth_bytes_per_s, conditions.latency_ns, conditions.slowdown)
     assert np.allclose(conditions.spread, np.array([15, 25, 40, 40]) / 32.5)
     assert math.isclose((5200 / 4 - 2 * 100) / 2, conditions.overhead_ns)  # two messages per microbatch are not its own
+
+
+def test_parts_of_a_backward_pass_are_those_of_stages_that_have_inputs():
+    """Forward 10, backward 40 of which the first stage has a quarter; inputs take 18, weights 24 and the first's 10."""
+    flown = pipelines._Flown(
+        message_ns={0: [1.0], 1000: [2.0]}, beside_ns={1: [[1.0]]}, idle_ns=[[0.0]],
+        parts_ns={0: [10.0], 1: [50.0], 2: [28.0], 3: [62.0]}, copy_ns={4000: [2000.0]},
+    )  # fmt: skip
+    conditions = flown.conditions(generate("zb-h1", 2, 4), 0.25)
+
+    assert ((18 / 30, 24 / 30), 2e9) == (conditions.part_ratios, conditions.copy_bytes_per_s)
+
+
+def test_predictions_know_parts_and_copies_of_weights(job):
+    two, quick = even(job.layers.problem), HostConditions(1e12, 0.0, (1.0, 1.0))
+    split, going_on = generate("zb-h1", 2, 4), generate("2bw", 2, 4, num_batches=8)
+
+    assert predicted_ns(job, two, quick, split) <= predicted_ns(job, two, quick, "1f1b")
+    assert predicted_ns(job, two, quick, split) < predicted_ns(job, two, replace(quick, part_ratios=(1.0, 1.0)), split)
+    slow = replace(quick, copy_bytes_per_s=1e6)
+    assert predicted_ns(job, two, quick, going_on) < predicted_ns(job, two, slow, going_on)
+    assert predicted_ns(job, two, quick, split) == predicted_ns(job, two, slow, split)
+
+
+@pytest.mark.parametrize(("name", "num_batches"), [("zbv", 1), ("2bw", 3)])
+def test_a_job_of_chunks_or_versions_is_flown_beside_its_prediction(name, num_batches):
+    table = generate(name, 2, 4, num_batches=num_batches)
+    job = job_of("mlp", PARAMETERS, table.num_stages, 4, table=table)
+    (run,) = pipelines.run_pipelines(job, [even(job.layers.problem)], schedule=table, rounds=2)
+
+    assert len(job.conditions.slowdown) == 2
+    assert (job.conditions.copy_bytes_per_s < math.inf) == (name == "2bw")
+    assert run.predicted_ns > 0
+    assert run.changed.value > 0

@@ -25,8 +25,7 @@ def _buffered(line: Line, rank: int) -> None:
     for at, action in enumerate(line.row(rank)):
         line.expect(action)
         line.compute(rank, action)
-        if line.ends_batch(rank, at):
-            line.update(rank, action.microbatch)
+        line.update(rank, at)
 
 
 def _each_by_itself(line: Line, rank: int) -> None:
@@ -40,8 +39,7 @@ def _each_by_itself(line: Line, rank: int) -> None:
         if line.ends_batch(rank, at) or row[at + 1].kind != action.kind:
             line.wait(rank, sent)
             sent = []
-        if line.ends_batch(rank, at):
-            line.update(rank, action.microbatch)
+        line.update(rank, at)
 
 
 def _crossing(line: Line, rank: int) -> None:
@@ -58,8 +56,8 @@ def _crossing(line: Line, rank: int) -> None:
         sent = [] if turns else line.post(rank, line.out(action))
         if line.ends_batch(rank, at):
             line.wait(rank, sent)
-            line.update(rank, action.microbatch)
             sent = []
+        line.update(rank, at)
 
 
 def _torch(schedule: Schedule) -> Callable[[Line, int], None]:

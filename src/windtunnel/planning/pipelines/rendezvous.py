@@ -33,6 +33,7 @@ def chained(
     latency_ns: int = 0,
     overhead_ns: float = 0.0,
     recomputes: bool = False,
+    part_ratios: tuple[float, float] = (0.5, 0.5),
 ) -> Graph:
     """A schedule's passes through the stages of a plan, and its updates.
 
@@ -52,6 +53,9 @@ def chained(
         What each stage takes per sample beside its layers, half of it forward.
     recomputes : bool
         Each pass runs forward again before it goes backward.
+    part_ratios : (float, float)
+        What the two parts of a backward pass take of a whole one. A first stage has no input to find gradients for:
+        its second part is all of it.
 
     Raises
     ------
@@ -68,11 +72,12 @@ def chained(
         )  # fmt: skip
     forward_ns, backward_ns = plan.loads.compute_ns[:, order] + overhead_ns / 2
     again_ns = plan.loads.compute_ns[0, order] * recomputes
+    has_input = np.arange(len(order)) > 0
     times = StageTimes(
         forward_ns=forward_ns,
         backward_ns=backward_ns + again_ns,
-        input_ns=backward_ns / 2 + again_ns,
-        weights_ns=backward_ns / 2,
+        input_ns=np.where(has_input, part_ratios[0] * backward_ns + again_ns, 0.0),
+        weights_ns=np.where(has_input, part_ratios[1] * backward_ns, backward_ns + again_ns),
         message_ns=_crossing_ns(plan, order, latency_ns),
         update_ns=None if update_ns is None else update_ns[order],
     )

@@ -23,6 +23,7 @@ __all__ = [
     "ScheduleKind",
     "forward_only",
     "gpipe",
+    "has_parts",
     "one_forward_one_backward",
     "pipedream",
     "pipedream_2bw",
@@ -63,8 +64,8 @@ class Schedule:
         Microbatches count on through all batches: batch b has those from ``b * num_microbatches`` on.
     versions : str
         Which weights a pass sees: ``flush`` (those after all earlier batches), ``2bw`` (those of one batch before), or
-        ``stash`` (the newest of its own rank, and the same ones backward). A rank updates all its stages after its
-        last backward pass of a batch.
+        ``stash`` (the newest of its own rank, and the same ones backward). A stage updates after its last
+        backward pass of a batch.
     replicas : tuple [S] of tuples of int
         Ranks of all replicas of each stage, where some have several: microbatch k is that of replica k modulo their
         number. Empty: one each.
@@ -120,6 +121,11 @@ class Schedule:
         """Who has this microbatch at this stage."""
         ranks = self.replicas[stage] if self.replicas else (self.rank_of[stage],)
         return ranks[microbatch % len(ranks)]
+
+
+def has_parts(schedule: Schedule) -> bool:
+    """Whether some backward passes are done in two parts."""
+    return any(one is not None and one.kind in "IW" for row in schedule.actions for one in row)
 
 
 def forward_only(num_ranks: int, num_microbatches: int, replicas: Sequence[int] = ()) -> Schedule:

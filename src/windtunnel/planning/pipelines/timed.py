@@ -165,6 +165,7 @@ class Line:
         self._agreed: dict[tuple[int, int], int] = {}
         self._frontier: list[list[int]] = [[] for _ in named]
         self._ends = [_batch_ends(schedule, rank) for rank in range(schedule.num_ranks)]
+        self._stage_ends = [_stage_ends(schedule, rank) for rank in range(schedule.num_ranks)]
 
     def row(self, rank: int) -> list[Action]:
         """What a rank does."""
@@ -216,11 +217,11 @@ class Line:
         if (stage, kind, at) in self._kept:
             self.builder.edge(self._kept[stage, kind, at], task, kind=EdgeKind.DATA)
 
-    def update(self, rank: int, sample: int) -> None:
-        """The optimizer, on all stages of a rank."""
-        stages = dict.fromkeys(one.stage for one in self.row(rank))
-        for stage in stages if self._update_ns is not None else ():
-            self._then(rank, f"update of stage {stage}", Phase.UPDATE, self._update_ns[stage], sample)  # type: ignore[index]
+    def update(self, rank: int, at: int) -> None:
+        """The optimizer, where a stage's batch ends with this action of a rank."""
+        if self._update_ns is not None and at in self._stage_ends[rank]:
+            stage, _, sample = self.row(rank)[at]
+            self._then(rank, f"update of stage {stage}", Phase.UPDATE, self._update_ns[stage], sample)
 
     def _then(
         self,
@@ -299,6 +300,12 @@ def _batch_ends(schedule: Schedule, rank: int) -> set[int]:
     """Places of the last action of each batch."""
     row = [one for one in schedule.actions[rank] if one is not None]
     return set({one.microbatch // schedule.num_microbatches: at for at, one in enumerate(row)}.values())
+
+
+def _stage_ends(schedule: Schedule, rank: int) -> set[int]:
+    """Places after which a stage has done all of a batch."""
+    row = [one for one in schedule.actions[rank] if one is not None]
+    return set({(one.stage, one.microbatch // schedule.num_microbatches): at for at, one in enumerate(row)}.values())
 
 
 def _each(values: ArrayLike, num: int, name: str) -> NDArray[np.int64]:

@@ -243,19 +243,19 @@ def _require_pairs(table: _Table) -> None:
 
 
 def _require_weights(table: _Table) -> None:
-    """A rank goes on with the next batch once its weights are there, and mixes no gradients of two batches."""
+    """A stage goes on with the next batch once its weights are there, and mixes no gradients of two batches."""
     schedule = table.schedule
     delay = {"flush": 1, "2bw": 2, "stash": schedule.num_batches}[schedule.versions]
-    last: dict[tuple[int, int], int] = {}  # by rank and batch: the place of what ends it there
-    first: dict[tuple[int, int, str], int] = {}
+    last: dict[tuple[int, int, int], int] = {}  # by rank, stage, batch: the place of what ends it there
+    first: dict[tuple[int, int, int, str], int] = {}
     for part, (rank, at) in table.place.items():
-        batch = part.microbatch // schedule.num_microbatches
+        key = rank, part.stage, part.microbatch // schedule.num_microbatches
         if part.kind == "W":
-            last[rank, batch] = max(last.get((rank, batch), at), at)
+            last[key] = max(last.get(key, at), at)
         if part.kind != "I":
-            first[rank, batch, part.kind] = min(first.get((rank, batch, part.kind), at), at)
-    for (rank, batch, kind), at in first.items():
-        end = last.get((rank, batch - (delay if kind == "F" else 1)), -1)
+            first[*key, part.kind] = min(first.get((*key, part.kind), at), at)
+    for (rank, stage, batch, kind), at in first.items():
+        end = last.get((rank, stage, batch - (delay if kind == "F" else 1)), -1)
         if end > at:
             row = table.rows[rank]
             raise table.wrong(

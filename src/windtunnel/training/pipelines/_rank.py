@@ -22,7 +22,7 @@ from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import Place
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.training.pipelines.parts import RestingBatch, build_parts, optimizer_like
-from windtunnel.training.pipelines.runtime import Loss, MakeOptimizer, pipeline_rank
+from windtunnel.training.pipelines.runtime import Loss, MakeOptimizer, pipeline_rank, taken_apart
 from windtunnel.training.pipelines.stages import cut_stages, split_model
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ NUM_EXCHANGES = 4
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What all ranks do; ``splits`` are stages by path of a module."""
+    """What all ranks do; ``splits`` are stages by path of a module, ``parts`` one whose passes are taken apart."""
 
     workload: str
     home: str
@@ -45,6 +45,7 @@ class Orders(msgspec.Struct, frozen=True):
     rounds: int
     time_limit_s: float
     recomputes: bool = False
+    parts: dict[str, int] = {}
     seed: int = 0
 
 
@@ -52,7 +53,8 @@ class Item(msgspec.Struct, frozen=True, order=True):
     """One thing of a round.
 
     ``message`` of so many bytes, ``step`` of one process, ``beside``: so many of them, ``split``, and ``idle``: stages
-    that only pass their input on, which is of so many bytes.
+    that only pass their input on, which is of so many bytes. One process alone does ``parts``, as ``taken_apart`` has
+    them, and a ``copy`` of all weights, of so many bytes.
     """
 
     what: str
@@ -136,6 +138,13 @@ def _rounds(orders: Orders, place: Place) -> list[Span]:
     actions[Item("idle", min(orders.message_bytes))] = _idle(orders, rank)
     for number in range(1, orders.table.num_ranks + 1):
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
+    if orders.parts:
+        pipe = split_model(whole.model, whole.microbatch, orders.parts)
+        for number, action in enumerate(taken_apart(cut_stages(pipe), whole.loss, whole.feed)):
+            actions[Item("parts", number)] = action if rank == 0 else _nothing
+    if orders.table.versions != "flush":
+        size_bytes, copied = _copy(whole.model)
+        actions[Item("copy", size_bytes)] = copied if rank == 0 else _nothing
     for number, stage_of in enumerate(orders.splits):
         actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank)
         _told(place, "splits", number + 1, len(orders.splits))
@@ -219,6 +228,17 @@ def _batches(
         done += table.num_batches
 
     return batches
+
+
+def _copy(model: torch.nn.Module) -> tuple[int, Callable[[], None]]:
+    """All weights into another version of them, and their bytes."""
+    pairs = [(one.detach(), one.detach().clone()) for one in model.parameters()]
+
+    def copied() -> None:
+        for one, other in pairs:
+            other.copy_(one)
+
+    return sum(one.nbytes for one, _ in pairs), copied
 
 
 def _exchange(rank: int, size_bytes: int) -> Callable[[], None]:

@@ -10,6 +10,7 @@ here: measuring these (``run``), choosing a plan (``search``).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,11 @@ class HostConditions:
     spread : tuple of float
         Of the same work in all processes at once, over and over: each time over the median.
     overhead_ns : float
-        What each process computes per microbatch for the schedule itself.
+        What the schedule itself computes per stage and microbatch.
+    part_ratios : (float, float)
+        What the two parts of a backward pass take, gradients for inputs and for weights, of a whole one.
+    copy_bytes_per_s : float
+        Of weights into another version.
     """
 
     bandwidth_bytes_per_s: float
@@ -67,6 +72,8 @@ class HostConditions:
     slowdown: tuple[float, ...]
     spread: tuple[float, ...] = (1.0,)
     overhead_ns: float = 0.0
+    part_ratios: tuple[float, float] = (0.5, 0.5)
+    copy_bytes_per_s: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +145,12 @@ def predicted_ns(
     )
     table = schedule if isinstance(schedule, Schedule) else plan_schedule(plan, count, schedule)
     updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
+    if table.versions != "flush" and problem.weight_bytes is not None:  # a version begins as a copy of the last one
+        updates_D += np.bincount(plan.device, problem.weight_bytes, len(updates_D)) / conditions.copy_bytes_per_s * 1e9
     graph = chained(
         dataclasses.replace(plan, problem=bare), table,
         update_ns=updates_D, latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
-        recomputes=recomputes,
+        recomputes=recomputes, part_ratios=conditions.part_ratios,
     )  # fmt: skip
     return median_ns(on_cores(graph, conditions, table.num_ranks), conditions)
 

@@ -12,10 +12,11 @@ which layer goes where (``planning``), what a step is predicted to take (``model
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from windtunnel.errors import InputError
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.measure.threads import threads
 from windtunnel.planning.pipelines.generate import generate
-from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule
-from windtunnel.planning.pipelines.schedules import Schedule
+from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule, stage_order
+from windtunnel.planning.pipelines.schedules import Schedule, has_parts
+from windtunnel.planning.placement.baselines import even
 from windtunnel.planning.placement.fleet import fleet_of
 from windtunnel.planning.placement.from_graph import Layers, layers_of
 from windtunnel.planning.placement.model import Problem
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import Graph
     from windtunnel.training.pipelines._rank import Item, Span
 
-__all__ = ["PipelineRun", "captured_microbatch", "conditions_of", "job_of", "run_pipelines"]
+__all__ = ["Cut", "PipelineRun", "captured_microbatch", "conditions_of", "job_of", "run_pipelines"]
 
 Progress = Callable[[str, int, int], None]
 _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
@@ -76,9 +78,14 @@ class _Flown:
     message_ns: dict[int, list[float]] = field(default_factory=dict)
     beside_ns: dict[int, list[list[float]]] = field(default_factory=dict)
     idle_ns: list[list[float]] = field(default_factory=list)
+    parts_ns: dict[int, list[float]] = field(default_factory=dict)
+    copy_ns: dict[int, list[float]] = field(default_factory=dict)
 
-    def conditions(self, table: Schedule) -> HostConditions:
-        """A line through the messages, a curve through the processes, and what idle stages compute in such a table."""
+    def conditions(self, table: Schedule, first_ratio: float = 0.0) -> HostConditions:
+        """A line through the messages, a curve through the processes, what idle stages compute in such a table, parts.
+
+        ``first_ratio`` is the first stage's share of the backward pass that was taken apart.
+        """
         sizes = sorted(self.message_ns)
         times = [float(np.median(self.message_ns[size])) for size in sizes]
         latency_ns, slope = times[0], (times[-1] - times[0]) / (sizes[-1] - sizes[0])
@@ -91,7 +98,22 @@ class _Flown:
         sent_ns = 2 * num_crossings * latency_ns  # messages of one microbatch
         overhead_ns = max(0.0, (idle_ns.sum() / table.num_passes - sent_ns) / table.num_stages)
         curve = tuple(fit_slowdown(ratios))
-        return HostConditions(1e9 / max(slope, 1e-3), latency_ns, curve, tuple(spread.tolist()), overhead_ns)
+        return HostConditions(
+            1e9 / max(slope, 1e-3), latency_ns, curve, tuple(spread.tolist()), overhead_ns, self._parts(first_ratio),
+            self._copy_rate(),
+        )  # fmt: skip
+
+    def _parts(self, first_ratio: float) -> tuple[float, float]:
+        """What gradients for inputs and those for weights take, of stages that have inputs to find gradients for."""
+        if not self.parts_ns:
+            return 0.5, 0.5
+        forward, both, halfway, split = (float(np.median(self.parts_ns[at])) for at in range(4))
+        first, rest = first_ratio * (both - forward), max((1 - first_ratio) * (both - forward), 1.0)
+        return max(halfway - forward, 0.0) / rest, max(split - halfway - first, 0.0) / rest
+
+    def _copy_rate(self) -> float:
+        """Bytes per second of weights into another version."""
+        return min((float(size / np.median(times) * 1e9) for size, times in self.copy_ns.items()), default=math.inf)
 
 
 def job_of(
@@ -136,17 +158,13 @@ def job_of(
     def layers(bandwidth_bytes_per_s: float) -> Layers:
         return _with_loss(layers_of([graph], types, bandwidth_bytes_per_s, num_microbatches=num_microbatches), paths)
 
-    message_bytes = _usual_messages(layers(1e9).problem)
-    conditions = conditions_of(workload, parameters, table, message_bytes)
-    return PipelineJob(
-        workload,
-        dict(parameters),
-        num_microbatches,
-        graph,
-        layers(conditions.bandwidth_bytes_per_s),
-        conditions,
-        message_bytes,
+    rough = layers(1e9)
+    message_bytes = _usual_messages(rough.problem)
+    job = PipelineJob(
+        workload, dict(parameters), num_microbatches, graph, rough, HostConditions(1e9, 0.0, (1.0,)), message_bytes
     )
+    conditions = conditions_of(workload, parameters, table, message_bytes, _cut(job, even(rough.problem), table))
+    return dataclasses.replace(job, layers=layers(conditions.bandwidth_bytes_per_s), conditions=conditions)
 
 
 def captured_microbatch(
@@ -178,18 +196,38 @@ def captured_microbatch(
     return graph, {path for path, _ in whole.model.named_modules()}
 
 
+class Cut(NamedTuple):
+    """Stages by path of a module, and the first one's share of a backward pass through all of them."""
+
+    stage_of: dict[str, int]
+    first_ratio: float
+
+
+def _cut(job: PipelineJob, plan: Plan, table: Schedule) -> Cut | None:
+    """Stages to take backward passes apart with, if a table does."""
+    if not has_parts(table):
+        return None
+    backward_S = plan.loads.compute_ns[1, stage_order(plan)[0]]
+    return Cut(stage_of_modules(job, plan), float(backward_S[0] / max(backward_S.sum(), 1.0)))
+
+
 def conditions_of(
-    workload: str, parameters: Mapping[str, Any], table: Schedule, message_bytes: tuple[int, int]
+    workload: str,
+    parameters: Mapping[str, Any],
+    table: Schedule,
+    message_bytes: tuple[int, int],
+    cut: Cut | None = None,
 ) -> HostConditions:
     """What the processes of a schedule stand on: messages of two sizes, sharing cores, how much they vary.
+
+    Backward passes are taken apart with the stages of ``cut``, if there are any.
 
     Raises
     ------
     FlightError
         A process failed.
     """
-    flown = _flown(workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None)
-    return flown.conditions(table)
+    return _flown(workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None, cut=cut)[0]
 
 
 def _usual_messages(problem: Problem) -> tuple[int, int]:
@@ -255,10 +293,10 @@ def run_pipelines(
     require_stages(plans[0])
     splits = [stage_of_modules(job, plan) for plan in plans]
     table = plan_schedule(plans[0], job.num_microbatches, schedule) if isinstance(schedule, str) else schedule
-    flown = _flown(
-        job.workload, job.parameters, splits, table, job.message_bytes, rounds, time_limit_s, progress, recomputes
+    cut = _cut(job, plans[0], table)
+    conditions, flown = _flown(
+        job.workload, job.parameters, splits, table, job.message_bytes, rounds, time_limit_s, progress, recomputes, cut
     )
-    conditions = flown.conditions(table)
     baseline_ns = whole_ns(job)
     runs = []
     for number, plan in enumerate(plans):
@@ -283,7 +321,8 @@ def _flown(
     time_limit_s: float,
     progress: Progress | None,
     recomputes: bool = False,
-) -> _Flown:
+    cut: Cut | None = None,
+) -> tuple[HostConditions, _Flown]:
     from windtunnel.training.pipelines._rank import Orders
 
     orders = Orders(
@@ -296,9 +335,11 @@ def _flown(
         rounds,
         time_limit_s,
         recomputes,
+        {} if cut is None else cut.stage_of,
     )
     with pipeline_workers("windtunnel.training.pipelines._rank", orders, table.num_ranks) as ranks:
-        return _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
+        flown = _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
+    return flown.conditions(table, 0.0 if cut is None else cut.first_ratio), flown
 
 
 def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
@@ -315,6 +356,9 @@ def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
             flown.step_ns.append(same[0].end_ns - same[0].begin_ns)
         elif item.what == "split":
             flown.split_ns.setdefault(item.number, []).append(taken_ns)
+        elif item.what in ("parts", "copy"):
+            times = flown.parts_ns if item.what == "parts" else flown.copy_ns
+            times.setdefault(item.number, []).append(same[0].end_ns - same[0].begin_ns)
         elif item.what == "idle":
             flown.idle_ns.append([float(one.compute_ns) for one in same])
         elif item.what == "message":

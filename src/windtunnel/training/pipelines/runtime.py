@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch.distributed.pipelining import _backward as torch_backward
@@ -27,7 +28,7 @@ from windtunnel.training.pipelines.weights import MakeOptimizer, StageWeights
 if TYPE_CHECKING:
     from windtunnel.training.pipelines.stages import CutStage
 
-__all__ = ["Feed", "Loss", "MakeOptimizer", "PipelineRank", "StageRun", "pipeline_rank"]
+__all__ = ["Feed", "Loss", "MakeOptimizer", "PipelineRank", "StageRun", "pipeline_rank", "taken_apart"]
 
 Tensors = list[torch.Tensor]
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -290,3 +291,20 @@ def pipeline_rank(
     return PipelineRank(
         stages, shapes, place, table.num_ranks, replica, loss, feed, reduction or Reduction(), on_update
     )
+
+
+def taken_apart(cut: Sequence[CutStage], loss: Loss, feed: Feed) -> list[Callable[[], None]]:
+    """A microbatch through all stages of one process: forward; and whole backward; or the first part; or both parts."""
+
+    def through(kinds: str) -> None:
+        runs = [StageRun(cast("Any", None), one.handed_on, at == 0) for at, one in enumerate(cut)]
+        values, gradients = list(feed.inputs(0, 0)), None
+        for run, one in zip(runs, cut, strict=True):
+            ends = None if one.handed_on else lambda found: loss(found, feed.target(0, 0))
+            values = run.forward(0, one.module, values, ends)
+        for run in reversed(runs) if kinds else ():
+            gradients = (run.backward if kinds == "B" else run.backward_input)(0, gradients)
+        for run in runs if kinds == "IW" else ():
+            run.backward_weight(0)
+
+    return [partial(through, kinds) for kinds in ("", "B", "I", "IW")]
