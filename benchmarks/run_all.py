@@ -86,6 +86,8 @@ BARS = (
     "semantics_2bw",
     "quality_2bw",
     "systolic_exact",
+    "phaze_space",
+    "phaze_search",
     "accelerator_ops",
     "piper_exact",
     "planner_true",

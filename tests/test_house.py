@@ -33,6 +33,7 @@ SUBJECTS = {
     "programs": {"model", "search", "run"},
     "planning/placement": {"model", "search"},  # planning runs nothing
     "planning/pipelines": {"model", "search"},
+    "planning/codesign": {"model", "search"},
     "training/pipelines": {"model", "search", "run"},
     "comm": {"model", "run"},
     "suite": {"model", "run"},  # a benchmark decides nothing

@@ -18,6 +18,7 @@ VERBS = (
     "whatif",
     "verify",
     "optimize",
+    "codesign",
     "fly",
     "predict",
     "place",

@@ -17,6 +17,7 @@ from windtunnel import __version__
 from windtunnel.cli import (
     calibrate,
     capture,
+    codesign,
     convert,
     cost,
     demo,
@@ -121,6 +122,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "whatif": whatif.whatif,
     "verify": verify.verify,
     "optimize": optimize.optimize,
+    "codesign": codesign.codesign,
     "fly": fly.fly,
     "predict": predict.predict,
     "calibrate": calibrate.calibrate,

@@ -1,0 +1,202 @@
+"""List schedules of one layer for many chips, compiled (room planning, private).
+
+In: plain arrays, operators in order, segments one after the other. Out: cycles of the best list schedule and what no
+schedule is below, by chip. What they mean is said in ``operations`` and ``lists``.
+"""
+
+# N operators, G segments, P chips, R rules: from how many times faster on an operator is spread
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["listed_part", "listed_segment"]
+
+TENSOR, VECTOR, FUSED = range(3)
+
+
+@numba.njit(cache=True)
+def _core(kind: int, free_t: Any, free_v: Any) -> Any:
+    """A free core of that kind, -1 for none; pairs from the front, single ones from the back."""
+    if kind == FUSED:
+        for core in range(min(free_t.size, free_v.size)):
+            if free_t[core] and free_v[core]:
+                return core
+        return -1
+    free = free_t if kind == TENSOR else free_v
+    for place in range(free.size):
+        if free[free.size - 1 - place]:
+            return free.size - 1 - place
+    return -1
+
+
+@numba.njit(cache=True)
+def _take(kind: int, core: int, is_free: bool, free_t: Any, free_v: Any) -> None:
+    if kind != VECTOR:
+        free_t[core] = is_free
+    if kind != TENSOR:
+        free_v[core] = is_free
+
+
+@numba.njit(cache=True)
+def listed_segment(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, is_spread_N: Any,
+                   num_t: int, num_v: int, start_N: Any, core_N: Any) -> Any:  # fmt: skip
+    """Schedule the operators from ``first`` to ``last``: the longest rest of a path goes first.
+
+    A spread operator whose turn it is holds back whatever comes after it until all cores are free.
+    """
+    num = last - first
+    tail = np.zeros(num, np.int64)
+    waits = np.zeros(num, np.int64)
+    for place in range(num - 1, -1, -1):
+        node = first + place
+        longest = 0
+        for other in range(place + 1, num):
+            if before_NN[node, first + other]:
+                waits[other] += 1
+                longest = max(longest, tail[other])
+        tail[place] = longest + (spread_N[node] if is_spread_N[node] else single_N[node])
+    free_t, free_v = np.ones(min(num_t, num), np.bool_), np.ones(min(num_v, num), np.bool_)
+    end = np.full(num, -1, np.int64)  # -1 not started, -2 ended
+    skipped = np.zeros(num, np.bool_)
+    now: Any = 0
+    num_left, num_running = num, 0
+    while num_left:
+        skipped[:] = False
+        while True:
+            best = -1
+            for place in range(num):
+                is_ready = end[place] == -1 and waits[place] == 0 and not skipped[place]
+                if is_ready and (best < 0 or tail[place] > tail[best]):
+                    best = place
+            if best < 0:
+                break
+            node = first + best
+            if is_spread_N[node]:
+                if num_running:
+                    break
+                core_N[node], end[best] = -1, now + spread_N[node]
+                start_N[node] = now
+                num_running += 1
+                break
+            core = _core(kind_N[node], free_t, free_v)
+            if core < 0:
+                skipped[best] = True
+                continue
+            _take(kind_N[node], core, False, free_t, free_v)
+            core_N[node], end[best], start_N[node] = core, now + single_N[node], now
+            num_running += 1
+        nearest = np.int64(1) << np.int64(62)
+        for place in range(num):
+            if end[place] >= 0:
+                nearest = min(nearest, end[place])
+        now = nearest
+        for place in range(num):
+            if end[place] >= 0 and end[place] <= now:
+                node = first + place
+                if core_N[node] >= 0:
+                    _take(kind_N[node], core_N[node], True, free_t, free_v)
+                end[place] = -2
+                num_running -= 1
+                num_left -= 1
+                for other in range(place + 1, num):
+                    if before_NN[node, first + other]:
+                        waits[other] -= 1
+    return now
+
+
+@numba.njit(cache=True)
+def _least(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, num_t: int, num_v: int,
+           must_N: Any, end_N: Any) -> Any:  # fmt: skip
+    """What no schedule of a segment is below in which those that ``must`` are spread."""
+    longest: Any = 0
+    alone: Any = 0
+    for node in range(first, last):
+        start = 0
+        for other in range(first, node):
+            if before_NN[other, node]:
+                start = max(start, end_N[other])
+        end_N[node] = start
+        if must_N[node]:
+            alone += spread_N[node]
+        else:
+            end_N[node] += min(single_N[node], spread_N[node])
+        longest = max(longest, end_N[node])
+    shared = 0.0
+    for step in range(3):
+        weight, total = 0.5 * step, 0.0
+        for node in range(first, last):
+            if must_N[node]:
+                continue
+            share = 0.0
+            if kind_N[node] != VECTOR:
+                share += weight * single_N[node] / num_t
+            if kind_N[node] != TENSOR:
+                share += (1.0 - weight) * single_N[node] / num_v
+            total += min(np.float64(min(single_N[node], spread_N[node])), share)
+        shared = max(shared, total)
+    return alone + max(longest, np.int64(np.ceil(shared * (1.0 - 1e-12))))
+
+
+@numba.njit(cache=True)
+def _bound(first: int, last: int, kind_N: Any, before_NN: Any, single_N: Any, spread_N: Any, num_t: int, num_v: int,
+           found: Any, must_N: Any, end_N: Any) -> Any:  # fmt: skip
+    """What no schedule of a segment is below, at most ``found``, which one reaches.
+
+    A schedule below ``found`` has to spread whatever on one core alone takes too long beside those that have to be
+    spread, which keep all cores to themselves.
+    """
+    alone = 0
+    must_N[first:last] = False
+    is_new = True
+    while is_new:
+        is_new = False
+        for node in range(first, last):
+            if not must_N[node] and alone + single_N[node] >= found:
+                must_N[node] = is_new = True
+                alone += spread_N[node]
+    return min(found, _least(first, last, kind_N, before_NN, single_N, spread_N, num_t, num_v, must_N, end_N))
+
+
+@numba.njit(cache=True, nogil=True)
+def listed_part(thread: int, num_threads: int, kind_N: Any, before_NN: Any, ptr_G: Any, single_PN: Any, spread_PN: Any,
+                cores_P2: Any, rules_R: Any, cycles_P: Any, bound_P: Any, best: Any) -> None:  # fmt: skip
+    """Every ``num_threads``-th chip from ``thread`` on.
+
+    ``best`` takes the schedule of the last chip: starts within segments, whether spread, cores.
+    """
+    num = kind_N.size
+    start_N, core_N, is_spread_N = np.zeros(num, np.int64), np.zeros(num, np.int64), np.zeros(num, np.bool_)
+    end_N, must_N = np.zeros(num, np.int64), np.zeros(num, np.bool_)
+    best_start, best_spread, best_core = best
+    for chip in range(thread, cycles_P.size, num_threads):
+        single_N, spread_N = single_PN[chip], spread_PN[chip]
+        num_t, num_v = cores_P2[chip, 0], cores_P2[chip, 1]
+        total: Any = 0
+        bound: Any = 0
+        for segment in range(ptr_G.size - 1):
+            first, last = ptr_G[segment], ptr_G[segment + 1]
+            found: Any = np.int64(1) << np.int64(62)
+            least: Any = 0
+            for rule in range(rules_R.size):
+                for node in range(first, last):
+                    is_spread_N[node] = spread_N[node] <= single_N[node] and (
+                        last - first == 1 or single_N[node] >= rules_R[rule] * spread_N[node]
+                    )
+                cycles = listed_segment(first, last, kind_N, before_NN, single_N, spread_N, is_spread_N, num_t, num_v,
+                                        start_N, core_N)  # fmt: skip
+                if cycles < found:
+                    found = cycles
+                    for node in range(first, last):
+                        best_start[node], best_core[node] = total + start_N[node], core_N[node]
+                        best_spread[node] = is_spread_N[node]
+                    least = _bound(first, last, kind_N, before_NN, single_N, spread_N, num_t, num_v, found, must_N,
+                                   end_N)  # fmt: skip
+                if found <= least:
+                    break
+            total += found
+            bound += least
+        cycles_P[chip], bound_P[chip] = total, bound
