@@ -23,10 +23,9 @@ def characters() -> tuple[np.ndarray, int]:
 
     path = find_shared(TEXT)
     assert path is not None, TEXT
-    text = "\n".join(story(path))
-    known = sorted(set(text))
-    number = {character: at for at, character in enumerate(known)}
-    return np.array([number[character] for character in text], dtype=np.int64), len(known)
+    letters = np.frombuffer("\n".join(story(path)).encode("utf-32-le"), np.uint32)
+    known, numbers = np.unique(letters, return_inverse=True)
+    return numbers.astype(np.int64), len(known)
 
 
 def _annealed(parameters, rate: float, num_batches: int):

@@ -50,6 +50,7 @@ def run(
 
     Under torchrun it uses torchrun's processes: torchrun --nproc-per-node 2 -m windtunnel pipeline run mlp --ranks 2
     """
+    from windtunnel.training.pipelines.checkpoints import kept_stages
     from windtunnel.training.pipelines.job import PipelineSpec, planned_pipeline
     from windtunnel.training.pipelines.train import train_pipeline
     from windtunnel.whatifs import parse_step
@@ -64,16 +65,17 @@ def run(
     more: dict[str, Any] = {
         "num_batches": steps, "folder": checkpoint, "every": every, "resumes": resume, "watches_memory": memory
     }  # fmt: skip
+    stage_of = kept_stages(checkpoint) if resume and checkpoint is not None else None
     with Progress("training") as progress, stdout_to_stderr():
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from windtunnel.training.pipelines.elastic import train_elastic
 
-            found = train_elastic(spec, progress=progress, **more)
+            found = train_elastic(spec, stage_of=stage_of, progress=progress, **more)
             if found is None:  # another rank speaks
                 return
             planned, trained = found
         else:
-            planned = planned_pipeline(spec, progress=progress)
+            planned = planned_pipeline(spec, stage_of=stage_of, progress=progress)
             orders = planned.orders(num_alone=0 if memory else 3, **more)
             trained = train_pipeline(orders, progress=progress)
     receipt = None

@@ -78,6 +78,7 @@ def receipt_of_training(planned: PlannedPipeline, trained: Trained) -> Receipt:
     They are not in turns with the pipeline's, so that the interval of the speed-up is that of the two steps together.
     """
     assert planned.predicted_ns is not None
+    assert planned.predicted_alone_ns is not None
     assert trained.step_ns is not None
     assert trained.alone_ns is not None
     spec, step, alone = planned.spec, trained.step_ns, trained.alone_ns

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import FlightError
+from windtunnel.measure._worker import die_with
 
-__all__ = ["Done", "Place", "WorkerError", "Workers", "run_to_end"]
+__all__ = ["Done", "Place", "WorkerError", "Workers", "die_with", "run_to_end"]
 
 _LOG_TAIL_BYTES = 4000
 _POLL_S = 0.2

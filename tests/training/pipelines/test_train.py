@@ -212,7 +212,7 @@ def test_ranks_hold_what_the_formula_says(name, versions, recomputes):
 
 @pytest.mark.slow
 def test_processes_of_torchrun_train_the_same():
-    words = "--nproc-per-node 2 --master-port 0 -m windtunnel pipeline run mlp:batch_size=16,width=8,depth=3"
+    words = "--standalone --nproc-per-node 2 -m windtunnel pipeline run mlp:batch_size=16,width=8,depth=3"
     words += " --ranks 2 --microbatches 4 --steps 4 --json"
     done = run_to_end([sys.executable, "-m", "torch.distributed.run", *words.split()], timeout_s=300.0)
 

@@ -15,7 +15,7 @@ from windtunnel.documents import json_text
 from windtunnel.errors import InputError
 from windtunnel.outputs import whole
 
-__all__ = ["finish_checkpoint", "last_checkpoint", "read_rank", "write_rank"]
+__all__ = ["finish_checkpoint", "kept_stages", "last_checkpoint", "read_rank", "write_rank"]
 
 _SCHEMA = "windtunnel.pipeline-checkpoint/1"
 _NAME = "pipeline.json"
@@ -29,18 +29,9 @@ def last_checkpoint(folder: Path, identity: dict[str, Any]) -> int:
     InputError
         The set is of another pipeline, or what says so cannot be read.
     """
-    path = folder / _NAME
-    if not path.exists():
-        return 0
-    try:
-        found = json.loads(path.read_text())
-        batch, kept = int(found["batch"]), dict(found["identity"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no checkpoint of a pipeline", where=str(folder), fix="name another folder") from (
-            error
-        )
+    batch, kept = _head(folder)
     wanted = json.loads(json_text(identity))
-    other = [key for key in wanted if kept.get(key) != wanted[key]]
+    other = [key for key in wanted if batch and kept.get(key) != wanted[key]]
     if other:
         raise InputError(
             f"the checkpoint is of another pipeline: {other[0]} is {_brief(kept.get(other[0]))}, "
@@ -48,6 +39,30 @@ def last_checkpoint(folder: Path, identity: dict[str, Any]) -> int:
             where=str(folder), fix="run it as it was begun, or name another folder",
         )  # fmt: skip
     return batch
+
+
+def kept_stages(folder: Path) -> dict[str, int]:
+    """The stage of each module of the pipeline that has left a checkpoint; none where there is none.
+
+    Raises
+    ------
+    InputError
+        It cannot be read.
+    """
+    return {str(name): int(stage) for name, stage in _head(folder)[1].get("stages", {}).items()}
+
+
+def _head(folder: Path) -> tuple[int, dict[str, Any]]:
+    path = folder / _NAME
+    if not path.exists():
+        return 0, {}
+    try:
+        found = json.loads(path.read_text())
+        return int(found["batch"]), dict(found["identity"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no checkpoint of a pipeline", where=str(folder), fix="name another folder") from (
+            error
+        )
 
 
 def write_rank(folder: Path, batch: int, rank: int, state: dict[str, Any]) -> None:

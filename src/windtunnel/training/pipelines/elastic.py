@@ -6,6 +6,8 @@ own launcher (``train``).
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ import torch.distributed as dist
 
 from windtunnel.errors import InputError
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.measure.workers import die_with
 from windtunnel.training.pipelines._trainer import PATIENCE, RankReport, train_rank
 from windtunnel.training.pipelines.job import PipelineSpec, PlannedPipeline, Progress, planned_pipeline
 from windtunnel.training.pipelines.train import Trained, trained_of
@@ -20,14 +23,17 @@ from windtunnel.training.pipelines.train import Trained, trained_of
 __all__ = ["train_elastic"]
 
 
-def train_elastic(spec: PipelineSpec, *, progress: Progress, **more: Any) -> tuple[PlannedPipeline, Trained] | None:
-    """Train; None on all ranks but the first. More as of ``PlannedPipeline.orders``.
+def train_elastic(
+    spec: PipelineSpec, *, stage_of: Mapping[str, int] | None = None, progress: Progress, **more: Any
+) -> tuple[PlannedPipeline, Trained] | None:
+    """Train; None on all ranks but the first. More as of ``planned_pipeline`` and ``PlannedPipeline.orders``.
 
     Raises
     ------
     InputError
         There are not as many processes as the pipelines have ranks.
     """
+    die_with(os.getppid())
     torch.set_num_threads(1)
     hold_heap()
     dist.init_process_group("gloo", timeout=PATIENCE)
@@ -38,7 +44,7 @@ def train_elastic(spec: PipelineSpec, *, progress: Progress, **more: Any) -> tup
                 f"{size} processes for {spec.num_replicas} pipelines of {spec.num_ranks} ranks", where="torchrun",
                 fix=f"--nproc-per-node {spec.num_ranks * spec.num_replicas}",
             )  # fmt: skip
-        told: list[Any] = [planned_pipeline(spec, progress=progress) if rank == 0 else None]
+        told: list[Any] = [planned_pipeline(spec, stage_of=stage_of, progress=progress) if rank == 0 else None]
         dist.broadcast_object_list(told)
         planned: PlannedPipeline = told[0]
         orders = planned.orders(**more)

@@ -72,15 +72,15 @@ class PlannedPipeline:
     stage_of : mapping of str to int
         Stage by path of a module.
     predicted_ns : float or None
-        A step; None where there are replicas.
-    predicted_alone_ns : float
-        A step of one process.
+        A step; None where there are replicas, or nothing was captured.
+    predicted_alone_ns : float or None
+        A step of one process; None where nothing was captured.
     """
 
     spec: PipelineSpec
     stage_of: Mapping[str, int]
     predicted_ns: float | None
-    predicted_alone_ns: float
+    predicted_alone_ns: float | None
 
     @property
     def stages(self) -> list[list[str]]:
@@ -97,8 +97,16 @@ class PlannedPipeline:
         )  # fmt: skip
 
 
-def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) -> PlannedPipeline:
+def planned_pipeline(
+    spec: PipelineSpec, *, stage_of: Mapping[str, int] | None = None, progress: Progress | None = None
+) -> PlannedPipeline:
     """Capture a microbatch of a workload, cut its layers into stages, predict the step.
+
+    Parameters
+    ----------
+    spec : PipelineSpec
+    stage_of : mapping of str to int, optional
+        The stage of each layer, as a checkpoint has it: then nothing is captured, and nothing predicted.
 
     Raises
     ------
@@ -110,6 +118,8 @@ def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) ->
         A process failed.
     """
     table = spec.table(1)
+    if stage_of:
+        return PlannedPipeline(spec, stage_of, None, None)
     num_parts = spec.num_microbatches * spec.num_replicas
     job = job_of(spec.workload, spec.parameters, table.num_stages, num_parts, table=table, progress=progress)
     plan = _cut(job, table)
