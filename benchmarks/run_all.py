@@ -53,6 +53,7 @@ BARS = (
     "memory_fake",
     "dry_run_true",
     "torchtitan_published",
+    "megatron_times",
     "feature_maps",
     "price_speed",
     "intervals_cover",

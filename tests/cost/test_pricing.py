@@ -62,6 +62,16 @@ def test_equal_work_is_one_row():
     assert -1 == rows[3]
 
 
+def test_a_sum_with_a_product_computes_in_the_type_of_its_factors():
+    builder = GraphBuilder()
+    dtypes = '["Tensor(float)", "Tensor(c10::Half)", "Tensor(c10::Half)"]'
+    for op in ("aten::addmm.dtype_out", "aten::add_"):
+        builder.task(op, op=op, duration_ns=1, flops=8, bytes_read=1, input_dtypes=dtypes)
+    work, _ = work_of(builder.build())
+
+    assert {"aten::addmm.dtype_out": "fp16", "aten::add_": "fp32"} == dict(zip(work.operator, work.dtype, strict=True))
+
+
 def test_the_first_model_that_knows_an_operator_prices_it():
     priced = price(MIXED, CHIP, [Half("gemm"), RooflinePricer()])
 

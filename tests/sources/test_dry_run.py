@@ -121,6 +121,23 @@ class Whole(nn.Module):
 
 train(Whole().to(device))
 """
+DROPPING = """
+class Dropping(Block):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(torch.dropout(x, 0.1, train=True), 0.5, self.training))
+
+
+model = Dropping().to(device)
+gradient = torch.zeros(64, 256, device=device)
+
+
+def accumulate(loss):
+    columns = torch.ones(4, 64, dtype=torch.bfloat16, device=device), torch.ones(4, 256, dtype=torch.bfloat16)
+    torch.ops.aten.addmm.dtype_out(gradient, columns[0].t(), columns[1], torch.float32, out=gradient)
+
+
+train(model, then=accumulate)
+"""
 DECIDES = """
 model = Block().to(device)
 
@@ -251,6 +268,25 @@ def test_attention_is_the_device_s_own_and_so_is_what_a_checkpoint_does_again(tm
 
     assert [Phase.FORWARD, Phase.BACKWARD] == graph.tasks["phase"][flash].tolist()
     assert 1 == graph.select(op="aten::_scaled_dot_product_flash_attention_backward").sum()
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory):
+    return traced(tmp_path_factory.mktemp("dropping"), DROPPING, 2)
+
+
+def test_a_device_drops_by_one_operator_with_a_mask_of_bytes(dropping):
+    drops = dropping.select(op="aten::native_dropout")
+
+    assert [4 * 64 * (4 + 1)] * 2 == dropping.tasks["bytes_written"][drops].tolist()
+    assert not dropping.select(op="aten::bernoulli_.float").any()
+
+
+def test_a_buffer_that_is_added_to_and_filled_is_read_and_written(dropping):
+    added = dropping.select(op="aten::addmm.dtype_out")
+
+    assert 4 * 64 * 256 + 2 * 4 * (64 + 256) == int(dropping.tasks["bytes_read"][added][0])
+    assert 4 * 64 * 256 == int(dropping.tasks["bytes_written"][added][0])
 
 
 def test_a_decision_by_a_value_names_its_line(tmp_path):

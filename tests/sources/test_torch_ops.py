@@ -46,6 +46,23 @@ def test_a_product_reads_its_factors_and_writes_a_fresh_result():
     assert 2 * 8 * 4 * 16 == operator.flops
 
 
+def test_what_is_taken_zero_times_is_not_read():
+    schema = "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+    inputs = [tensor(1, (8, 16)), tensor(2, (8, 4)), tensor(3, (4, 16))]
+    added, alone = (describe(node(schema, [*inputs, beta, 1], [tensor(4, (8, 16))])) for beta in (1, 0))
+
+    assert [1, 2, 3] == [span.storage for span in added.reads]
+    assert [2, 3] == [span.storage for span in alone.reads]
+
+
+def test_what_is_filled_is_written_and_not_read():
+    schema = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
+    operator = describe(node(schema, [tensor(1, (4,)), tensor(2, (4,)), False], [tensor(1, (4,))]))
+
+    assert [2] == [span.storage for span in operator.reads]
+    assert [1] == [span.storage for span in operator.mutates]
+
+
 def test_an_in_place_operator_changes_its_argument():
     schema = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
     operator = describe(node(schema, [tensor(1, (4,)), tensor(2, (4,)), 1], [tensor(1, (4,))]))

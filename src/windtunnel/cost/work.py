@@ -32,6 +32,7 @@ TYPES = {
 }
 """Types as a capture names them, and as a device's sheet does."""
 _TEXTS = {"shapes": "input_shapes", "dtypes": "input_dtypes", "strides": "input_strides", "arguments": "input_args"}
+_SUMS = ("addmm", "addmv", "addbmm", "baddbmm")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -118,7 +119,7 @@ def work_of(graph: Graph, where: Mask | None = None) -> tuple[Work, NDArray[np.i
     found = {name: column.take(first).to_numpy() for name, column in texts.items()}
     row_T = np.full(graph.num_tasks, -1, dtype=np.int64)
     row_T[chosen] = inverse
-    dtype = _mapped(found["dtypes"])
+    dtype = _mapped(found["operator"], found["dtypes"])
     return Work(**found, dtype=dtype, flops=flops[first], bytes_moved=moved[first], num_tasks=counts), row_T
 
 
@@ -168,9 +169,16 @@ def _numbers(graph: Graph, name: str, chosen: NDArray[np.int64]) -> Floats:
     return np.zeros(len(chosen)) if column is None else column[chosen].astype(np.float64)
 
 
-def _mapped(texts: Texts) -> Texts:
-    known = {text: dtype_of(text) or "fp32" for text in set(texts.tolist())}
-    return np.array([known[text] for text in texts.tolist()], dtype=object)
+def _mapped(operators: Texts, texts: Texts) -> Texts:
+    """Type that each operator computes in [P]: of a sum with a product, that of the factors."""
+    pairs = list(zip(operators.tolist(), texts.tolist(), strict=True))
+    known = {(name, text): dtype_of(_factors(name, text)) or dtype_of(text) or "fp32" for name, text in set(pairs)}
+    return np.array([known[pair] for pair in pairs], dtype=object)
+
+
+def _factors(name: str, dtypes: str) -> str:
+    is_sum = name.rpartition("::")[2].partition(".")[0].rstrip("_") in _SUMS
+    return dtypes.partition("Tensor(")[2] if is_sum else dtypes
 
 
 def _distinct(columns: list[NDArray[np.int32] | Floats]) -> tuple[NDArray[np.int64], ...]:

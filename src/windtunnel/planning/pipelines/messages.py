@@ -5,16 +5,17 @@ The order of passes is the schedule's; a rule says only who waits for which mess
 (``timed``).
 
 Source of the rules with rendezvous: PyTorch 2.13, torch/distributed/pipelining/schedules.py, ScheduleGPipe and
-Schedule1F1B.
+Schedule1F1B; of the exchange: Megatron-LM 3.0, megatron/schedules.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from windtunnel.planning.pipelines.schedules import Schedule
+    from windtunnel.planning.pipelines.schedules import Action, Schedule
     from windtunnel.planning.pipelines.timed import Line, Message
 
 __all__ = ["RULES"]
@@ -60,12 +61,42 @@ def _crossing(line: Line, rank: int) -> None:
         line.update(rank, at)
 
 
+def _exchanged(line: Line, rank: int) -> None:
+    """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
+    rounds, at = _rounds(line.row(rank)), -1
+    line.wait(rank, line.post(rank, _all(line.into, rounds[0])))
+    for one, following in zip_longest(rounds, rounds[1:], fillvalue=()):
+        for action in one:
+            line.compute(rank, action)
+        at += len(one)
+        line.wait(rank, line.post(rank, [*_all(line.out, one), *_all(line.into, following)]))
+        if line.ends_batch(rank, at):
+            line.update(rank, one[-1].microbatch)
+
+
+def _rounds(row: Sequence[Action]) -> list[tuple[Action, ...]]:
+    """A pass, or, where passes forward are left when the first comes back, a forward one with the next backward one."""
+    rounds: list[tuple[Action, ...]] = []
+    is_paired = any((one.kind, other.kind) == ("B", "F") for one, other in pairwise(row))
+    for action in row:
+        if is_paired and action.kind == "B" and rounds and [one.kind for one in rounds[-1]] == ["F"]:
+            rounds[-1] += (action,)
+        else:
+            rounds.append((action,))
+    return rounds
+
+
+def _all(messages_of: Callable[[Action], list[Message]], actions: Iterable[Action]) -> list[Message]:
+    return [message for action in actions for message in messages_of(action)]
+
+
 def _torch(schedule: Schedule) -> Callable[[Line, int], None]:
     return _each_by_itself if schedule.name == "gpipe" else _crossing
 
 
 RULES: dict[str, Callable[[Schedule], Callable[[Line, int], None]]] = {
     "buffered": lambda _: _buffered,
+    "exchanged": lambda schedule: _exchanged if schedule.num_stages > schedule.num_ranks else _crossing,
     "rendezvous": _torch,
 }
 """Rules by name, each for a schedule."""

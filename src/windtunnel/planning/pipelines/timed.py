@@ -78,7 +78,7 @@ def scheduled(
     schedule: Schedule,
     times: StageTimes,
     *,
-    messages: Literal["buffered", "rendezvous"] = "buffered",
+    messages: Literal["buffered", "rendezvous", "exchanged"] = "buffered",
     reads: Sequence[Collection[int]] | None = None,
     names: Sequence[str] | None = None,
     link_of: Callable[[int, int], str] | None = None,
@@ -92,7 +92,7 @@ def scheduled(
     times : StageTimes
     messages : str
         ``buffered``: receives are posted ahead and sends waited for by nobody; ``rendezvous``: as torch's own GPipe and
-        1F1B wait for both.
+        1F1B wait for both; ``exchanged``: all between two rounds, as Megatron-LM waits in interleaved 1F1B.
     reads : sequence [S] of stages, optional
         Whose outputs each stage reads, if not the one before it.
     names : sequence of str [R], optional

@@ -1,7 +1,7 @@
-"""Attention as a device would run it (room sources, private).
+"""Attention and dropout as a device would run them (room sources, private).
 
-In: the arguments of ``scaled_dot_product_attention``. Out: its result by the operator that torch takes on a device for
-these types and sizes, which checkpoints and traces know by its name: the fused one of a processor has another.
+In: the arguments of ``scaled_dot_product_attention`` or ``dropout``. Out: the result by the operator that torch takes
+on a device for these types and sizes, which checkpoints and traces know by its name: a processor runs others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["attention"]
+__all__ = ["attention", "dropout"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 _MOST_WIDTH = 256
@@ -49,3 +49,11 @@ def attention(
 def _unchanged(*args: Any, **kwargs: Any) -> Any:
     with torch._C.DisableTorchFunction():
         return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """One operator that keeps a mask of one byte per number, where a processor draws, scales and multiplies."""
+    if training and 0 < p < 1 and not inplace and x.numel():
+        return torch.native_dropout(x, p, True)[0]
+    with torch._C.DisableTorchFunction():
+        return torch.nn.functional.dropout(x, p, training, inplace)

@@ -86,11 +86,11 @@ def _sent(call: Call, operator: Operator) -> Operator:
 
 
 def _without_results(call: Call, operator: Operator) -> Operator:
-    """Tensors that are given only to be filled are not read."""
+    """A tensor that is given to be filled is not read as such; it may be an input as well."""
     if " out) ->" not in operator.schema and " out, " not in operator.schema:
         return operator
-    results = set(_spans(call.node["inputs"], [len(call.node["inputs"]["values"]) - 1]))
-    return replace(operator, reads=tuple(span for span in operator.reads if span not in results))
+    filled = len(_spans(call.node["inputs"], [len(call.node["inputs"]["values"]) - 1]))
+    return replace(operator, reads=operator.reads[: len(operator.reads) - filled])
 
 
 def _spans(side: dict[str, Any], places: Iterable[int]) -> tuple[Span, ...]:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import checkpoint as checkpoint_module
 
-from windtunnel.sources.dry._attention import attention
+from windtunnel.sources.dry._attention import attention, dropout
 from windtunnel.sources.dry._replaced import replaced
 from windtunnel.sources.dry._streams import Streams
 from windtunnel.sources.dry._values import READS, Values, asker, has_no_value
@@ -32,6 +32,11 @@ checkpoints: Any = checkpoint_module
 _GIB = 2**30
 _NAME = "NVIDIA H100 80GB HBM3"
 _HERE = torch.device("cpu")
+# whose arguments have which other names
+_DROPOUTS: dict[Any, dict[str, str]] = {
+    nn.functional.dropout: {"input": "x"},
+    torch.dropout: {"input": "x", "train": "training"},
+}
 _UPDATES = str(Path(torch.__file__).parent / "optim")
 
 
@@ -57,6 +62,8 @@ class _Answers(TorchFunctionMode):
         self._values.require_no_size(func, args)
         if self._has_device and func is nn.functional.scaled_dot_product_attention:
             return attention(*args, **(kwargs or {}))
+        if self._has_device and func in _DROPOUTS:
+            return dropout(*args, **{_DROPOUTS[func].get(key, key): value for key, value in (kwargs or {}).items()})
         named = {key: _here(value) if key == "device" else value for key, value in (kwargs or {}).items()}
         if named.get("pin_memory"):
             named["pin_memory"] = False
@@ -112,8 +119,11 @@ def _answered(function: Callable[..., Any], answers: _Answers) -> Callable[..., 
 @contextmanager
 def device_stands_in(streams: Streams, devices_per_host: int, local_rank: int) -> Iterator[None]:
     """Let torch find a device."""
-    with replaced(_answers(streams, devices_per_host, local_rank)):
-        yield
+    try:
+        with replaced(_answers(streams, devices_per_host, local_rank)):
+            yield
+    finally:
+        torch.get_device_module.cache_clear()  # type: ignore[attr-defined]  # it remembers that "cuda" was the host
 
 
 def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[Any, dict[str, Any]]:

@@ -129,6 +129,9 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # it calls operators on the tensors within, which come here
         if func.namespace in _NO_OPERATORS or (self.places is None and func.namespace != "c10d"):
             return func(*args, **(kwargs or {}))
+        if func._schema.name == WAIT and self.places is not None:
+            self.wait_for(args[0])
+            return args[0]  # as a real one does; a fake one makes another tensor
         values = _values(func._schema, args, kwargs or {})
         message = self._groups.message_of(func._schema, values)
         inputs = self._side(values) if self.places is not None else {}
@@ -137,9 +140,6 @@ class Recorder(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         if self.places is None:
-            return result
-        if func._schema.name == WAIT:
-            self.wait_for(args[0])
             return result
         outputs = self._side(result if isinstance(result, tuple) else (result,))
         self._take(func._schema, inputs, outputs, message)

@@ -70,16 +70,22 @@ class _Tracker:
         else:  # a fresh result: what lay in this storage before the call is another, freed tensor
             storage.writers = [access for access in storage.writers if access[2] >= entered]
             storage.readers = [access for access in storage.readers if access[2] >= entered]
-        storage.writers = [access for access in storage.writers if not _covers(span, access)]
-        storage.readers = [access for access in storage.readers if not _covers(span, access)]
+        storage.writers = [part for access in storage.writers for part in _left_of(access, span)]
+        storage.readers = [part for access in storage.readers for part in _left_of(access, span)]
         storage.writers.append((span.low, span.high, writer))
 
     def allocate(self, span: Span, by: int) -> None:
         self.storages[span.storage] = _Storage(allocated_by=by)
 
 
-def _covers(span: Span, access: Access) -> bool:
-    return span.low <= access[0] and access[1] <= span.high
+def _left_of(access: Access, span: Span) -> list[Access]:
+    """What a write leaves of an earlier access; one with gaps leaves all that it does not reach over."""
+    low, high, by = access
+    if span.high <= low or high <= span.low:
+        return [access]
+    if span.num_bytes < span.high - span.low:
+        return [] if span.low <= low and high <= span.high else [access]
+    return [(first, last, by) for first, last in ((low, span.low), (span.high, high)) if first < last]
 
 
 def trace_flow(points: Points, operators: list[Operator], main_slice: list[int]) -> Flow:

@@ -72,6 +72,10 @@ _UNSTATED_MUTATIONS = {
     "aten::cudnn_batch_norm": frozenset({3, 4}),
     "aten::miopen_batch_norm": frozenset({3, 4}),
 }
+# the first is filled, whatever it held
+_OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
+# beta times the first, which is not read where beta is 0
+_ADDS_SCALED = ("aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm")
 _UNSTATED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
 _CHANGES_ONLY_FORM = re.compile(r"aten::(detach|requires_grad|t|transpose|squeeze|unsqueeze|as_strided|swapaxes)_$")
 _ALLOCATORS = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|resize_|set_)\w*$")
@@ -88,7 +92,8 @@ def describe(node: dict[str, Any] | None) -> Operator:
         _spans(value, shapes[row], strides[row] if row < len(strides) else None) for row, value in enumerate(values)
     ]
     outputs = node["outputs"]
-    reads = tuple(span for spans in per_input for span in spans)
+    is_unread = schema.name.split(".")[0] in _OVERWRITES or (schema.name in _ADDS_SCALED and values[3] == 0)
+    reads = tuple(span for spans in per_input[int(is_unread) :] for span in spans)
     # a result in an argument's storage is a view of it, whatever the schema says (aten::_unsafe_view, aten::reshape)
     known = {span.storage for span in reads}
     fresh = [] if schema.aliases_output else [span for span in _all_spans(outputs) if span.storage not in known]

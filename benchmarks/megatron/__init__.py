@@ -1,0 +1,1 @@
+"""A Megatron-shaped job and the system it ran on."""
