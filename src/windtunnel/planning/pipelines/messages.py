@@ -11,7 +11,7 @@ Schedule1F1B; of the exchange: Megatron-LM 3.0, megatron/schedules.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _exchanged(line: Line, rank: int) -> None:
     """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
     rounds, at = _rounds(line.row(rank)), -1
     line.wait(rank, line.post(rank, _all(line.into, rounds[0])))
-    for one, following in zip_longest(rounds, rounds[1:], fillvalue=()):
+    for one, following in zip(rounds, [*rounds[1:], ()], strict=True):
         for action in one:
             line.compute(rank, action)
         at += len(one)

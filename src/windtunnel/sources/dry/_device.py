@@ -123,7 +123,7 @@ def device_stands_in(streams: Streams, devices_per_host: int, local_rank: int) -
         with replaced(_answers(streams, devices_per_host, local_rank)):
             yield
     finally:
-        torch.get_device_module.cache_clear()  # type: ignore[attr-defined]  # it remembers that "cuda" was the host
+        torch.get_device_module.cache_clear()  # it remembers that "cuda" was the host
 
 
 def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[Any, dict[str, Any]]:
