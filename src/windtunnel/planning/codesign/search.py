@@ -80,7 +80,8 @@ class Codesign:
     best : Choice
     front : tuple of Choice
         By area, smallest first, each chip and setting with its fastest plan: what no other beats in area, energy and
-        throughput, by over the tolerance.
+        throughput, by over the tolerance. A chip is left out if one that is no larger yields as much, and with the
+        plan of that one it would take no less energy.
     bound_samples_per_s : float
         No chip with any plan yields more, with any schedule of operators.
     num_planned : int
@@ -103,7 +104,6 @@ class _Case:
     times: LayerTimes
     distinct: Ints
     upper_P: Floats
-    least_j_P: Floats
     known_P: Floats = field(init=False, repr=False)  # yielded by chips that are no larger and take no more energy
     scratch: Floats = field(init=False, repr=False)
     open: Ints = field(init=False, repr=False)  # chips that could still be better than what is known
@@ -121,24 +121,22 @@ class _Case:
     def layers_of(self, chip: int) -> tuple[Floats, Floats]:
         return self.times.forward_PUT[chip][self.distinct], self.times.backward_PUT[chip][self.distinct]
 
-    @classmethod
-    def of(cls, setting: Setting, stages: Stages, times: LayerTimes, model: Model) -> _Case:
-        """Nothing is known yet but that no plan takes less energy than each layer at its thriftiest degree."""
-        num = len(times.forward_PUT)
-        each_PUT = (times.forward_j_PUT + times.backward_j_PUT) * np.array(model.degrees)
-        least_j_P = each_PUT.min(axis=2)[:, model.distinct].sum(axis=1) / setting.microbatch
-        return cls(setting, stages, times, model.distinct, np.full(num, np.inf), least_j_P)
-
-    def energy_j(self, chip: int, plan: StagePlan) -> float:
-        """Joules of a sequence."""
-        degrees, total = self.stages.network.degrees, 0.0
+    def energy_j(self, rows: Ints, plan: StagePlan) -> Floats:
+        """Joules of a sequence with a plan on some chips, the plan's own microbatch apart."""
+        degrees, total = self.stages.network.degrees, np.zeros(len(rows))
         for place, stage in enumerate(plan.stages):
-            kinds, column = self.distinct[list(stage.layers)], degrees.index(stage.degree)
-            times = 2 if plan.is_recomputed and place < len(plan.stages) - 1 else 1
-            forward = self.times.forward_j_PUT[chip, kinds, column].sum()
-            backward = self.times.backward_j_PUT[chip, kinds, column].sum()
-            total += stage.num_devices * float(times * forward + backward)
-        return total / self.setting.microbatch
+            kinds, counts = np.unique(self.distinct[list(stage.layers)], return_counts=True)
+            times, column = 2 if plan.is_recomputed and place < len(plan.stages) - 1 else 1, degrees.index(stage.degree)
+            for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+                forward, backward = (one[rows, kind, column] for one in self.joules)
+                total += stage.num_devices * count * (times * forward + backward)
+        found: Floats = total / self.setting.microbatch
+        return found
+
+    @property
+    def joules(self) -> tuple[Floats, Floats]:
+        """Of each pass [P, U, T]."""
+        return self.times.forward_j_PUT, self.times.backward_j_PUT
 
     def plan(self, chip: int, batch_size: int, above: float) -> StagePlan | None:
         """The best plan on a chip, or None if none yields more than ``above``; bounds all chips by what comes out."""
@@ -229,7 +227,7 @@ class Search:
                         self.refused = error
                         continue
                     setting = Setting(microbatch, memory_bytes, is_recomputed)
-                    self.cases.append(_Case.of(setting, stages, times, model))
+                    self.cases.append(_Case(setting, stages, times, model.distinct, np.full(len(space), np.inf)))
         if not self.cases and self.refused is not None:
             raise self.refused
 
@@ -283,15 +281,16 @@ class Search:
         return found
 
     def _choice(self, case: _Case, chip: int, plan: StagePlan) -> Choice:
-        area_um2, energy_j = float(self.space.area_um2[chip]), case.energy_j(chip, plan)
+        area_um2, energy_j = float(self.space.area_um2[chip]), float(case.energy_j(np.array([chip]), plan)[0])
         return Choice(chip, case.setting, plan, self.batch_size / plan.batch_s, area_um2, energy_j)
 
     def _note(self, choice: Choice, tolerance: float) -> None:
-        """All chips that are no smaller and cannot take less energy have to yield more than this one."""
+        """All chips that are no smaller and take no less energy with the same plan have to yield more than this one."""
         area_P = self.space.area_um2
         for case in self.cases:
             rows = case.open
-            is_behind = (area_P[rows] >= choice.area_um2) & (case.least_j_P[rows] * (1 + tolerance) >= choice.energy_j)
+            takes_j = case.energy_j(rows, choice.plan)
+            is_behind = (area_P[rows] >= choice.area_um2) & (takes_j * (1 + tolerance) >= choice.energy_j)
             behind = rows[is_behind]
             case.known_P[behind] = np.maximum(case.known_P[behind], choice.samples_per_s)
 
