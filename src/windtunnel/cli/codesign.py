@@ -78,7 +78,7 @@ def codesign(
 
     Choose the accelerator together with the pipeline that trains a model on many of them.
 
-    All 29,360 templates of tensor cores, vector cores and buffers are searched; what is named best is proven to be.
+    All 29,360 templates of tensor cores, vector cores and buffers are searched; the best comes with a bound on all.
     """
     from windtunnel.planning.codesign.answer import codesign as search
     from windtunnel.planning.codesign.answer import shared_chip
