@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 _SCHEMA = "windtunnel.pipeline-show/1"
+_SHOWN_BATCHES = 3  # the first fills the pipeline, the last drains it
 
 
 def show(
@@ -33,7 +34,9 @@ def show(
     ],
     ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Of a name.")] = 4,
     microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Per batch; of a name.")] = 8,
-    batches: Annotated[int, typer.Option(min=1, metavar="N", help="One after the other.")] = 1,
+    batches: Annotated[
+        int, typer.Option(min=0, metavar="N", help="One after the other; by default 1, or 3 where none is waited for.")
+    ] = 0,
     chunks: Annotated[int, typer.Option(min=0, metavar="N", help="Stages per rank of interleaved; 2.")] = 0,
     versions: Annotated[str, typer.Option(help="Of a file: flush, 2bw or stash.")] = "flush",
     forward: Annotated[str, typer.Option(metavar="TIME", help="Of a pass; a list has one per stage.")] = "1ms",
@@ -71,9 +74,10 @@ def show(
 
 
 def _table(name: str, ranks: int, microbatches: int, batches: int, chunks: int, versions: str) -> Schedule:
-    from windtunnel.planning.pipelines.generate import generate
+    from windtunnel.planning.pipelines.generate import NEVER_EMPTIED, generate
     from windtunnel.planning.pipelines.schedule_file import read_schedule
 
+    batches = batches or (_SHOWN_BATCHES if name in NEVER_EMPTIED else 1)
     if not name.endswith(".csv"):
         return generate(name, ranks, microbatches, num_batches=batches, num_chunks=chunks or None)
     if versions not in ("flush", "2bw", "stash"):

@@ -21,7 +21,7 @@ from windtunnel.planning.pipelines.schedules import (
     repeated,
 )
 
-__all__ = ["SCHEDULES", "generate"]
+__all__ = ["NEVER_EMPTIED", "SCHEDULES", "generate"]
 
 _EMPTIED: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
@@ -34,6 +34,8 @@ _EMPTIED: dict[str, Callable[[int, int], Schedule]] = {
     "forward-only": forward_only,
 }
 _NEVER_EMPTIED: dict[str, Callable[[int, int, int], Schedule]] = {"2bw": pipedream_2bw, "pipedream": pipedream}
+NEVER_EMPTIED = tuple(_NEVER_EMPTIED)
+"""Those of them whose batches do not wait for each other."""
 SCHEDULES = (*_EMPTIED, *_NEVER_EMPTIED)
 """Names that ``generate`` knows."""
 
