@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from windtunnel.graph import Phase
 from windtunnel.planning.pipelines.chunked import interleaved
-from windtunnel.planning.pipelines.schedules import one_forward_one_backward
+from windtunnel.planning.pipelines.schedules import one_forward_one_backward, repeated
 from windtunnel.planning.pipelines.timed import StageTimes, scheduled
 from windtunnel.simulate import replay
 
@@ -41,3 +42,19 @@ def test_an_exchange_never_ends_before_messages_that_nobody_waits_for(num_ranks,
     waited, free = (makespan_ns(schedule, rule, forward_ns=uneven) for rule in ("exchanged", "buffered"))
 
     assert waited >= free
+
+
+@pytest.mark.parametrize("num_batches", [1, 2])
+@pytest.mark.parametrize(("num_ranks", "num_microbatches", "num_chunks"), [(2, 2, 2), (2, 8, 2), (4, 8, 3)])
+def test_every_stage_is_updated_once_per_batch_at_its_end(num_ranks, num_microbatches, num_chunks, num_batches):
+    schedule = repeated(interleaved(num_ranks, num_microbatches, num_chunks), num_batches)
+    times = {"forward_ns": 10, "backward_ns": 20, "message_ns": 3}
+
+    graph = scheduled(schedule, StageTimes(**times, update_ns=50), messages="exchanged")
+
+    updates = graph.tasks.strings("name").to_numpy()[graph.select(phase=Phase.UPDATE)].tolist()
+    expected = [f"update of stage {stage}" for stage in range(schedule.num_stages) for _ in range(num_batches)]
+    assert sorted(expected) == sorted(updates)
+    if num_batches == 1:
+        bare = makespan_ns(schedule, "exchanged")
+        assert bare + 50 * num_chunks == replay(graph).makespan_ns

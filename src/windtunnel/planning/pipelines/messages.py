@@ -63,19 +63,24 @@ def _crossing(line: Line, rank: int) -> None:
 
 def _exchanged(line: Line, rank: int) -> None:
     """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
-    rounds, at = _rounds(line.row(rank)), -1
+    row = line.row(rank)
+    begins = [0, *(at + 1 for at in range(len(row)) if line.ends_batch(rank, at))]
+    rounds = [one for first, last in pairwise(begins) for one in _rounds(row[first:last])]
+    first, at = 0, -1
     line.wait(rank, line.post(rank, _all(line.into, rounds[0])))
     for one, following in zip(rounds, [*rounds[1:], ()], strict=True):
         for action in one:
             line.compute(rank, action)
         at += len(one)
         line.wait(rank, line.post(rank, [*_all(line.out, one), *_all(line.into, following)]))
-        if line.ends_batch(rank, at):
-            line.update(rank, one[-1].microbatch)
+        if line.ends_batch(rank, at):  # all stages of a rank are updated then
+            for place in range(first, at + 1):
+                line.update(rank, place)
+            first = at + 1
 
 
 def _rounds(row: Sequence[Action]) -> list[tuple[Action, ...]]:
-    """A pass, or, where passes forward are left when the first comes back, a forward one with the next backward one."""
+    """Of a batch: a pass, or, where some go forward when the first comes back, one forward with the next backward."""
     rounds: list[tuple[Action, ...]] = []
     is_paired = any((one.kind, other.kind) == ("B", "F") for one, other in pairwise(row))
     for action in row:
