@@ -78,7 +78,8 @@ def delayed_training(
             parameter.grad *= max_norm / (known + 1e-6)
         optimizer.step()
         history.append(_values(named))
-        history[: -num_stages - 1] = [{}] * (len(history) - num_stages - 1)  # nobody looks further back
+        if batch > num_stages:
+            history[batch - num_stages - 1] = {}  # nobody looks further back
     return losses, history[-1]
 
 

@@ -134,6 +134,15 @@ def recognize(name: str, memory_bytes: int) -> Device | None:
     return matching(name, memory_bytes, devices())
 
 
+@cache
+def _achieved() -> list[tuple[Device, str, float]]:
+    """Chip, class of operator, share of the peak, as published."""
+    return [
+        (chip := device(row["device"]), row["class"], 1e12 * float(row["tflops"]) / chip.flops_per_s(row["dtype"]))
+        for row in rows_of("achieved.csv")
+    ]
+
+
 def achieved_ratios(chip: Device) -> dict[tuple[str, str], float]:
     """The share of its peak that the best kernels were measured to reach, by class of operator and type.
 
@@ -144,12 +153,11 @@ def achieved_ratios(chip: Device) -> dict[tuple[str, str], float]:
     >>> round(achieved_ratios(device("h200"))["product", "bf16"], 2)
     0.8
     """
-    alike = [row for row in rows_of("achieved.csv") if device(row["device"]).architecture == chip.architecture]
+    alike = [row for row in _achieved() if row[0].architecture == chip.architecture]
     found: dict[tuple[str, str], float] = {}
-    for kind in {row["class"] for row in alike}:
-        rows = [row for row in alike if row["class"] == kind]
-        own = [row for row in rows if row["device"] == chip.name] or rows
-        shares = [float(row["tflops"]) * 1e12 / device(row["device"]).flops_per_s(row["dtype"]) for row in own]
+    for kind in {kind for _, kind, _ in alike}:
+        rows = [(known.name, share) for known, of, share in alike if of == kind]
+        shares = [share for name, share in rows if name == chip.name] or [share for _, share in rows]
         found |= dict.fromkeys([(kind, "bf16"), (kind, "fp16")], sum(shares) / len(shares))
     return found
 

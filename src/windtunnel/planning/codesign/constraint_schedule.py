@@ -24,7 +24,9 @@ from windtunnel.extras import require
 from windtunnel.planning.codesign.lists import list_schedule
 from windtunnel.planning.codesign.operations import (
     FUSED,
+    GAP,
     TENSOR,
+    TIME_LIMIT_S,
     VECTOR,
     Cores,
     Operations,
@@ -37,7 +39,6 @@ from windtunnel.planning.codesign.operations import (
 __all__ = ["constraint_schedule", "constraint_schedules"]
 
 Ints = NDArray[np.int64]
-GAP, TIME_LIMIT_S = 0.01, 600.0
 
 
 def constraint_schedule(

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from windtunnel.planning.codesign.lists import list_schedule
 from windtunnel.planning.codesign.operations import (
     FUSED,
+    GAP,
     TENSOR,
+    TIME_LIMIT_S,
     VECTOR,
     Cores,
     Operations,
@@ -32,7 +34,6 @@ from windtunnel.planning.integer import Model
 
 __all__ = ["integer_schedule"]
 
-GAP, TIME_LIMIT_S = 0.01, 600.0
 Ints = NDArray[np.int64]
 _ROUNDING = 1e-6
 

@@ -22,9 +22,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import GraphError, InputError
 
-__all__ = ["FUSED", "TENSOR", "VECTOR", "Cores", "Operations", "Schedule", "Task", "checked_cycles", "replayed"]
+__all__ = [
+    "FUSED",
+    "GAP",
+    "TENSOR",
+    "TIME_LIMIT_S",
+    "VECTOR",
+    "Cores",
+    "Operations",
+    "Schedule",
+    "Task",
+    "checked_cycles",
+    "replayed",
+]
 
 TENSOR, VECTOR, FUSED = range(3)
+GAP, TIME_LIMIT_S = 0.01, 600.0  # where a solver of schedules ends
 Ints = NDArray[np.int64]
 
 
