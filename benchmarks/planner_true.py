@@ -54,23 +54,11 @@ class Case:
 
     def run(self, which: int, num_steps: int, *, watches_memory: bool = False) -> Any:
         """Really train by a plan."""
-        from windtunnel.planning.pipelines.blocks import cut_evenly
-        from windtunnel.planning.pipelines.replayed import table_of
-        from windtunnel.training.pipelines.train import orders_of, train_pipeline
+        from windtunnel.training.pipelines.profiled import pipeline_of
+        from windtunnel.training.pipelines.train import train_pipeline
 
-        row = self.played[which].row
-        blocks = self.profiles[row.microbatch]
-        cuts = cut_evenly(blocks.num_blocks, row.depth)
-        stage_of = {
-            name: next(stage for stage, (first, last) in enumerate(cuts) if first <= unit < last)
-            for name, unit in blocks.unit_of.items() if name
-        }  # fmt: skip
-        orders = orders_of(
-            self.workload, {**self.parameters, "batch_size": self.batch}, stage_of,
-            lambda count: table_of(row, count), num_steps,
-            num_replicas=row.width, recomputes=row.recomputes, watches_memory=watches_memory,
-        )  # fmt: skip
-        return train_pipeline(orders)
+        planned = pipeline_of(self.played[which], self.profiles, self.workload, self.parameters, self.batch)
+        return train_pipeline(planned.orders(num_steps, watches_memory=watches_memory))
 
 
 def measured_ns(case: Case, rounds: int, num_steps: int) -> list[float]:

@@ -20,7 +20,7 @@ def path(tmp_path):
 def test_a_graph_is_planned_and_every_combination_told(path, tmp_path):
     page = tmp_path / "plans.html"
     done = windtunnel(
-        "pipeline", "plan", path, "--devices", 4, "--batch", 16, "--samples", 4, "--memory", "24KiB", "--output", page
+        "pipeline", "plan", path, "--devices", 4, "--batch", 16, "--samples", 4, "--memory", "24KiB", "--report", page
     )
     told = windtunnel("pipeline", "plan", path, "--devices", 4, "--batch", 16, "--samples", 4, "--json")
     answer = json.loads(told.stdout)
@@ -87,12 +87,42 @@ def test_a_workload_needs_a_number_of_processes():
 
 
 @pytest.mark.slow
-def test_a_workload_is_captured_and_planned_for_processes_of_this_host():
+def test_a_workload_is_captured_and_planned_for_processes_of_this_host(tmp_path):
     done = windtunnel(
-        "pipeline", "plan", "mlp:width=64,depth=5", "--devices", 2, "--batch", 16, "--microbatches", "4,8", "--json"
-    )
+        "pipeline", "plan", "mlp:width=64,depth=5", "--devices", 2, "--batch", 16, "--microbatches", "4,8", "--json",
+        "--output", tmp_path / "plan.json",
+    )  # fmt: skip
     answer = json.loads(done.stdout)
 
     assert 0 == done.code, done.stderr
     assert 1 <= answer["best"]["width"] * answer["best"]["depth"] <= 2
     assert all(row["memory_bytes"] for row in answer["rows"] if row["is_feasible"])
+    assert answer == json.loads((tmp_path / "plan.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 1, "1f1b"), (1, 2, "auto"), (2, 2, "2bw")])
+def test_the_command_that_plan_prints_runs_exactly_the_plan(tmp_path, monkeypatch, shape):
+    """Stages, replicas, microbatches, schedule and recomputing, with the planner's own prediction in the receipt."""
+    depth, width, schedule = shape
+    monkeypatch.chdir(tmp_path)
+    done = windtunnel(
+        "pipeline", "plan", "mlp:width=64,depth=5", "--devices", depth * width, "--batch", 16, "--microbatches", 2,
+        "--depth", depth, "--width", width, "--schedule", schedule, "--recompute", "yes",
+    )  # fmt: skip
+    command = done.stderr.strip().splitlines()[-1].removeprefix("next: ").split()
+    ran = windtunnel(*command[1:], "--steps", 6, "--ledger", "ledger.db", "--json")
+    plan, found = json.loads((tmp_path / "mlp.plan.json").read_text()), json.loads(ran.stdout)
+    again = windtunnel("pipeline", "plan", "mlp", "--devices", 2, "--batch", 16)
+
+    assert 0 == ran.code, ran.stderr
+    best = plan["best"]
+    assert (best["depth"], best["width"], best["num_microbatches"], best["recomputes"]) == (
+        found["ranks"], found["width"], found["microbatches"], found["recompute"],
+    )  # fmt: skip
+    assert depth == len(found["stages"])
+    firsts = [names[0] for names in plan["stages"]]
+    assert firsts == [names[0] for names in found["stages"]]
+    assert best["replayed_ns"] == found["predicted_step_ns"] == found["receipt"]["predicted_ns"]
+    assert found["step_ns"] == found["receipt"]["changed"]["value"]
+    assert (2, True) == (again.code, "is there already" in again.stderr)

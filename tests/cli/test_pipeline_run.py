@@ -29,6 +29,34 @@ def test_what_cannot_run_is_said_with_exit_code_2(options, message):
     assert message in shown.stderr
 
 
+def test_a_plan_says_all_that_runs(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("{}")
+    both = windtunnel("pipeline", "run", JOB, "--plan", path, "--width", 2)
+    other = windtunnel("pipeline", "run", "--plan", path)
+    neither = windtunnel("pipeline", "run")
+    missing = windtunnel("pipeline", "run", "--plan", tmp_path / "plans.json")
+
+    assert [2, 2, 2, 2] == [one.code for one in (both, other, neither, missing)]
+    assert f"the plan says what runs, not {JOB}, --width" in both.stderr
+    assert "this is no plan of a pipeline" in other.stderr
+    assert "there is no workload" in neither.stderr
+    assert "did you mean" in missing.stderr
+
+
+@pytest.mark.slow
+def test_replicas_are_predicted_also_after_a_resume(tmp_path):
+    words = ("pipeline", "run", JOB, "--ranks", "2", "--microbatches", "4", "--width", "2", "--schedule", "1f1b")
+    more = ("--checkpoint", str(tmp_path / "kept"), "--ledger", str(tmp_path / "ledger.db"), "--json")
+    first = json.loads(windtunnel(*words, "--steps", "5", *more).stdout)
+    later = json.loads(windtunnel(*words, "--steps", "10", "--resume", *more).stdout)
+
+    assert first["receipt"]["parameters"]["width"] == 2
+    assert first["predicted_step_ns"] == later["predicted_step_ns"] == later["receipt"]["predicted_ns"]
+    assert first["stages"] == later["stages"]
+    assert 5 == later["first_step"]
+
+
 @pytest.mark.slow
 def test_a_pipeline_trains_and_its_receipt_is_kept(tmp_path):
     words = ("pipeline", "run", JOB, "--ranks", "2", "--microbatches", "4", "--checkpoint", str(tmp_path / "kept"))

@@ -22,9 +22,11 @@ def table_document(
     table: PlanTable, played: Sequence[Played], stages: Sequence[Sequence[str]], note: str, batch: int
 ) -> dict[str, Any]:
     """All rows in raw units; those that were replayed, by their replays."""
+    from windtunnel.training.pipelines.plan_file import PLAN_SCHEMA
+
     replayed = {id(one.row): one.step_ns for one in played}
     return {
-        "schema": "windtunnel.pipeline-plan/1",
+        "schema": PLAN_SCHEMA,
         "batch": batch,
         "note": note,
         "best": _row(played[0].row, played[0].step_ns),

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, suggest
-from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._files import derived, open_graph, require_free
 from windtunnel.cli._options import Force, Json, MostDownsets
 from windtunnel.cli._pipeline_plans import piper_document, print_piper, print_plans, table_document
 from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.documents import json_text
 from windtunnel.errors import InputError
+from windtunnel.outputs import whole
 
 if TYPE_CHECKING:
     from windtunnel.planning.pipelines.blocks import Blocks
@@ -64,7 +66,13 @@ def plan(
     time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Of times in Piper's form: s, ms, us.")] = "s",
     most_downsets: MostDownsets = 40_000,
     shows_all: Annotated[bool, typer.Option("--all", help="Show every combination.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="HTML", help="All of it as a page.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="JSON", help="For pipeline run --plan; of a workload WORKLOAD.plan.json."
+        ),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="All of it as a page.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -72,11 +80,15 @@ def plan(
 
     How deep, how wide, which microbatch, what is computed again, emptied or not: what fits, and what is quickest.
     """
+    from windtunnel.planning.pipelines.blocks import cut_evenly
     from windtunnel.planning.pipelines.piper_format import is_piper
 
-    if output is not None:
-        require_free(output, force=force)
     path = Path(target)
+    is_workload = not (path.exists() or path.suffix)
+    if is_workload:
+        output = derived(Path(target.partition(":")[0].strip()), ".plan.json", output)
+    for one in filter(None, (output, report)):
+        require_free(one, force=force)
     if is_piper(path):
         _plan_piper(path, devices, memory, bandwidth, time_unit, most_downsets, as_json=as_json)
         return
@@ -87,39 +99,47 @@ def plan(
         _numbers(width, "--width"), _numbers(depth, "--depth"), _one_of(recompute, _AGAIN, "--recompute"),
         precision, base, replay,
     )  # fmt: skip
-    is_workload = not (path.exists() or path.suffix)
     with Progress("planning") as progress, stdout_to_stderr():
         if is_workload:
-            table, played, blocks, note = _of_workload(target, devices, asked, progress)
+            found = _of_workload(target, devices, asked, progress)
         else:
             links = _links(bandwidth or "16 GB/s", network, per_server)
-            table, played, blocks, note = _of_graph(path, devices, samples, links, asked, progress)
-    stages = _stages(played[0], blocks)
+            found = _of_graph(path, devices, samples, links, asked, progress)
+    stages = [list(found.blocks.names[first:last]) for first, last in cut_evenly(found.blocks.num_blocks, found.depth)]
+    document = {**table_document(found.table, found.played, stages, found.note, batch), **found.runs}
     if output is not None:
+        with whole(output) as scratch:
+            scratch.write_text(json_text(document, indent=1) + "\n")
+    if report is not None:
         from windtunnel.reports.pipeline_plans import plans_page
 
-        plans_page(table, played, output, title=path.stem, note=note, overwrite=True)
-        advise(f"wrote {output}")
+        plans_page(found.table, found.played, report, title=path.stem, note=found.note, overwrite=True)
     if as_json:
-        print_json(table_document(table, played, stages, note, batch))
+        print_json(document)
     else:
-        print_plans(table, played, stages, note, batch, shows_all=shows_all)
+        print_plans(found.table, found.played, stages, found.note, batch, shows_all=shows_all)
+    for one in filter(None, (output, report)):
+        advise(f"written: {one}")
     if is_workload:
-        _suggest_run(target, batch, played[0])
+        suggest("windtunnel", "pipeline", "run", "--plan", output)
 
 
-def _suggest_run(target: str, batch: int, best: Played) -> None:
-    row = best.row
-    workload = f"{target}{',' if ':' in target else ':'}batch_size={batch}"
-    schedule = "1f1b" if row.schedule == "none" else row.schedule
-    options = ["--ranks", row.depth, "--microbatches", row.num_microbatches, "--schedule", schedule]
-    options += ["--width", row.width] * (row.width > 1) + ["--recompute"] * row.recomputes
-    suggest("windtunnel", "pipeline", "run", workload, *options)
+class _Found(NamedTuple):
+    """Every combination, the best by their replays, the blocks, what is worth knowing, what ``pipeline run`` reads."""
+
+    table: PlanTable
+    played: list[Played]
+    blocks: Blocks
+    note: str
+    runs: dict[str, Any]
+
+    @property
+    def depth(self) -> int:
+        """Stages of the best."""
+        return self.played[0].row.depth
 
 
-def _of_graph(
-    path: Path, devices: str, samples: int, links: Links, asked: _Asked, progress: Progress
-) -> tuple[PlanTable, list[Played], Blocks, str]:
+def _of_graph(path: Path, devices: str, samples: int, links: Links, asked: _Asked, progress: Progress) -> _Found:
     """A graph on devices of its own."""
     from windtunnel.planning.pipelines.profiles import profiles_of, sizes_of
     from windtunnel.planning.pipelines.replayed import ranked_by_replay
@@ -137,17 +157,16 @@ def _of_graph(
     table = _table(profiles, job, asked)
     played = ranked_by_replay(table.feasible[: asked.num_replayed], profiles, job, progress=progress)
     note = "times of other microbatches are in proportion to samples" if chips[0] is None else ""
-    return table, played, next(iter(profiles.values())), note
+    return _Found(table, played, next(iter(profiles.values())), note, {})
 
 
-def _of_workload(
-    target: str, devices: str, asked: _Asked, progress: Progress
-) -> tuple[PlanTable, list[Played], Blocks, str]:
+def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -> _Found:
     """A workload on processes of this host, which share its cores."""
     import math
 
     from windtunnel.planning.pipelines.profiles import sizes_of
-    from windtunnel.training.pipelines.profiled import captured_blocks, conditions_for, links_of, ranked_on_host
+    from windtunnel.training.pipelines import profiled
+    from windtunnel.training.pipelines.plan_file import plan_fields
     from windtunnel.units import format_duration, format_rate
     from windtunnel.whatifs import parse_step
 
@@ -156,16 +175,17 @@ def _of_workload(
     chosen = parse_step(target, kind="workload")
     number = int(devices)
     sizes = sizes_of(asked.batch, asked.microbatches)
-    profiles = captured_blocks(chosen.name, chosen.parameters, asked.batch, sizes, progress=progress)
-    conditions = conditions_for(chosen.name, chosen.parameters, profiles, number, asked.batch)
-    job = _job(number, math.inf, links_of(conditions, number), asked)
+    profiles = profiled.captured_blocks(chosen.name, chosen.parameters, asked.batch, sizes, progress=progress)
+    conditions = profiled.conditions_for(chosen.name, chosen.parameters, profiles, number, asked.batch)
+    job = _job(number, math.inf, profiled.links_of(conditions, number), asked)
     table = _table(profiles, job, asked)
-    played = ranked_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
+    played = profiled.ranked_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
     note = (
         f"processes of this host share its cores: messages {format_duration(round(conditions.latency_ns))} and "
         f"{format_rate(conditions.bandwidth_bytes_per_s)}, {conditions.slowdown[-1]:.2f} times slower all at once"
     )
-    return table, played, next(iter(profiles.values())), note
+    runs = plan_fields(profiled.pipeline_of(played[0], profiles, chosen.name, chosen.parameters, asked.batch))
+    return _Found(table, played, next(iter(profiles.values())), note, runs)
 
 
 def _job(number: int, own_bytes: float, links: Links, asked: _Asked) -> Job:
@@ -189,12 +209,6 @@ def _table(profiles: dict[int, Blocks], job: Job, asked: _Asked) -> PlanTable:
     )  # fmt: skip
     _ = table.best
     return table
-
-
-def _stages(played: Played, blocks: Blocks) -> list[list[str]]:
-    from windtunnel.planning.pipelines.blocks import cut_evenly
-
-    return [list(blocks.names[first:last]) for first, last in cut_evenly(blocks.num_blocks, played.row.depth)]
 
 
 def _links(bandwidth: str, network: str, per_server: int) -> Links:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,24 +15,28 @@ from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.training.pipelines.job import PlannedPipeline
+    from windtunnel.training.pipelines.job import PipelineSpec, PlannedPipeline
     from windtunnel.training.pipelines.train import Trained
 
 __all__ = ["run"]
 
 _SCHEMA = "windtunnel.pipeline-run/1"
 _SHOWN = 10
+_RANKS, _MICROBATCHES, _SCHEDULE = 4, 8, "2bw"  # where neither options nor a plan say it
 
 
 def run(
-    target: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Such as mlp, or decoder-lm:size=tiny.")],
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Processes of a pipeline.")] = 4,
-    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Per batch and pipeline.")] = 8,
+    target: Annotated[str, typer.Argument(metavar="[WORKLOAD]", help="Such as mlp, or decoder-lm:size=tiny.")] = "",
+    plan: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="What pipeline plan has written: exactly that is run.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of a pipeline; 4.")] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help="Per batch and pipeline; 8.")] = None,
     schedule: Annotated[
-        str, typer.Option(help="1f1b, gpipe, 2bw, pipedream, interleaved, zb-h1, zbv, dualpipev ...")
-    ] = "2bw",
+        str, typer.Option(help="2bw, 1f1b, gpipe, pipedream, interleaved, zb-h1, zbv, dualpipev ...; 2bw.")
+    ] = "",
     chunks: Annotated[int, typer.Option(min=0, metavar="N", help="Stages per rank of interleaved.")] = 0,
-    width: Annotated[int, typer.Option(min=1, metavar="N", help="Equal pipelines that share the batch.")] = 1,
+    width: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pipelines that share the batch; 1.")] = None,
     recompute: Annotated[bool, typer.Option("--recompute", help="Run forward again instead of keeping it.")] = False,
     clip: Annotated[
         float, typer.Option(min=0.0, metavar="NORM", help="Clip gradients; unless flushed, by the norm a batch before.")
@@ -50,32 +55,34 @@ def run(
 
     Under torchrun it uses torchrun's processes: torchrun --nproc-per-node 2 -m windtunnel pipeline run mlp --ranks 2
     """
-    from windtunnel.training.pipelines.checkpoints import kept_stages
-    from windtunnel.training.pipelines.job import PipelineSpec, planned_pipeline
+    from windtunnel.training.pipelines.job import planned_pipeline
     from windtunnel.training.pipelines.train import train_pipeline
-    from windtunnel.whatifs import parse_step
 
-    chosen = parse_step(target, kind="workload")
     if resume and checkpoint is None:
         raise InputError("there is nothing to resume from", where="--resume", fix="name its folder with --checkpoint")
-    spec = PipelineSpec(
-        chosen.name, dict(chosen.parameters), ranks, microbatches, schedule, chunks or None, width, recompute,
-        clip or None,
-    )  # fmt: skip
+    own = {
+        "--ranks": ranks, "--microbatches": microbatches, "--schedule": schedule, "--chunks": chunks,
+        "--width": width, "--recompute": recompute,
+    }  # fmt: skip
+    if plan is None:
+        spec = _spec(target, ranks, microbatches, schedule, chunks, width, recompute=recompute, max_norm=clip)
+        known = _kept(spec, checkpoint) if resume else None
+    else:
+        known = _read(plan, target, [name for name, value in own.items() if value], max_norm=clip)
+        spec = known.spec
     more: dict[str, Any] = {
         "num_batches": steps, "folder": checkpoint, "every": every, "resumes": resume, "watches_memory": memory
     }  # fmt: skip
-    stage_of = kept_stages(checkpoint) if resume and checkpoint is not None else None
     with Progress("training") as progress, stdout_to_stderr():
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from windtunnel.training.pipelines.elastic import train_elastic
 
-            found = train_elastic(spec, stage_of=stage_of, progress=progress, **more)
+            found = train_elastic(spec, known=known, progress=progress, **more)
             if found is None:  # another rank speaks
                 return
             planned, trained = found
         else:
-            planned = planned_pipeline(spec, stage_of=stage_of, progress=progress)
+            planned = known or planned_pipeline(spec, progress=progress)
             orders = planned.orders(num_alone=0 if memory else 3, **more)
             trained = train_pipeline(orders, progress=progress)
     receipt = None
@@ -92,6 +99,51 @@ def run(
     _print(document)
     if receipt is not None:
         advise("next: windtunnel receipts")
+
+
+def _spec(
+    target: str,
+    ranks: int | None,
+    microbatches: int | None,
+    schedule: str,
+    chunks: int,
+    width: int | None,
+    *,
+    recompute: bool,
+    max_norm: float,
+) -> PipelineSpec:
+    """What the options ask for."""
+    from windtunnel.training.pipelines.job import PipelineSpec
+    from windtunnel.whatifs import parse_step
+
+    if not target:
+        raise InputError("there is no workload", where="WORKLOAD", fix="name one, such as mlp, or a plan: --plan JSON")
+    chosen = parse_step(target, kind="workload")
+    return PipelineSpec(
+        chosen.name, dict(chosen.parameters), ranks or _RANKS, microbatches or _MICROBATCHES, schedule or _SCHEDULE,
+        chunks or None, width or 1, recompute, max_norm or None,
+    )  # fmt: skip
+
+
+def _kept(spec: PipelineSpec, checkpoint: Path | None) -> PlannedPipeline | None:
+    from windtunnel.training.pipelines.job import kept_pipeline
+
+    return None if checkpoint is None else kept_pipeline(spec, checkpoint)
+
+
+def _read(plan: Path, target: str, own: list[str], *, max_norm: float) -> PlannedPipeline:
+    """A plan as it is written: nothing but clipping can be added."""
+    from windtunnel.cli._files import require_there
+    from windtunnel.training.pipelines.plan_file import read_plan
+
+    said = [*([target] if target else []), *own]
+    if said:
+        raise InputError(
+            f"the plan says what runs, not {', '.join(said)}", where=str(plan), fix="leave one of them out"
+        )
+    require_there(plan)
+    found = read_plan(plan)
+    return dataclasses.replace(found, spec=dataclasses.replace(found.spec, max_norm=max_norm or None))
 
 
 def _document(planned: PlannedPipeline, trained: Trained) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from windtunnel.flights.pipelines import fly_pipelines
 from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.placement.baselines import even, single
 from windtunnel.planning.placement.search import place
+from windtunnel.training.pipelines import model
 from windtunnel.training.pipelines import run as pipelines
 from windtunnel.training.pipelines._rank import Item, Span
 from windtunnel.training.pipelines.model import HostConditions, predicted_ns, stage_of_modules, step_ns
@@ -77,6 +78,23 @@ def test_a_pipeline_that_is_never_emptied_is_quicker_than_one_that_is(job):
     loads = [4 * bare[plan.device == at].sum() + job.layers.update_ns[plan.device == at].sum() for at in (0, 1)]
     assert 0.999 * max(loads) <= step("2bw") < step("1f1b")
     assert step("2bw", recomputes=True) > 1.1 * step("2bw")
+
+
+def test_replicas_beside_each_other_share_what_they_stand_on(job, monkeypatch):
+    """On cores of their own they take what one takes and the exchange of gradients; on the same cores twice as long."""
+    problem = job.layers.problem
+    plan, fast = place(problem), HostConditions(1e15, 0.0, (1.0, 1.0, 1.0, 1.0))
+
+    def taken(conditions, **more):
+        return predicted_ns(job, plan, conditions, "1f1b", **more)
+
+    monkeypatch.setattr(model, "allowed_cores", lambda: [0, 1, 2, 3])
+    assert taken(fast) == taken(fast, num_replicas=2)
+    narrow = replace(fast, bandwidth_bytes_per_s=1e6)
+    assert taken(narrow, num_replicas=2) >= taken(narrow) + problem.weight_bytes.sum() / 2 / 1e6 * 1e9
+    monkeypatch.setattr(model, "allowed_cores", lambda: [0, 1])
+    crowded = replace(fast, slowdown=(1.0, 1.0, 2.0, 2.0))
+    assert taken(crowded, num_replicas=2) > 1.5 * taken(crowded)
 
 
 def test_a_plan_settles_on_the_cores_that_stages_share(job):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule, stage_order
+from windtunnel.planning.pipelines.replayed import beside, reads_of, side_by_side
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.timed import StageTimes, scheduled
 from windtunnel.planning.placement.throughput import Plan
@@ -34,6 +35,7 @@ def chained(
     overhead_ns: float = 0.0,
     recomputes: bool = False,
     part_ratios: tuple[float, float] = (0.5, 0.5),
+    width: int = 1,
 ) -> Graph:
     """A schedule's passes through the stages of a plan, and its updates.
 
@@ -56,6 +58,8 @@ def chained(
     part_ratios : (float, float)
         What the two parts of a backward pass take of a whole one. A first stage has no input to find gradients for:
         its second part is all of it.
+    width : int
+        Such pipelines beside each other.
 
     Raises
     ------
@@ -82,9 +86,12 @@ def chained(
         update_ns=None if update_ns is None else update_ns[order],
     )
     names = None
-    if schedule.num_ranks == len(order):
+    if schedule.num_ranks == len(order) and width == 1:
         names = [f"{plan.problem.types[int(plan.kind[at])].name} {at}" for at in order]
-    return scheduled(schedule, times, messages=messages, names=names)
+    return scheduled(
+        side_by_side(schedule, width), beside(times, len(order), width), messages=messages,
+        reads=reads_of(len(order), width), names=names,
+    )  # fmt: skip
 
 
 def rendezvous_pipeline(

@@ -12,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.graph import Graph
 from windtunnel.planning.pipelines.blocks import Blocks, cut_evenly
@@ -24,7 +25,18 @@ from windtunnel.planning.pipelines.timed import StageTimes, scheduled
 from windtunnel.planning.pipelines.two_bw import Job, Links, PlanRow
 from windtunnel.simulate import replay
 
-__all__ = ["Played", "play", "ranked_by_replay", "side_by_side", "stage_times", "table_of"]
+__all__ = [
+    "Played",
+    "beside",
+    "play",
+    "ranked_by_replay",
+    "reads_of",
+    "ring_ns_per_byte",
+    "side_by_side",
+    "stage_of_modules",
+    "stage_times",
+    "table_of",
+]
 
 Floats = NDArray[np.float64]
 Progress = Callable[[str, int, int], None]
@@ -72,8 +84,7 @@ def play(row: PlanRow, times: StageTimes, step_ns: Callable[[Graph], float] | No
 
     def taken_ns(num_batches: int) -> float:
         table = side_by_side(table_of(row, num_batches), width)
-        reads = [{stage - 1} if stage % row.depth else set() for stage in range(table.num_stages)]
-        return spent(scheduled(table, times, reads=reads))
+        return spent(scheduled(table, times, reads=reads_of(row.depth, width)))
 
     if row.schedule != "2bw":
         return taken_ns(1)
@@ -84,6 +95,13 @@ def table_of(row: PlanRow, num_batches: int = 1) -> Schedule:
     """The schedule of one pipeline of a row."""
     name = "1f1b" if row.schedule == "none" else row.schedule
     return generate(name, row.depth, row.num_microbatches, num_batches=num_batches)
+
+
+def stage_of_modules(row: PlanRow, blocks: Blocks) -> dict[str, int]:
+    """The stage of each module, by its path."""
+    ends = [last for _, last in cut_evenly(blocks.num_blocks, row.depth)]
+    stage_U = np.searchsorted(ends, np.arange(blocks.num_units), side="right").tolist()
+    return {name: stage_U[unit] for name, unit in blocks.unit_of.items() if name}
 
 
 def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float = 0.0) -> StageTimes:
@@ -104,24 +122,56 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float
         np.array([values[first:last].sum() for first, last in stages])
         for values in (blocks.forward_ns, backward_U, blocks.update_ns, blocks.weight_bytes)
     )
-    ring = 2.0 * (row.width - 1) / row.width / links.across(row.width) * 1e9
+    ring = ring_ns_per_byte(row.width, links.across(row.width))
     per_byte = 1e9 / links.across(row.depth)
     messages = np.array([latency_ns + per_byte * blocks.crossing_bytes(first) for first, _ in stages[1:]])
     return StageTimes(forward_ns=forward, backward_ns=backward, update_ns=update + ring * weights, message_ns=messages)
+
+
+def ring_ns_per_byte(width: int, bandwidth_bytes_per_s: float) -> float:
+    """What averaging gradients over so many replicas takes: a ring moves 2 (w - 1) / w of them."""
+    return 2.0 * (width - 1) / width / bandwidth_bytes_per_s * 1e9
 
 
 def side_by_side(schedule: Schedule, width: int) -> Schedule:
     """So many pipelines as one table; stages and ranks of each follow those of the one before."""
     if width == 1:
         return schedule
-    num_ranks, num_stages = schedule.num_ranks, schedule.num_stages
+    num_ranks, num_stages, each = schedule.num_ranks, schedule.num_stages, range(width)
 
-    def moved(action: Action | None, which: int) -> Action | None:
-        return None if action is None else action._replace(stage=action.stage + which * num_stages)
+    def moved(action: Action, which: int) -> Action:
+        return action._replace(stage=action.stage + which * num_stages)
 
     return dataclasses.replace(
         schedule,
-        actions=tuple(tuple(moved(one, which) for one in row) for which in range(width) for row in schedule.actions),
-        rank_of=tuple(which * num_ranks + rank for which in range(width) for rank in schedule.rank_of),
+        actions=tuple(tuple(one and moved(one, which) for one in row) for which in each for row in schedule.actions),
+        rank_of=tuple(which * num_ranks + rank for which in each for rank in schedule.rank_of),
+        replicas=tuple(
+            tuple(which * num_ranks + rank for rank in ranks) for which in each for ranks in schedule.replicas
+        ),
         most_in_flight=schedule.most_in_flight * width,
+        overlaps=frozenset(moved(one, which) for which in each for one in schedule.overlaps),
     )
+
+
+def reads_of(num_stages: int, width: int) -> list[set[int]]:
+    """Whose outputs each stage of pipelines side by side reads: the first one of each reads nobody's."""
+    return [{stage - 1} if stage % num_stages else set() for stage in range(num_stages * width)]
+
+
+def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
+    """The times of one pipeline for so many side by side."""
+    if width == 1:
+        return times
+
+    def tiled(values: ArrayLike | None, number: int, more: int = 0) -> Floats | None:
+        if values is None:
+            return None
+        one = np.append(np.broadcast_to(np.asarray(values, float), number), np.zeros(more))
+        return np.tile(one, width)[: number * width + more * (width - 1)]
+
+    of_stages: dict[str, Any] = {
+        name: tiled(getattr(times, name), num_stages)
+        for name in ("forward_ns", "backward_ns", "input_ns", "weights_ns", "update_ns", "agree_ns", "kept_bytes")
+    }
+    return dataclasses.replace(times, **of_stages, message_ns=tiled(times.message_ns, num_stages - 1, 1))

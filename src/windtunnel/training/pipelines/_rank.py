@@ -34,7 +34,10 @@ NUM_EXCHANGES = 4
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What all ranks do; ``splits`` are stages by path of a module, ``parts`` one whose passes are taken apart."""
+    """What all ranks do; ``splits`` are stages by path of a module, ``parts`` one whose passes are taken apart.
+
+    There are processes for ``num_replicas`` tables; only the first ones run theirs.
+    """
 
     workload: str
     home: str
@@ -46,7 +49,13 @@ class Orders(msgspec.Struct, frozen=True):
     time_limit_s: float
     recomputes: bool = False
     parts: dict[str, int] = {}
+    num_replicas: int = 1
     seed: int = 0
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes."""
+        return self.table.num_ranks * self.num_replicas
 
 
 class Item(msgspec.Struct, frozen=True, order=True):
@@ -129,14 +138,16 @@ def main(place: Place) -> None:
 
 def _rounds(orders: Orders, place: Place) -> list[Span]:
     rank = place.rank
-    whole = WholeModel(orders.workload, orders.parameters, orders.table.num_microbatches, orders.home)
+    num_parts = orders.table.num_microbatches * orders.num_replicas
+    whole = WholeModel(orders.workload, orders.parameters, num_parts, orders.home)
     actions: dict[Item, Callable[[], None]] = {}
     for size in orders.message_bytes:
         actions[Item("message", size)] = _exchange(rank, size) if rank < 2 else _nothing
     if orders.splits:  # they are compared with it
         actions[Item("step")] = whole.step if rank == 0 else _nothing
-    actions[Item("idle", min(orders.message_bytes))] = _idle(orders, rank)
-    for number in range(1, orders.table.num_ranks + 1):
+    runs = rank < orders.table.num_ranks
+    actions[Item("idle", min(orders.message_bytes))] = _idle(orders, rank) if runs else _nothing
+    for number in range(1, orders.num_ranks + 1):
         actions[Item("beside", number)] = (lambda: whole.step(1)) if rank < number else _nothing
     if orders.parts:
         pipe = split_model(whole.model, whole.microbatch, orders.parts)
@@ -146,7 +157,7 @@ def _rounds(orders: Orders, place: Place) -> list[Span]:
         size_bytes, copied = _copy(whole.model)
         actions[Item("copy", size_bytes)] = copied if rank == 0 else _nothing
     for number, stage_of in enumerate(orders.splits):
-        actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank)
+        actions[Item("split", number)] = _pipeline(orders, whole, stage_of, rank) if runs else _nothing
         _told(place, "splits", number + 1, len(orders.splits))
     return _timed(orders, actions, place)
 

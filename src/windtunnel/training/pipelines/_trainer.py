@@ -65,6 +65,8 @@ class TrainOrders:
         Follow every storage, which costs as much as many a step.
     num_alone : int
         Steps that the first rank does by itself, before and again after, while the others wait.
+    predicted : dict
+        What a step was predicted to take, for the checkpoints.
     """
 
     workload: str
@@ -81,6 +83,7 @@ class TrainOrders:
     returns_weights: bool = False
     watches_memory: bool = False
     num_alone: int = 0
+    predicted: dict[str, Any] = field(default_factory=dict)
 
     @property
     def table(self) -> Schedule:
@@ -193,7 +196,7 @@ def _segments(orders: TrainOrders, rank: int, runs: PipelineRank) -> None:
         _segment(runs, orders.tables, batch, length)
         batch += length
         if orders.folder is not None:
-            _write(orders.folder, batch, rank, runs, orders.identity)
+            _write(orders, orders.folder, batch, rank, runs)
 
 
 def _segment(runs: PipelineRank, tables: dict[int, Schedule], batch: int, length: int) -> None:
@@ -249,13 +252,13 @@ def _groups(table: Schedule, replica: int, num_replicas: int) -> tuple[dict[int,
     return holders, whole[replica]
 
 
-def _write(folder: Path, batch: int, rank: int, runs: PipelineRank, identity: dict[str, Any]) -> None:
+def _write(orders: TrainOrders, folder: Path, batch: int, rank: int, runs: PipelineRank) -> None:
     stages = {at: one.weights.state() for at, one in runs.stages.items()}
     write_rank(folder, batch, rank, {"stages": stages, "norm": runs.reduction.state(), "random": torch.get_rng_state()})
     if dist.is_initialized():
         dist.barrier()
     if rank == 0:
-        finish_checkpoint(folder, batch, identity)
+        finish_checkpoint(folder, batch, orders.identity, orders.predicted)
 
 
 def _restore(state: dict[str, Any], runs: PipelineRank) -> None:

@@ -15,7 +15,7 @@ from windtunnel.documents import json_text
 from windtunnel.errors import InputError
 from windtunnel.outputs import whole
 
-__all__ = ["finish_checkpoint", "kept_stages", "last_checkpoint", "read_rank", "write_rank"]
+__all__ = ["finish_checkpoint", "kept_plan", "last_checkpoint", "read_rank", "write_rank"]
 
 _SCHEMA = "windtunnel.pipeline-checkpoint/1"
 _NAME = "pipeline.json"
@@ -29,7 +29,7 @@ def last_checkpoint(folder: Path, identity: dict[str, Any]) -> int:
     InputError
         The set is of another pipeline, or what says so cannot be read.
     """
-    batch, kept = _head(folder)
+    batch, kept, _ = _head(folder)
     wanted = json.loads(json_text(identity))
     other = [key for key in wanted if batch and kept.get(key) != wanted[key]]
     if other:
@@ -41,24 +41,27 @@ def last_checkpoint(folder: Path, identity: dict[str, Any]) -> int:
     return batch
 
 
-def kept_stages(folder: Path) -> dict[str, int]:
-    """The stage of each module of the pipeline that has left a checkpoint; none where there is none.
+def kept_plan(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
+    """The stage of each module of the pipeline that has left a checkpoint, and what it was predicted to take.
+
+    Both are empty where there is none.
 
     Raises
     ------
     InputError
         It cannot be read.
     """
-    return {str(name): int(stage) for name, stage in _head(folder)[1].get("stages", {}).items()}
+    _, identity, predicted = _head(folder)
+    return {str(name): int(stage) for name, stage in identity.get("stages", {}).items()}, predicted
 
 
-def _head(folder: Path) -> tuple[int, dict[str, Any]]:
+def _head(folder: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     path = folder / _NAME
     if not path.exists():
-        return 0, {}
+        return 0, {}, {}
     try:
         found = json.loads(path.read_text())
-        return int(found["batch"]), dict(found["identity"])
+        return int(found["batch"]), dict(found["identity"]), dict(found["predicted"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no checkpoint of a pipeline", where=str(folder), fix="name another folder") from (
             error
@@ -100,16 +103,17 @@ def read_rank(folder: Path, batch: int, rank: int) -> dict[str, Any]:
     return state
 
 
-def finish_checkpoint(folder: Path, batch: int, identity: dict[str, Any]) -> None:
-    """Every rank has written: the set counts from now on, older ones go.
+def finish_checkpoint(folder: Path, batch: int, identity: dict[str, Any], predicted: dict[str, Any]) -> None:
+    """Every rank has written: the set counts from now on, older ones go. What was predicted goes along.
 
     Raises
     ------
     InputError
         The folder cannot be written.
     """
+    document = {"schema": _SCHEMA, "batch": batch, "identity": identity, "predicted": predicted}
     with whole(folder / _NAME) as scratch:
-        scratch.write_text(json_text({"schema": _SCHEMA, "batch": batch, "identity": identity}) + "\n")
+        scratch.write_text(json_text(document) + "\n")
     for older in folder.glob("batch-*"):
         if older.name != f"batch-{batch}":
             shutil.rmtree(older, ignore_errors=True)

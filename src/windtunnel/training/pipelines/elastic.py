@@ -7,7 +7,6 @@ own launcher (``train``).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,9 +23,18 @@ __all__ = ["train_elastic"]
 
 
 def train_elastic(
-    spec: PipelineSpec, *, stage_of: Mapping[str, int] | None = None, progress: Progress, **more: Any
+    spec: PipelineSpec, *, known: PlannedPipeline | None = None, progress: Progress, **more: Any
 ) -> tuple[PlannedPipeline, Trained] | None:
-    """Train; None on all ranks but the first. More as of ``planned_pipeline`` and ``PlannedPipeline.orders``.
+    """Train; None on all ranks but the first.
+
+    Parameters
+    ----------
+    spec : PipelineSpec
+    known : PlannedPipeline, optional
+        Planned already.
+    progress : callable
+    more
+        As of ``PlannedPipeline.orders``.
 
     Raises
     ------
@@ -44,7 +52,7 @@ def train_elastic(
                 f"{size} processes for {spec.num_replicas} pipelines of {spec.num_ranks} ranks", where="torchrun",
                 fix=f"--nproc-per-node {spec.num_ranks * spec.num_replicas}",
             )  # fmt: skip
-        told: list[Any] = [planned_pipeline(spec, stage_of=stage_of, progress=progress) if rank == 0 else None]
+        told: list[Any] = [known or planned_pipeline(spec, progress=progress) if rank == 0 else None]
         dist.broadcast_object_list(told)
         planned: PlannedPipeline = told[0]
         orders = planned.orders(**more)

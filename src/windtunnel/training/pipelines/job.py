@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.errors import InputError
+from windtunnel.measure.fingerprint import machine
 from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.placement.baselines import even
 from windtunnel.planning.placement.search import place
+from windtunnel.training.pipelines.checkpoints import kept_plan
 from windtunnel.training.pipelines.model import PipelineJob, stage_of_modules, step_ns, whole_ns
 from windtunnel.training.pipelines.run import job_of
 from windtunnel.training.pipelines.search import improve
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
     from windtunnel.planning.placement.throughput import Plan
     from windtunnel.training.pipelines._trainer import TrainOrders
 
-__all__ = ["PipelineSpec", "PlannedPipeline", "planned_pipeline"]
+__all__ = ["PipelineSpec", "PlannedPipeline", "kept_pipeline", "planned_pipeline"]
 
 Progress = Callable[[str, int, int], None]
+_PREDICTED = ("step_ns", "one_process_ns")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class PipelineSpec:
     recomputes: bool = False
     max_norm: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a job of no pipelines."""
+        if self.num_replicas < 1:
+            raise InputError(f"{self.num_replicas} pipelines", where="width", fix="one or more")
+
     def table(self, num_batches: int) -> Schedule:
         """The schedule of so many batches."""
         return generate(
@@ -72,9 +82,9 @@ class PlannedPipeline:
     stage_of : mapping of str to int
         Stage by path of a module.
     predicted_ns : float or None
-        A step; None where there are replicas, or nothing was captured.
+        A step; None where it is not known.
     predicted_alone_ns : float or None
-        A step of one process; None where nothing was captured.
+        A step of one process; None where it is not known.
     """
 
     spec: PipelineSpec
@@ -91,22 +101,30 @@ class PlannedPipeline:
     def orders(self, num_batches: int, **more: Any) -> TrainOrders:
         """What its ranks are to do; more as of ``orders_of``."""
         spec = self.spec
+        known = {"step_ns": self.predicted_ns, "one_process_ns": self.predicted_alone_ns, "hardware": machine()}
         return orders_of(
             spec.workload, spec.parameters, self.stage_of, spec.table, num_batches, num_replicas=spec.num_replicas,
-            recomputes=spec.recomputes, max_norm=spec.max_norm, **more,
+            recomputes=spec.recomputes, max_norm=spec.max_norm, predicted=known, **more,
         )  # fmt: skip
 
 
-def planned_pipeline(
-    spec: PipelineSpec, *, stage_of: Mapping[str, int] | None = None, progress: Progress | None = None
-) -> PlannedPipeline:
-    """Capture a microbatch of a workload, cut its layers into stages, predict the step.
+def kept_pipeline(spec: PipelineSpec, folder: Path) -> PlannedPipeline | None:
+    """The pipeline that has left a checkpoint, with what was predicted for this host; None where there is none.
 
-    Parameters
-    ----------
-    spec : PipelineSpec
-    stage_of : mapping of str to int, optional
-        The stage of each layer, as a checkpoint has it: then nothing is captured, and nothing predicted.
+    Raises
+    ------
+    InputError
+        The checkpoint cannot be read.
+    """
+    stage_of, known = kept_plan(folder)
+    if not stage_of:
+        return None
+    is_here = known.get("hardware") == machine()
+    return PlannedPipeline(spec, stage_of, *(known.get(name) if is_here else None for name in _PREDICTED))
+
+
+def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) -> PlannedPipeline:
+    """Capture a microbatch of a workload, cut its layers into stages, predict the step.
 
     Raises
     ------
@@ -118,14 +136,14 @@ def planned_pipeline(
         A process failed.
     """
     table = spec.table(1)
-    if stage_of:
-        return PlannedPipeline(spec, stage_of, None, None)
-    num_parts = spec.num_microbatches * spec.num_replicas
-    job = job_of(spec.workload, spec.parameters, table.num_stages, num_parts, table=table, progress=progress)
+    job = job_of(
+        spec.workload, spec.parameters, table.num_stages, spec.num_microbatches, table=table,
+        num_replicas=spec.num_replicas, progress=progress,
+    )  # fmt: skip
     plan = _cut(job, table)
-    known_ns = None
-    if spec.num_replicas == 1:  # what replicas do to each other on shared cores is in no model
-        known_ns = step_ns(job, plan, job.conditions, spec.table, recomputes=spec.recomputes)
+    known_ns = step_ns(
+        job, plan, job.conditions, spec.table, recomputes=spec.recomputes, num_replicas=spec.num_replicas
+    )
     return PlannedPipeline(spec, stage_of_modules(job, plan), known_ns, whole_ns(job))
 
 

@@ -23,6 +23,7 @@ from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule, stage_order
 from windtunnel.planning.pipelines.rendezvous import chained
+from windtunnel.planning.pipelines.replayed import ring_ns_per_byte
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.timed import working_ranks
 from windtunnel.planning.placement.from_graph import Layers
@@ -93,6 +94,8 @@ class PipelineJob:
         As it was found before any plan.
     message_bytes : (int, int)
         Sizes of the messages that are tried: a small one, and what the layers of this job usually send.
+    num_replicas : int
+        Pipelines beside each other, each with so many microbatches.
     """
 
     workload: str
@@ -102,6 +105,7 @@ class PipelineJob:
     layers: Layers
     conditions: HostConditions
     message_bytes: tuple[int, int]
+    num_replicas: int = 1
 
 
 def stage_of_modules(job: PipelineJob, plan: Plan) -> dict[str, int]:
@@ -124,6 +128,7 @@ def predicted_ns(
     schedule: ScheduleName | Schedule,
     *,
     recomputes: bool = False,
+    num_replicas: int = 1,
 ) -> int:
     """All batches of a schedule: replays of it on processes that share the cores, their median.
 
@@ -135,6 +140,8 @@ def predicted_ns(
         A table, or the name of one with a stage per rank and one batch.
     recomputes : bool
         Each pass runs forward again before it goes backward.
+    num_replicas : int
+        Pipelines beside each other, which average their gradients before they update.
     """
     require_stages(plan)
     problem, count = job.layers.problem, job.num_microbatches
@@ -145,14 +152,18 @@ def predicted_ns(
     )
     table = schedule if isinstance(schedule, Schedule) else plan_schedule(plan, count, schedule)
     updates_D = np.bincount(plan.device, job.layers.update_ns[:, 0], minlength=len(plan.kind)).astype(np.float64)
-    if table.versions != "flush" and problem.weight_bytes is not None:  # a version begins as a copy of the last one
-        updates_D += np.bincount(plan.device, problem.weight_bytes, len(updates_D)) / conditions.copy_bytes_per_s * 1e9
+    weights_D = np.zeros(len(updates_D))
+    if problem.weight_bytes is not None:
+        weights_D += np.bincount(plan.device, problem.weight_bytes, len(updates_D))
+    if table.versions != "flush":  # a version begins as a copy of the last one
+        updates_D += weights_D / conditions.copy_bytes_per_s * 1e9
+    updates_D += weights_D * ring_ns_per_byte(num_replicas, conditions.bandwidth_bytes_per_s)
     graph = chained(
         dataclasses.replace(plan, problem=bare), table,
         update_ns=updates_D, latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
-        recomputes=recomputes, part_ratios=conditions.part_ratios,
+        recomputes=recomputes, part_ratios=conditions.part_ratios, width=num_replicas,
     )  # fmt: skip
-    return median_ns(on_cores(graph, conditions, table.num_ranks), conditions)
+    return median_ns(on_cores(graph, conditions, table.num_ranks * num_replicas), conditions)
 
 
 def median_ns(graph: Graph, conditions: HostConditions) -> int:
@@ -166,8 +177,7 @@ def step_ns(
     plan: Plan,
     conditions: HostConditions,
     make_table: Callable[[int], Schedule],
-    *,
-    recomputes: bool = False,
+    **how: Any,
 ) -> float:
     """A batch among many: of a schedule that is never emptied, what a batch more takes.
 
@@ -175,12 +185,11 @@ def step_ns(
     ----------
     make_table : callable
         A schedule of so many batches.
+    how
+        As of ``predicted_ns``.
     """
     first, more = (1, 0) if make_table(1).versions == "flush" else (_FILLED, _FILLED)
-    times_ns = [
-        predicted_ns(job, plan, conditions, make_table(number), recomputes=recomputes)
-        for number in (first, first + more)
-    ]
+    times_ns = [predicted_ns(job, plan, conditions, make_table(number), **how) for number in (first, first + more)]
     return (times_ns[1] - times_ns[0]) / more if more else float(times_ns[0])
 
 
@@ -209,4 +218,5 @@ def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
 def whole_ns(job: PipelineJob) -> float:
     """One process: all microbatches and the update."""
     update_ns = float(job.layers.update_ns.sum())
-    return job.num_microbatches * (replay(job.layers.graph).makespan_ns - update_ns) + update_ns
+    count = job.num_microbatches * job.num_replicas
+    return count * (replay(job.layers.graph).makespan_ns - update_ns) + update_ns

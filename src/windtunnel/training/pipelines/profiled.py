@@ -2,7 +2,7 @@
 
 In: a workload, how many processes, plans of ``planning.pipelines``. Out: ``Blocks`` for every size of a microbatch,
 each really captured on one thread; what the processes stand on; the step of each plan by a replay on the cores that
-they share. Not here: which plans there are (``planning``), running one (``run``).
+they share; a plan as a pipeline that can train. Not here: which plans there are (``planning``), running one (``run``).
 """
 
 # R ranks of all pipelines
@@ -18,13 +18,13 @@ import numpy as np
 from windtunnel.graph import Graph
 from windtunnel.planning.pipelines.blocks import Blocks, blocks_of
 from windtunnel.planning.pipelines.generate import generate
-from windtunnel.planning.pipelines.replayed import Played, play, stage_times
-from windtunnel.planning.pipelines.timed import StageTimes
+from windtunnel.planning.pipelines.replayed import Played, beside, play, stage_of_modules, stage_times, table_of
 from windtunnel.planning.pipelines.two_bw import Links, PlanRow
+from windtunnel.training.pipelines.job import PipelineSpec, PlannedPipeline
 from windtunnel.training.pipelines.model import HostConditions, median_ns, on_cores
 from windtunnel.training.pipelines.run import captured_microbatch, conditions_of
 
-__all__ = ["captured_blocks", "conditions_for", "links_of", "ranked_on_host"]
+__all__ = ["captured_blocks", "conditions_for", "links_of", "pipeline_of", "ranked_on_host"]
 
 Progress = Callable[[str, int, int], None]
 _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
@@ -95,7 +95,9 @@ def ranked_on_host(
 
 def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
     one = stage_times(row, blocks, links_of(conditions, row.num_workers), latency_ns=conditions.latency_ns)
-    times = _beside(one, row, conditions.overhead_ns)
+    own = conditions.overhead_ns / 2 if row.depth > 1 else 0.0  # what a schedule does itself per pass
+    more: dict[str, Any] = {name: np.asarray(getattr(one, name), float) + own for name in ("forward_ns", "backward_ns")}
+    times = beside(dataclasses.replace(one, **more), row.depth, row.width)
 
     def taken_ns(graph: Graph) -> float:
         return float(median_ns(on_cores(graph, conditions, row.num_workers), conditions))
@@ -103,14 +105,25 @@ def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
     return play(row, times, taken_ns, width=row.width)
 
 
-def _beside(one: StageTimes, row: PlanRow, overhead_ns: float) -> StageTimes:
-    """The same times for so many pipelines beside each other, with what a schedule does itself per pass."""
-    own = overhead_ns / 2 if row.depth > 1 else 0.0
-    message_ns = np.append(np.asarray(one.message_ns, float), 0.0)
-    return dataclasses.replace(
-        one,
-        forward_ns=np.tile(np.asarray(one.forward_ns, float) + own, row.width),
-        backward_ns=np.tile(np.asarray(one.backward_ns, float) + own, row.width),
-        update_ns=None if one.update_ns is None else np.tile(np.asarray(one.update_ns, float), row.width),
-        message_ns=np.tile(message_ns, row.width)[:-1],
-    )
+def pipeline_of(
+    one: Played, profiles: Mapping[int, Blocks], workload: str, parameters: Mapping[str, Any], batch: int
+) -> PlannedPipeline:
+    """A plan as the pipeline that runs exactly it.
+
+    Parameters
+    ----------
+    one : Played
+    profiles : mapping of int to Blocks
+        By samples of a microbatch.
+    workload, parameters
+    batch : int
+        Samples of an update.
+    """
+    row, blocks = one.row, profiles[one.row.microbatch]
+    spec = PipelineSpec(
+        workload, {**parameters, "batch_size": batch}, row.depth, row.num_microbatches, table_of(row).name,
+        num_replicas=row.width, recomputes=row.recomputes,
+    )  # fmt: skip
+    pass_ns = float(blocks.forward_ns.sum() + blocks.backward_ns.sum())
+    alone_ns = batch / row.microbatch * pass_ns + float(blocks.update_ns.sum())
+    return PlannedPipeline(spec, stage_of_modules(row, blocks), one.step_ns, alone_ns)

@@ -123,6 +123,7 @@ def job_of(
     num_microbatches: int,
     *,
     table: Schedule | None = None,
+    num_replicas: int = 1,
     progress: Progress | None = None,
 ) -> PipelineJob:
     """Capture one microbatch of a workload and find what a pipeline of it stands on.
@@ -134,8 +135,11 @@ def job_of(
     parameters : mapping
         Its own; ``batch_size`` is that of all microbatches together.
     num_stages, num_microbatches : int
+        Of each replica.
     table : Schedule, optional
         What will run; 1F1B with a process per stage if it is not said.
+    num_replicas : int
+        Pipelines beside each other.
 
     Raises
     ------
@@ -152,7 +156,7 @@ def job_of(
             f"{num_microbatches} microbatches for {num_stages} stages on {table.num_ranks} process", where="devices",
             fix="two processes or more",
         )  # fmt: skip
-    graph, paths = captured_microbatch(workload, parameters, num_microbatches, progress=progress)
+    graph, paths = captured_microbatch(workload, parameters, num_microbatches * num_replicas, progress=progress)
     types, _ = fleet_of(f"{num_stages}xhere")
 
     def layers(bandwidth_bytes_per_s: float) -> Layers:
@@ -161,9 +165,11 @@ def job_of(
     rough = layers(1e9)
     message_bytes = _usual_messages(rough.problem)
     job = PipelineJob(
-        workload, dict(parameters), num_microbatches, graph, rough, HostConditions(1e9, 0.0, (1.0,)), message_bytes
-    )
-    conditions = conditions_of(workload, parameters, table, message_bytes, _cut(job, even(rough.problem), table))
+        workload, dict(parameters), num_microbatches, graph, rough, HostConditions(1e9, 0.0, (1.0,)), message_bytes,
+        num_replicas,
+    )  # fmt: skip
+    cut = _cut(job, even(rough.problem), table)
+    conditions = conditions_of(workload, parameters, table, message_bytes, cut, num_replicas=num_replicas)
     return dataclasses.replace(job, layers=layers(conditions.bandwidth_bytes_per_s), conditions=conditions)
 
 
@@ -217,17 +223,24 @@ def conditions_of(
     table: Schedule,
     message_bytes: tuple[int, int],
     cut: Cut | None = None,
+    *,
+    num_replicas: int = 1,
 ) -> HostConditions:
     """What the processes of a schedule stand on: messages of two sizes, sharing cores, how much they vary.
 
-    Backward passes are taken apart with the stages of ``cut``, if there are any.
+    Backward passes are taken apart with the stages of ``cut``, if there are any. With replicas there are processes of
+    as many schedules, of which one runs.
 
     Raises
     ------
     FlightError
         A process failed.
     """
-    return _flown(workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None, cut=cut)[0]
+    flown = _flown(
+        workload, parameters, (), table, message_bytes, _CONDITIONS_ROUNDS, 60.0, None, cut=cut,
+        num_replicas=num_replicas,
+    )  # fmt: skip
+    return flown[0]
 
 
 def _usual_messages(problem: Problem) -> tuple[int, int]:
@@ -322,6 +335,7 @@ def _flown(
     progress: Progress | None,
     recomputes: bool = False,
     cut: Cut | None = None,
+    num_replicas: int = 1,
 ) -> tuple[HostConditions, _Flown]:
     from windtunnel.training.pipelines._rank import Orders
 
@@ -336,8 +350,9 @@ def _flown(
         time_limit_s,
         recomputes,
         {} if cut is None else cut.stage_of,
+        num_replicas,
     )
-    with pipeline_workers("windtunnel.training.pipelines._rank", orders, table.num_ranks) as ranks:
+    with pipeline_workers("windtunnel.training.pipelines._rank", orders, orders.num_ranks) as ranks:
         flown = _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
     return flown.conditions(table, 0.0 if cut is None else cut.first_ratio), flown
 
