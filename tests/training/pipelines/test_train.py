@@ -20,7 +20,8 @@ from tests.training.pipelines.schedules_merged import merged
 from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.measure.workers import Workers, run_to_end
 from windtunnel.planning.pipelines.generate import generate
-from windtunnel.planning.pipelines.schedules import Action, Schedule
+from windtunnel.planning.pipelines.schedules import Action, Schedule, pipedream
+from windtunnel.planning.pipelines.verify import require_valid
 from windtunnel.training.pipelines import train
 from windtunnel.training.pipelines._trainer import train_rank
 from windtunnel.training.pipelines.train import orders_of, train_pipeline, trained_of
@@ -169,6 +170,17 @@ def test_what_cannot_train():
                                  lambda length: generate("1f1b", 2, 4, num_batches=length), 1))  # fmt: skip
     with pytest.raises(InputError, match="3 microbatches of a batch of 16"):
         in_one_process(orders_for("1f1b", MLP, PLACES, 3, 1))
+
+
+def test_a_batch_smaller_than_the_replicas_of_a_stage_is_refused():
+    def make(length):
+        return pipedream(2, 2, length, replicas=[3, 1])
+
+    with pytest.raises(InputError, match="a batch of 2 microbatches for 3 replicas of stage 0") as refusal:
+        orders_of("mlp", MLP, {"0": 0, "6": 1}, make, 4)
+    assert "3 microbatches or more" in refusal.value.fix
+    with pytest.raises(InputError, match="for 3 replicas"):
+        require_valid(make(4))
 
 
 def test_a_table_that_runs_ahead_of_its_weights_names_rank_and_slot():

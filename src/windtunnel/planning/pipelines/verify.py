@@ -19,7 +19,7 @@ from itertools import pairwise
 from windtunnel.errors import InputError
 from windtunnel.planning.pipelines.schedules import Action, Schedule, ScheduleKind
 
-__all__ = ["in_flight", "needs", "parts", "require_valid", "weight_versions"]
+__all__ = ["in_flight", "needs", "parts", "require_shared", "require_valid", "weight_versions"]
 
 
 def require_valid(schedule: Schedule) -> None:
@@ -30,6 +30,7 @@ def require_valid(schedule: Schedule) -> None:
     InputError
         Says the first thing that is wrong, with rank and slot.
     """
+    require_shared(schedule)
     table = _Table(schedule)
     _require_all(table)
     _require_order(table)
@@ -39,6 +40,23 @@ def require_valid(schedule: Schedule) -> None:
     for rank, (held, most) in enumerate(zip(in_flight(schedule), schedule.most_in_flight, strict=False)):
         if held > most:
             raise table.wrong(f"rank {rank}", f"{held} passes are in flight, {most} were declared", "declare as many")
+
+
+def require_shared(schedule: Schedule) -> None:
+    """Refuse a batch that leaves a replica of a stage without a microbatch: the others would wait for its gradients.
+
+    Raises
+    ------
+    InputError
+        Names the stage.
+    """
+    count = schedule.num_microbatches
+    for stage, ranks in enumerate(schedule.replicas if schedule.is_training else ()):
+        if count < len(ranks):
+            raise InputError(
+                f"a batch of {count} microbatch{'es' * (count != 1)} for {len(ranks)} replicas of stage {stage}",
+                where=schedule.name, fix=f"{len(ranks)} microbatches or more, or fewer replicas",
+            )  # fmt: skip
 
 
 def parts(action: Action) -> tuple[Action, ...]:

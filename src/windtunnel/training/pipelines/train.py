@@ -20,6 +20,7 @@ from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.stats import Estimate, estimate_median
 from windtunnel.measure.workers import Workers
 from windtunnel.planning.pipelines.schedules import Schedule
+from windtunnel.planning.pipelines.verify import require_shared
 
 if TYPE_CHECKING:
     from windtunnel.training.pipelines._trainer import RankReport, TrainOrders
@@ -102,13 +103,15 @@ def orders_of(
     Raises
     ------
     InputError
-        The folder holds a checkpoint of another pipeline, or one that would be overwritten; no batches are left.
+        The folder holds a checkpoint of another pipeline, or one that would be overwritten; no batches are left; a
+        batch has fewer microbatches than a stage has replicas.
     """
     from windtunnel.training.pipelines._trainer import TrainOrders
     from windtunnel.training.pipelines.checkpoints import last_checkpoint
     from windtunnel.training.pipelines.parts import home_of
 
     tables = {1: make_table(1)}
+    require_shared(tables[1])
     orders = TrainOrders(
         workload, home_of(workload), dict(parameters), dict(stage_of), tables, (), num_replicas, recomputes, max_norm,
         folder, **more,
