@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import require_free
+from windtunnel.cli._files import open_graph, require_free, stem
 from windtunnel.cli._options import Force, Json
 from windtunnel.errors import InfeasibleError, InputError
 
@@ -24,6 +24,8 @@ _WORDS = {
     "chip": "best chip for that plan",
     "plan": "best plan on that chip",
     "both": "both together",
+    "smallest": "least area for that rate",
+    "frugal": "least energy for that rate",
 }
 
 
@@ -32,11 +34,11 @@ def codesign(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b.",
+            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt.",
         ),
     ],
     microbatches: Annotated[
-        str, typer.Option(metavar="LIST", help="Sequences of a microbatch, to choose from: 1,2,4.")
+        str, typer.Option(metavar="LIST", help="Samples of a microbatch, to choose from: 1,2,4.")
     ] = "1",
     hbm: Annotated[
         str, typer.Option(metavar="LIST", help="Memory of a device, to choose from: 32GiB,80GiB.")
@@ -46,7 +48,12 @@ def codesign(
     memory_bandwidth: Annotated[
         str, typer.Option("--memory-bandwidth", metavar="RATE", help="Between a chip and its memory.")
     ] = "1.2TB/s",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences of a batch.")] = 4096,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of a batch.")] = 4096,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Of a graph's step; as captured by default.")] = 0,
+    at_least: Annotated[
+        float,
+        typer.Option("--at-least", min=0.0, metavar="N", help="Also the cheapest chips that yield N samples per s."),
+    ] = 0.0,
     chip: Annotated[
         str, typer.Option(metavar="NAME", help="The given chip; by default what a TPU v4 has.")
     ] = "phaze:8x128x128+2x128+128MiB",
@@ -80,21 +87,24 @@ def codesign(
 
     All 29,360 templates of tensor cores, vector cores and buffers are searched; the best comes with a bound on all.
     """
-    from windtunnel.planning.codesign.answer import codesign as search
-    from windtunnel.planning.codesign.answer import shared_chip
+    from windtunnel.planning.codesign.answer import GOALS, shared_chip
 
     if report is not None:
         require_free(report, force=force)
     if fixed_plan and fixed_chip:
         raise InputError("with both fixed there is nothing to choose", where="--fixed-plan --fixed-chip")
-    parts = ("given", "chip") if fixed_plan else ("given", "plan") if fixed_chip else ("given", "chip", "plan", "both")
+    parts: tuple[str, ...] = (
+        ("given", "chip") if fixed_plan else ("given", "plan") if fixed_chip else ("given", "chip", "plan", "both")
+    )
     options = _options(
         microbatches, hbm, devices, bandwidth, memory_bandwidth, batch, chip, area_limit, tolerance,
         mode="peak" if peak else "tiled", copies=4 if adam else 2, memory_model=memory_model, solver=solver,
+        at_least=at_least,
     )  # fmt: skip
+    parts += tuple(GOALS) if at_least else ()
     with Progress("searching") as progress:
         try:
-            answers = [search(name, options, parts, progress) for name in dict.fromkeys(models)]
+            answers = [_search(name, options, parts, samples, progress) for name in dict.fromkeys(models)]
         except InfeasibleError as error:  # the memory is an option: one that leaves no plan at all is a wrong one
             raise InputError(error.message, where=error.where, fix=error.fix) from error
         shared = shared_chip(answers) if len(answers) > 1 and "both" in parts else None
@@ -114,6 +124,25 @@ def codesign(
         suggest("windtunnel", "codesign", *models, "--report", "codesign.html")
 
 
+def _search(name: str, options: Options, parts: tuple[str, ...], samples: int, progress: Progress) -> Answer:
+    """A published network, or the step of a captured one, whose makers' plan nobody knows."""
+    from windtunnel.planning.codesign.answer import codesign as search
+    from windtunnel.planning.codesign.answer import codesign_models
+    from windtunnel.planning.codesign.networks import EXPERTS
+
+    path = Path(name)
+    if name in EXPERTS or not (path.suffix or path.exists()):
+        return search(name, options, parts, progress)
+    from windtunnel.planning.codesign.captured import captured_models
+    from windtunnel.whatifs.another_batch import batch_of
+
+    if "chip" in parts and "both" not in parts:
+        raise InputError("there is no plan of its makers", where=name, fix="leave out --fixed-plan")
+    graph = open_graph(path, progress=progress)
+    models = captured_models(stem(path), graph, samples or batch_of(graph), options.microbatches)
+    return codesign_models(models, options, [one for one in parts if one not in ("given", "chip")], progress=progress)
+
+
 def _options(
     microbatches: str,
     hbm: str,
@@ -129,6 +158,7 @@ def _options(
     copies: int,
     memory_model: str,
     solver: str,
+    at_least: float,
 ) -> Options:
     from windtunnel.planning.codesign.answer import Options, template_of
     from windtunnel.units import parse_rate, parse_ratio, parse_size
@@ -149,6 +179,7 @@ def _options(
         memory_model=memory_model,  # type: ignore[arg-type]
         tolerance=parse_ratio(tolerance),
         solver=solver,
+        least_samples_per_s=at_least or None,
     )
 
 
@@ -191,10 +222,10 @@ def _document(answers: list[Answer], shared: Shared | None) -> dict[str, Any]:
 def _print(answer: Answer) -> None:
     from windtunnel.planning.codesign.answer import chip_name
 
-    say(f"{answer.name}: sequences per second, area of a chip, energy of a sequence")
+    say(f"{answer.name}: samples per second, area of a chip, energy of a sample")
     rows = []
     for part, choice in answer.choices.items():
-        gain = f"{answer.gain(part):.2f}x" if "given" in answer.choices else ""
+        gain = f"{answer.gain(part):.2f}x" if answer.base in answer.choices else ""
         name = chip_name(answer.templates[part], choice.chip).removeprefix("phaze:")
         numbers = f"{choice.samples_per_s:,.1f}", gain, f"{choice.area_um2 / 1e6:.1f}", f"{choice.energy_j:,.3g}"
         rows.append([_WORDS[part], *numbers, name])
@@ -203,6 +234,10 @@ def _print(answer: Answer) -> None:
         say_wrapped(f"  {_WORDS[part]}: {reason}")
     last = list(answer.choices)[-1]
     say_wrapped(f"  plan of the last: {_plan(answer.choices[last])}")
+    for part, one in answer.cheapest.items():
+        less = {"smallest": "of less area", "frugal": "that takes less energy with its fastest plan"}[part]
+        say_wrapped(f"  {_WORDS[part]}: no chip {less} yields as much; {one.num_planned:,} of {one.num_possible:,} "
+                    "were planned for")  # fmt: skip
     found = answer.found
     if found is not None:
         above = found.bound_samples_per_s / found.best.samples_per_s - 1

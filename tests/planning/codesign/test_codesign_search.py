@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from windtunnel.errors import InfeasibleError
+from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.templates import Templates
 from windtunnel.planning.codesign.answer import Answer, chip_name, shared_chip
+from windtunnel.planning.codesign.cheapest import cheapest
 from windtunnel.planning.codesign.constraint_schedule import constraint_schedules
 from windtunnel.planning.codesign.integer_schedule import integer_schedule
 from windtunnel.planning.codesign.layers import Layer, Layers, PhaseWork
@@ -111,6 +112,34 @@ def test_one_chip_for_several_networks_is_the_best_of_all_chips():
     shares = np.exp(np.mean([np.log(one / one.max()) for one in (every(search(seed)) for seed in (0, 5))], axis=0))
     assert shares.max() == pytest.approx(shared.share, rel=1e-9)
     assert {"net0", "net5"} == set(shared.choices)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7, 0.999])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_cheaper_chip_yields_as_much(seed, share):
+    """Against planning for every chip in every setting."""
+    one = search(seed)
+    goal = share * every(one).max()
+    costs = {"area": [], "energy": []}
+    for case in one.cases:
+        for chip in range(len(one.space)):
+            plan = case.stages.best(*case.layers_of(chip))
+            if plan is not None and one.batch_size / plan.batch_s >= goal:
+                costs["area"].append(one.space.area_um2[chip])
+                costs["energy"].append(case.energy_j(np.array([chip]), plan)[0])
+    small, frugal = cheapest(search(seed), goal), cheapest(search(seed), goal, "energy")
+
+    assert min(costs["area"]) == small.choice.area_um2
+    assert min(costs["energy"]) == pytest.approx(frugal.choice.energy_j, rel=1e-9)
+    assert min(small.choice.samples_per_s, frugal.choice.samples_per_s) >= goal * (1 - 1e-9)
+    assert small.num_planned <= small.num_possible == 40 * len(one.cases)
+    with pytest.raises(InfeasibleError, match="no chip yields"):
+        cheapest(search(seed), 1.001 * every(one).max())
+
+
+def test_a_rate_is_above_zero():
+    with pytest.raises(InputError, match="samples per s"):
+        cheapest(search(), 0.0)
 
 
 def test_a_solver_never_makes_a_schedule_longer():

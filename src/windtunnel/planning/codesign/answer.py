@@ -10,21 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.templates import LARGEST, Templates, template_space
+from windtunnel.planning.codesign.cheapest import Cheapest, Goal, cheapest
 from windtunnel.planning.codesign.constraint_schedule import constraint_schedules
 from windtunnel.planning.codesign.integer_schedule import integer_schedule
-from windtunnel.planning.codesign.model import ChipSpace
-from windtunnel.planning.codesign.networks import EXPERTS, checked_network, traced
+from windtunnel.planning.codesign.model import ChipSpace, Model
+from windtunnel.planning.codesign.networks import EXPERTS, Expert, checked_network, traced
 from windtunnel.planning.codesign.operations import Schedule, Task
 from windtunnel.planning.codesign.search import Choice, Codesign, Search
 from windtunnel.planning.codesign.stages import Job, MemoryModel
 
 __all__ = [
+    "GOALS",
     "PARTS",
     "SOLVERS",
     "Answer",
@@ -33,6 +36,7 @@ __all__ = [
     "chip_name",
     "choice_dict",
     "codesign",
+    "codesign_models",
     "geometric_mean",
     "shared_chip",
     "template_of",
@@ -41,6 +45,8 @@ __all__ = [
 Progress = Callable[[str, int, int], None]
 PARTS = ("given", "chip", "plan", "both")
 """Given chip and plan, the best chip for that plan, the best plan on that chip, both chosen together."""
+GOALS: Mapping[str, Goal] = MappingProxyType({"smallest": "area", "frugal": "energy"})
+"""Further parts: the chip of least area, and that of least energy, that yields what is asked for."""
 SOLVERS = ("lists", "ilp", "cp-sat")
 _GIB = 2.0**30
 
@@ -69,6 +75,8 @@ class Options:
         One of ``SOLVERS``: what schedules the operators of the chips that are shown; of the whole space, lists do.
     solver_time_limit_s : float
         Of each layer and pass.
+    least_samples_per_s : float, optional
+        What the cheapest chips have to yield.
     """
 
     microbatches: tuple[int, ...] = (1,)
@@ -87,6 +95,7 @@ class Options:
     tolerance: float = 0.05
     solver: str = "lists"
     solver_time_limit_s: float = 20.0
+    least_samples_per_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -136,6 +145,8 @@ class Answer:
         Over the whole space.
     templates : mapping of str to Templates
         What ``Choice.chip`` of a part is a row of.
+    cheapest : mapping of str to Cheapest
+        Of the chips that are the cheapest by some goal.
     """
 
     name: str
@@ -144,9 +155,16 @@ class Answer:
     found: Codesign | None
     search: Search
     templates: Mapping[str, Templates] = field(repr=False)
+    cheapest: Mapping[str, Cheapest] = field(default_factory=dict)
 
-    def gain(self, part: str = "both", over: str = "given") -> float:
+    @property
+    def base(self) -> str:
+        """The part that others are compared with: of a network of nobody's plan, the best one on the given chip."""
+        return "given" if {"given", "chip"} & {*self.choices, *self.refused} else "plan"
+
+    def gain(self, part: str = "both", over: str = "") -> float:
         """How many times the throughput of another part; NaN where one is missing."""
+        over = over or self.base
         if part not in self.choices or over not in self.choices:
             return math.nan
         return self.choices[part].samples_per_s / self.choices[over].samples_per_s
@@ -164,7 +182,11 @@ class Answer:
             "model": self.name,
             "searches": {part: choice_dict(one, self.templates[part]) for part, one in self.choices.items()},
             "refused": dict(self.refused),
-            "gain_over_given": {part: self.gain(part) for part in self.choices},
+            f"gain_over_{self.base}": {part: self.gain(part) for part in self.choices},
+            "cheapest": {
+                part: {"num_planned": one.num_planned, "num_possible": one.num_possible}
+                for part, one in self.cheapest.items()
+            },
             **proof,
         }
 
@@ -210,28 +232,48 @@ def choice_dict(choice: Choice, templates: Templates) -> dict[str, Any]:
 
 
 def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress: Progress | None = None) -> Answer:
+    """Search for one published network, beside the plan of its makers; parameters and errors as of ``codesign_models``.
+
+    Raises
+    ------
+    InputError
+        A name is unknown.
+    """
+    checked_network(name)
+    models = {one: traced(name, one, progress) for one in dict.fromkeys(options.microbatches)}
+    return codesign_models(models, options, parts, expert=EXPERTS[name], progress=progress)
+
+
+def codesign_models(
+    models: Mapping[int, Model],
+    options: Options,
+    parts: Sequence[str] = PARTS,
+    *,
+    expert: Expert | None = None,
+    progress: Progress | None = None,
+) -> Answer:
     """Search for one network.
 
     Parameters
     ----------
-    name : str
-        See ``networks.EXPERTS``.
+    models : mapping of int to Model
+        By microbatch.
     options : Options
     parts : sequence of str
-        Some of ``PARTS``.
+        Some of ``PARTS``; those with a given plan need an expert.
+    expert : Expert, optional
+        The given plan.
     progress : callable
         Called with (what, done, total).
 
     Raises
     ------
     InputError
-        A name is unknown, a number cannot be, or the given chip lies outside of the space of templates.
+        A number cannot be, or the given chip lies outside of the space of templates.
     InfeasibleError
         Nothing that was asked for fits into the memory; names the layer or stage and by how much.
     """
-    checked_network(name)
     given, space = Templates.of(*options.chip), template_space(options.area_limit_um2)
-    models = {one: traced(name, one, progress) for one in dict.fromkeys(options.microbatches)}
 
     def over(templates: Templates) -> Search:
         return Search(
@@ -245,8 +287,9 @@ def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress
         )
 
     on_given, on_all = over(given), over(space)
-    expert, choices, refused = EXPERTS[name], dict[str, Choice](), dict[str, str]()
+    choices, refused = dict[str, Choice](), dict[str, str]()
     found: Codesign | None = None
+    cheap: dict[str, Cheapest] = {}
     failed: InfeasibleError | None = None
     for part in parts:
         try:
@@ -255,6 +298,11 @@ def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress
                 choices[part] = found.best
             elif part == "plan":
                 choices[part] = on_given.plans_of(0)
+            elif part in GOALS:
+                cheap[part] = cheapest(on_all, options.least_samples_per_s or math.nan, GOALS[part])
+                choices[part] = cheap[part].choice
+            elif expert is None:
+                raise InputError("nobody has said a plan", where="plan", fix="search both, or --fixed-chip")
             else:
                 choices[part] = (on_all if part == "chip" else on_given).chips_for(expert)
         except (InfeasibleError, InputError) as error:
@@ -266,9 +314,10 @@ def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress
         raise failed or InputError(next(iter(refused.values())), where="plan")
     if options.solver != "lists":
         for part, choice in choices.items():
-            choices[part] = (on_all if part in ("chip", "both") else on_given).rescheduled(choice, options.solve)
-    templates = {part: space if part in ("chip", "both") else given for part in PARTS}
-    return Answer(name, choices, refused, found, on_all, templates)
+            choices[part] = (on_given if part in ("given", "plan") else on_all).rescheduled(choice, options.solve)
+    templates = {part: given if part in ("given", "plan") else space for part in (*PARTS, *GOALS)}
+    name = next(iter(models.values())).name
+    return Answer(name, choices, refused, found, on_all, templates, cheap)
 
 
 def geometric_mean(values: Sequence[float]) -> float:

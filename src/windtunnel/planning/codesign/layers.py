@@ -12,7 +12,7 @@ Source: PHAZE (Wang et al., ICML 2024), section 4.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +29,9 @@ __all__ = ["Layer", "Layers", "PhaseWork", "layers_of"]
 Ints = NDArray[np.int64]
 
 _FREE = frozenset(
-    {"embedding", "embedding_dense_backward", "clone", "cat", "_to_copy", "copy", "fill", "zero", "ones_like",
-     "zeros_like", "new_zeros", "zeros", "ones", "empty", "full", "arange", "randint", "slice_backward", "stack"}
+    {"embedding", "embedding_dense_backward", "index_select", "clone", "cat", "_to_copy", "copy", "fill", "zero",
+     "ones_like", "zeros_like", "new_zeros", "zeros", "ones", "empty", "full", "arange", "randint", "slice_backward",
+     "stack"}
 )  # fmt: skip
 """Look-ups and what only moves data, besides views."""
 _ACROSS = frozenset({"softmax", "mean", "log_softmax", "sum", "layer_norm", "nll_loss_forward"})
@@ -117,7 +118,7 @@ class Layers:
     num_tensor: int
 
 
-def layers_of(graph: Graph, num_tensor: int = 1) -> Layers:
+def layers_of(graph: Graph, num_tensor: int = 1, *, names: Sequence[str] = ()) -> Layers:
     """Split a traced iteration into layers: the modules of the model, by the first part of their path.
 
     Parameters
@@ -126,6 +127,8 @@ def layers_of(graph: Graph, num_tensor: int = 1) -> Layers:
         Of one rank, with shapes, as a dry run has it.
     num_tensor : int
         Ranks that the layers are split over.
+    names : sequence of str, optional
+        Of the layers, in their order; one that does nothing may be among them.
 
     Raises
     ------
@@ -133,8 +136,8 @@ def layers_of(graph: Graph, num_tensor: int = 1) -> Layers:
         The graph has several ranks, no shapes, or no forward and backward pass.
     """
     tasks = _Tasks.of(graph)
-    names = list(dict.fromkeys(name for name, phase in zip(tasks.layer, tasks.phase, strict=True)
-                               if name and phase == Phase.FORWARD))  # fmt: skip
+    names = names or list(dict.fromkeys(name for name, phase in zip(tasks.layer, tasks.phase, strict=True)
+                                        if name and phase == Phase.FORWARD))  # fmt: skip
     if not names or Phase.BACKWARD not in tasks.phase:
         raise InputError("there is no forward and backward pass of a model", where="graph", fix="trace a training step")
     made = tuple(_layer(tasks, name) for name in names)
@@ -270,11 +273,20 @@ def _sorted(
 
 
 def _product(tasks: _Tasks, row: int) -> tuple[int, int, int, int] | None:
-    """Batch, M, N, K."""
-    if class_of(tasks.op[row]) != "product":
+    """Batch, M, N, K; a convolution is one product, attention in one kernel as many as it multiplies."""
+    kind = class_of(tasks.op[row])
+    if not kind.startswith(("product", "convolution", "attention")):
         return None
-    rows, inner, columns, batch = sides_of(tasks.op[row], tasks.shapes[row])
-    return batch, rows, columns, inner
+    sides = sides_of(tasks.op[row], tasks.shapes[row])
+    if kind == "product":
+        rows, inner, columns, batch = sides
+        return batch, rows, columns, inner
+    num_macs = tasks.columns["flops"][row] // 2
+    if kind.startswith("convolution"):
+        channels, filters, window, _ = sides
+        return 1, max(num_macs // (channels * window * filters), 1), filters, channels * window
+    heads, rows, inner = sides
+    return max(num_macs // (rows * rows * inner), heads), rows, rows, inner
 
 
 def _without_free(tasks: _Tasks, rows: list[int], works: set[int]) -> set[tuple[int, int]]:

@@ -29,7 +29,7 @@ from windtunnel.planning.codesign.operations import Cores, Schedule, Task
 from windtunnel.planning.codesign.stages import Job, StagePlan, Stages
 from windtunnel.planning.pareto import is_best
 
-__all__ = ["Choice", "Codesign", "Search", "Setting", "Solver"]
+__all__ = ["Case", "Choice", "Codesign", "Search", "Setting", "Solver"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -96,7 +96,7 @@ class Codesign:
 
 
 @dataclass
-class _Case:
+class Case:
     """One setting: its stages, and what is known of every chip."""
 
     setting: Setting
@@ -119,6 +119,7 @@ class _Case:
         self.open, self.known_P = np.arange(len(self.upper_P)), np.zeros(len(self.upper_P))
 
     def layers_of(self, chip: int) -> tuple[Floats, Floats]:
+        """Seconds of all layers on a chip, forward and backward [L, T]."""
         return self.times.forward_PUT[chip][self.distinct], self.times.backward_PUT[chip][self.distinct]
 
     def energy_j(self, rows: Ints, plan: StagePlan) -> Floats:
@@ -211,7 +212,7 @@ class Search:
         progress: Progress | None = None,
     ) -> None:
         self.models, self.space, self.batch_size, self.progress = models, space, batch_size, progress
-        self.cases: list[_Case] = []
+        self.cases: list[Case] = []
         self.refused: InfeasibleError | None = None
         self.depth = next(iter(models.values())).depth
         for microbatch, model in models.items():
@@ -227,7 +228,7 @@ class Search:
                         self.refused = error
                         continue
                     setting = Setting(microbatch, memory_bytes, is_recomputed)
-                    self.cases.append(_Case(setting, stages, times, model.distinct, np.full(len(space), np.inf)))
+                    self.cases.append(Case(setting, stages, times, model.distinct, np.full(len(space), np.inf)))
         if not self.cases and self.refused is not None:
             raise self.refused
 
@@ -259,7 +260,7 @@ class Search:
             plan = case.plan(chip, self.batch_size, float(case.known_P[chip]))
             case.open = case.open[case.open != chip]
             if plan is not None:
-                choice = self._choice(case, chip, plan)
+                choice = self.choice(case, chip, plan)
                 found.append(choice)
                 best = max(best, choice.samples_per_s)
                 self._note(choice, tolerance)
@@ -280,7 +281,8 @@ class Search:
         found: Floats = np.max([case.upper_P for case in self.cases], axis=0)
         return found
 
-    def _choice(self, case: _Case, chip: int, plan: StagePlan) -> Choice:
+    def choice(self, case: Case, chip: int, plan: StagePlan) -> Choice:
+        """A plan on a chip with all that counts."""
         area_um2, energy_j = float(self.space.area_um2[chip]), float(case.energy_j(np.array([chip]), plan)[0])
         return Choice(chip, case.setting, plan, self.batch_size / plan.batch_s, area_um2, energy_j)
 
@@ -294,12 +296,12 @@ class Search:
             behind = rows[is_behind]
             case.known_P[behind] = np.maximum(case.known_P[behind], choice.samples_per_s)
 
-    def _next(self, best: float, tolerance: float) -> tuple[_Case, int] | None:
+    def _next(self, best: float, tolerance: float) -> tuple[Case, int] | None:
         """The chip and setting with the highest bound among those that could be better than what is known.
 
         Bounds only fall and what is known only rises: what cannot be better now never will be.
         """
-        found: tuple[float, _Case, int] | None = None
+        found: tuple[float, Case, int] | None = None
         for case in self.cases:
             needed = case.known_P[case.open] * (1 + tolerance)
             needed = np.where(needed > best, np.maximum(best, case.known_P[case.open]), needed) * (1 + _ROUNDING)
@@ -323,7 +325,7 @@ class Search:
             known = best.samples_per_s if best else 0.0
             plan = case.plan(chip, self.batch_size, known)
             if plan is not None:
-                best = self._choice(case, chip, plan)
+                best = self.choice(case, chip, plan)
         if best is None:
             raise self._infeasible()
         return best
@@ -351,7 +353,7 @@ class Search:
             chip = int(rows[yields_P.argmax()])
             if best is None or yields_P.max() > best.samples_per_s:
                 plan = case.stages.given(cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(chip))
-                best = self._choice(case, chip, plan)
+                best = self.choice(case, chip, plan)
         if best is None:
             assert refused is not None
             raise refused
@@ -385,7 +387,7 @@ class Search:
         )
         return replace(choice, plan=plan, samples_per_s=self.batch_size / plan.batch_s)
 
-    def _yields(self, case: _Case, cuts: list[list[int]], expert: Expert, rows: Ints) -> Floats:
+    def _yields(self, case: Case, cuts: list[list[int]], expert: Expert, rows: Ints) -> Floats:
         """Samples per second of a given plan on chips [P]."""
         one = case.stages.given(cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(int(rows[0])))
         column = case.stages.network.degrees.index(expert.degree)
