@@ -14,6 +14,7 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, suggest
 from windtunnel.cli._files import derived, open_graph, require_free
 from windtunnel.cli._options import Force, Json, MostDownsets
+from windtunnel.cli._pipeline_machines import plan_machines
 from windtunnel.cli._pipeline_plans import piper_document, print_piper, print_plans, table_document
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.documents import json_text
@@ -61,6 +62,11 @@ def plan(
     bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Between devices; measured for a workload.")] = "",
     network: Annotated[str, typer.Option(metavar="RATE", help="Between servers; like --bandwidth by default.")] = "",
     per_server: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a server.")] = 8,
+    at_least: Annotated[
+        float,
+        typer.Option("--at-least", min=0.0, metavar="N", help="Of a graph: the cheapest machines for N samples per s."),
+    ] = 0.0,
+    machines: Annotated[int, typer.Option(min=1, metavar="N", help="Of a kind at most, with --at-least.")] = 8,
     samples: Annotated[int, typer.Option(min=0, metavar="N", help="Of a graph's step; as captured by default.")] = 0,
     replay: Annotated[int, typer.Option(min=1, metavar="K", help="Rank so many of the best by replay.")] = 16,
     time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Of times in Piper's form: s, ms, us.")] = "s",
@@ -99,6 +105,9 @@ def plan(
         _numbers(width, "--width"), _numbers(depth, "--depth"), _one_of(recompute, _AGAIN, "--recompute"),
         precision, base, replay,
     )  # fmt: skip
+    if at_least:
+        plan_machines(path, devices, batch, asked.microbatches, at_least, machines, samples, replay, as_json=as_json)
+        return
     with Progress("planning") as progress, stdout_to_stderr():
         if is_workload:
             found = _of_workload(target, devices, asked, progress)

@@ -9,6 +9,8 @@ from windtunnel.hardware.catalog import (
     achieved_ratios,
     device,
     devices,
+    instance,
+    instances,
     link,
     links,
     machine,
@@ -18,13 +20,14 @@ from windtunnel.hardware.catalog import (
 )
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
-from windtunnel.hardware.systems import Cluster, Machine
+from windtunnel.hardware.systems import Cluster, Instance, Machine
 from windtunnel.hardware.templates import Templates, area_um2, template_space
 
 __all__ = [
     "Accelerator",
     "Cluster",
     "Device",
+    "Instance",
     "Link",
     "Machine",
     "Templates",
@@ -34,6 +37,8 @@ __all__ = [
     "area_um2",
     "device",
     "devices",
+    "instance",
+    "instances",
     "link",
     "links",
     "machine",

@@ -18,13 +18,15 @@ from windtunnel.hardware.host import matching, this_host
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.rows import rows_of
 from windtunnel.hardware.sheet import device_of_row, read_link, read_sheet
-from windtunnel.hardware.systems import Machine
+from windtunnel.hardware.systems import Instance, Machine
 
 __all__ = [
     "THIS_HOST",
     "achieved_ratios",
     "device",
     "devices",
+    "instance",
+    "instances",
     "link",
     "links",
     "machine",
@@ -70,6 +72,41 @@ def links() -> Mapping[str, Link]:
 def machines() -> Mapping[str, Machine]:
     """Every machine of the catalog by name."""
     return {row["name"]: _machine(row) for row in rows_of("machines.csv")}
+
+
+@cache
+def instances() -> Mapping[str, Instance]:
+    """Every machine of the catalog that can be rented, by name."""
+    return {row["name"]: _instance(row) for row in rows_of("instances.csv")}
+
+
+def instance(name: str) -> Instance:
+    """Find a machine that can be rented.
+
+    Raises
+    ------
+    InputError
+        None has this name; the nearest three are offered.
+
+    Examples
+    --------
+    >>> print(instance("g5.xlarge"))
+    g5.xlarge, 1x a10g, 1.01 USD per h
+    """
+    return _find("instance", name, instances())
+
+
+def _instance(row: dict[str, str]) -> Instance:
+    return Instance(
+        name=row["name"],
+        device=device(row["device"]),
+        num_devices=int(row["num_devices"]),
+        device_link=link(row["device_link"]) if row["device_link"] else None,
+        network_bytes_per_s=float(row["network_gbit_per_s"]) * 1e9 / 8,
+        price_usd_per_h=float(row["price_usd_per_h"]),
+        price_date=row["price_date"],
+        source=row["source"],
+    )
 
 
 def _machine(row: dict[str, str]) -> Machine:

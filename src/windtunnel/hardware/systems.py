@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware.parts import Device, Link, Topology, check_positive
 from windtunnel.units import format_size
 
-__all__ = ["Cluster", "Machine"]
+__all__ = ["Cluster", "Instance", "Machine"]
 
 _GIB = 2**30
 
@@ -101,6 +101,43 @@ class Machine:
             "devices": [device.name for device in self.devices],
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A machine that can be rented.
+
+    Parameters
+    ----------
+    name : str
+    device : Device
+    num_devices : int
+    device_link : Link, optional
+        Between its devices, if it has several.
+    network_bytes_per_s : float
+        Of the whole machine.
+    price_usd_per_h : float
+    price_date, source : str
+        When and where that was its price.
+    """
+
+    name: str
+    device: Device
+    num_devices: int
+    device_link: Link | None
+    network_bytes_per_s: float
+    price_usd_per_h: float
+    price_date: str
+    source: str
+
+    def __post_init__(self) -> None:
+        check_positive(
+            f"instance {self.name}", num_devices=self.num_devices, price_usd_per_h=self.price_usd_per_h,
+            network_bytes_per_s=self.network_bytes_per_s,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.num_devices}x {self.device.name}, {self.price_usd_per_h:.2f} USD per h"
 
 
 @dataclass(frozen=True, slots=True)
