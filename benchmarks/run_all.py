@@ -20,6 +20,7 @@ RESULTS = ROOT / "docs" / "receipts" / "bars.json"
 BARS = (
     "style",
     "house",
+    "ways",
     "import_time",
     "replay_exact",
     "replay_speed",
