@@ -24,6 +24,7 @@ FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CALLED_BY_OTHERS = [f"@registry.{kind}" for kind in registry.KINDS] + ["@app.callback", "@pytest.fixture"]
 # names that somebody else reads or calls, by who
 ALLOWED = {
+    "python": "__*__",
     "typer": "_suite list_commands",
     "warnings": "showwarning",
     "sqlite3": "text_factory",
