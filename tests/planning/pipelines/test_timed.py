@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
 from windtunnel.planning.pipelines.generate import SCHEDULES, generate
 from windtunnel.planning.pipelines.played import play
+from windtunnel.planning.pipelines.replayed import alike, reads_of, side_by_side
 from windtunnel.planning.pipelines.schedules import pipedream
 from windtunnel.planning.pipelines.timed import StageTimes, scheduled, working_ranks
 from windtunnel.planning.pipelines.verify import in_flight, needs, parts, weight_versions
@@ -144,6 +145,48 @@ def test_every_batch_ends_with_an_update_of_each_stage():
     assert 3 * 4 == int(updates.sum())
     plain = taken(generate("zbv", 2, 4))
     assert plain + 2 * 50 == taken(generate("zbv", 2, 4), replace(ONE, update_ns=50))
+
+
+def wide(name, times, **options):
+    """Two pipelines of two ranks beside each other."""
+    table = generate(name, 2, 4, **options)
+    num = table.num_stages
+    return scheduled(side_by_side(table, 2), times, reads=reads_of(num, 2), alike=alike(num, 2))
+
+
+def times_of(graph, text):
+    """When tasks of that name begin and end."""
+    rows = [row for row, name in enumerate(graph.tasks.strings("name").to_numpy()) if name == text]
+    timeline = replay(graph)
+    return [(int(timeline.start_ns[row]), int(timeline.finish_ns[row])) for row in rows]
+
+
+def test_gradients_are_exchanged_once_all_replicas_have_them():
+    """Behind the last backward pass of the slower one, before either updates; then both have taken the same time."""
+    slow = replace(ONE, forward_ns=[100, 100, 150, 100], update_ns=50, exchange_ns=70)
+    graph = wide("1f1b", slow)
+    begins = [times_of(graph, f"gradients of stage {stage}")[0][0] for stage in (0, 2)]
+    back = times_of(graph, "sample 3, stage 2 backward")[0][1]
+
+    assert [back, back] == begins
+    assert [back + 70 + 50] * 2 == [times_of(graph, f"update of stage {stage}")[0][1] for stage in (0, 2)]
+    alone = replace(ONE, update_ns=50, exchange_ns=70)
+    assert replay(wide("1f1b", alone)).makespan_ns == taken(generate("1f1b", 2, 4), alone)
+    assert taken(generate("1f1b", 2, 4)) + 70 + 50 == taken(generate("1f1b", 2, 4), alone)
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zbv"])
+def test_an_exchange_goes_on_beside_the_backward_passes_of_other_stages(name):
+    """Only what lies behind a rank's last pass takes longer."""
+    each = replace(ONE, exchange_ns=100)
+    table = generate(name, 2, 4)
+    hidden = taken(table, each) - taken(table)
+
+    assert 0 < hidden < 100 * table.num_stages / table.num_ranks
+    assert replay(wide(name, each)).makespan_ns == taken(table, each)
+    graph = scheduled(table, each)
+    first, last = (f"gradients of stage {stage}" for stage in (table.num_stages - 1, 0))
+    assert times_of(graph, first)[0][1] <= times_of(graph, last)[0][0]
 
 
 def test_times_must_fit_to_the_stages():

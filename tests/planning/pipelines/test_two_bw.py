@@ -13,7 +13,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import GraphBuilder, Phase
 from windtunnel.planning.pipelines.blocks import blocks_of, cut_evenly
 from windtunnel.planning.pipelines.profiles import profiles_of, sizes_of
-from windtunnel.planning.pipelines.replayed import play, ranked_by_replay, side_by_side, stage_times, table_of
+from windtunnel.planning.pipelines.replayed import beside, play, ranked_by_replay, side_by_side, stage_times, table_of
 from windtunnel.planning.pipelines.stage_memory import Running, memory_of_stage
 from windtunnel.planning.pipelines.timed import StageTimes
 from windtunnel.planning.pipelines.two_bw import Job, Links, PlanRow, plan_2bw
@@ -200,11 +200,10 @@ def test_pipelines_beside_each_other_take_the_time_of_one():
     row = PlanRow("1f1b", 3, 2, 1, False, 4)
     one, three = side_by_side(table_of(row), 1), side_by_side(table_of(row), 3)
     times = stage_times(row, profiles()[1], ONE_SERVER)
-    wide = StageTimes(
-        **{name: np.tile(getattr(times, name), 3) for name in ("forward_ns", "backward_ns", "update_ns")},
-        message_ns=np.tile(np.append(times.message_ns, 0.0), 3)[:-1],
-    )
+    wide = beside(times, 2, 3)
 
+    assert [25.0, 0.0] * 2 + [25.0] == wide.message_ns.tolist()
+    assert np.tile(times.exchange_ns, 3).tolist() == wide.exchange_ns.tolist()
     assert (one.num_ranks * 3, one.num_stages * 3) == (three.num_ranks, three.num_stages)
     assert play(row, times) == play(row, wide, width=3)
 

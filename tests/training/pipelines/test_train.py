@@ -94,6 +94,16 @@ def test_two_replicas_of_two_stages_train_on_the_whole_batch():
     require_equal(trained, delayed_training("mlp", MLP, places, 6, 4, "2bw", num_replicas=2))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["interleaved", "zbv"])
+def test_replicas_with_several_stages_per_rank_train_on_the_whole_batch(name):
+    """Gradients of a stage are on their way while its rank still goes backward through others."""
+    places = {"0": 0, "1": 0, "2": 1, "3": 1, "4": 2, "5": 2, "6": 3}
+    trained = train_pipeline(orders_for(name, MLP, places, 4, 6, num_ranks=2, num_replicas=2, is_one=False))
+
+    require_equal(trained, delayed_training("mlp", MLP, places, 6, 4, "flush", num_replicas=2))
+
+
 @pytest.mark.parametrize("name", ["1f1b", "2bw"])
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path, name):
     whole = in_one_process(orders_for(name, MLP, PLACES, 4, 7))

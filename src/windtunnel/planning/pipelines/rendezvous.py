@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule, stage_order
-from windtunnel.planning.pipelines.replayed import beside, reads_of, side_by_side
+from windtunnel.planning.pipelines.replayed import alike, beside, reads_of, side_by_side
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.timed import StageTimes, scheduled
 from windtunnel.planning.placement.throughput import Plan
@@ -36,6 +36,7 @@ def chained(
     recomputes: bool = False,
     part_ratios: tuple[float, float] = (0.5, 0.5),
     width: int = 1,
+    exchange_ns: NDArray[np.float64] | None = None,
 ) -> Graph:
     """A schedule's passes through the stages of a plan, and its updates.
 
@@ -60,6 +61,8 @@ def chained(
         its second part is all of it.
     width : int
         Such pipelines beside each other.
+    exchange_ns : float64 [D], optional
+        What each device's gradients take to be averaged with those of the others, after a batch.
 
     Raises
     ------
@@ -84,13 +87,14 @@ def chained(
         weights_ns=np.where(has_input, part_ratios[1] * backward_ns, backward_ns + again_ns),
         message_ns=_crossing_ns(plan, order, latency_ns),
         update_ns=None if update_ns is None else update_ns[order],
+        exchange_ns=None if exchange_ns is None else exchange_ns[order],
     )
     names = None
     if schedule.num_ranks == len(order) and width == 1:
         names = [f"{plan.problem.types[int(plan.kind[at])].name} {at}" for at in order]
     return scheduled(
         side_by_side(schedule, width), beside(times, len(order), width), messages=messages,
-        reads=reads_of(len(order), width), names=names,
+        reads=reads_of(len(order), width), alike=alike(len(order), width), names=names,
     )  # fmt: skip
 
 

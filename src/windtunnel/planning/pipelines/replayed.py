@@ -27,6 +27,7 @@ from windtunnel.simulate import replay
 
 __all__ = [
     "Played",
+    "alike",
     "beside",
     "play",
     "ranked_by_replay",
@@ -84,7 +85,7 @@ def play(row: PlanRow, times: StageTimes, step_ns: Callable[[Graph], float] | No
 
     def taken_ns(num_batches: int) -> float:
         table = side_by_side(table_of(row, num_batches), width)
-        return spent(scheduled(table, times, reads=reads_of(row.depth, width)))
+        return spent(scheduled(table, times, reads=reads_of(row.depth, width), alike=alike(row.depth, width)))
 
     if row.schedule != "2bw":
         return taken_ns(1)
@@ -125,7 +126,10 @@ def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float
     ring = ring_ns_per_byte(row.width, links.across(row.width))
     per_byte = 1e9 / links.across(row.depth)
     messages = np.array([latency_ns + per_byte * blocks.crossing_bytes(first) for first, _ in stages[1:]])
-    return StageTimes(forward_ns=forward, backward_ns=backward, update_ns=update + ring * weights, message_ns=messages)
+    return StageTimes(
+        forward_ns=forward, backward_ns=backward, update_ns=update, message_ns=messages,
+        exchange_ns=ring * weights if row.width > 1 else None,
+    )  # fmt: skip
 
 
 def ring_ns_per_byte(width: int, bandwidth_bytes_per_s: float) -> float:
@@ -159,6 +163,11 @@ def reads_of(num_stages: int, width: int) -> list[set[int]]:
     return [{stage - 1} if stage % num_stages else set() for stage in range(num_stages * width)]
 
 
+def alike(num_stages: int, width: int) -> list[set[int]]:
+    """Stages of pipelines side by side that have the same weights."""
+    return [set(range(stage, num_stages * width, num_stages)) for stage in range(num_stages)]
+
+
 def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
     """The times of one pipeline for so many side by side."""
     if width == 1:
@@ -172,6 +181,15 @@ def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
 
     of_stages: dict[str, Any] = {
         name: tiled(getattr(times, name), num_stages)
-        for name in ("forward_ns", "backward_ns", "input_ns", "weights_ns", "update_ns", "agree_ns", "kept_bytes")
+        for name in (
+            "forward_ns",
+            "backward_ns",
+            "input_ns",
+            "weights_ns",
+            "update_ns",
+            "agree_ns",
+            "exchange_ns",
+            "kept_bytes",
+        )
     }
     return dataclasses.replace(times, **of_stages, message_ns=tiled(times.message_ns, num_stages - 1, 1))

@@ -43,6 +43,9 @@ class StageTimes:
         Of all weights, after each batch.
     agree_ns : optional
         Of replicas on their weights, after each backward pass.
+    exchange_ns : optional
+        Of the gradients of a batch with the same stages of other pipelines. It begins when all of them have done their
+        last backward pass, goes on beside passes of other stages, and is waited for at the end of the rank's batch.
     message_ns : optional
         Of what a stage hands on to the next one [S - 1], either way. Where there is none, messages are no tasks.
     latency_ns : int
@@ -59,6 +62,7 @@ class StageTimes:
     weights_ns: ArrayLike | None = None
     update_ns: ArrayLike | None = None
     agree_ns: ArrayLike = 0
+    exchange_ns: ArrayLike | None = None
     message_ns: ArrayLike | None = None
     latency_ns: int = 0
     kept_bytes: ArrayLike = 0
@@ -80,6 +84,7 @@ def scheduled(
     *,
     messages: Literal["buffered", "rendezvous", "exchanged"] = "buffered",
     reads: Sequence[Collection[int]] | None = None,
+    alike: Sequence[Collection[int]] = (),
     names: Sequence[str] | None = None,
     link_of: Callable[[int, int], str] | None = None,
     base_bytes: Sequence[int] = (),
@@ -95,6 +100,8 @@ def scheduled(
         1F1B wait for both; ``exchanged``: all between two rounds, as Megatron-LM waits in interleaved 1F1B.
     reads : sequence [S] of stages, optional
         Whose outputs each stage reads, if not the one before it.
+    alike : sequence of stages
+        Those that exchange their gradients with each other.
     names : sequence of str [R], optional
         Of the ranks.
     link_of : callable, optional
@@ -111,7 +118,7 @@ def scheduled(
     rule = RULES[messages](schedule)
     for rank in range(schedule.num_ranks):
         rule(line, rank)
-    line.finish()
+    line.finish(alike)
     return line.builder.build({"rank_base_bytes": tuple(int(one) for one in base_bytes)} if base_bytes else None)
 
 
@@ -163,6 +170,9 @@ class Line:
         self._messages: dict[Message, int] = {}
         self._late: list[tuple[Message, Action, Action]] = []
         self._agreed: dict[tuple[int, int], int] = {}
+        self._exchange_ns = None if times.exchange_ns is None else _each(times.exchange_ns, num, "exchange_ns")
+        self._exchanges: dict[tuple[int, int], tuple[int, list[int]]] = {}  # by stage and batch: what it waits for here
+        self._due: list[list[tuple[int, int]]] = [[] for _ in range(schedule.num_ranks)]  # stage, sample
         self._frontier: list[list[int]] = [[] for _ in named]
         self._ends = [_batch_ends(schedule, rank) for rank in range(schedule.num_ranks)]
         self._stage_ends = [_stage_ends(schedule, rank) for rank in range(schedule.num_ranks)]
@@ -218,10 +228,33 @@ class Line:
             self.builder.edge(self._kept[stage, kind, at], task, kind=EdgeKind.DATA)
 
     def update(self, rank: int, at: int) -> None:
-        """The optimizer, where a stage's batch ends with this action of a rank."""
-        if self._update_ns is not None and at in self._stage_ends[rank]:
-            stage, _, sample = self.row(rank)[at]
-            self._then(rank, f"update of stage {stage}", Phase.UPDATE, self._update_ns[stage], sample)
+        """The optimizer, where a stage's batch ends with this action of a rank; with others all at the rank's end."""
+        if at not in self._stage_ends[rank]:
+            return
+        stage, _, sample = self.row(rank)[at]
+        self._due[rank].append((stage, sample))
+        if self._exchange_ns is not None:
+            self._exchange(rank, stage, sample)
+            if not self.ends_batch(rank, at):
+                return
+        for stage, sample in self._due[rank]:
+            if self._exchange_ns is not None:
+                self._frontier[rank].append(self._exchanges[stage, sample // self.schedule.num_microbatches][0])
+        for stage, sample in self._due[rank]:
+            if self._update_ns is not None:
+                self._then(rank, f"update of stage {stage}", Phase.UPDATE, self._update_ns[stage], sample)
+        self._due[rank].clear()
+
+    def _exchange(self, rank: int, stage: int, sample: int) -> None:
+        """Gradients of a stage begin to go to those that are like it."""
+        assert self._exchange_ns is not None
+        task = self.builder.task(
+            f"gradients of stage {stage}", kind=Kind.COMM, phase=Phase.UPDATE, resource=self._link(f"exchange {rank}"),
+            duration_ns=int(self._exchange_ns[stage]), iteration=sample, rank=rank,
+        )  # fmt: skip
+        for before in self._frontier[rank]:
+            self.builder.edge(before, task, kind=EdgeKind.SYNC)
+        self._exchanges[stage, sample // self.schedule.num_microbatches] = task, list(self._frontier[rank])
 
     def _then(
         self,
@@ -262,20 +295,27 @@ class Line:
     def _message(self, one: Message) -> int:
         if one not in self._messages:
             sender, receiver = (self.schedule.rank(stage, one.microbatch) for stage in (one.src, one.dst))
-            name = self._link_of(sender, receiver)
-            if name not in self._links:
-                self._links[name] = self.builder.resource(name, ResourceKind.LINK)
             boundary = min(one.src, one.dst)
             duration_ns = 0 if self._message_ns is None else int(self._message_ns[boundary])
             self._messages[one] = self.builder.task(
                 f"sample {one.microbatch} {'back over' if one.is_backward else 'over'} {boundary}", kind=Kind.COMM,
-                resource=self._links[name], duration_ns=duration_ns,
+                resource=self._link(self._link_of(sender, receiver)), duration_ns=duration_ns,
                 iteration=one.microbatch, rank=sender, peer=receiver,
             )  # fmt: skip
         return self._messages[one]
 
-    def finish(self) -> None:
-        """Join who sends and who receives, and replicas with each other."""
+    def _link(self, name: str) -> int:
+        if name not in self._links:
+            self._links[name] = self.builder.resource(name, ResourceKind.LINK)
+        return self._links[name]
+
+    def finish(self, alike: Sequence[Collection[int]] = ()) -> None:
+        """Join who sends and who receives, replicas with each other, and who exchanges gradients."""
+        for group in alike:
+            for (stage, batch), (task, _) in self._exchanges.items():
+                for other in set(group) - {stage} if stage in group else ():
+                    for before in self._exchanges[other, batch][1]:
+                        self.builder.edge(before, task, kind=EdgeKind.SYNC)
         for one, sender, receiver in self._late:
             src = self.tasks[sender if sender in self.tasks else sender._replace(kind="I")]
             if self._message_ns is None:

@@ -9,7 +9,7 @@ versions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,16 +56,24 @@ class Reduction:
         """Whether all stages of a rank are finished together: other ranks finish them in the same order."""
         return self._max_norm is not None or bool(self._holders)
 
-    def share(self, stage: int, gradients: Gradients) -> None:
-        """Make a stage's gradients those of all who hold it, in place."""
+    def share(self, stage: int, gradients: Gradients) -> Callable[[], None]:
+        """Begin to make a stage's gradients those of all who hold it; what is returned waits, and puts them in place.
+
+        Other stages go on meanwhile.
+        """
         there = [one for one in gradients if one is not None]
         if stage not in self._holders or not there:
-            return
+            return _done
         flat = torch.cat([one.reshape(-1) for one in there])
-        dist.all_reduce(flat, group=self._holders[stage])
-        flat /= self._num_replicas
-        for one, part in zip(there, flat.split([one.numel() for one in there]), strict=True):
-            one.copy_(part.view_as(one))
+        work = dist.all_reduce(flat, group=self._holders[stage], async_op=True)
+
+        def put() -> None:
+            work.wait()
+            flat.div_(self._num_replicas)
+            for one, part in zip(there, flat.split([one.numel() for one in there]), strict=True):
+                one.copy_(part.view_as(one))
+
+        return put
 
     def clip(self, gradients: Iterable[Gradients]) -> None:
         """Scale all gradients of a rank, in place; all ranks call this once per batch."""
@@ -88,6 +96,10 @@ class Reduction:
     def restore(self, norm: float) -> None:
         """Go on from a ``state``."""
         self._coming = (torch.tensor([norm * norm], dtype=torch.float64), None)
+
+
+def _done() -> None:
+    """Nobody else holds it."""
 
 
 def _norm(coming: tuple[torch.Tensor, Any] | None) -> float:

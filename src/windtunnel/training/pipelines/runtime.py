@@ -169,6 +169,7 @@ class PipelineRank:
         self._place, self._num_places, self._replica = place, num_places, replica
         self._loss, self._feed, self._reduction, self._on_update = loss, feed, reduction, on_update
         self._ready: dict[int, dict[int, Gradients]] = {}  # by batch and stage
+        self._sharing: dict[int, list[Callable[[], None]]] = {}  # by batch: what is still to be waited for
         self.losses: dict[int, list[torch.Tensor]] = {}
 
     @property
@@ -240,10 +241,11 @@ class PipelineRank:
         """A stage has all gradients of a batch that are made here."""
         ready = self._ready.setdefault(batch, {})
         ready[stage] = self._stages[stage].weights.gradients(batch)
+        self._sharing.setdefault(batch, []).append(self._reduction.share(stage, ready[stage]))
         if self._reduction.waits and len(ready) < len(self._stages):
             return
-        for at in sorted(ready):
-            self._reduction.share(at, ready[at])
+        for put in self._sharing.pop(batch):
+            put()
         self._reduction.clip(ready.values())
         for at, gradients in self._ready.pop(batch).items():
             self._stages[at].weights.update(gradients)
