@@ -35,6 +35,7 @@ SUBJECTS = {
     "planning/pipelines": {"model", "search"},
     "planning/codesign": {"model", "search"},
     "training/pipelines": {"model", "search", "run"},
+    "training/uneven": {"model", "search", "run"},
     "comm": {"model", "run"},
     "suite": {"model", "run"},  # a benchmark decides nothing
     "suite/utilization": {"model", "search", "run"},

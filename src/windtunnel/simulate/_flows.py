@@ -142,7 +142,8 @@ def _drop(queue: Array, place: Array, key: Array, size: int, entry: int) -> None
 
 
 @kernel
-def _touch(flows: Flows, link: int) -> None:
+def touch_link(flows: Flows, link: int) -> None:
+    """Let the rates of a link's flows be filled anew once the instant is over."""
     if not flows.is_touched[link]:
         flows.is_touched[link] = True
         flows.touched[flows.counts[1]] = link
@@ -169,7 +170,7 @@ def begin_flow(flows: Flows, f: int, now: int) -> None:
             flows.previous[other] = entry
         flows.first[link] = entry
         flows.users[link] += 1
-        _touch(flows, link)
+        touch_link(flows, link)
     flows.counts[0] += 1
     _settle_place(flows.queue, flows.place, flows.finish, flows.counts[0], flows.counts[0] - 1, f)
 
@@ -193,7 +194,7 @@ def end_flow(flows: Flows, f: int) -> None:
         else:
             flows.first[link] = after
         flows.users[link] -= 1
-        _touch(flows, link)
+        touch_link(flows, link)
 
 
 # --- rates -------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def _reach(flows: Flows) -> int:
                     link = flows.route[f, k]
                     if link < 0:
                         break
-                    _touch(flows, link)
+                    touch_link(flows, link)
             entry = flows.next[entry]
     return num_members
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.simulate._flows import NEVER, Flows, begin_flow, end_flow, fill_rates, new_flows, padded
+from windtunnel.simulate._flows import NEVER, Flows, begin_flow, end_flow, fill_rates, new_flows, padded, touch_link
 
 __all__ = ["EventClock", "FairFlows"]
 
@@ -61,7 +61,7 @@ class EventClock:
 
     def __init__(self, links_bytes_per_s: ArrayLike = (), *, max_events: int = _MOST_EVENTS) -> None:
         self.now_ns = 0
-        self.flows = FairFlows(self, np.asarray(links_bytes_per_s, dtype=np.float64))
+        self.flows = FairFlows(self, np.array(links_bytes_per_s, dtype=np.float64))
         self._max_events = max_events
         self._num_events = 0
         self._sequence = 0
@@ -202,6 +202,20 @@ class FairFlows:
             return False
         self._leave(flow)
         return True
+
+    def set_rate(self, link: int, bytes_per_s: float) -> None:
+        """From now on a link has another rate, for messages under way, too.
+
+        Raises
+        ------
+        InputError
+            There is no such link, or the rate is not above 0.
+        """
+        if not (0 <= link < self._num_links and 0 < bytes_per_s < math.inf):
+            raise InputError(f"link {link} cannot have {bytes_per_s} bytes/s", fix="give it a rate above 0")
+        self._state.capacity[link] = bytes_per_s
+        touch_link(self._state, link)
+        self._next_end_ns = None
 
     def next_end_ns(self) -> int:
         """When the first message ends if none comes or goes; beyond all times if there is none."""

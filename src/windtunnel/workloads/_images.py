@@ -20,7 +20,7 @@ from torch.nn import functional
 from windtunnel.errors import InputError
 from windtunnel.workloads.workload import data_file
 
-__all__ = ["ImageBatches", "Patterns", "checked", "image_batches", "seeded"]
+__all__ = ["ImageBatches", "Patterns", "checked", "image_batches", "read_cifar", "seeded"]
 
 CIFAR_FILE = "vision/cifar10_train_10000.rgbdelta.xz"
 CIFAR_CLASSES, CIFAR_PIXELS = 10, 32
@@ -44,8 +44,8 @@ class ImageBatches:
     draw: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
-def image_batches(*, pixels: int, batch_size: int, num_classes: int, seed: int) -> ImageBatches:
-    """Batches of square images with ``pixels`` on a side.
+def image_batches(*, pixels: int, batch_size: int, num_classes: int, seed: int, is_drawn: bool = False) -> ImageBatches:
+    """Batches of square images with ``pixels`` on a side; drawn ones even where there are real ones, if asked for.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def image_batches(*, pixels: int, batch_size: int, num_classes: int, seed: int) 
         The batch size is below 1, or the file of real images is damaged.
     """
     checked(batch_size)
-    path = data_file(CIFAR_FILE)
+    path = None if is_drawn else data_file(CIFAR_FILE)
     if path is not None and num_classes >= CIFAR_CLASSES:
         return _photographs(path, pixels, batch_size, seed)
     return _gratings(pixels, batch_size, num_classes, seed)
@@ -80,7 +80,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def _photographs(path: Path, pixels: int, batch_size: int, seed: int) -> ImageBatches:
-    images_NCHW, labels_N = torch.tensor(_decoded(path)), torch.tensor(_labels(path), dtype=torch.int64)
+    images_NCHW, labels_N = read_cifar(path)
     generator = seeded(seed)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,6 +92,17 @@ def _photographs(path: Path, pixels: int, batch_size: int, seed: int) -> ImageBa
 
     scaled = "" if pixels == CIFAR_PIXELS else f", scaled to {pixels} x {pixels}"
     return ImageBatches(f"CIFAR-10 ({len(labels_N):,} images{scaled})", draw)
+
+
+def read_cifar(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """All images of a file as uint8 [N, 3, 32, 32], and their classes as int64 [N].
+
+    Raises
+    ------
+    InputError
+        The file is damaged, or has no labels beside it.
+    """
+    return torch.tensor(_decoded(path)), torch.tensor(_labels(path), dtype=torch.int64)
 
 
 def _decoded(path: Path) -> np.ndarray:

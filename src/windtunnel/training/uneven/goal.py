@@ -1,0 +1,132 @@
+"""When a run is over, and what it was like (room training).
+
+In: losses on held-back samples by time, counts by worker. Out: the time to a loss or an accuracy, shares of waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Goal", "Point", "Run", "time_to"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Train until one of these is reached.
+
+    Parameters
+    ----------
+    duration_ns : int
+        At most.
+    loss, accuracy : float, optional
+        On the samples that were held back.
+    every_ns : int
+        Between two looks.
+    """
+
+    duration_ns: int
+    loss: float | None = None
+    accuracy: float | None = None
+    every_ns: int = 1_000_000_000
+
+    def is_reached(self, point: Point) -> bool:
+        """Whether training may stop here."""
+        is_good = self.loss is not None and point.loss <= self.loss
+        return is_good or (self.accuracy is not None and point.accuracy >= self.accuracy)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A look at the model."""
+
+    time_ns: int
+    loss: float
+    accuracy: float
+    num_steps: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job under one strategy, in virtual time or really run.
+
+    Attributes
+    ----------
+    strategy : str
+    points : tuple of Point
+    elapsed_ns : int
+    steps : int64 array [steps, 4]
+        Worker, begin ns, end ns, samples of each local step, in the order in which they ended.
+    messages : int64 array [messages, 5]
+        Source, target, begin ns, arrival ns, bytes.
+    num_workers : int
+    weights : float32 array [n]
+        In the end.
+    """
+
+    strategy: str
+    points: tuple[Point, ...]
+    elapsed_ns: int
+    steps: NDArray[np.int64]
+    messages: NDArray[np.int64]
+    num_workers: int
+    weights: NDArray[np.float32]
+
+    def time_to(self, *, loss: float | None = None, accuracy: float | None = None) -> float | None:
+        """Ns to a loss or an accuracy, on the line between two looks; None if it was never reached."""
+        times = [one.time_ns for one in self.points]
+        if loss is not None:
+            return time_to(times, [one.loss for one in self.points], loss)
+        assert accuracy is not None
+        return time_to(times, [-one.accuracy for one in self.points], -accuracy)
+
+    def wait_shares(self) -> list[float]:
+        """Share of the time that each worker did not compute."""
+        busy = np.zeros(self.num_workers)
+        np.add.at(busy, self.steps[:, 0], np.minimum(self.steps[:, 2], self.elapsed_ns) - self.steps[:, 1])
+        return [float(max(0.0, 1 - one / self.elapsed_ns)) for one in busy]
+
+    def bytes_by_pair(self) -> dict[tuple[int, int], int]:
+        """Bytes from one node to another."""
+        found: dict[tuple[int, int], int] = {}
+        for source, target, _, _, size in self.messages.tolist():
+            found[source, target] = found.get((source, target), 0) + size
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "strategy": self.strategy,
+            "elapsed_ns": self.elapsed_ns,
+            "num_steps": [int((self.steps[:, 0] == worker).sum()) for worker in range(self.num_workers)],
+            "wait_shares": self.wait_shares(),
+            "bytes": [
+                {"source": one, "target": other, "size_bytes": size}
+                for (one, other), size in sorted(self.bytes_by_pair().items())
+            ],
+            "points": [
+                {"time_ns": p.time_ns, "loss": p.loss, "accuracy": p.accuracy, "num_steps": p.num_steps}
+                for p in self.points
+            ],
+        }
+
+
+def time_to(times: Sequence[float], values: Sequence[float], target: float) -> float | None:
+    """When falling values first came to a target, on the line between two of them; None if they never did.
+
+    Examples
+    --------
+    >>> time_to([0, 10, 20], [3.0, 2.0, 1.0], 1.5)
+    15.0
+    """
+    for at, value in enumerate(values):
+        if value <= target:
+            if at == 0:
+                return float(times[0])
+            before = values[at - 1]
+            return float(times[at - 1] + (before - target) / (before - value) * (times[at] - times[at - 1]))
+    return None

@@ -1,0 +1,198 @@
+"""Training in virtual time: real gradients, simulated clocks and links (room training; what is predicted).
+
+In: a job, a fleet, a strategy. Out: a ``Run``. A gradient is computed at the weights that its worker held when the step
+began, and is handed to the strategy when the step ends; messages share wires max-min fair and keep their order between
+two nodes. Equal seeds give equal runs, bit for bit. Not here: any strategy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from windtunnel.errors import FlightError, InputError
+from windtunnel.simulate import EventClock
+from windtunnel.training.uneven.endpoint import Endpoint, Outward, check_policy
+from windtunnel.training.uneven.fleet import Fleet
+from windtunnel.training.uneven.goal import Goal, Point, Run
+from windtunnel.training.uneven.job import FlatModel, Samples, TrainJob
+from windtunnel.training.uneven.partitions import split
+from windtunnel.training.uneven.policy import Finished, Message, Policy, Send, Step
+
+__all__ = ["mean_model", "train_virtually"]
+
+Heard = Callable[[Point], None]
+
+
+def train_virtually(
+    job: TrainJob, fleet: Fleet, strategy: str, policy: Policy, goal: Goal, *, seed: int = 0, heard: Heard | None = None
+) -> Run:
+    """Train in virtual time.
+
+    Parameters
+    ----------
+    strategy : str
+        What the run is called.
+    heard : callable, optional
+        Gets every look at the model.
+
+    Raises
+    ------
+    InputError
+        The fleet lacks a server or a route, or a worker has no samples.
+    FlightError
+        A gradient is no number, or all workers wait for ever; names the worker.
+    """
+    check_policy(strategy, policy, has_server=fleet.has_server)
+    return _Virtual(job, fleet, strategy, policy, goal, seed, heard).run()
+
+
+class _Virtual:
+    def __init__(
+        self, job: TrainJob, fleet: Fleet, strategy: str, policy: Policy, goal: Goal, seed: int, heard: Heard | None
+    ) -> None:
+        self._job, self._fleet, self._strategy, self._goal, self._heard = job, fleet, strategy, goal, heard
+        self._seed = seed
+        self._flat = FlatModel(job, seed)
+        num = fleet.num_workers
+        parts = split(job.sample_labels(), num, fleet.partition)
+        self._samples = [Samples(part, seed, rank) for rank, part in enumerate(parts)]
+        self._buffers = [self._flat.initial_buffers.clone() for _ in range(num)]
+        self._ends = [
+            Endpoint(self._flat.node(rank, num), policy, over_server=fleet.has_server)
+            for rank in range(fleet.num_nodes)
+        ]
+        self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])
+        self._queues: dict[tuple[int, int], deque[Send]] = {}
+        self._is_computing = [False] * num
+        self._num_steps = [0] * num
+        self._steps: list[tuple[int, int, int, int]] = []
+        self._messages: list[tuple[int, int, int, int, int]] = []
+        self._points: list[Point] = []
+        self._is_over = False
+
+    def run(self) -> Run:
+        for number, wire in enumerate(self._fleet.wires):
+            for time_ns, rate in zip(wire.bytes_per_s.times_ns[1:], wire.bytes_per_s.values[1:], strict=True):
+                self._clock.at(time_ns, partial(self._clock.flows.set_rate, number, rate))
+        for rank, end in enumerate(self._ends):
+            self._do(rank, end.start())
+        self._look()
+        while not self._is_over and self._clock.now_ns < self._goal.duration_ns:
+            until_ns = min(self._clock.now_ns + self._goal.every_ns, self._goal.duration_ns)
+            before = len(self._steps)
+            self._clock.run(until_ns)
+            self._check_alive(before)
+            self._look()
+        return Run(
+            self._strategy, tuple(self._points), self._clock.now_ns,
+            np.array(self._steps, np.int64).reshape(-1, 4), np.array(self._messages, np.int64).reshape(-1, 5),
+            self._fleet.num_workers, mean_model(self._ends).numpy().copy(),
+        )  # fmt: skip
+
+    def _look(self) -> None:
+        """Judge the model; the clock stands still meanwhile."""
+        buffers = torch.stack(self._buffers).mean(0)
+        loss, accuracy = self._flat.evaluate(mean_model(self._ends), buffers)
+        point = Point(self._clock.now_ns, loss, accuracy, len(self._steps))
+        self._points.append(point)
+        if self._heard is not None:
+            self._heard(point)
+        self._is_over = self._goal.is_reached(point)
+
+    def _check_alive(self, before: int) -> None:
+        if len(self._steps) == before and not any(self._is_computing) and not len(self._clock):
+            raise FlightError(
+                f"under {self._strategy} all workers wait for ever from {self._clock.now_ns / 1e9:.3f} s on",
+                where=f"{len(self._steps)} steps had been made",
+                fix="this is a defect of the strategy",
+            )
+
+    # --- what nodes do ---------------------------------------------------------------------------------------
+
+    def _do(self, rank: int, actions: Sequence[Outward]) -> None:
+        for action in actions:
+            if isinstance(action, Step):
+                self._step(rank)
+            elif isinstance(action, Send):
+                self._post(rank, action)
+            else:
+                self._clock.after(max(action.delay_ns, 0), partial(self._fire, rank, action.tag))
+
+    def _fire(self, rank: int, tag: str) -> None:
+        self._do(rank, self._ends[rank].fired(tag, self._now))
+
+    @property
+    def _now(self) -> int:
+        return self._clock.now_ns
+
+    def _step(self, rank: int) -> None:
+        if self._is_computing[rank]:
+            raise InputError(
+                f"worker {rank} is told to step while it steps", where=self._strategy, fix="a worker has one step"
+            )
+        self._is_computing[rank] = True
+        end, begun_ns = self._ends[rank], self._now
+        num_samples = end.batch_size
+        chosen = self._samples[rank].draw(num_samples)
+        seed = step_seed(self._seed, rank, self._num_steps[rank])
+        gradient, loss = self._flat.gradient(end.node.weights, self._buffers[rank], chosen, seed)
+        self._num_steps[rank] += 1
+        finished = Finished(gradient, loss, num_samples, begun_ns)
+        end_ns = self._fleet.step_end_ns(rank, begun_ns, num_samples / self._job.batch_size)
+        self._clock.at(end_ns, lambda: self._finish(rank, finished))
+
+    def _finish(self, rank: int, finished: Finished) -> None:
+        self._is_computing[rank] = False
+        self._steps.append((rank, finished.begun_ns, self._now, finished.num_samples))
+        self._do(rank, self._ends[rank].stepped(finished, self._now))
+
+    # --- messages --------------------------------------------------------------------------------------------
+
+    def _post(self, source: int, send: Send) -> None:
+        """Send at once, or behind what is on its way to the same node."""
+        pair = source, send.target
+        waiting = self._queues.get(pair)
+        if waiting is not None:
+            waiting.append(send)
+            return
+        self._queues[pair] = deque()
+        self._start(pair, send)
+
+    def _start(self, pair: tuple[int, int], send: Send) -> None:
+        begun_ns = self._now
+        self._clock.flows.start(self._fleet.route(*pair), send.size_bytes, lambda: self._sent(pair, send, begun_ns))
+
+    def _sent(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
+        source, target = pair
+        latency_ns = self._fleet.latency_ns(source, target)
+        self._clock.after(latency_ns, lambda: self._arrive(pair, send, begun_ns))
+        waiting = self._queues[pair]
+        if waiting:
+            self._start(pair, waiting.popleft())
+        else:
+            del self._queues[pair]
+
+    def _arrive(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
+        source, target = pair
+        self._messages.append((source, target, begun_ns, self._now, send.size_bytes))
+        message = Message(source, send.tag, send.values, send.size_bytes, send.about, begun_ns)
+        self._do(target, self._ends[target].received(message, self._now))
+
+
+def step_seed(seed: int, rank: int, step: int) -> int:
+    """Of the random numbers within one step of one worker."""
+    return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def mean_model(ends: Sequence[Endpoint]) -> torch.Tensor:
+    """The server's weights, or, without one that serves, the mean over workers."""
+    last = ends[-1]
+    if last.serves:
+        return last.model()
+    workers = [end.model() for end in ends if end.node.rank < end.node.num_workers]
+    return workers[0] if len(workers) == 1 else torch.stack(workers).mean(0)

@@ -1,0 +1,274 @@
+"""What a synchronization strategy is: a state machine per worker, and perhaps one of a server (room training).
+
+In: a step that ended, a message, a sum over all workers, a timer. Out: what the node does next, as a list of actions.
+The drivers (virtual time, real processes) call the handlers; a strategy never knows which of them does. Not here: any
+strategy, any driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CONTROL_BYTES",
+    "Action",
+    "Batch",
+    "Finished",
+    "Message",
+    "Node",
+    "Policy",
+    "Reduce",
+    "Send",
+    "Server",
+    "Step",
+    "Timer",
+    "Worker",
+    "dense_bytes",
+    "sparse_bytes",
+]
+
+CONTROL_BYTES = 64
+"""What a message without values takes on a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Begin the next local step, with the weights as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send values to another node; messages from one node to another arrive in order.
+
+    Attributes
+    ----------
+    target : int
+        A worker, or ``Node.server``.
+    tag : str
+    values : tensor, optional
+        They must not change from now on.
+    size_bytes : int
+        What it takes on the link.
+    about : mapping
+        Numbers that go with it.
+    """
+
+    target: int
+    tag: str
+    values: Any = None
+    size_bytes: int = CONTROL_BYTES
+    about: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Add a vector up over all workers, each of which asks for it; nobody waits until ``reduced`` is called.
+
+    The tag is the same on all workers, and new each time.
+    """
+
+    tag: str
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """Call ``fired(tag)`` when so much time has gone by."""
+
+    delay_ns: int
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Use so many samples from the next step on."""
+
+    num_samples: int
+
+
+Action = Step | Send | Reduce | Timer | Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A local step that ended; nothing is applied yet.
+
+    Attributes
+    ----------
+    gradient : float32 tensor [n]
+        Mean over the batch, at the weights that the worker held when the step began.
+    loss : float
+    num_samples : int
+    begun_ns : int
+    """
+
+    gradient: torch.Tensor
+    loss: float
+    num_samples: int
+    begun_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What arrived; see ``Send``."""
+
+    source: int
+    tag: str
+    values: Any
+    size_bytes: int
+    about: Mapping[str, float]
+    sent_ns: int
+
+
+@dataclass
+class Node:
+    """What a strategy holds of one worker or of the server.
+
+    Attributes
+    ----------
+    rank : int
+        The server's is ``num_workers``.
+    num_workers : int
+    weights : float32 tensor [n]
+        Changed in place.
+    optimizer : torch.optim.Optimizer
+        Over ``weights`` alone: the local rule.
+    batch_size : int
+        Samples of a step at the beginning.
+    shapes : sequence of int
+        Number of entries of each parameter, in order.
+    """
+
+    rank: int
+    num_workers: int
+    weights: torch.Tensor
+    optimizer: torch.optim.Optimizer
+    batch_size: int
+    shapes: Sequence[int] = ()
+    schedule: Any = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def server(self) -> int:
+        """The rank of the server."""
+        return self.num_workers
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the local rule, now."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def peers(self) -> list[int]:
+        """All other workers."""
+        return [one for one in range(self.num_workers) if one != self.rank]
+
+    def apply(self, gradient: torch.Tensor) -> None:
+        """One step of the local rule on ``weights``."""
+        self.optimizer.param_groups[0]["params"][0].grad = gradient
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def warn(self, text: str) -> None:
+        """Tell whoever reads the run, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def size_bytes(self) -> int:
+        """Of all weights on a link."""
+        return dense_bytes(self.weights)
+
+
+class Worker:
+    """The decisions of one worker; a strategy overrides what it needs.
+
+    Every handler gets the time and returns actions. A worker that is not told to ``Step`` waits.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def start(self, now_ns: int) -> Sequence[Action]:
+        """Training begins; all nodes hold the same weights."""
+        return (Step(),)
+
+    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+        """A local step ended."""
+        raise NotImplementedError
+
+    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+        """A message arrived."""
+        return ()
+
+    def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
+        """A sum over all workers is known; it may be kept and changed."""
+        return ()
+
+    def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
+        """A timer ran out."""
+        return ()
+
+    def model(self) -> torch.Tensor:
+        """The weights that this worker would be judged by; the mean over workers is, where there is no server."""
+        return self.node.weights
+
+
+class Server:
+    """The decisions of a parameter server: what workers send it, and its timers."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def start(self, now_ns: int) -> Sequence[Action]:
+        """Training begins."""
+        return ()
+
+    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+        """A message arrived."""
+        return ()
+
+    def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
+        """A timer ran out."""
+        return ()
+
+    def model(self) -> torch.Tensor:
+        """The weights that the job would be judged by."""
+        return self.node.weights
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A strategy with its numbers.
+
+    Attributes
+    ----------
+    worker : callable
+        Makes the state machine of a worker from its ``Node``.
+    server : callable, optional
+        The same for the parameter server; None where the strategy needs none.
+    """
+
+    worker: Callable[[Node], Worker]
+    server: Callable[[Node], Server] | None = None
+
+
+def dense_bytes(values: torch.Tensor) -> int:
+    """Size on a link of all entries in order."""
+    return values.numel() * values.element_size()
+
+
+def sparse_bytes(num_sent: int, num_all: int, value_bytes: int = 4) -> int:
+    """Size on a link of some entries: an index of 4 bytes each, or one bit for each entry where that is smaller.
+
+    Examples
+    --------
+    >>> sparse_bytes(10, 1000), sparse_bytes(100, 1000)
+    (80, 525)
+    """
+    return num_sent * value_bytes + min(4 * num_sent, -(-num_all // 8))

@@ -1,0 +1,76 @@
+"""Small jobs and fleets for tests of uneven training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from windtunnel import registry
+from windtunnel.training.uneven.fleet import Fleet, read_fleet
+from windtunnel.training.uneven.goal import Goal, Run
+from windtunnel.training.uneven.job import TrainJob
+from windtunnel.training.uneven.model import train_virtually
+
+
+def small_job(*, momentum: float = 0.0, batch_size: int = 8, model=None) -> TrainJob:
+    """Four classes of points around four centers, for a small perceptron."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.arange(200) % 4
+    centers = torch.randn(4, 6, generator=generator)
+    inputs = centers[targets] + 0.5 * torch.randn(200, 6, generator=generator)
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+
+    return TrainJob(
+        "points", model or network, functional.cross_entropy, inputs[:160], targets[:160], inputs[160:], targets[160:],
+        lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=momentum), batch_size,
+    )  # fmt: skip
+
+
+def fleet_of(
+    folder: Path, speeds: list[float], *, rate: str = "1 MB/s", latency: str = "1 ms", more: str = ""
+) -> Fleet:
+    """Workers with cards of one rate, and a server."""
+    lines = ['step_time = "10 ms"', more, "[server]", 'up = "1 GB/s"', 'down = "1 GB/s"']
+    for speed in speeds:
+        lines += ["[[workers]]", f"speed = {speed}", f'up = "{rate}"', f'down = "{rate}"', f'latency = "{latency}"']
+    path = folder / "cluster.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return read_fleet(path)
+
+
+def without_server(fleet: Fleet) -> Fleet:
+    """The same workers alone; sums go around the ring."""
+    num = fleet.num_workers
+    routes = {pair: route for pair, route in fleet.routes.items() if max(pair) < num}
+    return Fleet(
+        fleet.name, fleet.workers, fleet.wires, routes, False, fleet.step_ns, fleet.overhead_ns, fleet.partition
+    )
+
+
+def trained(job: TrainJob, fleet: Fleet, strategy: str, duration_s: float = 1.0, seed: int = 0, **numbers) -> Run:
+    """A run in virtual time."""
+    policy = registry.get("strategy", strategy).function(**numbers)
+    goal = Goal(round(duration_s * 1e9), every_ns=round(duration_s * 1e9 / 4))
+    return train_virtually(job, fleet, strategy, policy, goal, seed=seed)
+
+
+def serial(job: TrainJob, indices: np.ndarray, num_steps: int, seed: int = 0) -> np.ndarray:
+    """Plain training of the module itself, without windtunnel's vectors."""
+    from windtunnel.training.uneven.job import Samples
+
+    torch.manual_seed(seed)
+    module = job.model()
+    optimizer = job.optimizer(list(module.parameters()))
+    samples = Samples(indices, seed, 0)
+    for _ in range(num_steps):
+        chosen = samples.draw(job.batch_size)
+        optimizer.zero_grad()
+        job.loss(module(job.inputs[chosen]), job.targets[chosen]).backward()
+        optimizer.step()
+    return torch.cat([one.detach().reshape(-1) for one in module.parameters()]).numpy()
