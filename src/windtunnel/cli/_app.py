@@ -36,6 +36,7 @@ from windtunnel.cli import (
     report,
     slicing,
     suite,
+    train,
     verify,
     whatif,
 )
@@ -56,7 +57,7 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         names = list(self.commands)
-        for group in ("place", "pipeline"):  # groups come last by themselves
+        for group in ("place", "pipeline", "train"):  # groups come last by themselves
             if group in names:
                 names.remove(group)
                 names.insert(names.index("calibrate"), group)
@@ -151,6 +152,10 @@ for _name, _verb in pipeline.VERBS.items():
     pipeline.pipeline.command(_name, short_help=_summary_of(_verb))(_verb)
 
 app.add_typer(pipeline.pipeline, name="pipeline", cls=_Verbs, short_help=pipeline.SUMMARY)
+for _name, _verb in train.VERBS.items():
+    train.train.command(_name, short_help=_summary_of(_verb))(_verb)
+
+app.add_typer(train.train, name="train", cls=_Verbs, short_help=train.SUMMARY)
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 

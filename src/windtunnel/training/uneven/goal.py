@@ -66,6 +66,8 @@ class Run:
     num_workers : int
     weights : float32 array [n]
         In the end.
+    warnings : tuple of str
+        What nodes said, once each.
     """
 
     strategy: str
@@ -75,6 +77,7 @@ class Run:
     messages: NDArray[np.int64]
     num_workers: int
     weights: NDArray[np.float32]
+    warnings: tuple[str, ...] = ()
 
     def time_to(self, *, loss: float | None = None, accuracy: float | None = None) -> float | None:
         """Ns to a loss or an accuracy, on the line between two looks; None if it was never reached."""
@@ -102,6 +105,7 @@ class Run:
         return {
             "strategy": self.strategy,
             "elapsed_ns": self.elapsed_ns,
+            "warnings": list(self.warnings),
             "num_steps": [int((self.steps[:, 0] == worker).sum()) for worker in range(self.num_workers)],
             "wait_shares": self.wait_shares(),
             "bytes": [

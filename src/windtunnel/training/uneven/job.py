@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.training.uneven.policy import Node
 
-__all__ = ["FlatModel", "Samples", "TrainJob"]
+__all__ = ["FlatModel", "Samples", "TrainJob", "step_seed"]
 
 _EVALUATED = 500
 
@@ -180,6 +180,11 @@ class Samples:
             self._left = torch.cat([self._left, next(self._stream)])
         drawn, self._left = self._left[:num], self._left[num:]
         return drawn
+
+
+def step_seed(seed: int, rank: int, step: int) -> int:
+    """Of the random numbers within one step of one worker."""
+    return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _endless(indices: torch.Tensor, rng: np.random.Generator) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ from windtunnel.simulate import EventClock
 from windtunnel.training.uneven.endpoint import Endpoint, Outward, check_policy
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Point, Run
-from windtunnel.training.uneven.job import FlatModel, Samples, TrainJob
+from windtunnel.training.uneven.job import FlatModel, Samples, TrainJob, step_seed
 from windtunnel.training.uneven.partitions import split
 from windtunnel.training.uneven.policy import Finished, Message, Policy, Send, Step
 
@@ -92,6 +92,7 @@ class _Virtual:
             self._strategy, tuple(self._points), self._clock.now_ns,
             np.array(self._steps, np.int64).reshape(-1, 4), np.array(self._messages, np.int64).reshape(-1, 5),
             self._fleet.num_workers, mean_model(self._ends).numpy().copy(),
+            tuple(dict.fromkeys(text for end in self._ends for text in end.node.warnings)),
         )  # fmt: skip
 
     def _look(self) -> None:
@@ -182,11 +183,6 @@ class _Virtual:
         self._messages.append((source, target, begun_ns, self._now, send.size_bytes))
         message = Message(source, send.tag, send.values, send.size_bytes, send.about, begun_ns)
         self._do(target, self._ends[target].received(message, self._now))
-
-
-def step_seed(seed: int, rank: int, step: int) -> int:
-    """Of the random numbers within one step of one worker."""
-    return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def mean_model(ends: Sequence[Endpoint]) -> torch.Tensor:

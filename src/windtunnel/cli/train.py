@@ -1,0 +1,209 @@
+"""``windtunnel train``: strategies of synchronization on uneven machines and links (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, LedgerPath
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.training.uneven.goal import Goal, Run
+    from windtunnel.training.uneven.search import Candidate, Comparison
+
+__all__ = ["SUMMARY", "VERBS", "train"]
+
+SUMMARY = "Train on uneven machines and links: predict each strategy, run the best."
+_SCHEMA = "windtunnel.train/1"
+
+train = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+
+ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER", help="A TOML file of workers and links.")]
+JobName = Annotated[
+    str, typer.Option(metavar="JOB", help="mlp, lenet:norm=batch ..., or my_job.py:make, which returns a TrainJob.")
+]
+Duration = Annotated[str, typer.Option(metavar="TIME", help="At most, by the clock of the cluster.")]
+Every = Annotated[str, typer.Option(metavar="TIME", help="Between two looks at the model; by default a twentieth.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal runs in virtual time.")]
+Loss = Annotated[float, typer.Option(metavar="LOSS", help="To come to; 0: what the first strategy comes to.")]
+
+
+@train.callback(help=f"Example: windtunnel train compare cluster.toml --policies 'bsp adsp'\n\n{SUMMARY}")
+def _train() -> None:
+    """Hold the verbs of uneven training together."""
+
+
+def compare(
+    cluster: ClusterPath,
+    policies: Annotated[
+        str, typer.Option(metavar="LIST", help="With blanks between, such as 'bsp ssp:staleness=3 adsp'.")
+    ] = "bsp ssp local-sgd adsp",
+    job: JobName = "mlp",
+    loss: Loss = 0.0,
+    duration: Duration = "60s",
+    every: Every = "",
+    fly: Annotated[int, typer.Option(min=0, metavar="N", help="Really run the N best, and the first named.")] = 1,
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of loss, waiting and traffic.")
+    ] = None,
+    force: Force = False,
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train compare cluster.toml --policies 'bsp ssp adsp' --loss 1.0 --fly 1
+
+    Train under each strategy in virtual time, with real gradients; really run the best, throttled; keep receipts.
+    """
+    from windtunnel.flights import Ledger
+    from windtunnel.flights.training import receipts_of_comparison
+    from windtunnel.training.uneven.fleet import read_fleet
+    from windtunnel.training.uneven.search import compare as compared
+
+    if output is not None:
+        require_free(output, force=force)
+    fleet = read_fleet(cluster)
+    candidates = [_candidate(one) for one in policies.split()]
+    with Progress("training") as progress, stdout_to_stderr():
+        found = compared(
+            job, fleet, candidates, _goal(loss, duration, every), num_flown=fly, seed=seed, progress=progress
+        )
+    kept = receipts_of_comparison(found)
+    if kept:
+        book = Ledger(ledger)
+        for receipt in kept:
+            book.add(receipt)
+    if output is not None:
+        from windtunnel.reports.training import training_page
+
+        training_page(found, output, overwrite=force)
+    if as_json:
+        print_json({**_document(found), "receipts": [one.to_dict() for one in kept]})
+        return
+    _print(found)
+    if kept:
+        advise("next: windtunnel receipts")
+
+
+def run(
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=10.")] = "bsp",
+    job: JobName = "mlp",
+    loss: Loss = 0.0,
+    duration: Duration = "20s",
+    every: Every = "",
+    virtual: Annotated[bool, typer.Option("--virtual", help="In virtual time only; a loss ends it.")] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train run cluster.toml --policy adsp:period_s=10 --duration 60s
+
+    Train under one strategy with throttled processes of this host, or in virtual time.
+    """
+    from windtunnel import registry
+    from windtunnel.training.uneven.fleet import read_fleet
+    from windtunnel.training.uneven.jobs import train_job
+    from windtunnel.training.uneven.model import train_virtually
+    from windtunnel.training.uneven.run import train_really
+
+    fleet, one, goal = read_fleet(cluster), _candidate(policy), _goal(loss, duration, every)
+    with Progress("training", heartbeat=True) as progress, stdout_to_stderr():
+        if virtual:
+            made = registry.get("strategy", one.name).function(**one.numbers)
+            total = goal.duration_ns // goal.every_ns
+            ran = train_virtually(
+                train_job(job), fleet, str(one), made, goal, seed=seed,
+                heard=lambda point: progress("training", min(point.time_ns // goal.every_ns, total), total),
+            )  # fmt: skip
+        else:
+            ran = train_really(job, fleet, one.name, one.numbers, goal, seed=seed)
+    if as_json:
+        kind = "virtual" if virtual else "real"
+        print_json({"schema": _SCHEMA, "cluster": fleet.name, "job": job, "kind": kind, **ran.to_dict()})
+        return
+    _print_run(ran, [fleet.node_name(rank) for rank in range(fleet.num_nodes)])
+
+
+VERBS: dict[str, Callable[..., None]] = {"compare": compare, "run": run}
+
+
+def _candidate(text: str) -> Candidate:
+    from windtunnel.training.uneven.search import Candidate
+    from windtunnel.whatifs import parse_step
+
+    step = parse_step(text, kind="strategy")
+    return Candidate(step.name, dict(step.parameters))
+
+
+def _goal(loss: float, duration: str, every: str) -> Goal:
+    from windtunnel.training.uneven.goal import Goal
+    from windtunnel.units import parse_duration
+
+    duration_ns = parse_duration(duration)
+    every_ns = parse_duration(every) if every else max(duration_ns // 20, 1)
+    if not 0 < every_ns <= duration_ns:
+        raise InputError("the model is looked at within the run", where="--every", fix="make it a part of --duration")
+    return Goal(duration_ns, loss=loss or None, every_ns=every_ns)
+
+
+def _document(found: Comparison) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "cluster": found.fleet.name,
+        "job": found.job,
+        "target_loss": found.target_loss,
+        "baseline": str(found.baseline),
+        "outcomes": [
+            {
+                "strategy": str(one.candidate),
+                "predicted_ns": one.predicted_ns,
+                "flown_ns": one.flown_ns,
+                "predicted": one.predicted.to_dict(),
+                "flown": None if one.flown is None else one.flown.to_dict(),
+            }
+            for one in found.outcomes
+        ],
+    }
+
+
+def _print(found: Comparison) -> None:
+    from windtunnel.units import format_duration, format_ratio, format_size
+
+    say(f"{found.job} on {found.fleet.name}, to a loss of {found.target_loss:.3f}")
+    say()
+    rows = []
+    for one in found.outcomes:
+        waits = one.predicted.wait_shares()
+        rows.append(
+            (
+                str(one.candidate),
+                "not reached" if one.predicted_ns is None else format_duration(one.predicted_ns),
+                "" if one.flown is None else "not reached" if one.flown_ns is None else format_duration(one.flown_ns),
+                f"{one.predicted.points[-1].loss:.3f}",
+                format_ratio(sum(waits) / len(waits)),
+                format_size(sum(one.predicted.bytes_by_pair().values())),
+            )
+        )
+    print_table(("strategy", "predicted", "really", "last loss", "waiting", "sent"), rows, numbers=(1, 2, 3, 4, 5))
+    for text in dict.fromkeys(text for one in found.outcomes for text in one.predicted.warnings):
+        say(f"note: {text}")
+
+
+def _print_run(ran: Run, names: list[str]) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    rows = [(format_duration(one.time_ns), f"{one.loss:.4f}", f"{one.accuracy:.3f}", str(one.num_steps))
+            for one in ran.points]  # fmt: skip
+    print_table(("time", "loss", "accuracy", "steps"), rows, numbers=(0, 1, 2, 3))
+    say()
+    for name, share in zip(names, ran.wait_shares(), strict=False):
+        say(f"{name:12} waits {format_ratio(share)}")
+    for text in ran.warnings:
+        say(f"note: {text}")

@@ -1,0 +1,189 @@
+"""Messages between real nodes over gloo, on links as slow as asked for (room training).
+
+In: sends of one node, in order; a fleet. Out: the same at the other node, not before a link of that rate and latency
+would have brought them. Each wire that a node sends over has a thread with a bucket of tokens; messages to several
+nodes over one wire take turns by chunks. What comes in over a card waits for the card's own bucket, from its first byte
+on, so that a message is not held up twice. Not here: what is sent.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.measure.links import Bucket, sleep_until
+from windtunnel.training.uneven.fleet import Fleet
+from windtunnel.training.uneven.policy import Message, Send
+
+__all__ = ["Post"]
+
+_CHUNK_BYTES = 64 << 10
+_BYE = "bye"
+
+
+@dataclass
+class _Parcel:
+    """A message on its way out."""
+
+    target: int
+    send: Send
+    left_bytes: float
+    begun_ns: int = -1
+
+
+class _Wire:
+    """A wire that this node sends over; its thread sends what waits, one chunk to each target in turn."""
+
+    def __init__(self, post: Post, number: int) -> None:
+        self._post, self._number = post, number
+        self._bucket = Bucket(1.0)
+        self._waiting: dict[int, deque[_Parcel]] = {}
+        self._changed = threading.Condition()
+        self._is_open = True
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def put(self, parcel: _Parcel) -> None:
+        with self._changed:
+            self._waiting.setdefault(parcel.target, deque()).append(parcel)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_open = False
+            self._waiting.clear()
+            self._changed.notify()
+        self.thread.join()
+
+    def _work(self) -> None:
+        while (found := self._next()) is not None:
+            target, queue = found
+            self._pass(queue[0])
+            with self._changed:
+                if queue[0].left_bytes <= 0:
+                    queue.popleft()
+                queue.extend(self._waiting.pop(target, ()))
+                if queue:  # behind the other targets
+                    self._waiting[target] = queue
+
+    def _next(self) -> tuple[int, deque[_Parcel]] | None:
+        """Take out what waits longest for a turn; None once this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or not self._is_open)
+            if not self._is_open:
+                return None
+            target = next(iter(self._waiting))
+            return target, self._waiting.pop(target)
+
+    def _pass(self, parcel: _Parcel) -> None:
+        """One chunk; with the last one the message really goes."""
+        now_ns = self._post.now_ns()
+        if parcel.begun_ns < 0:
+            parcel.begun_ns = now_ns
+        self._bucket.bandwidth_bytes_per_s = self._post.fleet.wires[self._number].bytes_per_s.at(now_ns)
+        chunk_bytes = min(parcel.left_bytes, _CHUNK_BYTES)
+        due_ns = self._bucket.due_ns(chunk_bytes, now_ns)
+        sleep_until(due_ns + self._post.zero_ns)
+        parcel.left_bytes -= chunk_bytes
+        if parcel.left_bytes <= 0:
+            self._post.transmit(parcel, due_ns)
+
+
+class Post:
+    """The lines of one node to all others.
+
+    Parameters
+    ----------
+    rank : int
+    fleet : Fleet
+    deliver : callable
+        Of a message and the time (ns from ``zero_ns``) at which it has arrived; called from any thread, perhaps before
+        that time.
+    """
+
+    def __init__(self, rank: int, fleet: Fleet, deliver: Callable[[Message, int], None]) -> None:
+        self.fleet, self.zero_ns = fleet, 0
+        self._rank, self._deliver = rank, deliver
+        self._wires = {
+            number: _Wire(self, number)
+            for number in sorted({route[0] for (source, _), route in fleet.routes.items() if source == rank})
+        }
+        self._cards: dict[int, Bucket] = {}
+        self._card_lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        others = [one for one in range(fleet.num_nodes) if one != rank]
+        self._receivers = [threading.Thread(target=self._receive, args=(one,), daemon=True) for one in others]
+        self._others = others
+
+    def start(self, zero_ns: int) -> None:
+        """Listen; ``zero_ns`` is the moment of the monotonic clock from which this run counts."""
+        self.zero_ns = zero_ns
+        for one in self._receivers:
+            one.start()
+
+    def now_ns(self) -> int:
+        """Since the run began."""
+        return time.monotonic_ns() - self.zero_ns
+
+    def send(self, send: Send) -> None:
+        """Send behind what goes to the same node.
+
+        Raises
+        ------
+        InputError
+            There is no way to it.
+        """
+        number = self.fleet.route(self._rank, send.target)[0]
+        self._wires[number].put(_Parcel(send.target, send, float(send.size_bytes)))
+
+    def close(self) -> None:
+        """Drop what has not left, and wait until the others have done the same."""
+        for wire in self._wires.values():
+            wire.close()
+        for one in self._others:
+            self._put(one, _BYE)
+        for thread in self._receivers:
+            thread.join()
+
+    def transmit(self, parcel: _Parcel, left_ns: int) -> None:
+        """Really send a message whose last byte leaves now."""
+        send = parcel.send
+        self._put(parcel.target, (send.tag, send.values, send.size_bytes, dict(send.about), parcel.begun_ns, left_ns))
+
+    def _put(self, target: int, what: Any) -> None:
+        body = torch.frombuffer(bytearray(pickle.dumps(what, protocol=5)), dtype=torch.uint8)
+        with self._send_lock:  # the two parts of a message stay together
+            dist.send(torch.tensor([len(body)]), target)
+            dist.send(body, target)
+
+    def _receive(self, source: int) -> None:
+        route = self.fleet.routes.get((source, self._rank), ())
+        latency_ns = sum(self.fleet.wires[one].latency_ns for one in route)
+        size = torch.zeros(1, dtype=torch.int64)
+        while True:
+            dist.recv(size, source)
+            body = torch.empty(int(size), dtype=torch.uint8)
+            dist.recv(body, source)
+            what = pickle.loads(body.numpy().tobytes())
+            if what == _BYE:
+                return
+            tag, values, size_bytes, about, begun_ns, left_ns = what
+            arrived_ns = left_ns
+            for card in route[1:]:
+                arrived_ns = max(arrived_ns, self._through_card(card, size_bytes, begun_ns))
+            message = Message(source, tag, values, size_bytes, about, begun_ns)
+            self._deliver(message, arrived_ns + latency_ns)
+
+    def _through_card(self, number: int, size_bytes: int, begun_ns: int) -> int:
+        with self._card_lock:
+            bucket = self._cards.setdefault(number, Bucket(1.0))
+            bucket.bandwidth_bytes_per_s = self.fleet.wires[number].bytes_per_s.at(max(begun_ns, 0))
+            return bucket.due_ns(size_bytes, begun_ns)

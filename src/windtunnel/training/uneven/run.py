@@ -1,0 +1,147 @@
+"""Training by real processes of this host, throttled to a fleet's speeds and links (room training; the real thing).
+
+In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. What nodes looked like every now
+and then is judged after the run, so that judging takes no time from it. Not here: the processes (``_node``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from windtunnel import registry
+from windtunnel.errors import FlightError
+from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.workers import Workers
+from windtunnel.training.uneven._node import NodeOrders, NodeReport
+from windtunnel.training.uneven.endpoint import check_policy
+from windtunnel.training.uneven.fleet import Fleet
+from windtunnel.training.uneven.goal import Goal, Point, Run
+from windtunnel.training.uneven.job import FlatModel
+from windtunnel.training.uneven.jobs import train_job
+
+__all__ = ["check_room", "train_really"]
+
+_HEADROOM_NS = 500_000_000
+_MOST_LATE = 0.02
+_MOST_BUSY = 0.8
+_PATIENCE_S = 120.0
+
+
+def train_really(
+    job: str,
+    fleet: Fleet,
+    strategy: str,
+    numbers: Mapping[str, Any],
+    goal: Goal,
+    *,
+    seed: int = 0,
+    heard: Callable[[str], None] | None = None,
+) -> Run:
+    """Train for ``goal.duration_ns`` with one process per node; the goal's loss does not end it.
+
+    Parameters
+    ----------
+    job : str
+        As ``train_job`` reads it.
+    numbers : mapping
+        Parameters of the strategy.
+
+    Raises
+    ------
+    InputError
+        The fleet lacks a server or a route.
+    FlightError
+        This host is too small for the fleet's steps, a process died, or a gradient is no number.
+    """
+    policy = registry.get("strategy", strategy).function(**numbers)
+    check_policy(strategy, policy, has_server=fleet.has_server)
+    check_room(job, fleet)
+    orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns)
+    cores = allowed_cores()
+    mine = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
+    patience_s = goal.duration_ns / 1e9 + _PATIENCE_S
+    with Workers(
+        "windtunnel.training.uneven._node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
+        environment={"OMP_NUM_THREADS": "1"}, patience_s=patience_s,
+    ) as workers:  # fmt: skip
+        for rank in range(fleet.num_nodes):
+            workers.receive(rank)
+        if heard is not None:
+            heard(f"{fleet.num_nodes} processes train for {goal.duration_ns / 1e9:.0f} s")
+        zero_ns = time.monotonic_ns() + _HEADROOM_NS
+        for rank in range(fleet.num_nodes):
+            workers.send(zero_ns, rank)
+        reports: list[NodeReport] = workers.gather()
+    _check_late(fleet, reports)
+    return _run(job, fleet, strategy, reports, goal, seed)
+
+
+def check_room(job: str, fleet: Fleet) -> None:
+    """Refuse a fleet whose steps this host cannot do in their time.
+
+    Raises
+    ------
+    FlightError
+        Says how long a step takes here, and from which ``step_time`` on it would do.
+    """
+    made = train_job(job)
+    flat = FlatModel(made, 0)
+    chosen = torch.arange(min(made.batch_size, len(made.inputs)))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        took_ns = []
+        for _ in range(6):
+            begun_ns = time.thread_time_ns()
+            flat.gradient(flat.initial, flat.buffers(), chosen, 0)
+            took_ns.append(time.thread_time_ns() - begun_ns)
+    finally:
+        torch.set_num_threads(num_threads)
+    step_ns = float(np.median(took_ns[1:]))
+    busy = sum(step_ns / fleet.step_ns * max(worker.speed.values) for worker in fleet.workers)
+    room = _MOST_BUSY * len(allowed_cores())
+    if busy > room:
+        needed_ms = fleet.step_ns * busy / room / 1e6
+        raise FlightError(
+            f"this host is too small: a step takes {step_ns / 1e6:.1f} ms here, and {fleet.num_workers} workers would "
+            f"keep {busy:.1f} of {len(allowed_cores())} cores busy",
+            where=f"step_time of cluster {fleet.name}",
+            fix=f"make it {needed_ms:.0f} ms or more, or take fewer workers",
+        )
+
+
+def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
+    for rank, one in enumerate(reports):
+        if one.steps and one.num_late > _MOST_LATE * len(one.steps) + 1:
+            needed_ms, target_ms = np.quantile(one.computed_ns, 0.98) / 1e6, fleet.step_end_ns(rank, 0) / 1e6
+            raise FlightError(
+                f"this host is too busy: {one.num_late} of {len(one.steps)} steps of {fleet.node_name(rank)} were late "
+                f"({needed_ms:.0f} ms of processor time, {target_ms:.0f} ms a step)",
+                where=f"step_time of cluster {fleet.name}",
+                fix="let nothing else run, or give it a longer step_time",
+            )
+
+
+def _run(job: str, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
+    flat = FlatModel(train_job(job), seed)
+    judged = [reports[-1]] if reports[-1].serves else reports[: fleet.num_workers]
+    workers = reports[: fleet.num_workers]
+    points, weights = [], flat.initial
+    for at in range(min(len(one.looks) for one in reports)):
+        weights = torch.as_tensor(np.mean([one.looks[at][1] for one in judged], axis=0, dtype=np.float64)).float()
+        buffers = torch.as_tensor(np.mean([one.looks[at][2] for one in workers], axis=0))
+        time_ns = int(np.median([one.looks[at][0] for one in judged]))
+        num_steps = sum(one.looks[at][3] for one in workers)
+        points.append(Point(time_ns, *flat.evaluate(weights, buffers), num_steps))
+    steps = sorted((step for one in reports for step in one.steps), key=lambda step: (step[2], step[0]))
+    messages = sorted((message for one in reports for message in one.messages), key=lambda one: (one[3], one[0]))
+    return Run(
+        strategy, tuple(points), goal.duration_ns, np.array(steps, np.int64).reshape(-1, 4),
+        np.array(messages, np.int64).reshape(-1, 5), fleet.num_workers, weights.numpy(),
+        tuple(dict.fromkeys(text for one in reports for text in one.warnings)),
+    )  # fmt: skip
