@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -131,11 +130,10 @@ class _RealNode:
                 self._ordered.wait(left_ns / 1e9)
             begun_ns, self._begin_ns = self._begin_ns, None
             num_samples, weights = self._end.batch_size, self._end.node.weights.clone()
-        cpu_ns = time.thread_time_ns()
         chosen = self._samples.draw(num_samples)
         seed = step_seed(self._orders.seed, self._rank, len(self._report.steps))
         gradient, loss = self._flat.gradient(weights, self._buffers, chosen, seed)
-        self._report.computed_ns.append(time.thread_time_ns() - cpu_ns)
+        self._report.computed_ns.append(self._post.now_ns() - begun_ns)
         end_ns = self._fleet.step_end_ns(self._rank, begun_ns, num_samples / self._job.batch_size)
         self._report.num_late += self._post.now_ns() > end_ns
         sleep_until(self._post.zero_ns + min(end_ns, self._orders.duration_ns))

@@ -16,6 +16,7 @@ import torch
 from windtunnel import registry
 from windtunnel.errors import FlightError
 from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
 from windtunnel.training.uneven._node import NodeOrders, NodeReport
 from windtunnel.training.uneven.endpoint import check_policy
@@ -29,6 +30,7 @@ __all__ = ["check_room", "train_really"]
 _HEADROOM_NS = 500_000_000
 _MOST_LATE = 0.02
 _MOST_BUSY = 0.8
+_NUM_TIMED = 8
 _PATIENCE_S = 120.0
 
 
@@ -95,14 +97,12 @@ def check_room(job: str, fleet: Fleet) -> None:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        took_ns = []
-        for _ in range(6):
-            begun_ns = time.thread_time_ns()
-            flat.gradient(flat.initial, flat.buffers(), chosen, 0)
-            took_ns.append(time.thread_time_ns() - begun_ns)
+        took_ns = [
+            elapsed_ns(lambda: flat.gradient(flat.initial, flat.buffers(), chosen, 0)) for _ in range(_NUM_TIMED)
+        ]
     finally:
         torch.set_num_threads(num_threads)
-    step_ns = float(np.median(took_ns[1:]))
+    step_ns = quiet(took_ns)
     busy = sum(step_ns / fleet.step_ns * max(worker.speed.values) for worker in fleet.workers)
     room = _MOST_BUSY * len(allowed_cores())
     if busy > room:
@@ -121,7 +121,7 @@ def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
             needed_ms, target_ms = np.quantile(one.computed_ns, 0.98) / 1e6, fleet.step_end_ns(rank, 0) / 1e6
             raise FlightError(
                 f"this host is too busy: {one.num_late} of {len(one.steps)} steps of {fleet.node_name(rank)} were late "
-                f"({needed_ms:.0f} ms of processor time, {target_ms:.0f} ms a step)",
+                f"({needed_ms:.0f} ms until it is computed, {target_ms:.0f} ms a step)",
                 where=f"step_time of cluster {fleet.name}",
                 fix="let nothing else run, or give it a longer step_time",
             )
