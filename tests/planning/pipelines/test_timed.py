@@ -189,6 +189,15 @@ def test_an_exchange_goes_on_beside_the_backward_passes_of_other_stages(name):
     assert times_of(graph, first)[0][1] <= times_of(graph, last)[0][0]
 
 
+def test_two_ranks_with_one_stage_exchange_its_gradients():
+    """DualPipe has every stage twice."""
+    graph = scheduled(generate("dualpipe", 2, 4), replace(ONE, exchange_ns=[0, 70]))
+    begins = [begin for begin, _ in times_of(graph, "gradients of stage 1")]
+    last = max(end for at in range(4) for _, end in times_of(graph, f"sample {at}, stage 1 backward"))
+
+    assert [last, last] == begins
+
+
 def test_times_must_fit_to_the_stages():
     schedule = generate("1f1b", 4, 8)
     with pytest.raises(InputError, match="3 values for 4 stages"):

@@ -44,7 +44,7 @@ class StageTimes:
     agree_ns : optional
         Of replicas on their weights, after each backward pass.
     exchange_ns : optional
-        Of the gradients of a batch with the same stages of other pipelines. It begins when all of them have done their
+        Of the gradients of a batch with whoever else has the stage. It begins when all of them have done their
         last backward pass, goes on beside passes of other stages, and is waited for at the end of the rank's batch.
     message_ns : optional
         Of what a stage hands on to the next one [S - 1], either way. Where there is none, messages are no tasks.
@@ -101,7 +101,7 @@ def scheduled(
     reads : sequence [S] of stages, optional
         Whose outputs each stage reads, if not the one before it.
     alike : sequence of stages
-        Those that exchange their gradients with each other.
+        Those that exchange their gradients with each other; the same stage on several ranks does anyway.
     names : sequence of str [R], optional
         Of the ranks.
     link_of : callable, optional
@@ -171,7 +171,8 @@ class Line:
         self._late: list[tuple[Message, Action, Action]] = []
         self._agreed: dict[tuple[int, int], int] = {}
         self._exchange_ns = None if times.exchange_ns is None else _each(times.exchange_ns, num, "exchange_ns")
-        self._exchanges: dict[tuple[int, int], tuple[int, list[int]]] = {}  # by stage and batch: what it waits for here
+        # by stage, batch and rank: what it waits for here
+        self._exchanges: dict[tuple[int, int, int], tuple[int, list[int]]] = {}
         self._due: list[list[tuple[int, int]]] = [[] for _ in range(schedule.num_ranks)]  # stage, sample
         self._frontier: list[list[int]] = [[] for _ in named]
         self._ends = [_batch_ends(schedule, rank) for rank in range(schedule.num_ranks)]
@@ -239,7 +240,7 @@ class Line:
                 return
         for stage, sample in self._due[rank]:
             if self._exchange_ns is not None:
-                self._frontier[rank].append(self._exchanges[stage, sample // self.schedule.num_microbatches][0])
+                self._frontier[rank].append(self._exchanges[stage, sample // self.schedule.num_microbatches, rank][0])
         for stage, sample in self._due[rank]:
             if self._update_ns is not None:
                 self._then(rank, f"update of stage {stage}", Phase.UPDATE, self._update_ns[stage], sample)
@@ -254,7 +255,7 @@ class Line:
         )  # fmt: skip
         for before in self._frontier[rank]:
             self.builder.edge(before, task, kind=EdgeKind.SYNC)
-        self._exchanges[stage, sample // self.schedule.num_microbatches] = task, list(self._frontier[rank])
+        self._exchanges[stage, sample // self.schedule.num_microbatches, rank] = task, list(self._frontier[rank])
 
     def _then(
         self,
@@ -311,11 +312,14 @@ class Line:
 
     def finish(self, alike: Sequence[Collection[int]] = ()) -> None:
         """Join who sends and who receives, replicas with each other, and who exchanges gradients."""
-        for group in alike:
-            for (stage, batch), (task, _) in self._exchanges.items():
-                for other in set(group) - {stage} if stage in group else ():
-                    for before in self._exchanges[other, batch][1]:
-                        self.builder.edge(before, task, kind=EdgeKind.SYNC)
+        group_of = {stage: min(group) for group in alike for stage in group}
+        meetings: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
+        for (stage, batch, _), exchange in self._exchanges.items():
+            meetings.setdefault((group_of.get(stage, stage), batch), []).append(exchange)
+        for together in meetings.values():
+            for (task, _), (_, before) in permutations(together, 2):
+                for other in before:
+                    self.builder.edge(other, task, kind=EdgeKind.SYNC)
         for one, sender, receiver in self._late:
             src = self.tasks[sender if sender in self.tasks else sender._replace(kind="I")]
             if self._message_ns is None:

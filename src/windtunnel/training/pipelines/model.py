@@ -157,12 +157,13 @@ def predicted_ns(
         weights_D += np.bincount(plan.device, problem.weight_bytes, len(updates_D))
     if table.versions != "flush":  # a version begins as a copy of the last one
         updates_D += weights_D / conditions.copy_bytes_per_s * 1e9
-    exchange_D = weights_D * ring_ns_per_byte(num_replicas, conditions.bandwidth_bytes_per_s)
+    num_holders = num_replicas * max((len(ranks) for ranks in table.replicas), default=1)
+    exchange_D = weights_D * ring_ns_per_byte(num_holders, conditions.bandwidth_bytes_per_s)
     graph = chained(
         dataclasses.replace(plan, problem=bare), table,
         update_ns=updates_D, latency_ns=round(conditions.latency_ns), overhead_ns=conditions.overhead_ns,
         recomputes=recomputes, part_ratios=conditions.part_ratios, width=num_replicas,
-        exchange_ns=exchange_D if num_replicas > 1 else None,
+        exchange_ns=exchange_D if num_holders > 1 else None,
     )  # fmt: skip
     return median_ns(on_cores(graph, conditions, table.num_ranks * num_replicas), conditions)
 
