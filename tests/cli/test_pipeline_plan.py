@@ -86,6 +86,13 @@ def test_a_workload_needs_a_number_of_processes():
     assert "is no number of processes" in done.stderr
 
 
+def test_a_workload_may_have_a_parameter_with_a_point():
+    done = windtunnel("pipeline", "plan", "mlp:dropout=0.1", "--devices", "2", "--batch", 16)
+
+    assert 2 == done.code
+    assert "mlp has no parameter 'dropout'" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_workload_is_captured_and_planned_for_processes_of_this_host(tmp_path):
     done = windtunnel(

@@ -35,7 +35,7 @@ def plan_machines(
     from windtunnel.planning.pipelines.profiles import sizes_of
     from windtunnel.whatifs.another_batch import batch_of
 
-    if not (path.exists() or path.suffix):
+    if not (path.exists() or Path(path.name.partition(":")[0]).suffix):
         raise InputError("a workload is planned for this host", where="--at-least", fix="capture it, and name its .wt")
     asked = [instance(name.strip()) for name in names.split(",") if name.strip()] or list(instances().values())
     with Progress("planning") as progress:

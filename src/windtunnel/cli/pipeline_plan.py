@@ -90,9 +90,10 @@ def plan(
     from windtunnel.planning.pipelines.piper_format import is_piper
 
     path = Path(target)
-    is_workload = not (path.exists() or path.suffix)
+    name = Path(target.partition(":")[0].strip())
+    is_workload = not (path.exists() or name.suffix)
     if is_workload:
-        output = derived(Path(target.partition(":")[0].strip()), ".plan.json", output)
+        output = derived(name, ".plan.json", output)
     for one in filter(None, (output, report)):
         require_free(one, force=force)
     if is_piper(path):
