@@ -87,6 +87,8 @@ BARS = (
     "placement_flown",
     "semantics_2bw",
     "quality_2bw",
+    "adsp",
+    "virtual_true",
     "systolic_exact",
     "phaze_space",
     "phaze_search",

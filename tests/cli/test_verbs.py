@@ -23,6 +23,7 @@ VERBS = (
     "predict",
     "place",
     "pipeline",
+    "train",
     "calibrate",
     "memory",
     "utilization",
