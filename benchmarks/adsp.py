@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks import bar
 
 TARGET = (
-    "commits within 1 at every period's end, ADSP waits < 1 %, BSP as 1 - mean(v_min / v) +- 2 points; at H = 3 <= 0.7 x "
-    "BSP, <= 0.85 x SSP, <= fixed ADACOMM; at H = 1 within 10 % of the best; the search within 10 % of the best rate"
+    "commits within 1 at every period's end, ADSP waits < 1 %, BSP as 1 - mean(v_min / v) +- 2 points; at H = 3 <= 0.7 "
+    "x BSP, <= 0.85 x SSP, <= fixed ADACOMM; at H = 1 within 10 % of the best; the search within 10 % of the best rate"
 )
 SPEEDS = {1: (1, 1, 1, 1), 2: (1, 1, 2, 4), 3: (1, 2, 3, 6), 4: (1, 2, 4, 9)}
 PERIOD_S = 6.0
