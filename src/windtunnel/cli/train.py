@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, LedgerPath
+from windtunnel.cli._options import Force, Json, LedgerPath, Output
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
@@ -131,7 +131,60 @@ def run(
     _print_run(ran, [fleet.node_name(rank) for rank in range(fleet.num_nodes)])
 
 
-VERBS: dict[str, Callable[..., None]] = {"compare": compare, "run": run}
+def predict(
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as local-sgd:tau=8.")] = "bsp",
+    weights: Annotated[str, typer.Option(metavar="SIZE", help="Of all weights on a link.")] = "100MB",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Of each worker.")] = 100,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train predict cluster.toml --policy local-sgd:tau=8 --weights 100MB
+
+    Price steps and waiting without gradients, for thousands of workers: a strategy as a graph, which -o keeps.
+    """
+    from windtunnel import registry
+    from windtunnel.graph import save
+    from windtunnel.simulate import replay
+    from windtunnel.training.uneven.analytic import strategy_graph
+    from windtunnel.training.uneven.endpoint import check_policy
+    from windtunnel.training.uneven.fleet import read_fleet
+    from windtunnel.units import format_duration, format_ratio, parse_size
+
+    if output is not None:
+        require_free(output, force=force)
+    fleet, one = read_fleet(cluster), _candidate(policy)
+    made = registry.get("strategy", one.name).function(**one.numbers)
+    check_policy(one.name, made, has_server=fleet.has_server)
+    with Progress("predicting", heartbeat=True):
+        graph = strategy_graph(fleet, str(one), made, steps, parse_size(weights))
+        timeline = replay(graph)
+    num = fleet.num_workers * steps
+    finish_ns = timeline.finish_ns[:num].reshape(fleet.num_workers, steps)
+    busy_ns = graph.tasks["duration_ns"][:num].reshape(fleet.num_workers, steps).sum(axis=1)
+    waits = 1 - busy_ns / finish_ns[:, -1]
+    rate_per_s = float((steps / (finish_ns[:, -1] / 1e9)).sum())
+    if output is not None:
+        save(graph, output, overwrite=force)
+    document = {
+        "schema": _SCHEMA,
+        "cluster": fleet.name,
+        "strategy": str(one),
+        "num_workers": fleet.num_workers,
+        "steps_per_s": rate_per_s,
+        "elapsed_ns": int(timeline.makespan_ns),
+        "wait_shares": waits,
+    }
+    if as_json:
+        print_json(document)
+        return
+    say(f"{one} on {fleet.name}: {fleet.num_workers} workers, {rate_per_s:,.1f} steps per second together")
+    say(f"{steps} steps each end after {format_duration(float(timeline.makespan_ns))}")
+    say(f"workers wait {format_ratio(float(waits.mean()))} of the time, {format_ratio(float(waits.max()))} at most")
+
+
+VERBS: dict[str, Callable[..., None]] = {"compare": compare, "run": run, "predict": predict}
 
 
 def _candidate(text: str) -> Candidate:

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.training.strategies.server import Commits
-from windtunnel.training.uneven.policy import Action, Finished, Message, Node, Policy, Send, Server, Step, Timer, Worker
+from windtunnel.training.uneven.policy import (
+    Action,
+    Finished,
+    Message,
+    Node,
+    Policy,
+    Send,
+    Server,
+    Shape,
+    Step,
+    Timer,
+    Worker,
+)
 from windtunnel.training.uneven.rewards import Window, reward_pair
 
 if TYPE_CHECKING:
@@ -138,4 +150,6 @@ def adsp(period_s: float = 60.0, epoch_periods: int = 20, commits: int = 0) -> P
             where="adsp",
             fix="period_s=60,epoch_periods=20,commits=0",
         )
-    return Policy(_Adsp, lambda node: _AdspServer(node, round(period_s * 1e9), epoch_periods, commits))
+    period_ns = round(period_s * 1e9)
+    shape = Shape(keeps_training=True, per_period=commits, period_ns=period_ns) if commits else None
+    return Policy(_Adsp, lambda node: _AdspServer(node, period_ns, epoch_periods, commits), shape)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.training.uneven.policy import Action, Batch, Finished, Node, Policy, Reduce, Step, Worker
+from windtunnel.training.uneven.policy import Action, Batch, Finished, Node, Policy, Reduce, Shape, Step, Worker
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class _Bsp(Worker):
 @registry.strategy("bsp", source="Valiant, CACM 1990")
 def bsp() -> Policy:
     """Average the gradients of all workers after each step; nobody goes on before the sum is there."""
-    return Policy(_Bsp)
+    return Policy(_Bsp, shape=Shape())
 
 
 class _LocalSgd(Worker):
@@ -75,7 +75,7 @@ class _LocalSgd(Worker):
 def local_sgd(tau: int = 8) -> Policy:
     """Let each worker take ``tau`` steps alone, then average all weights and wait for it."""
     _check_tau(tau)
-    return Policy(lambda node: _LocalSgd(node, tau))
+    return Policy(lambda node: _LocalSgd(node, tau), shape=Shape(every=tau))
 
 
 class _Adacomm(_LocalSgd):

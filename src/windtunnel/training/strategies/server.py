@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.training.uneven.policy import Action, Finished, Message, Node, Policy, Send, Server, Step, Worker
+from windtunnel.training.uneven.policy import Action, Finished, Message, Node, Policy, Send, Server, Shape, Step, Worker
 
 if TYPE_CHECKING:
     import torch
@@ -79,10 +79,10 @@ def ssp(staleness: int = 3) -> Policy:
     """Commit each step to a server; wait where one is more than ``staleness`` commits ahead of the slowest."""
     if staleness < 0:
         raise InputError(f"no worker can be {staleness} commits ahead", where="staleness", fix="take 0 or more")
-    return Policy(_Committing, lambda node: _Bounded(node, staleness))
+    return Policy(_Committing, lambda node: _Bounded(node, staleness), Shape(most_ahead=staleness))
 
 
 @registry.strategy("asp", source="Recht et al., NIPS 2011")
 def asp() -> Policy:
     """Commit each step to a server, and wait for nobody."""
-    return Policy(_Committing, lambda node: _Bounded(node, float("inf")))
+    return Policy(_Committing, lambda node: _Bounded(node, float("inf")), Shape(most_ahead=float("inf")))

@@ -25,6 +25,7 @@ __all__ = [
     "Reduce",
     "Send",
     "Server",
+    "Shape",
     "Step",
     "Timer",
     "Worker",
@@ -243,6 +244,29 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """When a strategy exchanges all weights and who waits for it: enough to price it without a gradient.
+
+    Attributes
+    ----------
+    every : int
+        Local steps between two exchanges.
+    most_ahead : float
+        A worker goes on when it is at most so many exchanges ahead of the slowest: 0 waits for all, infinity for none.
+    keeps_training : bool
+        It goes on before its exchange is done.
+    per_period : int
+        So many exchanges in each ``period_ns`` instead, by timers.
+    """
+
+    every: int = 1
+    most_ahead: float = 0.0
+    keeps_training: bool = False
+    per_period: int = 0
+    period_ns: int = 0
+
+
+@dataclass(frozen=True)
 class Policy:
     """A strategy with its numbers.
 
@@ -252,10 +276,13 @@ class Policy:
         Makes the state machine of a worker from its ``Node``.
     server : callable, optional
         The same for the parameter server; None where the strategy needs none.
+    shape : Shape, optional
+        None where what is sent, and when, hangs on gradients.
     """
 
     worker: Callable[[Node], Worker]
     server: Callable[[Node], Server] | None = None
+    shape: Shape | None = None
 
 
 def dense_bytes(values: torch.Tensor) -> int:
