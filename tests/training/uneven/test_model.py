@@ -106,6 +106,17 @@ def test_adsp_never_waits_and_commits_equally_often(tmp_path):
     assert max(run.wait_shares()) < 0.01
 
 
+def test_one_commit_per_period_is_made(tmp_path):
+    """It is due near the period's end, and sent when the running batch is done, perhaps in the next period."""
+    fleet = fleet_of(tmp_path, [1.0, 0.1])
+    run = trained(small_job(), fleet, "adsp", duration_s=4, period_s=0.5, commits=1)
+    commits = run.messages[run.messages[:, 1] == 2]
+    counts = [int((commits[:, 0] == worker).sum()) for worker in range(2)]
+
+    assert min(counts) >= 6
+    assert run.points[-1].loss < 0.9 * run.points[0].loss
+
+
 def test_a_batch_tuned_to_speed_ends_at_the_same_time(tmp_path):
     """After the first steps the workers' computing times differ by their rounding only."""
     run = trained(small_job(batch_size=64), fleet_of(tmp_path, [1.0, 0.5]), "batchtune", duration_s=2)

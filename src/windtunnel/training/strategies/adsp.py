@@ -40,7 +40,7 @@ class _Adsp(Worker):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._period = 0
-        self._num_due = 0
+        self._num_due = self._num_sent = 0
         self._at_commit: torch.Tensor | None = None
         self._sent_ns = 0
         self._travel_ns = 0
@@ -52,6 +52,7 @@ class _Adsp(Worker):
         if not self._num_due or self._at_commit is not None:
             return (Step(),)
         self._num_due -= 1
+        self._num_sent += 1
         self._at_commit, self._sent_ns = self.node.weights.clone(), now_ns
         about = {"loss": sum(self._losses) / len(self._losses), "steps": len(self._losses)}
         self._losses.clear()
@@ -59,7 +60,7 @@ class _Adsp(Worker):
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
         if message.tag == "period":
-            return self._new_period(int(message.about["commits"]), message.about["period_ns"])
+            return self._new_period(int(message.about["target"]), message.about["period_ns"])
         assert self._at_commit is not None
         self._travel_ns = now_ns - self._sent_ns
         # double: what was learned meanwhile is kept exactly
@@ -73,9 +74,12 @@ class _Adsp(Worker):
             self._num_due += 1
         return ()
 
-    def _new_period(self, num_commits: int, period_ns: float) -> Sequence[Action]:
+    def _new_period(self, target: int, period_ns: float) -> Sequence[Action]:
+        """Timers for what is missing to ``target`` commits; those that are due, or under way, are not made twice."""
         self._period += 1
-        self._num_due = 0
+        num_commits = target - self._num_sent - self._num_due
+        if num_commits <= 0:
+            return ()
         gap_ns = period_ns / num_commits
         if gap_ns < self._travel_ns:
             self.node.warn(
@@ -134,8 +138,8 @@ class _AdspServer(Server):
         self._window = []
         target = max(self._commits.counts) + self._increment
         orders: list[Action] = [
-            Send(worker, "period", about={"commits": target - done, "period_ns": self._period_ns})
-            for worker, done in enumerate(self._commits.counts)
+            Send(worker, "period", about={"target": target, "period_ns": self._period_ns})
+            for worker in range(self.node.num_workers)
         ]
         return [*orders, Timer(self._period_ns, "period")]
 
