@@ -99,17 +99,8 @@ def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
         factor[mask] = _with_total(graph.duration_ns[mask], ratio[call[mask]], total)
     changed = factor != 1.0
     duration = np.rint(graph.duration_ns[changed] * factor[changed]).astype(np.int64)
-    scaled = _as_measured(graph.set_duration(changed, duration, cost_source=SOURCE), ratios)
+    scaled = graph.set_duration(changed, duration, cost_source=SOURCE)
     return scale_memory(scaled, np.where(call >= 0, ratios.output_bytes[call], 1.0))
-
-
-def _as_measured(graph: Graph, price: Ratios | float) -> Graph:
-    """Note how sure the price is; of several, the least sure counts."""
-    found = {
-        f"price_{name}": max(getattr(graph.meta, f"price_{name}"), getattr(price, name, 0.0))
-        for name in ("spread_ratio", "waited_ratio")
-    }
-    return graph.note(found)
 
 
 def _with_total(duration_ns: NDArray[np.int64], factor: Floats, total: float) -> Floats:
@@ -185,7 +176,7 @@ def apply_update(graph: Graph, ratio: float) -> Graph:
     """Scale the optimizers' steps."""
     steps = update_steps(graph)
     duration = np.rint(graph.duration_ns[steps] * ratio).astype(np.int64)
-    return _as_measured(graph.set_duration(steps, duration, cost_source=SOURCE), ratio)
+    return graph.set_duration(steps, duration, cost_source=SOURCE)
 
 
 def with_update(graph: Graph, form: Form, update: UpdateForm) -> Unpriced:

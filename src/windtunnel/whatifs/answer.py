@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.documents import json_text
 from windtunnel.graph import Graph, Kind, Phase, Strings
-from windtunnel.simulate import Timeline, replay
+from windtunnel.simulate import Timeline, draw_durations, replay, replay_many
 from windtunnel.units import format_duration, format_size
 from windtunnel.whatifs._peaks import recorded_peak, reformed_peak
 from windtunnel.whatifs.request import Request
@@ -27,7 +27,16 @@ __all__ = ["SCHEMA", "Answer", "Interval", "iteration_ns", "table_of", "takes_pa
 
 SCHEMA = "windtunnel.answer/1"
 UNKNOWN = "unknown"
-_DERIVED = ("graph", "timeline", "baseline_ns", "baseline_peak_bytes", "peak_bytes", "cost_shares", "reach")
+_DERIVED = (
+    "graph",
+    "timeline",
+    "baseline_ns",
+    "baseline_peak_bytes",
+    "peak_bytes",
+    "cost_shares",
+    "variation",
+    "reach",
+)
 WAITS = "waits"
 _Z90 = 1.645 / 1.349  # an interquartile range is 1.349 standard deviations
 _MOST_LOST = 0.9
@@ -139,20 +148,42 @@ class Answer:
 
     @cached_property
     def reach(self) -> float:
-        """How far the prices alone let the speed-up be off, as a logarithm, at 90 %.
+        """How far iterations and prices alone let the speed-up be off, as a logarithm, at 90 %.
 
-        From how far they varied between rounds, over the share of the iteration that rests on them; where other
-        programs ran meanwhile, also what these may have done to one side of the comparison.
+        From how far the captured iterations vary, and how far prices varied between rounds, over the share of the
+        iteration that rests on them; where other programs ran meanwhile, also what these may have done to one side of
+        the comparison.
         """
-        if not (self.price_spread_ratio or self.price_waited_ratio):
-            return 0.0  # and a large graph need not be made again to say so
-        share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
-        varied = _Z90 * self.price_spread_ratio * share
-        return varied - math.log1p(-min(self.price_waited_ratio, _MOST_LOST))
+        varied = self.variation
+        if self.price_spread_ratio or self.price_waited_ratio:  # else a large graph need not be made again
+            share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
+            varied = math.hypot(varied, self.price_spread_ratio * share)
+        return _Z90 * varied - math.log1p(-min(self.price_waited_ratio, _MOST_LOST))
+
+    @cached_property
+    def variation(self) -> float:
+        """How far the speed-up varies from one captured iteration to the next: interquartile range of its logarithm.
+
+        Both sides are replayed with the durations of the same iteration, so that what slows both alike is in neither.
+        """
+        if not (self.is_applicable and {"samples_ns", "duration_std_ns"} & set(self.baseline.graph.tasks)):
+            return 0.0
+        count = self.baseline.graph.num_iterations
+        before, after = (_drawn_ns(graph, count, self.baseline) for graph in (self.baseline.graph, self.graph))
+        most = max(len(before), len(after))
+        before, after = (np.resize(one, most) for one in (before, after))
+        takes_time = (before > 0) & (after > 0)
+        if not takes_time.any():
+            return 0.0
+        low, high = np.percentile(np.log(before[takes_time] / after[takes_time]), [25, 75])
+        return float(high - low)
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """Ends of the 90 % interval of the speed-up: of past flights, wider where others disturbed; else of prices."""
+        """Ends of the 90 % interval of the speed-up: of past flights, wider where others disturbed.
+
+        Without flights, of iterations and prices.
+        """
         if not self.is_applicable:
             return None
         interval, reach = self.interval, self.reach
@@ -291,7 +322,18 @@ def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
     A change that had to repeat the graph in time to be seen is judged by the distance between the ends of its
     iterations, as the first one has no iteration before it to overlap with.
     """
-    graph, finish_ns = timeline.graph, np.where(takes_part(timeline.graph), timeline.finish_ns, 0)
+    return _iteration_ns(timeline.graph, timeline.finish_ns, num_iterations_before)
+
+
+def _drawn_ns(graph: Graph, num_iterations_before: int, like: Timeline) -> NDArray[np.float64]:
+    """Times of an iteration by the durations that each captured one had, or that could have been, float64 [K]."""
+    replays = replay_many(graph, draw_durations(graph), finishes=True, like=like)
+    assert replays.finish_ns is not None
+    return np.array([_iteration_ns(graph, finish_ns, num_iterations_before) for finish_ns in replays.finish_ns])
+
+
+def _iteration_ns(graph: Graph, finish_ns: NDArray[np.int64], num_iterations_before: int) -> float:
+    finish_ns = np.where(takes_part(graph), finish_ns, 0)
     count, end = max(graph.num_iterations, 1), int(finish_ns.max(initial=0))
     if count <= num_iterations_before or count < 2:
         return end / count

@@ -1,7 +1,7 @@
 """A change that lacks prices (room whatifs): what must be priced, and the graph that the prices make.
 
 In: what a what-if returns where durations cannot be known from the graph alone. Out: the changed graph, once a pricer
-has answered. The pricer is handed in; nothing here measures.
+has answered, which notes how sure these prices are. The pricer is handed in; nothing here measures.
 """
 
 from __future__ import annotations
@@ -93,7 +93,14 @@ def priced(change: Unpriced, prices: str, pricer: Pricer) -> Graph:
             raise price
     if any(price is None for price in given):
         return _published(change)
-    return change.finish(*given)
+    return _as_sure_as(change.finish(*given), given)
+
+
+def _as_sure_as(graph: Graph, prices: Sequence[Any]) -> Graph:
+    """Note how sure the prices are, whatever was made of them; of several, the least sure counts."""
+    known = {name: getattr(graph.meta, f"price_{name}") for name in ("spread_ratio", "waited_ratio")}
+    found = {name: max([value, *(getattr(price, name, 0.0) for price in prices)]) for name, value in known.items()}
+    return graph if found == known else graph.note({f"price_{name}": value for name, value in found.items()})
 
 
 def _published(change: Unpriced) -> Graph:
