@@ -17,7 +17,7 @@ from windtunnel.simulate import replay
 from windtunnel.whatifs import Answer, apply, parse_request, whatif
 from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.edit import pricer_of
-from windtunnel.whatifs.unpriced import Unpriced, priced
+from windtunnel.whatifs.unpriced import MEASURE, Unpriced, priced
 
 NAMES = sorted(registry.all("whatif"))
 NUM_SAMPLES = 5
@@ -45,7 +45,7 @@ def steps() -> dict[str, Graph]:
     pytest.importorskip("torch")
     from windtunnel.sources.targets import WorkloadName
 
-    small = WorkloadName("cnn", {"batch_size": 2}).capture(2, None)
+    small = WorkloadName("mlp", {"batch_size": 8, "width": 32, "depth": 2}).capture(2, None)
     return {
         "cpu": cpu_step(LAYERS, data_ns=400_000),
         "gpu": gpu_step(LAYERS, copy_ns=2000),
@@ -130,7 +130,7 @@ def test_every_price_is_noted_with_how_sure_it_is(name):
             continue
         if not isinstance(change, Unpriced) or change.finish is None:
             continue
-        found = quick(change.needs, True)
+        found = quick(change.needs, change.way("auto") == MEASURE)
         unsure = {
             need: replace(one, spread_ratio=0.25, waited_ratio=0.5)
             for need, one in found.items()

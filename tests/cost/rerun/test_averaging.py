@@ -13,10 +13,10 @@ from windtunnel.measure.database import Measurement
 from windtunnel.measure.fingerprint import libraries
 
 
-def known(tmp_path, jobs, num_ranks: int, added_ns: list[float]) -> ProfileDatabase:
+def known(tmp_path, jobs, num_ranks: int, added_ns: list[float], spread_ratio: float = 0.0) -> ProfileDatabase:
     database = ProfileDatabase(str(tmp_path / "profile.db"))
     database.add(
-        Measurement(*_key(job, num_ranks), old_ns=10.0, new_ns=10.0 + added)
+        Measurement(*_key(job, num_ranks), old_ns=10.0, new_ns=10.0 + added, spread_ratio=spread_ratio)
         for job, added in zip(jobs, added_ns, strict=True)
     )
     return database
@@ -29,6 +29,14 @@ def test_between_measured_sizes_lies_a_line_and_below_them_the_latency_stays(tmp
     assert 3 << 19 == averaging_ns(3 << 20, 2, database=database)
     assert 1 << 27 == averaging_ns(1 << 28, 2, database=database)
     assert _SIZES_BYTES[0] / 2 == averaging_ns(0, 2, database=database)
+
+
+def test_what_is_added_says_how_far_it_varied(tmp_path):
+    """A tenth of the whole pass, as a share of what is added to it."""
+    job = _job([[64]])
+    database = known(tmp_path, [job], 2, [40.0], spread_ratio=0.1)
+
+    assert 0.125 == pytest.approx(reducing_ns([(64,)], 2, database=database).spread_ratio)
 
 
 def test_what_a_reducer_adds_is_known_by_shapes_sender_and_buckets(tmp_path):

@@ -21,7 +21,7 @@ from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.workers import WorkerError, Workers
 
-__all__ = ["averaging_ns", "reducing_ns"]
+__all__ = ["Added", "averaging_ns", "reducing_ns"]
 
 # the smallest is all latency: messages that wake threads of the other process
 _SIZES_BYTES = (1 << 12, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
@@ -31,7 +31,20 @@ _TIMEOUT_S = 240
 ROUNDS = 21
 
 
-def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase | None = None) -> int:
+class Added(int):
+    """What is added to a pass, in ns, and how far that varied between rounds: interquartile range over it."""
+
+    spread_ratio: float
+
+    @classmethod
+    def of(cls, added_ns: float, range_ns: float) -> Added:
+        """So much, with such an interquartile range."""
+        added = cls(max(0, round(added_ns)))
+        added.spread_ratio = range_ns / added if added else 0.0
+        return added
+
+
+def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase | None = None) -> Added:
     """How long averaging so many bytes of gradients takes between ``num_ranks`` processes of this host, in ns.
 
     Measured once per host and number of processes at six sizes, a line between them, and kept in the database. The
@@ -50,10 +63,11 @@ def averaging_ns(size_bytes: int, num_ranks: int, *, database: ProfileDatabase |
         The processes could not be run.
     """
     jobs = [_job([[size // 4 // _NUM_PARAMETERS]] * _NUM_PARAMETERS) for size in _SIZES_BYTES]
-    added = [max(0.0, each.new_ns - each.old_ns) for each in _measured(jobs, num_ranks, database)]
-    if size_bytes > _SIZES_BYTES[-1]:
-        return round(added[-1] * size_bytes / _SIZES_BYTES[-1])
-    return round(float(np.interp(size_bytes, _SIZES_BYTES, added)))
+    measured = _measured(jobs, num_ranks, database)
+    added = [max(0.0, each.new_ns - each.old_ns) for each in measured]
+    ranges = [each.spread_ratio * each.new_ns for each in measured]  # the ratio's, of the time with averaging
+    more = max(1.0, size_bytes / _SIZES_BYTES[-1])
+    return Added.of(*(more * float(np.interp(size_bytes, _SIZES_BYTES, each)) for each in (added, ranges)))
 
 
 def reducing_ns(
@@ -65,7 +79,7 @@ def reducing_ns(
     bucket_bytes: int = 25 * _MIB,
     first_bucket_bytes: int = _MIB,
     database: ProfileDatabase | None = None,
-) -> int:
+) -> Added:
     """What the reducer of one model adds to a forward and backward pass, in ns, for parameters of these very shapes.
 
     Parameters
@@ -88,7 +102,7 @@ def reducing_ns(
     """
     job = _job(shapes, sender, options, bucket_bytes, first_bucket_bytes)
     measured = _measured([job], num_ranks, database)[0]
-    return max(0, round(measured.new_ns - measured.old_ns))
+    return Added.of(measured.new_ns - measured.old_ns, measured.spread_ratio * measured.new_ns)
 
 
 def _job(
