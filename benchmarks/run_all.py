@@ -39,6 +39,7 @@ BARS = (
     "trace_load",
     "json_parsers",
     "fuzz",
+    "mutations",
     "overhead",
     "capture_replay_error",
     "whatif_error",
@@ -131,7 +132,7 @@ def kept() -> dict[str, dict[str, object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bars", nargs="*", default=list(BARS), help="names of bars (all)")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds per bar")
+    parser.add_argument("--timeout", type=float, default=5400, help="seconds per bar")
     options = parser.parse_args()
     results = kept()
     failed = 0
