@@ -107,7 +107,7 @@ class Bench:
         choice = self._covering.choose(mutant.path, lines, budget_s)
         key = hashlib.sha256(f"{mutant.path}\n{mutant.text}".encode()).hexdigest()
         before = self._seen.get(key)
-        if before and all(digest(bar.ROOT / file) == value for file, value in before["files"].items()):
+        if before and before == self._entry(key, Judged(mutant, choice, Verdict(**before["verdict"]))):
             return Judged(mutant, choice, Verdict(**before["verdict"]))
         if not choice.tests:
             return Judged(mutant, choice, Verdict(False, "no test runs the file", (), 0.0))
@@ -121,11 +121,17 @@ class Bench:
         return Judged(mutant, choice, verdict)
 
     def _keep(self, key: str, judged: Judged) -> None:
-        if judged.verdict.is_caught:
-            files = {test.split("::")[0] for test in judged.verdict.failed}
-            entry = {"key": key, "files": {file: digest(bar.ROOT / file) for file in files}}
-            with (self._cache / "verdicts.jsonl").open("a") as log:
-                log.write(json.dumps({**entry, "verdict": asdict(judged.verdict)}) + "\n")
+        with (self._cache / "verdicts.jsonl").open("a") as log:
+            log.write(json.dumps(self._entry(key, judged)) + "\n")
+
+    def _entry(self, key: str, judged: Judged) -> dict[str, Any]:
+        """What was said, with what it rests on: the test that failed, or all that did not."""
+        verdict = judged.verdict
+        tests = verdict.failed if verdict.is_caught else judged.choice.tests
+        files = sorted({test.split("::")[0] for test in tests})
+        shown = "" if verdict.is_caught else hashlib.sha256("\n".join(tests).encode()).hexdigest()[:16]
+        said = asdict(verdict) | {"failed": list(verdict.failed)}
+        return {"key": key, "shown": shown, "files": {file: digest(bar.ROOT / file) for file in files}, "verdict": said}
 
     def unsure(self, judged: list[Judged]) -> set[str]:
         """Tests that saw a change, and fail without one too."""

@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["Mutant", "draw"]
 
-SPEED_ONLY = {"njit", "jit", "vectorize", "cache", "lru_cache"}
+SPEED_ONLY = {"njit", "jit", "vectorize", "kernel", "cache", "lru_cache"}
 
 Position = tuple[int, int]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 __all__ = ["Sources"]
 
-COMPILERS = {"njit", "jit", "vectorize", "guvectorize"}
+COMPILERS = {"njit", "jit", "vectorize", "guvectorize", "kernel"}  # the last is how a file of ours calls njit
 _NAMES_MOST = 40  # further names of names see too much
 
 Lines = dict[str, set[int]]
