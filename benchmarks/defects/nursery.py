@@ -54,6 +54,9 @@ def serve() -> None:
 
 def _run(job: dict[str, Any]) -> None:
     os.setsid()
+    for number in (signal.SIGINT, signal.SIGQUIT):  # ignored by what a shell runs in the background
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Path(job["log"]).open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -59,11 +59,12 @@ class Sources:
     def _uses(self) -> dict[str, list[Use]]:
         found: dict[str, list[Use]] = defaultdict(list)
         for path, tree in self.trees.items():
+            known_as = self._known_as(path)
             for owner, node in _owned(tree):
                 name = getattr(node, "id", None) or getattr(node, "attr", None)
                 if name and not isinstance(getattr(node, "ctx", None), ast.Store):
                     found[name].append(Use(path, node, owner))
-                    found[self._known_as(path).get(name, name)].append(Use(path, node, owner))
+                    found[known_as.get(name, name)].append(Use(path, node, owner))
         return found
 
     def _known_as(self, path: str) -> dict[str, str]:
