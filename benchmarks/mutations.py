@@ -65,8 +65,9 @@ class Bench:
     """
 
     def __init__(self, cache: Path, seed: int, jobs: int, budget_s: float, *, is_resumed: bool) -> None:
-        self.sources = Sources(SOURCE)
-        self.slots = [Slot(bar.ROOT, cache / f"slot-{number}", self.sources, seed) for number in range(jobs)]
+        self.slots = [Slot(bar.ROOT, cache / f"slot-{number}", seed) for number in range(jobs)]
+        self.source = self.slots[0].source  # a copy: the tree may move on meanwhile
+        self.sources = Sources(self.source)
         self.budget_s = budget_s
         self._cache = cache
         self._files = test_files()
@@ -113,12 +114,18 @@ class Bench:
             return Judged(mutant, choice, Verdict(False, "no test runs the file", (), 0.0))
         verdict = Verdict(False, "none", (), 0.0)
         for tests, seconds in choice.parts():
-            one = slot.judge(mutant.path, mutant.text, (mutant.first, mutant.last), tests, seconds)
+            one = slot.judge(mutant.path, mutant.text, self._stale(mutant), tests, seconds)
             verdict = replace(one, seconds=verdict.seconds + one.seconds)
             if verdict.is_caught:
                 break
         self._keep(key, Judged(mutant, choice, verdict))
         return Judged(mutant, choice, verdict)
+
+    def _stale(self, mutant: Mutant) -> set[str]:
+        """Files whose compiled code may hold what changed."""
+        is_frozen = self.sources.is_frozen(mutant.path, mutant.first, mutant.last)
+        files = self.sources.importers(mutant.path) if is_frozen else {mutant.path}
+        return {file for file in files if self.sources.has_compiled(file)}
 
     def _keep(self, key: str, judged: Judged) -> None:
         with (self._cache / "verdicts.jsonl").open("a") as log:
@@ -131,7 +138,12 @@ class Bench:
         files = sorted({test.split("::")[0] for test in tests})
         shown = "" if verdict.is_caught else hashlib.sha256("\n".join(tests).encode()).hexdigest()[:16]
         said = asdict(verdict) | {"failed": list(verdict.failed)}
-        return {"key": key, "shown": shown, "files": {file: digest(bar.ROOT / file) for file in files}, "verdict": said}
+        return {
+            "key": key,
+            "shown": shown,
+            "files": {file: digest(self.slots[0].tree / file) for file in files},
+            "verdict": said,
+        }
 
     def unsure(self, judged: list[Judged]) -> set[str]:
         """Tests that saw a change, and fail without one too."""
@@ -187,7 +199,7 @@ def is_seen(judged: Judged, unsure: set[str]) -> bool:
 
 
 def sampled_row(bench: Bench, count: int, seed: int) -> None:
-    judged = bench.judge(draw(SOURCE, ROOMS, count, seed))
+    judged = bench.judge(draw(bench.source, ROOMS, count, seed))
     unsure = bench.unsure(judged)
     seen = [is_seen(one, unsure) for one in judged]
     drawn = Counter(one.mutant.path.split("/")[0] for one in judged)
@@ -213,7 +225,7 @@ def sampled_row(bench: Bench, count: int, seed: int) -> None:
 
 
 def planted_row(bench: Bench) -> None:
-    judged = bench.judge(planted(SOURCE), times=_PLANTED_BUDGET)
+    judged = bench.judge(planted(bench.source), times=_PLANTED_BUDGET)
     unsure = bench.unsure(judged)
     seen = [is_seen(one, unsure) for one in judged]
     bar.report(

@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.defects import running
-
 __all__ = ["Slot", "Verdict"]
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "demo", "_build")
@@ -51,19 +49,16 @@ class Slot:
         The project.
     folder : Path
         Where the copy and all that its tests write lie.
-    sources : Sources
-        The syntax of the project's sources.
     seed : int
         Of what hypothesis draws.
     """
 
-    def __init__(self, root: Path, folder: Path, sources: running.Sources, seed: int) -> None:
+    def __init__(self, root: Path, folder: Path, seed: int) -> None:
         self.folder, self.tree, self.source = folder, folder / "project", folder / "project" / "src" / "windtunnel"
         _copy(root, self.tree)
         for name in ("home", "tmp", "numba"):
             (folder / name).mkdir(exist_ok=True)
         self._options = [*OPTIONS, f"--hypothesis-seed={seed}"]
-        self._sources = sources
         self._clock = int(time.time()) + 10**6  # no file has this time
         self._process: subprocess.Popen[str] | None = None
 
@@ -103,12 +98,10 @@ class Slot:
                     mine.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(file, mine / file.name)
 
-    def judge(self, path: str, text: str, lines: tuple[int, int], tests: tuple[str, ...], seconds: float) -> Verdict:
-        """Run the tests with another text of a file, until one fails."""
-        stale = self._sources.importers(path) if self._sources.is_frozen(path, *lines) else {path}
-        stale = {one for one in stale if self._sources.has_compiled(one)}
+    def judge(self, path: str, text: str, stale: set[str], tests: tuple[str, ...], seconds: float) -> Verdict:
+        """Run the tests with another text of a file, until one fails; what was compiled of stale files is not used."""
+        limit_s = START_S + _SLOWER * seconds + (COMPILE_S if stale else 0)
         with self._changed(path, text), self._kept_code(stale) as numba:
-            limit_s = START_S + _SLOWER * seconds + (COMPILE_S if stale else 0)
             verdict = _verdict(self._run(tests, numba, limit_s, ["-x"]))
         if verdict.how == "time" and self._run(tests, self.folder / "numba", limit_s, ["-x"])["is_late"]:
             return replace(verdict, is_caught=False, how="late without a change too")
@@ -197,7 +190,7 @@ def _verdict(answer: dict[str, Any]) -> Verdict:
         return Verdict(True, "time", failed, seconds)
     if code is None or code == 3:
         return Verdict(True, "crash", failed, seconds)
-    if code in (2, 4):
+    if code == 4 or (code == 2 and failed):
         return Verdict(True, "import", failed, seconds)
     return Verdict(code == 1, "test" if code == 1 else "none", failed, seconds)
 
