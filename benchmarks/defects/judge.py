@@ -103,8 +103,10 @@ class Slot:
         limit_s = START_S + _SLOWER * seconds + (COMPILE_S if stale else 0)
         with self._changed(path, text), self._kept_code(stale) as numba:
             verdict = _verdict(self._run(tests, numba, limit_s, ["-x"]))
-        if verdict.how == "time" and self._run(tests, self.folder / "numba", limit_s, ["-x"])["is_late"]:
-            return replace(verdict, is_caught=False, how="late without a change too")
+        if verdict.is_caught and not verdict.failed:  # no test to run again by itself
+            without = _verdict(self._run(tests, self.folder / "numba", limit_s, ["-x"]))
+            if without.is_caught:
+                return replace(verdict, is_caught=False, how="fails without a change too")
         return verdict
 
     def failing(self, tests: tuple[str, ...]) -> set[str]:
@@ -190,7 +192,7 @@ def _verdict(answer: dict[str, Any]) -> Verdict:
         return Verdict(True, "time", failed, seconds)
     if code is None or code == 3:
         return Verdict(True, "crash", failed, seconds)
-    if code == 4 or (code == 2 and failed):
+    if code in (2, 4):
         return Verdict(True, "import", failed, seconds)
     return Verdict(code == 1, "test" if code == 1 else "none", failed, seconds)
 

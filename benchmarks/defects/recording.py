@@ -58,8 +58,12 @@ def record(job: dict[str, Any]) -> dict[str, Any]:
         tracer = _tracer(Path(folder), job["source"])
         recorder = Recorder(tracer)
         tracer.start()
-        pytest.main(["-q", "--tb=line", "-m", "not slow", "-p", "no:cacheprovider", *job["tests"]], plugins=[recorder])
+        code = pytest.main(
+            ["-q", "--tb=line", "-m", "not slow", "-p", "no:cacheprovider", *job["tests"]], plugins=[recorder]
+        )
         tracer.stop()
+        if code not in (0, 1, 5):  # all passed, some failed, none found
+            raise SystemExit(f"the tests cannot be run: pytest ended with {code!r}")
         tracer.save()
         lines = _lines(Path(folder), Path(job["source"]))
     tests = {
