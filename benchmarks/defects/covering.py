@@ -18,7 +18,7 @@ __all__ = ["Choice", "Covering", "stale_files", "store"]
 
 LEAST_S = 0.02
 _FEW_FILES, _MORE_FILES = 2, 6
-_OTHER_ROOM = 4.0  # a test of another room has to be so many times quicker to come first
+_OWN_TEST, _OTHER_ROOM = 0.1, 4.0  # a test of another room has to be so many times quicker to come first
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,7 @@ class Covering:
         return Choice(tests, len(covering), tuple(self.seconds[test] for test in tests))
 
     def _first(self, tests: set[str], path: str, budget_s: float) -> tuple[str, ...]:
-        room = path.split("/")[0]
-        rank = {name: self.seconds[name] * (1.0 if _is_of(name, room) else _OTHER_ROOM) for name in tests}
+        rank = {name: self.seconds[name] * _distance(name, path) for name in tests}
         chosen: list[str] = []
         spent_s = 0.0
         for name in sorted(tests, key=lambda one: (rank[one], one)):
@@ -123,5 +122,9 @@ class Covering:
         return tuple(chosen)
 
 
-def _is_of(test: str, room: str) -> bool:
-    return test.startswith((f"tests/{room}/", f"src/windtunnel/{room}/"))
+def _distance(test: str, path: str) -> float:
+    """Between a test and a file of the sources: of the file itself, of its room, of another one."""
+    room, file = path.split("/")[0], test.split("::")[0]
+    if path.rpartition("/")[2].strip("_") == file.rpartition("/")[2].removeprefix("test_"):
+        return _OWN_TEST
+    return 1.0 if file.startswith((f"tests/{room}/", f"src/windtunnel/{room}/")) else _OTHER_ROOM
