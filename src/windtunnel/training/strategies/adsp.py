@@ -2,7 +2,8 @@
 
 (room training) In: steps, losses, timers. Out: commits to a server. Source: Hu, Wang, Wu, Distributed Machine Learning
 through Heterogeneous Edge Systems, AAAI 2020. The timer of a commit is set from the beginning of its period, so that
-waiting for the running batch does not add up; what a worker learns while a commit travels is kept.
+waiting for the running batch does not add up, a batch early, so that the commit is there when the period ends; what a
+worker learns while a commit travels is kept.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class _Adsp(Worker):
         self._num_due = self._num_sent = 0
         self._at_commit: torch.Tensor | None = None
         self._sent_ns = 0
-        self._travel_ns = 0
+        self._travel_ns = self._step_ns = 0
         self._losses: list[float] = []
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.node.apply(step.gradient)
+        self._step_ns = now_ns - step.begun_ns
         self._losses.append(step.loss)
         if not self._num_due or self._at_commit is not None:
             return (Step(),)
@@ -86,7 +88,9 @@ class _Adsp(Worker):
                 f"worker {self.node.rank}: the commit rate exceeds the link "
                 f"(a commit each {gap_ns / 1e9:.3g} s takes {self._travel_ns / 1e9:.3g} s)"
             )
-        dues_ns = (max(0, round((at + 1) * gap_ns) - self._travel_ns) for at in range(num_commits))
+        # a batch earlier: it commits when the running batch is done, and is to be there in time
+        early_ns = self._travel_ns + self._step_ns
+        dues_ns = (max(0, round((at + 1) * gap_ns) - early_ns) for at in range(num_commits))
         return [Timer(due_ns, str(self._period)) for due_ns in dues_ns]
 
 
@@ -98,8 +102,7 @@ class _AdspServer(Server):
         self._commits = Commits(node, 1 / node.num_workers)
         self._period_ns, self._epoch_periods, self._fixed = period_ns, epoch_periods, fixed
         self._increment = fixed or 1
-        self._period = 0
-        self._begun_ns = 0
+        self._period = self._target = 0
         self._window: list[tuple[float, float, float]] = []
         self._tried: Window | None = None
         self._is_searching = not fixed
@@ -136,7 +139,8 @@ class _AdspServer(Server):
 
     def _new_period(self, now_ns: int) -> Sequence[Action]:
         self._window = []
-        target = max(self._commits.counts) + self._increment
+        most = max(self._commits.counts)  # what is on its way is not counted yet, and not asked for twice
+        self._target = target = min(max(self._target, most), most + self._increment) + self._increment
         orders: list[Action] = [
             Send(worker, "period", about={"target": target, "period_ns": self._period_ns})
             for worker in range(self.node.num_workers)

@@ -151,7 +151,7 @@ def _exchange_steps(fleet: Fleet, shape: Shape, num_steps: int, sketch: _Sketch)
     for worker in range(fleet.num_workers):
         travel_ns = _alone_ns(fleet, worker, sketch.message_bytes)
         length_ns = int(sketch.step_ns[worker])
-        due_ns = np.arange(1, int(num_steps * length_ns / gap_ns) + 1) * gap_ns - travel_ns
+        due_ns = np.arange(1, int(num_steps * length_ns / gap_ns) + 1) * gap_ns - travel_ns - length_ns
         ends = np.maximum(np.ceil(due_ns / length_ns).astype(np.int64), 1) - 1
         found.append(np.unique(ends[ends < num_steps]))
     return found
