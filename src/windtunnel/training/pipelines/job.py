@@ -144,7 +144,7 @@ def planned_pipeline(spec: PipelineSpec, *, progress: Progress | None = None) ->
     known_ns = step_ns(
         job, plan, job.conditions, spec.table, recomputes=spec.recomputes, num_replicas=spec.num_replicas
     )
-    return PlannedPipeline(spec, stage_of_modules(job, plan), known_ns, whole_ns(job))
+    return PlannedPipeline(spec, stage_of_modules(job, plan), known_ns, whole_ns(job, job.conditions))
 
 
 def _cut(job: PipelineJob, table: Schedule) -> Plan:

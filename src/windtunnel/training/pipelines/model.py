@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.cost.interference import Interference, shared_resource
 from windtunnel.errors import NotApplicableError
@@ -28,7 +29,7 @@ from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.timed import working_ranks
 from windtunnel.planning.placement.from_graph import Layers
 from windtunnel.planning.placement.throughput import Plan
-from windtunnel.simulate import replay, replay_many
+from windtunnel.simulate import Timeline, replay, replay_many
 
 __all__ = [
     "HostConditions",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _NUM_DRAWS = 65
+_TURNS, _SETTLED = 40, 1e-3  # until passes that slow each other are as long as they should be
 _FILLED = 3  # batches after which a pipeline runs as it will run on
 
 
@@ -60,6 +62,8 @@ class HostConditions:
         How many times longer each of 1, 2 ... busy processes takes than one alone.
     spread : tuple of float
         Of the same work in all processes at once, over and over: each time over the median.
+    alone_spread : tuple of float
+        The same of one process alone.
     overhead_ns : float
         What the schedule itself computes per stage and microbatch.
     part_ratios : (float, float)
@@ -72,6 +76,7 @@ class HostConditions:
     latency_ns: float
     slowdown: tuple[float, ...]
     spread: tuple[float, ...] = (1.0,)
+    alone_spread: tuple[float, ...] = (1.0,)
     overhead_ns: float = 0.0
     part_ratios: tuple[float, float] = (0.5, 0.5)
     copy_bytes_per_s: float = math.inf
@@ -202,7 +207,7 @@ def require_stages(plan: Plan) -> None:
 
 
 def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
-    """Stages on the cores that they stay on: slower where every core is busy, in turns where they share one.
+    """Stages on the cores that they stay on: slower while other cores are busy, in turns where they share one.
 
     A message is work, too: it is copied on the core of who receives it.
     """
@@ -211,14 +216,45 @@ def on_cores(graph: Graph, conditions: HostConditions, num_ranks: int) -> Graph:
     counts = range(cores, num_ranks + cores, cores)
     curve = tuple(conditions.slowdown[min(count, num_ranks) - 1] / busy for count in counts)
     place_T = working_ranks(graph)
-    graph = graph.scale(graph.select(kind=Kind.COMPUTE), busy)
     for core in range(cores):
         graph = shared_resource(graph, Interference("core", curve, curve), place_T % cores == core, f"core {core}")
-    return graph
+    return _beside_each_other(graph, place_T % cores, np.array(conditions.slowdown[:cores]))
 
 
-def whole_ns(job: PipelineJob) -> float:
-    """One process: all microbatches and the update."""
+def _beside_each_other(graph: Graph, core_T: NDArray[np.int64], slowdown: NDArray[np.float64]) -> Graph:
+    """Passes slowed by other cores for as long as these are busy: a stage that waits slows nobody.
+
+    How long they are follows from the replay, and the replay from it: both settle after a few turns.
+    """
+    computes, factor_T = graph.select(kind=Kind.COMPUTE), np.ones(graph.num_tasks)
+    slowed = graph
+    for _ in range(_TURNS if slowdown[-1] > 1 else 0):
+        timeline = replay(slowed)
+        # half of the way: a pass that ends later has less beside it, and would jump to and fro
+        before, factor_T = factor_T, np.sqrt(factor_T * _stretched(timeline, core_T, slowdown))
+        slowed = graph.scale(computes, factor_T[computes])
+        if np.abs(factor_T - before)[computes].max(initial=0.0) < _SETTLED:
+            break
+    return slowed
+
+
+def _stretched(timeline: Timeline, core_T: NDArray[np.int64], slowdown: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How many times longer each task takes by what all cores do while it runs, float64 [T]."""
+    time_I, place = np.unique(np.concatenate([timeline.start_ns, timeline.finish_ns]), return_inverse=True)
+    begins_T, ends_T = np.split(place, 2)
+    users = np.zeros((len(slowdown), len(time_I)), dtype=np.int64)
+    np.add.at(users, (core_T, begins_T), 1)
+    np.subtract.at(users, (core_T, ends_T), 1)
+    num_busy_I = (users.cumsum(axis=1) > 0).sum(axis=0)
+    work_I = np.append(0.0, np.cumsum(np.diff(time_I) / slowdown[np.maximum(num_busy_I[:-1], 1) - 1]))
+    taken_T, work_T = timeline.finish_ns - timeline.start_ns, work_I[ends_T] - work_I[begins_T]
+    found: NDArray[np.float64] = np.divide(taken_T, work_T, out=np.ones(len(taken_T)), where=work_T > 0)
+    return found
+
+
+def whole_ns(job: PipelineJob, conditions: HostConditions) -> float:
+    """One process: all microbatches and the update, each drawn anew by how much a process alone varies."""
     update_ns = float(job.layers.update_ns.sum())
     count = job.num_microbatches * job.num_replicas
-    return count * (replay(job.layers.graph).makespan_ns - update_ns) + update_ns
+    passes = np.random.default_rng(0).choice(conditions.alone_spread, (_NUM_DRAWS, count)).sum(axis=1)
+    return float(np.median(passes)) * (replay(job.layers.graph).makespan_ns - update_ns) + update_ns

@@ -91,15 +91,14 @@ class _Flown:
         latency_ns, slope = times[0], (times[-1] - times[0]) / (sizes[-1] - sizes[0])
         alone = np.mean(self.beside_ns[1], axis=1)
         ratios = [float(np.median(np.mean(self.beside_ns[count], axis=1) / alone)) for count in sorted(self.beside_ns)]
-        all_at_once = np.ravel(self.beside_ns[max(self.beside_ns)])
-        spread = all_at_once / np.median(all_at_once)
+        spread, alone_spread = (_spread(self.beside_ns[count]) for count in (max(self.beside_ns), 1))
         idle_ns = np.median(np.array(self.idle_ns), axis=0)
         num_crossings = sum(one != other for one, other in pairwise(table.rank_of))
         sent_ns = 2 * num_crossings * latency_ns  # messages of one microbatch
         overhead_ns = max(0.0, (idle_ns.sum() / table.num_passes - sent_ns) / table.num_stages)
         curve = tuple(fit_slowdown(ratios))
         return HostConditions(
-            1e9 / max(slope, 1e-3), latency_ns, curve, tuple(spread.tolist()), overhead_ns, self._parts(first_ratio),
+            1e9 / max(slope, 1e-3), latency_ns, curve, spread, alone_spread, overhead_ns, self._parts(first_ratio),
             self._copy_rate(),
         )  # fmt: skip
 
@@ -114,6 +113,12 @@ class _Flown:
     def _copy_rate(self) -> float:
         """Bytes per second of weights into another version."""
         return min((float(size / np.median(times) * 1e9) for size, times in self.copy_ns.items()), default=math.inf)
+
+
+def _spread(times_ns: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Each time over the median of all."""
+    every = np.ravel(times_ns)
+    return tuple((every / np.median(every)).tolist())
 
 
 def job_of(
@@ -310,7 +315,7 @@ def run_pipelines(
     conditions, flown = _flown(
         job.workload, job.parameters, splits, table, job.message_bytes, rounds, time_limit_s, progress, recomputes, cut
     )
-    baseline_ns = whole_ns(job)
+    baseline_ns = whole_ns(job, conditions)
     runs = []
     for number, plan in enumerate(plans):
         split_ns = flown.split_ns[number]
