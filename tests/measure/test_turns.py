@@ -60,6 +60,15 @@ def test_a_machine_that_slows_down_steadily_favors_neither():
     assert pytest.approx(2.0, rel=0.002) == flown.speedup.value
 
 
+def test_rounds_in_which_a_program_still_warms_up_do_not_count():
+    """Two turns of warm-up, then two rounds of two turns in which the baseline is nine times as slow."""
+    first, second, _ = lanes(lambda moment: 900 if moment <= 6 else 100, lambda _: 100)
+    flown = measure(first, second, StopRule(rounds=12, min_rounds=12, turn_ns=1000, warmup=2))
+
+    assert [100.0] * 10 == list(flown.baseline_R)
+    assert [100.0] * 10 == list(flown.changed_R)
+
+
 def test_a_turn_lasts_as_long_as_asked():
     first, second, journal = lanes(lambda _: 100, lambda _: 250)
     measure(first, second, RULE)
