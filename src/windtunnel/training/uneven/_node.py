@@ -59,6 +59,7 @@ class NodeReport:
     looks: list[tuple[int, NDArray[np.float32], NDArray[np.float32], int]] = field(default_factory=list)
     computed_ns: list[int] = field(default_factory=list)
     num_late: int = 0
+    under_way: int | None = None
     serves: bool = False
     warnings: list[str] = field(default_factory=list)
 
@@ -138,6 +139,7 @@ class _RealNode:
         self._report.num_late += self._post.now_ns() > end_ns
         sleep_until(self._post.zero_ns + min(end_ns, self._orders.duration_ns))
         if end_ns > self._orders.duration_ns:
+            self._report.under_way = begun_ns
             return False
         with self._lock:
             now_ns = self._post.now_ns()

@@ -68,6 +68,8 @@ class Run:
         In the end.
     warnings : tuple of str
         What nodes said, once each.
+    under_way : tuple of (worker, begin ns)
+        Steps that had not ended.
     """
 
     strategy: str
@@ -78,6 +80,7 @@ class Run:
     num_workers: int
     weights: NDArray[np.float32]
     warnings: tuple[str, ...] = ()
+    under_way: tuple[tuple[int, int], ...] = ()
 
     def time_to(self, *, loss: float | None = None, accuracy: float | None = None) -> float | None:
         """Ns to a loss or an accuracy, on the line between two looks; None if it was never reached."""
@@ -91,6 +94,8 @@ class Run:
         """Share of the time that each worker did not compute."""
         busy = np.zeros(self.num_workers)
         np.add.at(busy, self.steps[:, 0], np.minimum(self.steps[:, 2], self.elapsed_ns) - self.steps[:, 1])
+        for worker, begin_ns in self.under_way:
+            busy[worker] += self.elapsed_ns - begin_ns
         return [float(max(0.0, 1 - one / self.elapsed_ns)) for one in busy]
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:

@@ -68,7 +68,7 @@ class _Virtual:
         ]
         self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])
         self._queues: dict[tuple[int, int], deque[Send]] = {}
-        self._is_computing = [False] * num
+        self._computing: dict[int, int] = {}  # worker: since when
         self._num_steps = [0] * num
         self._steps: list[tuple[int, int, int, int]] = []
         self._messages: list[tuple[int, int, int, int, int]] = []
@@ -93,6 +93,7 @@ class _Virtual:
             np.array(self._steps, np.int64).reshape(-1, 4), np.array(self._messages, np.int64).reshape(-1, 5),
             self._fleet.num_workers, mean_model(self._ends).numpy().copy(),
             tuple(dict.fromkeys(text for end in self._ends for text in end.node.warnings)),
+            tuple(self._computing.items()),
         )  # fmt: skip
 
     def _look(self) -> None:
@@ -106,7 +107,7 @@ class _Virtual:
         self._is_over = self._goal.is_reached(point)
 
     def _check_alive(self, before: int) -> None:
-        if len(self._steps) == before and not any(self._is_computing) and not len(self._clock):
+        if len(self._steps) == before and not self._computing and not len(self._clock):
             raise FlightError(
                 f"under {self._strategy} all workers wait for ever from {self._clock.now_ns / 1e9:.3f} s on",
                 where=f"{len(self._steps)} steps had been made",
@@ -132,12 +133,12 @@ class _Virtual:
         return self._clock.now_ns
 
     def _step(self, rank: int) -> None:
-        if self._is_computing[rank]:
+        if rank in self._computing:
             raise InputError(
                 f"worker {rank} is told to step while it steps", where=self._strategy, fix="a worker has one step"
             )
-        self._is_computing[rank] = True
         end, begun_ns = self._ends[rank], self._now
+        self._computing[rank] = begun_ns
         num_samples = end.batch_size
         chosen = self._samples[rank].draw(num_samples)
         seed = step_seed(self._seed, rank, self._num_steps[rank])
@@ -148,7 +149,7 @@ class _Virtual:
         self._clock.at(end_ns, lambda: self._finish(rank, finished))
 
     def _finish(self, rank: int, finished: Finished) -> None:
-        self._is_computing[rank] = False
+        del self._computing[rank]
         self._steps.append((rank, finished.begun_ns, self._now, finished.num_samples))
         self._do(rank, self._ends[rank].stepped(finished, self._now))
 

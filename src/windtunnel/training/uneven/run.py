@@ -144,4 +144,5 @@ def _run(job: str, fleet: Fleet, strategy: str, reports: list[NodeReport], goal:
         strategy, tuple(points), goal.duration_ns, np.array(steps, np.int64).reshape(-1, 4),
         np.array(messages, np.int64).reshape(-1, 5), fleet.num_workers, weights.numpy(),
         tuple(dict.fromkeys(text for one in reports for text in one.warnings)),
+        tuple((rank, one.under_way) for rank, one in enumerate(reports) if one.under_way is not None),
     )  # fmt: skip
