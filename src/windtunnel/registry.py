@@ -41,6 +41,20 @@ __all__ = [
 KINDS = ("whatif", "flight", "cost_model", "source", "workload", "strategy", "policy")
 ENTRY_POINT_GROUP = "windtunnel.plugins"
 
+# what the packages of ours hold: who asks for one kind does not wait for the others; one that is not named is looked at
+# for every kind, as are those of other packages
+_HOLDS = {
+    "windtunnel.sources": "source",
+    "windtunnel.cost": "cost_model",
+    "windtunnel.programs": "cost_model",
+    "windtunnel.workloads": "workload",
+    "windtunnel.whatifs": "whatif",
+    "windtunnel.comm": "whatif",
+    "windtunnel.flights": "flight",
+    "windtunnel.training": "strategy",
+    "windtunnel.cluster": "policy",
+}
+
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
@@ -190,9 +204,9 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
     return [importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in own.items()] + others
 
 
-def _load_entry_points() -> None:
+def _load_entry_points(kind: str) -> None:
     for point in _entry_points():
-        if point.value in _loaded:
+        if point.value in _loaded or _HOLDS.get(point.value, kind) != kind:
             continue
         try:
             point.load()
@@ -210,7 +224,7 @@ def _load_entry_points() -> None:
 
 def all(kind: str) -> dict[str, Plugin]:  # noqa: A001 - reads as registry.all("whatif")
     """Every registered plug-in of a kind, by name, sorted."""
-    _load_entry_points()
+    _load_entry_points(kind)
     return dict(sorted(_plugins[kind].items()))
 
 

@@ -244,7 +244,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray) -> Array | Strings:
         array = merged.chunk(0) if isinstance(merged, pa.ChunkedArray) and merged.num_chunks else merged
         if isinstance(array, pa.ChunkedArray):
             return Strings.of([])
-        return Strings(frozen(array.indices.to_numpy(zero_copy_only=False).astype(np.int32)), _texts(name, array))
+        return Strings(frozen(_numbers(array.indices).astype(np.int32)), _texts(name, array))
     if pa.types.is_fixed_size_list(kind):
         flat = column.combine_chunks()
         flat = flat.chunk(0) if isinstance(flat, pa.ChunkedArray) and flat.num_chunks else flat
@@ -252,12 +252,24 @@ def _numpy_column(name: str, column: pa.ChunkedArray) -> Array | Strings:
         _refuse_nulls(name, values)
         if not _is_number(values.type):
             raise InputError(f"column {name!r} holds lists of {values.type}, not of numbers")
-        return values.to_numpy(zero_copy_only=False).reshape(len(column), kind.list_size)  # type: ignore[no-any-return]
+        return _numbers(values).reshape(len(column), kind.list_size)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return Strings.of(column.to_pylist())
     if not _is_number(kind):
         raise InputError(f"column {name!r} holds {kind}: a graph has numbers and text")
-    return column.to_numpy()  # type: ignore[no-any-return]
+    return _numbers(
+        column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], kind)])
+    )
+
+
+def _numbers(values: pa.Array) -> Array:
+    """Numbers without nulls as numpy, not copied; Arrow's own way imports pandas first wherever that is installed."""
+    if pa.types.is_boolean(values.type):
+        return _numbers(values.cast(pa.uint8())).astype(np.bool_)
+    dtype = np.dtype(values.type.to_pandas_dtype())
+    if not len(values):
+        return np.empty(0, dtype)
+    return np.frombuffer(values.buffers()[1], dtype, count=len(values), offset=values.offset * dtype.itemsize)
 
 
 def _texts(name: str, array: pa.DictionaryArray) -> tuple[str, ...]:
