@@ -86,11 +86,11 @@ class _RealNode:
         self._job, self._flat = job, FlatModel(job, orders.seed)
         self._buffers = self._flat.initial_buffers.clone()
         self._is_worker = rank < num
-        if self._is_worker:
-            part = split(job.sample_labels(), num, self._fleet.partition)[rank]
-            self._samples = Samples(part, orders.seed, rank)
+        parts = split(job.sample_labels(), num, self._fleet.partition)
+        part = parts[rank] if self._is_worker else np.empty(0, np.int64)
+        self._samples = Samples(part, orders.seed, rank)
         policy = registry.get("strategy", orders.strategy).function(**orders.numbers)
-        self._end = Endpoint(self._flat.node(rank, num), policy, over_server=self._fleet.has_server)
+        self._end = Endpoint(self._flat.node(rank, num, len(part)), policy, over_server=self._fleet.has_server)
         self._post = Post(rank, self._fleet, self._deliver)
         self._report = NodeReport(serves=self._end.serves)
         self._lock = threading.RLock()  # the strategy's state

@@ -152,12 +152,21 @@ class FlatModel:
                     counted += y.numel()
         return loss / len(inputs), right / counted if counted else float("nan")
 
-    def node(self, rank: int, num_workers: int) -> Node:
+    def node(self, rank: int, num_workers: int, num_samples: int = 0) -> Node:
         """What a worker (or the server) begins with."""
         parameter = torch.nn.Parameter(self.initial.clone())
         optimizer = self.job.optimizer([parameter])
         schedule = None if self.job.schedule is None else self.job.schedule(optimizer)
-        return Node(rank, num_workers, parameter.data, optimizer, self.job.batch_size, self.shapes, schedule)
+        return Node(
+            rank,
+            num_workers,
+            parameter.data,
+            optimizer,
+            self.job.batch_size,
+            self.shapes,
+            schedule,
+            num_samples=num_samples,
+        )
 
     def _enter(self, weights: torch.Tensor, buffers: torch.Tensor) -> None:
         self._weights.copy_(weights)

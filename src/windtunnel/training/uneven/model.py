@@ -63,7 +63,9 @@ class _Virtual:
         self._samples = [Samples(part, seed, rank) for rank, part in enumerate(parts)]
         self._buffers = [self._flat.initial_buffers.clone() for _ in range(num)]
         self._ends = [
-            Endpoint(self._flat.node(rank, num), policy, over_server=fleet.has_server)
+            Endpoint(
+                self._flat.node(rank, num, len(parts[rank]) if rank < num else 0), policy, over_server=fleet.has_server
+            )
             for rank in range(fleet.num_nodes)
         ]
         self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])

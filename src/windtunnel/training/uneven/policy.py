@@ -143,6 +143,10 @@ class Node:
         Samples of a step at the beginning.
     shapes : sequence of int
         Number of entries of each parameter, in order.
+    schedule : learning-rate scheduler, optional
+    warnings : list of str
+    num_samples : int
+        Of this worker's partition.
     """
 
     rank: int
@@ -153,6 +157,7 @@ class Node:
     shapes: Sequence[int] = ()
     schedule: Any = None
     warnings: list[str] = field(default_factory=list)
+    num_samples: int = 0
 
     @property
     def server(self) -> int:

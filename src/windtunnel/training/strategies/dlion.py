@@ -1,0 +1,241 @@
+"""DLion: batches by power, to each peer as much of a gradient as its link carries, weights of the best (room training).
+
+In: gradients, losses, times, what peers say of themselves. Out: the entries that matter most, to each peer within its
+own budget. Source: Hong, Chandra, DLion: Decentralized Distributed Deep Learning in Micro-Clouds, HPDC 2021. The paper
+weighs a gradient by its batch over the receiver's; here by its batch over all of them, so that each sample counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from windtunnel import registry
+from windtunnel.errors import InputError
+from windtunnel.training.strategies.barrier import largest_remainders
+from windtunnel.training.strategies.peers import Paced, check_staleness
+from windtunnel.training.uneven.policy import Action, Batch, Finished, Message, Node, Policy, Send, sparse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BatchPlan", "dlion", "most_that_fits"]
+
+_NUM_BINS = 256
+_SMOOTHING = 0.3
+_LEAST_GAIN = 0.01
+_UNIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How all batches together grow: by steps to 1 % of the samples, by a factor to 10 %, then no more."""
+
+    first: int
+    num_samples: int
+    step: int
+    factor: float
+
+    def after(self, num_adjustments: int) -> int:
+        """Samples of all workers together."""
+        total = float(self.first)
+        for _ in range(num_adjustments):
+            if total < 0.01 * self.num_samples:
+                total = min(total + self.step, max(0.01 * self.num_samples, total))
+            elif total < 0.1 * self.num_samples:
+                total = min(total * self.factor, 0.1 * self.num_samples)
+        return int(total)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a user may change."""
+
+    adjust_every: int
+    transfer_every: int
+    transfer: float
+    least: float
+    staleness: int
+    accumulates: bool
+
+
+class _Dlion(Paced):
+    def __init__(self, node: Node, numbers: Numbers) -> None:
+        super().__init__(node, numbers.staleness)
+        self._numbers = numbers
+        self._batch = node.batch_size
+        self._total = node.batch_size * node.num_workers
+        self._times: list[tuple[int, float]] = []  # samples, s
+        self._powers: dict[int, dict[int, tuple[float, float]]] = {}
+        self._rates: dict[int, float] = {}  # to each peer, as it measured, bytes per s
+        self._measured: dict[int, float] = {}  # from each peer
+        self._losses: list[float] = []
+        self._said: dict[int, dict[int, float]] = {}
+        self._kept = node.weights.new_zeros(node.weights.shape)
+
+    def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
+        self.num_steps += 1
+        took_s = (now_ns - step.begun_ns) / 1e9
+        self._times.append((step.num_samples, took_s))
+        self._losses.append(step.loss)
+        share = step.num_samples / self._total
+        self.descend(step.gradient, share)
+        gradient = step.gradient
+        if self._numbers.accumulates:
+            self._kept += step.gradient
+            gradient = self._kept.clone()
+        actions: list[Action] = [
+            self._gradient_for(peer, gradient, share, took_s, step.num_samples) for peer in self.node.peers
+        ]
+        return [*actions, *self._adjusted(), *self._compared(), *self.go_on()]
+
+    def received(self, message: Message, now_ns: int) -> Sequence[Action]:
+        about, source = message.about, message.source
+        if message.tag == "gradient":
+            indices, values = message.values
+            self.node.weights[indices] -= self.node.learning_rate * about["share"] * values
+            self._measure(source, message.size_bytes / max((now_ns - message.sent_ns) / 1e9, 1e-9))
+            if about["rate"] > 0:
+                self._rates[source] = about["rate"]
+            self.hear(source, int(about["step"]))
+            return self.after_hearing()
+        if message.tag == "power":
+            self._powers.setdefault(int(about["round"]), {})[source] = about["power"], about["samples"]
+            return self._new_batch(int(about["round"]))
+        if message.tag == "loss":
+            self._said.setdefault(int(about["round"]), {})[source] = about["loss"]
+            return self._transfer(int(about["round"]))
+        if message.tag == "want":
+            weights = self.node.weights.clone()
+            return (Send(source, "best", weights, self.node.size_bytes()),)
+        self.node.weights.add_(message.values - self.node.weights, alpha=self._numbers.transfer)
+        return ()
+
+    # --- what is sent ----------------------------------------------------------------------------------------
+
+    def _gradient_for(self, peer: int, gradient: torch.Tensor, share: float, took_s: float, samples: int) -> Send:
+        budget = self._rates[peer] * took_s if peer in self._rates else float("inf")
+        indices = most_that_fits(gradient, self.node.shapes, budget, self._numbers.least)
+        values = gradient[indices].clone()
+        if self._numbers.accumulates and peer == self.node.peers[-1]:
+            self._kept[indices] = 0.0
+        about = {"step": self.num_steps, "share": share, "rate": self._measured.get(peer, 0.0), "samples": samples}
+        size_bytes = min(sparse_bytes(len(indices), len(gradient)), 4 * len(gradient))
+        return Send(peer, "gradient", (indices, values), max(size_bytes, 1), about)
+
+    def _measure(self, source: int, rate: float) -> None:
+        before = self._measured.get(source)
+        self._measured[source] = rate if before is None else (1 - _SMOOTHING) * before + _SMOOTHING * rate
+
+    # --- batches ---------------------------------------------------------------------------------------------
+
+    def _adjusted(self) -> list[Action]:
+        """Every so often all say how many samples they do in a second; one step before, with another batch, to know."""
+        every = self._numbers.adjust_every
+        if not every:
+            return []
+        if self.num_steps % every == every - 1:
+            return [Batch(max(1, self._batch // 2))]
+        if self.num_steps % every:
+            return []
+        number = self.num_steps // every
+        about = {"round": number, "power": self._power(), "samples": float(self.node.num_samples)}
+        self._times = self._times[-2 * every :]
+        self._powers.setdefault(number, {})[self.node.rank] = about["power"], about["samples"]
+        return [
+            Batch(self._batch),
+            *(Send(peer, "power", about=about) for peer in self.node.peers),
+            *self._new_batch(number),
+        ]
+
+    def _power(self) -> float:
+        """Samples in a unit of time, by a line through times over batches."""
+        samples, times = np.array(self._times[-self._numbers.adjust_every :]).T
+        if len(set(samples.tolist())) < 2:
+            return float(samples[-1] / times[-1])
+        per_sample, fixed = np.polyfit(samples, times, 1)
+        if per_sample <= 0:
+            return float(samples[-1] / times[-1])
+        return float(max((_UNIT_S - fixed) / per_sample, 1.0))
+
+    def _new_batch(self, number: int) -> list[Action]:
+        said = self._powers.get(number, {})
+        if len(said) < self.node.num_workers:
+            return []
+        del self._powers[number]
+        num_samples = round(sum(samples for _, samples in said.values()))
+        first = self.node.batch_size * self.node.num_workers
+        total = BatchPlan(first, num_samples, first, 1.5).after(number)
+        shares = largest_remainders([said[rank][0] for rank in sorted(said)], total)
+        self._batch, self._total = shares[self.node.rank], total
+        return [Batch(self._batch)]
+
+    # --- weights of the best ---------------------------------------------------------------------------------
+
+    def _compared(self) -> list[Action]:
+        every = self._numbers.transfer_every
+        if not every or self.num_steps % every:
+            return []
+        number, loss = self.num_steps // every, sum(self._losses) / len(self._losses)
+        self._losses = []
+        self._said.setdefault(number, {})[self.node.rank] = loss
+        about = {"round": number, "loss": loss}
+        return [*(Send(peer, "loss", about=about) for peer in self.node.peers), *self._transfer(number)]
+
+    def _transfer(self, number: int) -> list[Action]:
+        said = self._said.get(number, {})
+        if len(said) < self.node.num_workers:
+            return []
+        del self._said[number]
+        best = min(said, key=lambda rank: (said[rank], rank))
+        own = said[self.node.rank]
+        return [Send(best, "want")] if best != self.node.rank and own > (1 + _LEAST_GAIN) * said[best] else []
+
+
+def most_that_fits(
+    gradient: torch.Tensor, shapes: Sequence[int], budget_bytes: float, least_percent: float
+) -> torch.Tensor:
+    """Indices of entries of at least (1 - N / 100) times the largest of their parameter, for the largest N that fits.
+
+    Never fewer than for N = ``least_percent``; nothing of a parameter that is all zero.
+    """
+    relative = gradient.new_zeros(gradient.shape)
+    begin = 0
+    for size in shapes or [len(gradient)]:
+        part = gradient[begin : begin + size].abs()
+        most = part.max()
+        if most > 0:
+            relative[begin : begin + size] = part / most
+        begin += size
+    if 4 * len(gradient) <= budget_bytes:
+        return (relative > 0).nonzero().squeeze(1)
+    counts = relative.histc(bins=_NUM_BINS, min=0.0, max=1.0).flip(0).cumsum(0).tolist()
+    fits = [at for at, count in enumerate(counts) if sparse_bytes(int(count), len(gradient)) <= budget_bytes]
+    threshold = 1 - (fits[-1] + 1) / _NUM_BINS if fits else 1.0
+    threshold = min(threshold, 1 - least_percent / 100)
+    return ((relative >= threshold) & (relative > 0)).nonzero().squeeze(1)
+
+
+@registry.strategy("dlion", source="Hong and Chandra, HPDC 2021")
+def dlion(
+    adjust_every: int = 20,
+    transfer_every: int = 100,
+    transfer: float = 0.75,
+    least: float = 0.85,
+    staleness: int = 0,
+    accumulates: bool = False,
+) -> Policy:
+    """Batches by power, gradients by link, weights of the best, which ``transfer_every`` so many steps are asked for."""
+    check_staleness(staleness)
+    if adjust_every < 0 or adjust_every == 1 or transfer_every < 0 or not 0 <= transfer <= 1 or not 0 <= least <= 100:
+        raise InputError(
+            "DLion adjusts every 2 steps or more (0: never), transfers every step or more (0: never) a share from 0 to "
+            "1, and sends at least 0 to 100 percent",
+            where="dlion",
+            fix="adjust_every=20,transfer_every=100,transfer=0.75,least=0.85",
+        )
+    numbers = Numbers(adjust_every, transfer_every, transfer, least, staleness, accumulates)
+    return Policy(lambda node: _Dlion(node, numbers))

@@ -1,0 +1,150 @@
+"""DLion and those it is compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.uneven.small import fleet_of, small_job, trained, without_server
+from windtunnel import registry
+from windtunnel.errors import InputError
+from windtunnel.training.strategies.dlion import BatchPlan, most_that_fits
+from windtunnel.training.uneven.job import Samples
+from windtunnel.training.uneven.partitions import Partition, split
+from windtunnel.training.uneven.policy import sparse_bytes
+
+OFF = {"adjust_every": 0, "transfer_every": 0}
+FREE = {"rate": "10 GB/s", "latency": "0 us"}
+
+
+def _union(num_steps: int, num_workers: int) -> np.ndarray:
+    """SGD on the mean over all workers' batches together."""
+    job = small_job()
+    samples = [Samples(part, 0, rank) for rank, part in enumerate(split(job.sample_labels(), num_workers, Partition()))]
+    torch.manual_seed(0)
+    module = job.model()
+    optimizer = job.optimizer(list(module.parameters()))
+    for _ in range(num_steps):
+        chosen = torch.cat([one.draw(job.batch_size) for one in samples])
+        optimizer.zero_grad()
+        job.loss(module(job.inputs[chosen]), job.targets[chosen]).backward()
+        optimizer.step()
+    return torch.cat([one.detach().reshape(-1) for one in module.parameters()]).numpy()
+
+
+@pytest.mark.parametrize(("strategy", "numbers"), [("all-to-all", {}), ("dlion", OFF)])
+def test_whole_gradients_of_all_are_that_of_the_union(tmp_path, strategy, numbers):
+    """Each sample counts once, to 1e-6."""
+    fleet = without_server(fleet_of(tmp_path, [1.0] * 3, **FREE))
+    run = trained(small_job(), fleet, strategy, duration_s=0.203, **numbers)
+
+    assert len(run.steps) == 60
+    assert np.abs(run.weights - _union(20, 3)).max() < 1e-6
+
+
+@given(st.integers(1, 300), st.integers(0, 5000), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_what_fits_is_sent_and_no_more(size, budget, random):
+    """Within the budget, or the least that is always sent; the largest entries of each parameter first."""
+    gradient = torch.tensor([random.gauss(0, 1) for _ in range(size)])
+    cut = random.randint(0, size)
+    shapes = [one for one in (cut, size - cut) if one]
+    indices = most_that_fits(gradient, shapes, budget, 0.85)
+    least = most_that_fits(gradient, shapes, 0, 0.85)
+
+    assert sparse_bytes(len(indices), size) <= max(budget, sparse_bytes(len(least), size))
+    assert set(least.tolist()) <= set(indices.tolist())
+    begin = 0
+    for one in shapes:
+        part = gradient[begin : begin + one].abs()
+        chosen = [at - begin for at in indices.tolist() if begin <= at < begin + one]
+        left = sorted(set(range(one)) - set(chosen))
+        if chosen and left:
+            assert part[chosen].min() >= part[left].max()
+        begin += one
+
+
+def test_nothing_of_zeros_is_sent():
+    """A parameter whose gradient is zero has no largest entry."""
+    assert len(most_that_fits(torch.zeros(10), [10], 1e9, 0.85)) == 0
+    assert most_that_fits(torch.tensor([0.0, 0.0, 1.0, 0.5]), [2, 2], 8, 0.85).tolist() == [2]
+
+
+def test_batches_follow_power(tmp_path):
+    """Three times as fast, three times the samples: steps then take the same time, within 15 %."""
+    fleet = without_server(fleet_of(tmp_path, [1.0, 1.0, 0.25], rate="1 GB/s"))
+    run = trained(small_job(batch_size=24), fleet, "dlion", duration_s=4, adjust_every=6, transfer_every=0)
+    last = [run.steps[run.steps[:, 0] == worker] for worker in range(3)]
+    first_ns = [int(one[0, 2] - one[0, 1]) for one in last]
+    # of the last whole round, without the step that measures with another batch
+    times_ns = [int(np.median(one[-6:, 2] - one[-6:, 1])) for one in last]
+
+    assert max(first_ns) / min(first_ns) >= 3
+    assert max(times_ns) / min(times_ns) <= 1.15
+
+
+def test_all_batches_grow_to_a_tenth_of_the_samples():
+    """By steps to 1 %, by a factor to 10 %."""
+    plan = BatchPlan(32, 10_000, 32, 2.0)
+
+    assert [plan.after(at) for at in range(7)] == [32, 64, 96, 100, 200, 400, 800]
+    assert plan.after(50) == 1000
+
+
+def test_a_slow_link_gets_less(tmp_path):
+    """Bytes to a peer behind a slow card follow its rate; the others get all."""
+    path = tmp_path / "c.toml"
+    card = '[[workers]]\nup = "1 MB/s"\ndown = "{}"\nlatency = "0 us"\n'
+    path.write_text('step_time = "10 ms"\n' + card.format("1 MB/s") * 2 + card.format("8 kB/s"), encoding="utf-8")
+    from windtunnel.training.uneven.fleet import read_fleet
+
+    run = trained(small_job(), read_fleet(path), "dlion", duration_s=3, staleness=2, **OFF)
+    sizes = {pair: run.messages[(run.messages[:, 0] == pair[0]) & (run.messages[:, 1] == pair[1])][10:, 4]
+             for pair in ((0, 1), (0, 2))}  # fmt: skip
+
+    assert sizes[0, 2].mean() < 0.7 * sizes[0, 1].mean()
+
+
+def test_the_worst_moves_to_the_best(tmp_path):
+    """Data by label: losses differ; weights of the best are asked for and sent."""
+    fleet = without_server(fleet_of(tmp_path, [1.0, 1.0], more='[partition]\nkind = "by_label"\n', **FREE))
+    run = trained(small_job(), fleet, "dlion", duration_s=1, adjust_every=0, transfer_every=10)
+    whole = 4 * len(run.weights)
+
+    assert (run.messages[:, 4] == whole).any()
+
+
+def test_ako_sends_a_partition_a_step_and_nothing_is_lost(tmp_path):
+    """Each step's messages are one part; three steps later the rest has gone, too."""
+    fleet = without_server(fleet_of(tmp_path, [1.0] * 3, **FREE))
+    quarter = trained(small_job(), fleet, "ako", duration_s=0.203, partitions=4)
+
+    num = len(quarter.weights)
+    assert quarter.messages[:, 4].max() <= 4 * (num // 4 + 1)
+    from_one_to_one = quarter.messages[(quarter.messages[:, 0] == 0) & (quarter.messages[:, 1] == 1)]
+    assert int(from_one_to_one[:20, 4].sum()) == 5 * 4 * num
+    assert quarter.points[-1].loss < quarter.points[0].loss
+
+
+def test_hop_waits_for_all_but_its_backup(tmp_path):
+    """With one slow worker and one backup nobody waits for it; without a backup all do."""
+    fleet = without_server(fleet_of(tmp_path, [1.0, 1.0, 1.0, 0.1], **FREE))
+    free = trained(small_job(), fleet, "hop", duration_s=2)
+    bound = trained(small_job(), fleet, "hop", duration_s=2, backup=0)
+
+    assert max(free.wait_shares()) < 0.05
+    assert free.points[-1].loss < free.points[0].loss
+    assert bound.wait_shares()[0] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("strategy", "numbers"),
+    [("ako", {"partitions": 0}), ("hop", {"staleness": -2}), ("hop", {"backup": -1}), ("dlion", {"transfer": 2.0})],
+)
+def test_numbers_that_mean_nothing_are_refused(strategy, numbers):
+    """Before anything is trained."""
+    with pytest.raises(InputError):
+        registry.get("strategy", strategy).function(**numbers)
