@@ -228,7 +228,7 @@ def dlion(
     staleness: int = 0,
     accumulates: bool = False,
 ) -> Policy:
-    """Batches by power, gradients by link, weights of the best, which ``transfer_every`` so many steps are asked for."""
+    """Choose batches by power and gradients by link; take weights of the best every ``transfer_every`` steps."""
     check_staleness(staleness)
     if adjust_every < 0 or adjust_every == 1 or transfer_every < 0 or not 0 <= transfer <= 1 or not 0 <= least <= 100:
         raise InputError(

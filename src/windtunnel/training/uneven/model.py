@@ -62,11 +62,10 @@ class _Virtual:
         parts = split(job.sample_labels(), num, fleet.partition)
         self._samples = [Samples(part, seed, rank) for rank, part in enumerate(parts)]
         self._buffers = [self._flat.initial_buffers.clone() for _ in range(num)]
+        sizes = [*map(len, parts), 0][: fleet.num_nodes]
         self._ends = [
-            Endpoint(
-                self._flat.node(rank, num, len(parts[rank]) if rank < num else 0), policy, over_server=fleet.has_server
-            )
-            for rank in range(fleet.num_nodes)
+            Endpoint(self._flat.node(rank, num, size), policy, over_server=fleet.has_server)
+            for rank, size in enumerate(sizes)
         ]
         self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])
         self._queues: dict[tuple[int, int], deque[Send]] = {}
