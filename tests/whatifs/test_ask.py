@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder
 from windtunnel.simulate import replay
 from windtunnel.whatifs import apply, parse_request, parse_requests, whatif
-from windtunnel.whatifs.answer import iteration_ns, table_of
+from windtunnel.whatifs.answer import Answer, iteration_ns, table_of
 
 LAYERS = [Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 300, param_bytes=4000)]
 
@@ -41,6 +41,19 @@ def test_a_request_reads_what_it_prints():
 
     assert text == str(parse_request(text))
     assert [0.05] == list(parse_request("top-k:density_ratio=5%").steps[0].parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("faster-cpu", {}),
+        ("faster-cpu:factor=3", {"factor": 3.0}),
+        ("faster-cpu:factor=3+overlap", {"faster-cpu.factor": 3.0}),
+    ],
+)
+def test_receipts_keep_what_was_given_behind_the_name_only_where_several_were_asked(text, given):
+    """Receipts of one change and one job are found by it."""
+    assert given == Answer(parse_request(text), replay(cpu_step(LAYERS))).given
 
 
 def test_commas_separate_names_and_parameters_of_one_name():
