@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["list_plugins"]
 
-_WITH_PARAMETERS = ("whatif", "workload", "cost_model")
+_WITH_PARAMETERS = ("whatif", "workload", "cost_model", "strategy")
 
 _KINDS = {
     "whatifs": ("whatif", "windtunnel whatif GRAPH NAME"),
     "flights": ("flight", "windtunnel verify SCRIPT.py --whatif NAME"),
     "workloads": ("workload", "windtunnel verify mlp --whatif amp"),
     "sources": ("source", "windtunnel capture SCRIPT.py"),
+    "strategies": ("strategy", "windtunnel train compare CLUSTER.toml --policies 'bsp NAME'"),
     "models": ("cost_model", "windtunnel predict GRAPH --on h100 --model NAME"),
 }
 _HARDWARE = {
