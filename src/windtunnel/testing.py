@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -277,9 +278,41 @@ class WorkloadContract(PluginContract):
 
 
 class StrategyContract(PluginContract):
-    """A synchronization strategy of ``training``."""
+    """A synchronization strategy of ``training``; override ``job``, a text as of ``train compare --job``, if needed.
+
+    Two unequal workers with a server train for two seconds of virtual time.
+    """
 
     kind = "strategy"
+    parameters: ClassVar[dict[str, Any]] = {}
+
+    def job(self, folder: Path) -> str:  # noqa: ARG002
+        """What is trained."""
+        return "mlp:hidden=8"
+
+    def trained(self, folder: Path) -> Any:
+        """A ``Run`` in virtual time."""
+        from windtunnel.training.uneven.fleet import read_fleet
+        from windtunnel.training.uneven.goal import Goal
+        from windtunnel.training.uneven.jobs import train_job
+        from windtunnel.training.uneven.model import train_virtually
+
+        path = folder / "cluster.toml"
+        card = 'up = "10 MB/s"\ndown = "10 MB/s"\n'
+        workers = "".join(f"[[workers]]\nspeed = {speed}\n{card}" for speed in (1.0, 0.5))
+        path.write_text(f'step_time = "100 ms"\n[server]\n{card}{workers}', encoding="utf-8")
+        policy = self.plugin.function(**self.parameters)
+        goal = Goal(2 * 10**9, every_ns=10**9)
+        return train_virtually(train_job(self.job(folder)), read_fleet(path), self.name, policy, goal)
+
+    def test_it_trains_and_says_the_same_twice(self, tmp_path: Path) -> None:
+        """No worker stands still from the beginning, no loss is lost, and equal seeds give equal runs, bit for bit."""
+        first, second = self.trained(tmp_path), self.trained(tmp_path)
+        assert set(first.steps[:, 0].tolist()) == {0, 1}
+        assert all(math.isfinite(point.loss) for point in first.points)
+        assert first.weights.tobytes() == second.weights.tobytes()
+        assert first.steps.tobytes() == second.steps.tobytes()
+        assert first.messages.tobytes() == second.messages.tobytes()
 
 
 class PolicyContract(PluginContract):
