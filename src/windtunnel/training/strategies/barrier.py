@@ -17,7 +17,7 @@ from windtunnel.training.uneven.policy import Action, Batch, Finished, Node, Pol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["adacomm", "batchtune", "bsp", "local_sgd"]
+__all__ = ["LocalSgd", "adacomm", "batchtune", "bsp", "local_sgd"]
 
 _PROFILED = 3
 
@@ -42,7 +42,7 @@ def bsp() -> Policy:
     return Policy(_Bsp, shape=Shape())
 
 
-class _LocalSgd(Worker):
+class LocalSgd(Worker):
     """Steps alone, then the mean of all weights."""
 
     def __init__(self, node: Node, num_local: int) -> None:
@@ -64,6 +64,10 @@ class _LocalSgd(Worker):
         self.node.weights.copy_(self._agreed(total.div_(self.node.num_workers)))
         return (Step(),)
 
+    def retune(self, num_local: float) -> None:
+        """Another number of steps alone from now on."""
+        self._num_local = int(num_local)
+
     def _shared(self, now_ns: int) -> torch.Tensor:
         return self.node.weights.clone()
 
@@ -75,10 +79,10 @@ class _LocalSgd(Worker):
 def local_sgd(tau: int = 8) -> Policy:
     """Let each worker take ``tau`` steps alone, then average all weights and wait for it."""
     _check_tau(tau)
-    return Policy(lambda node: _LocalSgd(node, tau), shape=Shape(every=tau))
+    return Policy(lambda node: LocalSgd(node, tau), shape=Shape(every=tau))
 
 
-class _Adacomm(_LocalSgd):
+class _Adacomm(LocalSgd):
     """All decide alike: what they decide by, losses and times, is averaged with the weights."""
 
     def __init__(self, node: Node, num_local: int, interval_ns: int, decay: float) -> None:

@@ -29,7 +29,7 @@ from windtunnel.training.uneven.policy import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["dgc", "fedavg", "gaia"]
+__all__ = ["Dgc", "Gaia", "dgc", "fedavg", "gaia"]
 
 _DGC_SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 
@@ -79,12 +79,16 @@ class _Exchanging(Worker):
         """What follows locally from what was sent."""
 
 
-class _Gaia(_Exchanging):
+class Gaia(_Exchanging):
     """The update is applied at once; significant entries of what was not sent yet are."""
 
     def __init__(self, node: Node, threshold: float) -> None:
         super().__init__(node)
         self._threshold, self._first_rate = threshold, node.learning_rate
+
+    def retune(self, threshold: float) -> None:
+        """Another threshold from now on."""
+        self._threshold = threshold
 
     def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         scaled = self._threshold * self.node.learning_rate / self._first_rate
@@ -99,15 +103,19 @@ def gaia(threshold: float = 0.2) -> Policy:
     """Send entries whose pending update is more than ``threshold`` of the weight; the rest is kept for later."""
     if threshold < 0:
         raise InputError(f"no update is {threshold} of a weight", where="threshold", fix="take 0 or more, such as 0.2")
-    return Policy(lambda node: _Gaia(node, threshold))
+    return Policy(lambda node: Gaia(node, threshold))
 
 
-class _Dgc(_Exchanging):
+class Dgc(_Exchanging):
     """Nothing is applied but what is sent: the largest entries of each parameter."""
 
     def __init__(self, node: Node, sparsity: float, warm_up: int, masks_momentum: bool) -> None:
         super().__init__(node)
         self._sparsity, self._warm_up, self._masks_momentum = sparsity, warm_up, masks_momentum
+
+    def retune(self, warm_up: float) -> None:
+        """Other stages of the warm-up from now on."""
+        self._warm_up = int(warm_up)
 
     def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.node.weights.copy_(before)
@@ -142,7 +150,7 @@ def dgc(sparsity: float = 0.999, warm_up: int = 1000, masks_momentum: bool = Tru
             where="dgc",
             fix="sparsity=0.999,warm_up=1000",
         )
-    return Policy(lambda node: _Dgc(node, sparsity, warm_up, masks_momentum))
+    return Policy(lambda node: Dgc(node, sparsity, warm_up, masks_momentum))
 
 
 @registry.strategy("fedavg", source="McMahan et al., AISTATS 2017")

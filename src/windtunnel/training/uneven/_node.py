@@ -28,7 +28,7 @@ from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.job import FlatModel, Samples, step_seed
 from windtunnel.training.uneven.jobs import train_job
 from windtunnel.training.uneven.partitions import split
-from windtunnel.training.uneven.policy import Finished, Message, Send, Step
+from windtunnel.training.uneven.policy import Finished, Message, Probe, Send, Step
 from windtunnel.training.uneven.post import Post
 
 __all__ = ["NodeOrders", "NodeReport", "main"]
@@ -88,6 +88,8 @@ class _RealNode:
         self._is_worker = rank < num
         parts = split(job.sample_labels(), num, self._fleet.partition)
         part = parts[rank] if self._is_worker else np.empty(0, np.int64)
+        self._part = part
+        self._probes: list[Probe] = []
         self._samples = Samples(part, orders.seed, rank)
         policy = registry.get("strategy", orders.strategy).function(**orders.numbers)
         self._end = Endpoint(self._flat.node(rank, num, len(part)), policy, over_server=self._fleet.has_server)
@@ -124,11 +126,14 @@ class _RealNode:
     def _step(self) -> bool:
         """Wait for the next step and do it; False when the time is over."""
         with self._ordered:
-            while self._begin_ns is None:
+            while self._begin_ns is None and not self._probes:
                 left_ns = self._orders.duration_ns - self._post.now_ns()
                 if left_ns <= 0 or self._clock.error is not None:
                     return False
                 self._ordered.wait(left_ns / 1e9)
+            if self._probes:
+                return self._probe(self._probes.pop(0))
+            assert self._begin_ns is not None
             begun_ns, self._begin_ns = self._begin_ns, None
             num_samples, weights = self._end.batch_size, self._end.node.weights.clone()
         chosen = self._samples.draw(num_samples)
@@ -148,10 +153,28 @@ class _RealNode:
             self._do(self._end.stepped(Finished(gradient, loss, num_samples, begun_ns), now_ns), now_ns)
         return True
 
+    def _probe(self, probe: Probe) -> bool:
+        """Judge weights, for as long as a worker of that speed would take; the lock is held by the caller."""
+        begun_ns = self._post.now_ns()
+        self._lock.release()
+        try:
+            found = self._flat.probe(probe, self._buffers, self._part)
+            ratio = probe.num_samples / self._job.batch_size
+            end_ns = min(self._fleet.probe_end_ns(self._rank, begun_ns, ratio), self._orders.duration_ns)
+            sleep_until(self._post.zero_ns + end_ns)
+        finally:
+            self._lock.acquire()
+        now_ns = self._post.now_ns()
+        self._do(self._end.probed(probe.tag, *found, now_ns), now_ns)
+        return now_ns < self._orders.duration_ns
+
     def _do(self, actions: Sequence[Outward], now_ns: int) -> None:
         for action in actions:
             if isinstance(action, Step):
                 self._begin_ns = now_ns
+                self._ordered.notify()
+            elif isinstance(action, Probe):
+                self._probes.append(action)
                 self._ordered.notify()
             elif isinstance(action, Send):
                 self._post.send(action)

@@ -1,6 +1,7 @@
 """A node as drivers see it: a strategy's state machine whose sums are made of messages (room training).
 
-In: what happens to the node. Out: ``Step``, ``Send`` and ``Timer`` actions only. Not here: time, links, gradients.
+In: what happens to the node. Out: ``Step``, ``Send``, ``Timer`` and ``Probe`` actions only. Not here: time, links,
+gradients.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from windtunnel.training.uneven.policy import (
     Message,
     Node,
     Policy,
+    Probe,
     Reduce,
     Send,
     Server,
@@ -28,7 +30,7 @@ from windtunnel.training.uneven.reduction import Ring, Star, StarCenter
 
 __all__ = ["Endpoint", "check_policy"]
 
-Outward = Step | Send | Timer
+Outward = Step | Send | Timer | Probe
 _SUM = "sum:"
 
 
@@ -93,6 +95,11 @@ class Endpoint:
     def fired(self, tag: str, now_ns: int) -> list[Outward]:
         """A timer ran out."""
         return self._outward(self._logic.fired(tag, now_ns), now_ns)
+
+    def probed(self, tag: str, loss: float, accuracy: float, now_ns: int) -> list[Outward]:
+        """Weights were judged on this worker's samples."""
+        assert isinstance(self._logic, Worker)
+        return self._outward(self._logic.probed(tag, loss, accuracy, now_ns), now_ns)
 
     @property
     def serves(self) -> bool:

@@ -93,6 +93,11 @@ class Fleet:
         work_ns = self.overhead_ns + (self.step_ns - self.overhead_ns) * batch_ratio
         return self.workers[worker].speed.finish_ns(now_ns, work_ns)
 
+    def probe_end_ns(self, worker: int, now_ns: int, batch_ratio: float) -> int:
+        """When a look at samples that begins now ends: a third of the time of steps on them."""
+        work_ns = (self.step_ns - self.overhead_ns) * batch_ratio / 3
+        return self.workers[worker].speed.finish_ns(now_ns, self.overhead_ns + work_ns)
+
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """Wires from one node to another.
 

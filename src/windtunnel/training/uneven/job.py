@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.training.uneven.policy import Node
+from windtunnel.training.uneven.policy import Node, Probe
 
 __all__ = ["FlatModel", "Samples", "TrainJob", "step_seed"]
 
@@ -135,6 +135,11 @@ class FlatModel:
     def evaluate(self, weights: torch.Tensor, buffers: torch.Tensor) -> tuple[float, float]:
         """Mean loss over the samples that were held back, and the share that is classified right (nan if no class)."""
         return self.judged(weights, buffers, self.job.test_inputs, self.job.test_targets)
+
+    def probe(self, probe: Probe, buffers: torch.Tensor, indices: NDArray[np.int64]) -> tuple[float, float]:
+        """Loss and accuracy over evenly spaced ones of a worker's samples."""
+        chosen = torch.as_tensor(indices[:: max(1, len(indices) // probe.num_samples)][: probe.num_samples])
+        return self.judged(probe.weights, buffers, self.job.inputs[chosen], self.job.targets[chosen])
 
     def judged(
         self, weights: torch.Tensor, buffers: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor

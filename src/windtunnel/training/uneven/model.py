@@ -21,7 +21,7 @@ from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Point, Run
 from windtunnel.training.uneven.job import FlatModel, Samples, TrainJob, step_seed
 from windtunnel.training.uneven.partitions import split
-from windtunnel.training.uneven.policy import Finished, Message, Policy, Send, Step
+from windtunnel.training.uneven.policy import Finished, Message, Policy, Probe, Send, Step
 
 __all__ = ["mean_model", "train_virtually"]
 
@@ -60,6 +60,7 @@ class _Virtual:
         self._flat = FlatModel(job, seed)
         num = fleet.num_workers
         parts = split(job.sample_labels(), num, fleet.partition)
+        self._parts = parts
         self._samples = [Samples(part, seed, rank) for rank, part in enumerate(parts)]
         self._buffers = [self._flat.initial_buffers.clone() for _ in range(num)]
         sizes = [*map(len, parts), 0][: fleet.num_nodes]
@@ -70,6 +71,8 @@ class _Virtual:
         self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])
         self._queues: dict[tuple[int, int], deque[Send]] = {}
         self._computing: dict[int, int] = {}  # worker: since when
+        self._probes: list[deque[Probe]] = [deque() for _ in range(num)]
+        self._wants_step = [False] * num
         self._num_steps = [0] * num
         self._steps: list[tuple[int, int, int, int]] = []
         self._messages: list[tuple[int, int, int, int, int]] = []
@@ -120,7 +123,14 @@ class _Virtual:
     def _do(self, rank: int, actions: Sequence[Outward]) -> None:
         for action in actions:
             if isinstance(action, Step):
-                self._step(rank)
+                if self._wants_step[rank]:
+                    fix = "a worker has one step"
+                    raise InputError(f"worker {rank} is told to step while it steps", where=self._strategy, fix=fix)
+                self._wants_step[rank] = True
+                self._compute(rank)
+            elif isinstance(action, Probe):
+                self._probes[rank].append(action)
+                self._compute(rank)
             elif isinstance(action, Send):
                 self._post(rank, action)
             else:
@@ -133,11 +143,27 @@ class _Virtual:
     def _now(self) -> int:
         return self._clock.now_ns
 
-    def _step(self, rank: int) -> None:
+    def _compute(self, rank: int) -> None:
+        """Begin what a worker is to do next, unless it is at something: looks at weights come before steps."""
         if rank in self._computing:
-            raise InputError(
-                f"worker {rank} is told to step while it steps", where=self._strategy, fix="a worker has one step"
-            )
+            return
+        if self._probes[rank]:
+            self._probe(rank, self._probes[rank].popleft())
+        elif self._wants_step[rank]:
+            self._step(rank)
+
+    def _probe(self, rank: int, probe: Probe) -> None:
+        self._computing[rank] = self._now
+        found = self._flat.probe(probe, self._buffers[rank], self._parts[rank])
+        ratio = probe.num_samples / self._job.batch_size
+        self._clock.at(self._fleet.probe_end_ns(rank, self._now, ratio), partial(self._probed, rank, probe.tag, found))
+
+    def _probed(self, rank: int, tag: str, found: tuple[float, float]) -> None:
+        del self._computing[rank]
+        self._do(rank, self._ends[rank].probed(tag, *found, self._now))
+        self._compute(rank)
+
+    def _step(self, rank: int) -> None:
         end, begun_ns = self._ends[rank], self._now
         self._computing[rank] = begun_ns
         num_samples = end.batch_size
@@ -151,8 +177,10 @@ class _Virtual:
 
     def _finish(self, rank: int, finished: Finished) -> None:
         del self._computing[rank]
+        self._wants_step[rank] = False
         self._steps.append((rank, finished.begun_ns, self._now, finished.num_samples))
         self._do(rank, self._ends[rank].stepped(finished, self._now))
+        self._compute(rank)
 
     # --- messages --------------------------------------------------------------------------------------------
 
