@@ -181,6 +181,9 @@ def test_what_travels_meanwhile_makes_nobody_wait(tmp_path):
         ("overlap-local-sgd", {"velocity": "speed"}, "param or grad units"),
         ("cocod", {"tau": 0}, "no average is made every 0 steps"),
         ("streaming-diloco", {"delay": 30}, "lands after 30"),
+        ("streaming-diloco", {"blend": 0.0, "delay": 20}, "would be thrown away"),
+        ("streaming-diloco", {"blend": 1.0}, "no worker would ever take the anchor"),
+        ("diloco", {"rate": 0.0}, "does not move at a rate of 0"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(strategy, numbers, says):

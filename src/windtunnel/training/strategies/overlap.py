@@ -227,14 +227,23 @@ def _policy(setting: Setting) -> Policy:
     return Policy(lambda node: _Overlap(node, setting), shape=Shape(every=setting.period) if waits else None)
 
 
+_AT_ONE = {
+    "alpha": ("every worker would go back to the anchor", "0.6 is usual"),
+    "beta": ("the anchor would never slow down", "0.7 is usual"),
+    "momentum": ("the anchor would never slow down", "0.9 is usual"),
+    "blend": ("no worker would ever take the anchor", "0.5 is usual"),
+}
+
+
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value < 1:
-        raise InputError(
-            f"{name} must be from 0 to below 1, not {value}: at 1 every worker would go back to the anchor, or never "
-            "slow down",
-            where=name,
-            fix="0.6 is usual for alpha, 0.7 for beta",
-        )
+        why, fix = _AT_ONE[name]
+        raise InputError(f"{name} must be from 0 to below 1, not {value}: at 1 {why}", where=name, fix=fix)
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 < rate < float("inf"):
+        raise InputError(f"the anchor does not move at a rate of {rate}", where="rate", fix="0.7 is usual")
 
 
 @registry.strategy("overlap-local-sgd", source="Wang, Liang, Joshi, ICASSP 2020")
@@ -271,6 +280,7 @@ def easgd(alpha: float = 0.1, tau: int = 4) -> Policy:
 def diloco(tau: int = 20, rate: float = 0.7, momentum: float = 0.9) -> Policy:
     """Step the anchor by Nesterov's momentum against what ``tau`` steps of all workers moved; wait for it."""
     _check_share("momentum", momentum)
+    _check_rate(rate)
     return _policy(Setting(tau, 0, _nesterov(rate, momentum), _replaced))
 
 
@@ -280,5 +290,12 @@ def streaming_diloco(
 ) -> Policy:
     """DiLoCo by fragments in turn, whose anchors land ``delay`` steps later and are blended with the weights."""
     _check_share("momentum", momentum)
+    _check_rate(rate)
     _check_share("blend", blend)
+    if blend == 0 and delay == tau:
+        raise InputError(
+            "what a worker learned would be thrown away: with blend 0 it goes back to an anchor from before",
+            where="blend, delay",
+            fix="take a blend above 0, or a shorter delay",
+        )
     return _policy(Setting(tau, delay, _nesterov(rate, momentum), _pulled(1 - blend), fragments))
