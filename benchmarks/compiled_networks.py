@@ -74,10 +74,10 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
 
 
 def main() -> int:
+    from benchmarks.program_data import device_here
     from windtunnel.programs.model.predictor import with_intervals
     from windtunnel.programs.model.splits import split_by_network
     from windtunnel.programs.run.build import parse_target
-    from windtunnel.programs.run.description import device_here
     from windtunnel.programs.run.worker import Worker
 
     asked = options()

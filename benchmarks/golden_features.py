@@ -11,7 +11,7 @@ import sys
 import time
 
 import numpy as np
-from tests.programs.model.golden_nests import GOLDEN
+from tests.programs.model.golden_nests import GOLDEN, statement_features
 from tests.shared_data import find_shared
 
 from benchmarks.bar import interleave, report
@@ -19,7 +19,6 @@ from benchmarks.peers.nest_text import nest_from_printed
 from windtunnel.errors import InputError
 from windtunnel.programs.model.distance import central_moment_discrepancy
 from windtunnel.programs.model.encoding import encode, positional_encoding, serialize
-from windtunnel.programs.model.features import statement_features
 from windtunnel.programs.model.nest import Buffer, For, Nest, Store
 from windtunnel.programs.model.transforms import LabelTransform
 

@@ -11,7 +11,7 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.suite.cells.latencies import LatencyTable, cell_features, flops_proxy, read_latencies
+from windtunnel.suite.cells.latencies import LatencyTable, cell_features, read_latencies
 from windtunnel.suite.cells.model import FewShot, rank_correlation, tune
 
 NUM_SAMPLES, NUM_SEEDS, NUM_CANDIDATES = 10, 10, 1500
@@ -59,6 +59,12 @@ def sum_of_layers(features: np.ndarray, truth: np.ndarray, seed: int) -> np.ndar
     inner = features[rows] - features.mean(axis=0)
     weights = inner.T @ np.linalg.solve(inner @ inner.T + 0.05 * np.eye(NUM_SAMPLES), truth[rows] - truth[rows].mean())
     return features @ weights
+
+
+def flops_proxy(cells) -> np.ndarray:
+    """Relative FLOP of each cell [N] as its name says them: nine per 3 x 3 convolution, one per 1 x 1, else none."""
+    each = {"nor_conv_3x3": 9.0, "nor_conv_1x1": 1.0}
+    return np.array([sum(each.get(name, 0.0) for name in cell.operations) for cell in cells])
 
 
 def mean_of(results: list[dict[str, float]], key: str) -> float:

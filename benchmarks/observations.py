@@ -15,10 +15,12 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import bar
-from windtunnel.graph import load
+from windtunnel.graph import Graph, Kind, load
 from windtunnel.suite.model import fitting_parameters, predicted_memory
-from windtunnel.suite.observations import low_kernels, observe
+from windtunnel.suite.observations import observe
 from windtunnel.suite.results import Cell, SuiteRun, load_run
 from windtunnel.suite.run import run_suite
 
@@ -55,6 +57,25 @@ def feature_maps() -> dict[str, float]:
     return {
         name: each.by_category["feature map"] / each.total_bytes for name, each in needed.items() if each.by_category
     }
+
+
+def low_kernels(graph: Graph, peak_flops_per_s: float) -> list[tuple[str, float, float]]:
+    """Operators that take long and compute little: name, share of the operators' time, arithmetic utilization.
+
+    Those with at least 5 % of the time and less than a tenth of the peak, longest first; FLOP as the graph's column has
+    them, one per element where no products are summed.
+    """
+    is_operator = graph.tasks["kind"] == int(Kind.COMPUTE)
+    ops = graph.tasks.strings("op")
+    duration_ns, flops = (np.where(is_operator, graph.tasks[name], 0) for name in ("duration_ns", "flops"))
+    time_by_op, flops_by_op = (np.bincount(ops.codes, weights=values) for values in (duration_ns, flops))
+    whole_ns = time_by_op.sum() or 1.0
+    used = flops_by_op / np.maximum(time_by_op / 1e9 * peak_flops_per_s, 1e-9)
+    return [
+        (ops.values[code], float(time_by_op[code] / whole_ns), float(used[code]))
+        for code in np.argsort(-time_by_op)
+        if time_by_op[code] >= 0.05 * whole_ns and used[code] < 0.1
+    ]
 
 
 def kernels(run: SuiteRun) -> dict[str, list[tuple[str, float, float]]]:

@@ -7,6 +7,7 @@ beside all plans on small chains, and how many replays of the whole graph it tak
     python -m benchmarks.optimizer_flown --verbose
 """
 
+import itertools
 import json
 import statistics
 import sys
@@ -25,7 +26,7 @@ from windtunnel.measure import StopRule
 from windtunnel.planning.strategy import search
 from windtunnel.planning.strategy.model import Chain, schedule
 from windtunnel.planning.strategy.optimizer import chain_of, optimize
-from windtunnel.planning.strategy.search import Plan, Worth, exhaustive, worth_of
+from windtunnel.planning.strategy.search import Plan, Worth, worth_of
 from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.ranks import capture_ranks
 from windtunnel.whatifs import whatif
@@ -84,7 +85,9 @@ def scan_beside_all() -> dict[str, float]:
             return latency * parts + per_byte * size
 
         chain = Chain(compute, size, sync, fused)
-        best = _value(chain, exhaustive(chain))
+        groups = itertools.product(search._all_groups(chain.num_operators), repeat=2)
+        worth = worth_of(chain, budget=4**chain.num_operators)
+        best = _value(chain, min((Plan(*one) for one in groups), key=worth))
         for name in losses:
             losses[name].append(_value(chain, search.SEARCHES[name](chain, worth_of(chain))) / best - 1)
     told = {f"{name}_worst_loss": max(found) for name, found in losses.items()}

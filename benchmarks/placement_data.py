@@ -1,11 +1,18 @@
 """Published placement problems with the values that are known of them (NeurIPS 2020 inputs, PipeDream profiles)."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from tests.shared_data import find_shared
 
-from windtunnel.planning.placement.formats import read_problem
+from windtunnel.planning.downsets import downsets
+from windtunnel.planning.pipelines.profile import Profile
+from windtunnel.planning.pipelines.search import Level, LevelTable, States
+from windtunnel.planning.placement.formats import ACCELERATOR, CPU, read_problem
 from windtunnel.planning.placement.model import Problem
 
 MISSING = "public data is not here"
@@ -85,3 +92,51 @@ def problem(name: str, kind: str = "throughput") -> Problem:
 def ignored(name: str) -> tuple[str, ...]:
     """Nodes that the published PipeDream baseline passes by."""
     return next((nodes for head, nodes in IGNORED.items() if name.startswith(head)), ())
+
+
+def assignment_of(path: Path, problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A split that somebody gives: device of every node [N], and row of ``types`` of every device [D].
+
+    Backward nodes that it does not name lie with their color.
+    """
+    document = json.loads(path.read_text())
+    row_of = {name: row for row, name in enumerate(problem.names)}
+    device_N = np.full(problem.num_nodes, -1)
+    kinds: list[int] = []
+    for field, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
+        for part in document[field]:
+            for node in part.get("nodes", ()):
+                device_N[row_of[str(node)]] = len(kinds)
+            kinds.append(kind)
+    device_of_color = {int(problem.color[row]): int(device_N[row]) for row in np.flatnonzero(device_N >= 0)}
+    for row in np.flatnonzero((device_N < 0) & problem.is_backward).tolist():
+        device_N[row] = device_of_color.get(int(problem.color[row]), -1)
+    assert (device_N >= 0).all()
+    return device_N, np.array(kinds, np.int64)
+
+
+def stages_time_s(
+    profile: Profile,
+    levels: Sequence[Level],
+    stages: Sequence[tuple[int, int, int]],
+    *,
+    is_straight: bool = False,
+    compression: float | None = None,
+) -> float:
+    """What given stages (first, last, replicas) of the outermost level take, by the planner's own formulas."""
+    lattice = downsets(profile.num_layers, profile.src, profile.dst)
+    states = States.of(profile, lattice)
+    time_II, inside = states.time_II, 1
+    for level in levels[:-1]:
+        table = LevelTable.of(states, time_II, level, inside, every_start=True, is_straight=is_straight,
+                               compression=compression, memory_bytes=None)  # fmt: skip
+        time_II, inside = table.best_IIM[:, :, level.num_machines], level.num_machines
+    bandwidth, worst = levels[-1].bandwidth_bytes_per_s, 0.0
+    for first, last, replicas in stages:
+        shared = inside if first == 0 else 1  # as released: only a first stage synchronizes inside of machines too
+        sync = 4.0 * (replicas - 1) * states.weights_II[first, last] / (bandwidth * replicas * shared)
+        worst = max(worst, float(time_II[first, last] + sync) / replicas)
+        if compression is not None and first > 0:
+            ends = [first] if last == lattice.num_downsets - 1 else [first, last]
+            worst = max(worst, *(2.0 * float(states.out_I[end]) / (bandwidth * replicas) / compression for end in ends))
+    return worst

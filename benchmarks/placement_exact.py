@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from benchmarks.placement_data import MISSING, PLANS, TABLE, Published, folder, ignored, problem
+from benchmarks.placement_data import (
+    MISSING,
+    PLANS,
+    TABLE,
+    Published,
+    assignment_of,
+    folder,
+    ignored,
+    problem,
+    stages_time_s,
+)
 from windtunnel.planning.downsets import downsets
 from windtunnel.planning.minmax import solve
 from windtunnel.planning.pipelines.profile import read_profile
-from windtunnel.planning.pipelines.search import Level, plan_stages, stages_time_s
+from windtunnel.planning.pipelines.search import Level, plan_stages
 from windtunnel.planning.placement import baselines
 from windtunnel.planning.placement.contraction import contract
-from windtunnel.planning.placement.formats import assignment_of
 from windtunnel.planning.placement.throughput import linearized
 
 TARGET = "every count and value equal (1e-9, or all published digits)"

@@ -37,3 +37,11 @@ def default_predictor(programs: ProgramSet, split, budget_s: float):
 
     recipe = RECIPES["code"]
     return train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=budget_s)))[0]
+
+
+def device_here(programs: ProgramSet, target) -> str:
+    """Which device of a set is a target of this host; the first of the target's name where none was measured here."""
+    from windtunnel.programs.run.description import named_after_host
+
+    own = named_after_host(target.name)
+    return own if own in programs.device_names else target.name

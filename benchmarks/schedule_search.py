@@ -55,10 +55,10 @@ def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, obj
 
 
 def main() -> int:
+    from benchmarks.program_data import device_here
     from windtunnel.errors import WindtunnelError
     from windtunnel.programs.model.splits import split_by_task
     from windtunnel.programs.run.build import parse_target
-    from windtunnel.programs.run.description import device_here
     from windtunnel.programs.run.tasks import Task
     from windtunnel.programs.run.worker import Worker
     from windtunnel.programs.search import sheet_of

@@ -88,7 +88,7 @@ def resumed(num_batches: int) -> dict:
             while not (folder / "pipeline.json").exists():
                 time.sleep(0.01)
             killed_s.append(time.monotonic())
-            os.kill(workers[0].process_ids[2], signal.SIGKILL)
+            os.kill(workers[0]._processes[2].pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         train.Workers = Watched

@@ -22,7 +22,7 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.cost.accelerators.systolic import accesses, cycles, of_convolution
+from windtunnel.cost.accelerators.systolic import accesses, cycles
 
 PEER = "scalesim"
 LEAST_SPEEDUP = 1000
@@ -147,8 +147,9 @@ def _counts(case: dict[str, Any]) -> tuple[Any, ...]:
     """Cycles and words, as a user would ask for them."""
     sizes = case["sizes"]
     if case["kind"] == "conv":
-        product = of_convolution(*sizes[:6], stride=sizes[6])
-        sizes = [int(product.m[0]), int(product.n[0]), int(product.k[0])]
+        height, width, window, window_wide, channels, filters, stride = sizes
+        down, across = (-(-(size - side + stride) // stride) for size, side in ((height, window), (width, window_wide)))
+        sizes = [down * across, filters, window * window_wide * channels]
     array = (case["rows"], case["cols"], case["dataflow"])
     found = accesses(*sizes, *array)
     return cycles(*sizes, *array), found.x, found.w, found.y

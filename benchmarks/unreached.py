@@ -1,38 +1,47 @@
 """What stands in a package for nothing: lines that two rooms share, and definitions that nothing leads to.
 
-What is reached is found by name (vulture): a function, class, method, field or import is reached if the package, or
-Python that the docs show, mentions its name anywhere. Lists of exports are no mention, tests and benchmarks are none;
-what the reference pages list is public, with all its members.
+What is reached is found by name. Public is what the reference pages list, with the members of its classes and of what
+its functions give, and what other pages name. From there, from what registers itself, and from what a module does when
+it is imported, a function, class or method is reached if code that is reached mentions its name; so two that only
+mention each other are not. Lists of exports are no mention, tests and benchmarks are none. Fields, constants and code
+behind a return are reached if anything mentions them (vulture).
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import windtunnel
 from windtunnel import graph, registry
 
 ROOT = Path(windtunnel.__file__).resolve().parents[2]
+SPAN = re.compile(r"`windtunnel((?:\.[a-z_]+)+)\(?")
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# what registers something, or makes it a fixture or a test, is called by others
-CALLED_BY_OTHERS = [f"@registry.{kind}" for kind in registry.KINDS] + ["@app.callback", "@pytest.fixture"]
 # names that somebody else reads or calls, by who
 ALLOWED = {
+    "registry": " ".join(f"@registry.{kind}" for kind in registry.KINDS),
+    "measure, in processes that it starts": "main",
     "python": "__*__",
-    "typer": "_suite list_commands",
+    "typer": "_suite list_commands resolve_command @app.callback",
     "warnings": "showwarning",
     "sqlite3": "text_factory",
     "gymnasium": "action_space observation_space",
     "highspy": "HandleKeyboardInterrupt num_col_ num_row_ col_*_ row_*_ format_ start_ index_ value_",
     "ortools": "max_time_in_seconds relative_gap_limit",
-    "torch": "_DEFAULT_FIRST_BUCKET_BYTES _get_raw fake_device _should_skip_dynamo",
+    "torch": "_DEFAULT_FIRST_BUCKET_BYTES _get_raw fake_device _should_skip_dynamo @nms.register_fake",
     "scripts, of torch's streams": "cuda_stream device_index stream_id wait_stream record_event",
+    "fields that are read by a list of their names": "rmse_s within_* top_1 vendor year shared_bytes written_bytes "
+    "memory_limit_bytes iqr_ns write_bytes_per_s read_bytes_per_s is_read_cold flops_ratio read_ratio written_ratio",
+    "codes that are counted through": "STREAM_BOUND EVENT_WAIT OVERLAP_DUPLEX RIGHT",
 }
 
 
@@ -119,20 +128,81 @@ def _stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def unreached(source: Path) -> list[Unreached]:
-    """Definitions below a package that nothing mentions, and code behind a return."""
+    """Definitions below a package to which nothing leads, and code behind a return."""
     from vulture import Vulture
 
-    finder = Vulture(ignore_names=" ".join(ALLOWED.values()).split(), ignore_decorators=CALLED_BY_OTHERS)
-    for path in sorted(source.rglob("*.py")):
-        finder.scan(_without_exports(path.read_text(encoding="utf-8")), filename=path)
-    for name, text in _shown():
-        finder.scan(text, filename=Path(name))
-    finder.used_names |= public_names()
-    return sorted(
-        Unreached(one.filename.relative_to(source).as_posix(), one.first_lineno, one.size, one.typ, one.name)
-        for one in finder.get_unused_code(min_confidence=60)
-        if one.filename.is_relative_to(source) and one.filename.name != "testing.py"
-    )
+    texts = {path: _without_exports(path.read_text(encoding="utf-8")) for path in sorted(source.rglob("*.py"))}
+    texts = {path: text for path, text in texts.items() if path.name != "testing.py"}
+    shown = dict(_shown()) | {str(path): path.read_text(encoding="utf-8") for path in source.glob("testing.py")}
+    public = public_names()
+    lost = set(_unmentioned(source, texts, public.union(*(_mentioned(ast.parse(text)) for text in shown.values()))))
+    allowed = " ".join(ALLOWED.values()).split()
+    finder = Vulture(ignore_names=allowed, ignore_decorators=[one for one in allowed if one.startswith("@")])
+    for path, text in [*texts.items(), *shown.items()]:
+        finder.scan(text, filename=Path(path))
+    finder.used_names |= public
+    places = {(one.path, one.first) for one in lost}
+    for one in finder.get_unused_code(min_confidence=60):
+        path = one.filename.relative_to(source).as_posix() if one.filename.is_relative_to(source) else ""
+        if path and (path, one.first_lineno) not in places and one.filename.name != "testing.py":
+            lost.add(Unreached(path, one.first_lineno, one.size, one.typ, one.name))
+    return sorted(lost)
+
+
+@dataclass(eq=False)
+class _Definition:
+    """A function, class or method, what it mentions, and the class that it stands in."""
+
+    place: Unreached
+    mentions: set[str]
+    holder: _Definition | None = None
+    is_root: bool = False
+
+
+def _unmentioned(source: Path, texts: dict[Path, str], public: set[str]) -> Iterator[Unreached]:
+    """Functions, classes and methods that nothing reached mentions."""
+    definitions: list[_Definition] = []
+    names = set(public)
+    for path, text in texts.items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                definitions += _defined(node, path.relative_to(source).as_posix(), None)
+            elif not isinstance(node, ast.Import | ast.ImportFrom):
+                names |= _mentioned(node)
+    waiting, moved = definitions, True
+    while moved:
+        reached = [one for one in waiting if _is_reached(one, names, waiting)]
+        waiting = [one for one in waiting if one not in reached]
+        names = names.union(*(one.mentions for one in reached))
+        moved = bool(reached)
+    return (one.place for one in waiting if one.holder not in waiting)
+
+
+def _is_reached(one: _Definition, names: set[str], waiting: list[_Definition]) -> bool:
+    if one.holder is not None and one.holder in waiting:
+        return False
+    return one.is_root or one.place.name in names
+
+
+def _defined(node: ast.AST, path: str, holder: _Definition | None) -> Iterator[_Definition]:
+    methods = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    own = methods if isinstance(node, ast.ClassDef) else []
+    mentions = set().union(*(_mentioned(each) for each in ast.iter_child_nodes(node) if each not in own))
+    calls = {"@" + ast.unparse(each).partition("(")[0] for each in node.decorator_list}
+    allowed = " ".join(ALLOWED.values()).split()
+    is_root = any(fnmatch(name, known) for name in (node.name, *calls) for known in allowed)
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    kind = "class" if isinstance(node, ast.ClassDef) else "function" if holder is None else "method"
+    place = Unreached(path, first, node.end_lineno - first + 1, kind, node.name)
+    found = _Definition(place, mentions, holder, is_root)
+    yield found
+    for each in own:
+        yield from _defined(each, path, found)
+
+
+def _mentioned(node: ast.AST) -> set[str]:
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return names | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
 
 
 def _without_exports(text: str) -> str:
@@ -155,9 +225,28 @@ def _shown() -> Iterator[tuple[str, str]]:
 
 
 def public_names() -> set[str]:
-    """What the reference pages list, with the members of its classes."""
+    """What the reference pages list or pages import, with the members of classes, and what pages name by its path."""
     names = set(windtunnel.__all__) | set(graph.__all__)
-    for one in [getattr(room, name) for room in (windtunnel, graph) for name in room.__all__]:
-        if inspect.isclass(one):
-            names |= {name for name in dir(one) if not name.startswith("_")} | set(getattr(one, "__annotations__", ()))
+    listed = [getattr(room, name) for room in (windtunnel, graph) for name in room.__all__]
+    for one in [*listed, *_imported_by_pages()]:
+        given = re.findall(r"\w+", str(getattr(one, "__annotations__", {}).get("return", "")))
+        for each in (one, *(getattr(inspect.getmodule(one), name, None) for name in given)):
+            names |= _members(each)
+    for page in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]:
+        for path in SPAN.findall(page.read_text(encoding="utf-8")):
+            names |= set(path.split("."))
     return names
+
+
+def _imported_by_pages() -> Iterator[Any]:
+    for _, text in _shown():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("windtunnel"):
+                yield from (getattr(importlib.import_module(node.module), one.name) for one in node.names)
+
+
+def _members(one: Any) -> set[str]:
+    """A class's public methods and fields."""
+    if not inspect.isclass(one):
+        return set()
+    return {name for name in dir(one) if not name.startswith("_")} | set(inspect.get_annotations(one))

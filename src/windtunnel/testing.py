@@ -26,9 +26,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pytest
 
 from windtunnel import registry
+from windtunnel.cost.work import Work
 from windtunnel.errors import InputError, NotApplicableError, PriceError, WindtunnelError
 from windtunnel.graph import Edit, Graph, GraphBuilder, Kind, apply_edits
 from windtunnel.simulate import replay
@@ -185,13 +187,13 @@ class FlightContract(PluginContract):
 
 
 class CostModelContract(PluginContract):
-    """A cost model: work in, efficiencies against the bound out. Override ``work`` and ``device``."""
+    """A cost model: work in, efficiencies against the bound out. Override ``device`` and, if need be, ``work``."""
 
     kind = "cost_model"
 
     def work(self) -> Work:
-        """Rows of which it covers at least one."""
-        raise NotImplementedError
+        """Rows of which it covers at least one; by default a product and a pointwise operator without shapes."""
+        return Work.of_counts(np.array(["aten::mm", "aten::relu"]), np.array([1e9, 1e6]), np.array([1e6, 1e6]))
 
     def device(self) -> Device:
         """What it prices for."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from windtunnel.cost.bounds import Binding, bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.peak import Bandwidth, Peak
-from windtunnel.cost.roofline import roofline_ns
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device
 
@@ -60,8 +59,7 @@ def test_quantized_work_never_takes_less_than_work_that_fills_the_device(flops, 
 def test_one_full_wave_without_overhead_is_the_plain_roofline(flops, moved):
     one = bounds_on(CHIP, [flops], [moved], num_tiles=10)
 
-    assert [1] == one.num_waves.tolist()
-    assert roofline_ns(CHIP, flops, moved) == pytest.approx(one.bound_ns[0], abs=0.5 + 1e-9 * one.bound_ns[0])
+    assert max(flops / 1e3, moved) == pytest.approx(one.bound_ns[0])
 
 
 @given(works, st.floats(0, 1e9), st.floats(1, 100))
@@ -75,7 +73,6 @@ def test_times_go_up_in_steps_of_waves():
     took = bounds(1e9 * np.array([1, 10, 11, 20]), 0, flops_per_s=1e12, bytes_per_s=1e9, num_tiles=[1, 10, 11, 20],
                   num_units=10)  # fmt: skip
 
-    assert [1, 1, 2, 2] == took.num_waves.tolist()
     assert [10e6, 10e6, 20e6, 20e6] == pytest.approx(took.bound_ns)
 
 

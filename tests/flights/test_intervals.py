@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.whatifs.steps import Layer, cpu_step
 from windtunnel.flights import Ledger, Receipt, model_fingerprint, with_intervals
-from windtunnel.flights.intervals import conformal_quantile, interval_of, minimum_receipts
+from windtunnel.flights.intervals import conformal_quantile, interval_of
 from windtunnel.flights.ledger import Residual
 from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate
@@ -31,6 +31,11 @@ def test_the_truth_lies_inside_as_often_as_promised_whatever_the_errors_are_like
 
         # 20 receipts at 90 %: rank 19 of 21, so 19/21 = 0.905 exactly in expectation
         assert pytest.approx(19 / 21, abs=0.025) == np.mean(hits)
+
+
+def minimum_receipts(confidence):
+    """The fewest from which an interval can be had: one of n + 1 ranks has to lie at the confidence."""
+    return math.ceil(confidence / (1 - confidence) - 1e-9)
 
 
 @given(st.floats(0.5, 0.99), st.data())

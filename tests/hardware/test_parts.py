@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.hardware import Cluster, Device, Link, Machine, Topology, device, devices, link, links, machine
+from windtunnel.hardware import Device, Link, Machine, Topology, device, devices, link, links, machine
 from windtunnel.hardware import machines as all_machines
 
 
@@ -54,14 +54,6 @@ def test_values_survive_pickling_between_processes():
 def test_more_cores_than_threads_is_refused():
     with pytest.raises(InputError, match="1 threads on 2 cores"):
         Machine("m", "cpu", num_cores=2, num_threads=1, memory_bytes=1)
-
-
-def test_a_cluster_is_a_topology_of_devices_inside_and_machines_outside():
-    cluster = Cluster(machine("dgx-h100"), num_machines=4, network=link("infiniband-ndr"))
-
-    assert (8, 4) == cluster.topology.sizes
-    assert 32 == cluster.num_devices == cluster.topology.num_members
-    assert link("infiniband-ndr") == cluster.topology.slowest
 
 
 def test_a_topology_needs_one_link_per_dimension():

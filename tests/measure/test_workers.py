@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ with Workers("tests.measure.working", "fork", num_ranks=2) as workers:
     children = [workers.receive(rank) for rank in (0, 1)]
     if sys.argv[1] == "stopped":
         workers.stop()
-    print(*workers.process_ids, *children, flush=True)
+    print(*[one.pid for one in workers._processes], *children, flush=True)
     time.sleep(60)
 """
 
@@ -67,7 +66,7 @@ def test_the_end_of_one_is_told_with_its_last_words_and_ends_the_others(how, mes
     with Workers(MODULE, how, num_ranks=2, title="job", patience_s=2.0) as workers:
         with pytest.raises(WorkerError, match=message) as refusal:
             workers.receive()
-        process_ids = workers.process_ids
+        process_ids = [one.pid for one in workers._processes]
     assert "the job did not answer" in refusal.value.message
     assert "last words of rank 1" in refusal.value.log_tail
     assert not any(is_alive(one) for one in process_ids)
@@ -83,16 +82,6 @@ def test_a_stopped_group_does_nothing_until_it_is_resumed():
         assert not workers._lines[0].poll(0.2)
         workers.resume()
         assert workers.receive() > 0
-
-
-def test_every_thread_keeps_to_the_cores_of_its_rank():
-    first, *others = sorted(os.sched_getaffinity(0))
-    with Workers(MODULE, "threads", cores=[[first]]) as workers:
-        assert [[first]] * 3 == workers.receive()
-        moved = others[:1] or [first]
-        workers.pin([moved])
-        workers.send("again")
-        assert [moved] * 3 == workers.receive()
 
 
 @pytest.mark.parametrize("state", ["running", "stopped"])

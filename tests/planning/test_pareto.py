@@ -1,4 +1,4 @@
-"""Fronts, crowding and hypervolume against what is obvious and slow."""
+"""Fronts and hypervolume against what is obvious and slow."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.planning.pareto import crowding, fronts, hypervolume, is_best
+from windtunnel.planning.pareto import fronts, hypervolume, is_best
 
 GOALS = st.integers(1, 3)
 TABLES = GOALS.flatmap(
@@ -55,12 +55,6 @@ def test_a_beaten_point_adds_no_volume(points):
     corner = np.full(points.shape[1], 7.0)
 
     assert hypervolume(points[is_best(points)], corner) == pytest.approx(hypervolume(points, corner))
-
-
-def test_crowding_is_that_of_the_paper():
-    points = np.array([[0, 10], [1, 6], [3, 3], [6, 1], [10, 0]], dtype=float)
-
-    assert [np.inf, 0.3 + 0.7, 0.5 + 0.5, 0.7 + 0.3, np.inf] == pytest.approx(crowding(points).tolist())
 
 
 def test_ten_thousand_points_are_ranked_as_a_sample_of_pairs_says():

@@ -1,7 +1,9 @@
 """The eight observations: each can come out shown, refuted, or not checked."""
 
+from benchmarks.observations import low_kernels
+
 from windtunnel.graph import GraphBuilder, Kind, ResourceKind
-from windtunnel.suite.observations import low_kernels, observe
+from windtunnel.suite.observations import observe
 from windtunnel.suite.results import Cell, Result
 
 

@@ -44,8 +44,6 @@ class Bounds:
         ``overhead_ns + max(compute_ns, memory_ns)``.
     compute_ns, memory_ns, overhead_ns : float [P]
         Computing includes what is lost to padding and to a last wave that is not full.
-    num_waves : int64 [P]
-        Rounds of tiles over the units; 1 where tiles are not known.
     binding : int8 [P]
         ``Binding``: the largest of overhead, memory and compute; WAVE where computing binds only because tiles do not
         fill the device, or takes more than twice as long for it.
@@ -55,7 +53,6 @@ class Bounds:
     compute_ns: Floats
     memory_ns: Floats
     overhead_ns: Floats
-    num_waves: NDArray[np.int64]
     binding: NDArray[np.int8]
 
     def __len__(self) -> int:
@@ -114,26 +111,25 @@ def bounds(
     Examples
     --------
     >>> one = bounds([4e9], [1e6], flops_per_s=1e12, bytes_per_s=1e9, num_tiles=[3], num_units=2)
-    >>> float(one.bound_ns[0]), int(one.num_waves[0]), str(one.binding_names()[0])
-    (5333333.333333333, 2, 'compute')
+    >>> float(one.bound_ns[0]), str(one.binding_names()[0])
+    (5333333.333333333, 'compute')
 
     Notes
     -----
     Williams, Waterman, Patterson, CACM 2009; Ilic, Pratas, Sousa, CAL 2014 (caches).
     """
     tiles, units = _floats(num_tiles), _floats(num_units)
-    waves = np.where(tiles > 0, np.ceil(tiles / units), 1.0)
     unquantized = 1e9 * _floats(flops) / _floats(flops_per_s)
     compute = unquantized * _floats(padding_ratio) * padding_ratios(tiles, units)
     moved = _floats(bytes_moved)
     kept = np.minimum(moved, _floats(cache_bytes))
     memory = 1e9 * (kept / _floats(cache_bytes_per_s) + (moved - kept) / _floats(bytes_per_s))
-    unquantized, compute, memory, overhead, waves = np.broadcast_arrays(
-        *np.atleast_1d(unquantized, compute, memory, _floats(overhead_ns), waves)
+    unquantized, compute, memory, overhead = np.broadcast_arrays(
+        *np.atleast_1d(unquantized, compute, memory, _floats(overhead_ns))
     )
     bound = overhead + np.maximum(compute, memory)
     binding = _binding(unquantized, compute, memory, overhead)
-    return Bounds(bound, compute, memory, overhead, waves.astype(np.int64), binding)
+    return Bounds(bound, compute, memory, overhead, binding)
 
 
 def padding_ratios(sizes: Floats | np.float64, multiples: Floats | np.float64) -> Floats:

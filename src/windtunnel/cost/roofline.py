@@ -17,33 +17,11 @@ from windtunnel.cost.pricer import Prices, exact_prices
 from windtunnel.cost.work import Work
 from windtunnel.hardware import Device
 
-__all__ = ["BOUND_ERROR", "RooflinePricer", "roofline", "roofline_ns"]
+__all__ = ["BOUND_ERROR", "RooflinePricer", "roofline"]
 
 BOUND_ERROR = {"operators": 0.312, "models": 0.261}
 """Mean absolute error of these prices on published measurements: 19,859 kernels in fp32 on six GPUs, and 48 whole
 models; nearly all of it too short. ``benchmarks/predict_accuracy.py`` measures both anew."""
-
-
-def roofline_ns(device: Device, flops: int, bytes_moved: int, dtype: str = "fp32") -> int:
-    """The time that computing or moving takes, whichever is longer: no overhead, no cache.
-
-    Raises
-    ------
-    InputError
-        The device has no peak rate for the type.
-
-    Examples
-    --------
-    >>> chip = Device("toy", 2**30, bandwidth_bytes_per_s=1e9, peak_flops_per_s={"fp32": 1e12})
-    >>> roofline_ns(chip, flops=5_000_000, bytes_moved=1_000)
-    5000
-    >>> roofline_ns(chip, flops=5_000_000, bytes_moved=8_000)
-    8000
-    """
-    if not flops:
-        return round(1e9 * bytes_moved / device.bandwidth_bytes_per_s)
-    plain = bounds_on(device, [flops], [bytes_moved], dtype=dtype, overhead_ns=0.0, is_cached=False)
-    return round(float(plain.bound_ns[0]))
 
 
 class RooflinePricer:

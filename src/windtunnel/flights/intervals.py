@@ -23,7 +23,7 @@ from windtunnel.flights.receipt import Receipt, model_fingerprint, subject_of
 from windtunnel.measure.fingerprint import machine
 from windtunnel.whatifs import Answer
 
-__all__ = ["Backing", "conformal_quantile", "corrected_by", "interval_of", "minimum_receipts", "with_intervals"]
+__all__ = ["Backing", "conformal_quantile", "corrected_by", "interval_of", "with_intervals"]
 
 
 _REPEATED = 0.05  # as a logarithm; flights of one program on two days
@@ -59,17 +59,6 @@ class Backing:
         ]
         span = f"{self.low:.2f}-{self.high:.2f}, {self.confidence:.0%}"
         return f"{self.speedup:.2f}x ({span}, {self.num_receipts} receipts{whose})"
-
-
-def minimum_receipts(confidence: float) -> int:
-    """The fewest receipts from which an interval of this confidence can be had at all.
-
-    Examples
-    --------
-    >>> minimum_receipts(0.9), minimum_receipts(0.5)
-    (9, 1)
-    """
-    return math.ceil(confidence / (1 - confidence) - 1e-9)
 
 
 def conformal_quantile(scores: Sequence[float], confidence: float) -> float:

@@ -20,12 +20,11 @@ from windtunnel.hardware.catalog import (
 )
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
-from windtunnel.hardware.systems import Cluster, Instance, Machine
+from windtunnel.hardware.systems import Instance, Machine
 from windtunnel.hardware.templates import Templates, area_um2, template_space
 
 __all__ = [
     "Accelerator",
-    "Cluster",
     "Device",
     "Instance",
     "Link",

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.hardware.parts import Device, Link, Topology, check_positive
+from windtunnel.hardware.parts import Device, Link, check_positive
 from windtunnel.units import format_size
 
-__all__ = ["Cluster", "Instance", "Machine"]
+__all__ = ["Instance", "Machine"]
 
 _GIB = 2**30
 
@@ -138,36 +138,3 @@ class Instance:
 
     def __str__(self) -> str:
         return f"{self.name}, {self.num_devices}x {self.device.name}, {self.price_usd_per_h:.2f} USD per h"
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Equal machines joined by one network.
-
-    Parameters
-    ----------
-    machine : Machine
-    num_machines : int
-    network : Link
-    """
-
-    machine: Machine
-    num_machines: int
-    network: Link
-
-    def __post_init__(self) -> None:
-        check_positive("cluster", num_machines=self.num_machines)
-
-    def __str__(self) -> str:
-        return f"{self.num_machines}x {self.machine.name} over {self.network.name}"
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of all machines together."""
-        return self.num_machines * len(self.machine.devices)
-
-    @property
-    def topology(self) -> Topology:
-        """Devices inside a machine as the inner dimension, machines as the outer one."""
-        inner = self.machine.device_link or self.machine.host_link or self.network
-        return Topology((max(len(self.machine.devices), 1), self.num_machines), (inner, self.network))

@@ -149,11 +149,6 @@ class Workers:
             self._folder.cleanup()
             self._folder = None
 
-    @property
-    def process_ids(self) -> list[int]:
-        """Of each rank."""
-        return [process.pid for process in self._processes]
-
     def exit_codes(self) -> list[int | None]:
         """Of each rank; None while it runs."""
         return [process.poll() for process in self._processes]
@@ -240,15 +235,6 @@ class Workers:
     def resume(self) -> None:
         """Let them go on."""
         self._signal(signal.SIGCONT)
-
-    def pin(self, cores: Sequence[Sequence[int]]) -> None:
-        """Keep every thread that each rank has by now to the rank's cores; nothing where a host gives no choice."""
-        if not hasattr(os, "sched_setaffinity"):
-            return
-        for process, chosen in zip(self._processes, cores, strict=True):
-            for thread in Path(f"/proc/{process.pid}/task").glob("*"):
-                with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile
-                    os.sched_setaffinity(int(thread.name), chosen)
 
     # --- last words -----------------------------------------------------------------------------------------
 

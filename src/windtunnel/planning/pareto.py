@@ -1,4 +1,4 @@
-"""Choices among several goals at once (room planning): fronts, crowding, hypervolume.
+"""Choices among several goals at once (room planning): fronts, hypervolume.
 
 In: points [P, G], every goal to be minimized. Out: which points no other beats, fronts behind them, how alone a point
 stands in its front, how much a front covers. Not here: what the points are, steps of a search.
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["crowding", "fronts", "hypervolume", "is_best"]
+__all__ = ["fronts", "hypervolume", "is_best"]
 
 # P points, G goals
 Floats = NDArray[np.float64]
@@ -87,40 +87,6 @@ def _chains(sorted_points: Any) -> Any:
                 longest = length[other] + 1
         length[one] = longest
     return length
-
-
-def crowding(points: ArrayLike, front: ArrayLike | None = None) -> Floats:
-    """How alone each point stands among its front [P]: the sum over goals of the gap around it; infinite at the ends.
-
-    Parameters
-    ----------
-    points : float [P, G]
-    front : int [P], optional
-        As of ``fronts``, which is asked where it is not given.
-
-    Raises
-    ------
-    InputError
-        The points are no table, or one is no number.
-
-    Examples
-    --------
-    >>> crowding([[0, 4], [1, 2], [4, 0]]).tolist()
-    [inf, 2.0, inf]
-    """
-    table = _table(points)
-    member = fronts(table) if front is None else np.asarray(front, dtype=np.int64)
-    found = np.zeros(len(table))
-    for number in np.unique(member):
-        rows = np.flatnonzero(member == number)
-        for goal in table[rows].T:
-            order = np.argsort(goal, kind="stable")
-            ends, width = order[[0, -1]], goal[order[-1]] - goal[order[0]]
-            if width > 0:
-                gaps = (goal[order[2:]] - goal[order[:-2]]) / width
-                found[rows[order[1:-1]]] += gaps
-            found[rows[ends]] = np.inf
-    return found
 
 
 def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:

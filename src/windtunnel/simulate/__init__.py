@@ -13,10 +13,8 @@ from windtunnel.simulate.memory import MemoryCurve
 from windtunnel.simulate.timeline import Timeline
 from windtunnel.simulate.uncertainty import (
     PredictionInterval,
-    criticality,
     draw_durations,
     prediction_interval,
-    speedup_curves,
 )
 
 __all__ = [
@@ -30,11 +28,9 @@ __all__ = [
     "Replays",
     "Timeline",
     "TimelineDiff",
-    "criticality",
     "draw_durations",
     "fold",
     "prediction_interval",
     "replay",
     "replay_many",
-    "speedup_curves",
 ]

@@ -15,13 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from windtunnel.graph import Graph, Kind
 from windtunnel.suite.results import Result
 from windtunnel.units import format_rate
 
-__all__ = ["FLAT_GAIN", "Observation", "low_kernels", "observe"]
+__all__ = ["FLAT_GAIN", "Observation", "observe"]
 
 FLAT_GAIN = 0.1
 """A doubling of the batch that gains less than this has no more to give."""
@@ -29,7 +26,6 @@ _GIGABIT_BYTES_PER_S = 125_000_000
 _LOW_CPU = 0.15
 _PAPER_SHARES = (0.60, 0.90)
 _FASTER, _LOST = 1.05, 0.9
-_LONG, _LITTLE = 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def observe(
     feature_map_shares : mapping
         By workload: the share of feature maps in the peak of a training step; by default as predicted for the results.
     kernels : mapping
-        By workload: what :func:`low_kernels` found.
+        By workload: long kernels that compute little: name, share of the operators' time, arithmetic utilization.
     """
     measured = [result for result in results if result.is_measured]
     sweeps = _sweeps(measured)
@@ -158,25 +154,6 @@ def _busy(sweeps: Sweeps) -> Observation:
         f"{_each(others, '{:.0%}')} (median {high:.0%}); the batch raised it for {grow} of {len(used)}"
     )
     return Observation(2, claim, low < 0.9 * high, finding, {"compute_utilization": at_most})
-
-
-def low_kernels(graph: Graph, peak_flops_per_s: float) -> list[tuple[str, float, float]]:
-    """Operators that take long and compute little: name, share of the operators' time, arithmetic utilization.
-
-    Those with at least 5 % of the time and less than a tenth of the peak, longest first; FLOP as the graph's column has
-    them, one per element where no products are summed.
-    """
-    is_operator = graph.tasks["kind"] == int(Kind.COMPUTE)
-    ops = graph.tasks.strings("op")
-    duration_ns, flops = (np.where(is_operator, graph.tasks[name], 0) for name in ("duration_ns", "flops"))
-    time_by_op, flops_by_op = (np.bincount(ops.codes, weights=values) for values in (duration_ns, flops))
-    whole_ns = time_by_op.sum() or 1.0
-    used = flops_by_op / np.maximum(time_by_op / 1e9 * peak_flops_per_s, 1e-9)
-    return [
-        (ops.values[code], float(time_by_op[code] / whole_ns), float(used[code]))
-        for code in np.argsort(-time_by_op)
-        if time_by_op[code] >= _LONG * whole_ns and used[code] < _LITTLE
-    ]
 
 
 def _arithmetic(sweeps: Sweeps, kernels: Mapping[str, Sequence[tuple[str, float, float]]]) -> Observation:

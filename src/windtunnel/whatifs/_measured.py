@@ -43,7 +43,6 @@ __all__ = [
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 SOURCE = "measured:partial"
-MEMORY_COLUMNS = ("output_bytes", "workspace_bytes", "freed_bytes")
 
 
 def has_program(graph: Graph) -> bool:

@@ -98,7 +98,6 @@ class Actors:
             started = [_start(play, seed + number, file.fileno()) for number in range(play.num_actors)]
         self._waiting = deque(connection for connection, _ in started)
         self._end = weakref.finalize(self, _end, started)
-        self.process_ids = [process.pid for _, process in started]
 
     def publish(self, weights: npt.NDArray[np.float32]) -> None:
         """Let the actors see new weights; without a lock, as in A3C: an actor may read some old and some new."""

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.cost.accelerators import Gemms, Machines, product_cycles, vector_cycles
+from windtunnel.cost.accelerators import Gemms, Machines, product_cycles
 from windtunnel.cost.accelerators.systolic import cycles
 from windtunnel.cost.accelerators.traffic import traffic
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import DATAFLOWS
-from windtunnel.hardware.templates import Templates, template_space
+from windtunnel.hardware.templates import template_space
 
 SIZES = st.integers(1, 40)
 
@@ -103,13 +103,6 @@ def test_all_templates_are_priced_as_one_by_one():
     alone = [product_cycles(work, Machines.of(every.take(np.array([row])))) for row in range(len(every))]
 
     assert np.concatenate(alone, axis=1).tolist() == together.tolist()
-
-
-def test_vector_operators_take_whole_rounds_of_lanes():
-    one = Machines.of(Templates.of(8, 128, 128, 2, 128, 2**27))
-
-    assert [[10.0 * 5], [1.0], [0.0]] == vector_cycles(["softmax", "aten::add", "view"], [1025, 3, 99], one).tolist()
-    assert [[2.0]] == vector_cycles(["softmax"], [256], one, is_backward=True).tolist()
 
 
 @pytest.mark.parametrize(

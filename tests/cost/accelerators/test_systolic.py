@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
 from windtunnel.cost.accelerators import Machines, product_cycles
-from windtunnel.cost.accelerators.systolic import Gemms, accesses, cycles, of_convolution, utilization
+from windtunnel.cost.accelerators.systolic import Gemms, accesses, cycles, utilization
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import DATAFLOWS
 
@@ -125,12 +125,6 @@ def test_streaming_needs_a_buffer_for_each_operand():
         product_cycles(Gemms.of(4, 4, 4), shared, "stream")
 
 
-def test_a_depthwise_convolution_is_a_product_per_channel():
-    one = of_convolution(114, 114, 3, 3, 32, 32, groups=32)
-
-    assert (112 * 112, 1, 9, 32) == tuple(getattr(one, name).item() for name in ("m", "n", "k", "count"))
-
-
 @pytest.mark.parametrize(("field", "value"), [("m", 0), ("n", -3), ("k", float("nan")), ("m", 1.5), ("count", 0)])
 def test_sizes_that_are_none_are_named(field, value):
     sizes = {"m": 4, "n": 4, "k": 4, "count": 1} | {field: value}
@@ -147,8 +141,3 @@ def test_an_unknown_dataflow_is_named():
 def test_products_beyond_64_bits_are_refused():
     with pytest.raises(InputError, match="multiplications"):
         Gemms.of(2**31, 2**31, 2**31)
-
-
-def test_groups_that_do_not_divide_are_refused():
-    with pytest.raises(InputError, match="do not divide by 3 groups"):
-        of_convolution(8, 8, 3, 3, 4, 6, groups=3)

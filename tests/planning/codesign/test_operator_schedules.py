@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.planning.codesign.brute import least_cycles, random_operations
 from windtunnel.errors import GraphError, InputError
-from windtunnel.planning.codesign.constraint_schedule import constraint_schedule, constraint_schedules
+from windtunnel.planning.codesign.constraint_schedule import constraint_schedules
 from windtunnel.planning.codesign.integer_schedule import integer_schedule
 from windtunnel.planning.codesign.lists import list_cycles, list_schedule
 from windtunnel.planning.codesign.operations import (
@@ -112,6 +112,10 @@ def test_a_pair_of_cores_is_one_number():
 
 
 @pytest.mark.parametrize("wrong", [[1, -1], [1, 2, 3], [0.5, 1.0]])
+def constraint_schedule(*task, **options):
+    return constraint_schedules([task], **options)[0]
+
+
 @pytest.mark.parametrize("solver", [list_schedule, integer_schedule, constraint_schedule])
 def test_cycles_that_are_none_are_refused(solver, wrong):
     operations = Operations.of([TENSOR, VECTOR], [(0, 1)])

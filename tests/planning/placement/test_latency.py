@@ -5,13 +5,14 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.placement_data import assignment_of
 
 pytest.importorskip("rustworkx", reason="needs the extra plan")
 
 from tests.planning.problems import problem
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.planning.placement.formats import assignment_of, read_problem
+from windtunnel.planning.placement.formats import read_problem
 from windtunnel.planning.placement.latency import greedy, latency_of, longest_path_ns
 from windtunnel.planning.placement.latency_ilp import integer_latency
 from windtunnel.planning.placement.search import place

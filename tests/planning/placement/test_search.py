@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.placement_data import assignment_of
 
 pytest.importorskip("rustworkx", reason="needs the extra plan")
 
@@ -14,7 +15,7 @@ from windtunnel.errors import GraphError, InfeasibleError, InputError
 from windtunnel.planning.downsets import downsets
 from windtunnel.planning.minmax import Table, solve
 from windtunnel.planning.placement.contraction import contract
-from windtunnel.planning.placement.formats import assignment_of, read_problem, split_document
+from windtunnel.planning.placement.formats import read_problem, split_document
 from windtunnel.planning.placement.search import place
 from windtunnel.planning.placement.throughput import exact, linearized
 

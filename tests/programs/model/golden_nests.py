@@ -1,5 +1,7 @@
 """The three programs whose statement features are published, built by hand from their description."""
 
+from windtunnel.errors import InputError
+from windtunnel.programs.model.features import PackedNest
 from windtunnel.programs.model.nest import Allocate, Attribute, Buffer, For, Nest, Store
 
 SIZE = 512
@@ -81,3 +83,15 @@ def gpu_matmul():
 
 
 GOLDEN = {"cpu_matmul": cpu_matmul, "cpu_fusion": cpu_fusion, "gpu_matmul": gpu_matmul}
+
+
+def statement_features(nest, mode="full", collect="store"):
+    """Rows of a nest, [S, 164]: one per store ("store"), or one per stored buffer as the released extractors do."""
+    packed = PackedNest(nest, skip_constants=collect == "buffer")
+    if not packed.store_table:
+        raise InputError("this program stores nothing, so it has no features", where=nest.name or "nest")
+    rows = packed.rows(mode)
+    if collect == "buffer":
+        last = {store[5]: index for index, store in enumerate(packed.store_table)}  # keeps the order of first stores
+        rows = rows[list(last.values())]
+    return rows

@@ -3,10 +3,18 @@ import json
 import numpy as np
 import pytest
 
-from tests.programs.model.golden_nests import GOLDEN, around, cpu_fusion, cpu_matmul, gpu_matmul, load
+from tests.programs.model.golden_nests import (
+    GOLDEN,
+    around,
+    cpu_fusion,
+    cpu_matmul,
+    gpu_matmul,
+    load,
+    statement_features,
+)
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError
-from windtunnel.programs.model.features import FEATURE_NAMES, NUM_FEATURES, statement_features
+from windtunnel.programs.model.features import FEATURE_NAMES, NUM_FEATURES
 from windtunnel.programs.model.nest import Buffer, Nest, Store
 
 

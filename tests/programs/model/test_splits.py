@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.programs.model.small_set import small_set
+from tests.programs.model.small_set import small_set, split_sorted
 from windtunnel.errors import InputError
 from windtunnel.programs.model.splits import (
     Split,
@@ -9,7 +9,6 @@ from windtunnel.programs.model.splits import (
     split_by_device,
     split_by_network,
     split_by_task,
-    split_sorted,
 )
 
 

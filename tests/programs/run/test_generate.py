@@ -17,7 +17,7 @@ from windtunnel.programs.program_set import ProgramSet
 from windtunnel.programs.run.batch import Bench, Member
 from windtunnel.programs.run.bridge import _judged
 from windtunnel.programs.run.build import CUDA, parse_target, require_targets
-from windtunnel.programs.run.description import device_here
+from windtunnel.programs.run.description import named_after_host
 from windtunnel.programs.run.generate import Plan, sample_programs
 from windtunnel.programs.run.measure import Canary
 from windtunnel.programs.run.worker import Worker
@@ -107,7 +107,7 @@ def test_a_process_that_dies_is_told_and_replaced():
     pytest.importorskip("tvm")
     with Worker() as worker:
         worker.ask("forget", [])
-        os.kill(worker.process_id, signal.SIGSEGV)
+        os.kill(worker._workers._processes[0].pid, signal.SIGSEGV)
         with pytest.raises(WorkerError, match="killed by SIGSEGV"):
             worker.ask("draw", 0, SMALL[0], 1)
         worker.start()
@@ -121,7 +121,7 @@ def test_a_program_that_takes_its_process_with_it_costs_only_itself(monkeypatch)
 
     def ask(self, order, *arguments):
         if order == "time" and arguments[0] == 1:
-            os.kill(self.process_id, signal.SIGKILL)
+            os.kill(self._workers._processes[0].pid, signal.SIGKILL)
         return asked(self, order, *arguments)
 
     monkeypatch.setattr(Worker, "ask", ask)
@@ -149,7 +149,7 @@ def test_programs_of_another_host_are_measured_here_and_its_devices_join(tmp_pat
     assert (None, 3) == (begun.path, done.num_programs)
     assert (4, "sse4.2-1") == (both.num_programs, both.device_names[0])
     assert both.device_names[1].startswith("sse4.2-1@")
-    assert device_here(both, BASE) == both.device_names[1]
+    assert named_after_host(BASE.name) == both.device_names[1]
     assert both.devices[1]["peak_flops_per_s"] > 0
     assert [True, False, True, True] == np.isfinite(both.mean_s[:, 1]).tolist()
     np.testing.assert_array_equal(both.mean_s[:, 0], there.mean_s[:, 0])

@@ -13,8 +13,9 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.programs.model.golden_nests import statement_features
 from tests.programs.run.examples import SMALL
-from windtunnel.programs.model.features import FEATURE_NAMES, statement_features
+from windtunnel.programs.model.features import FEATURE_NAMES
 from windtunnel.programs.model.nest import For, stores
 from windtunnel.programs.run.tasks import Task
 

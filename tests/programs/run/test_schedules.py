@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from tests.programs.model.golden_nests import statement_features
 from tests.programs.run.examples import SMALL
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError
-from windtunnel.programs.model.features import FEATURE_NAMES, statement_features
+from windtunnel.programs.model.features import FEATURE_NAMES
 from windtunnel.programs.model.nest import Buffer, For, Nest, Store, stores
 from windtunnel.programs.run.tasks import Task
 

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from benchmarks.nas_few_shot import flops_proxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError
-from windtunnel.suite.cells.latencies import cell_features, flops_proxy, read_latencies
+from windtunnel.suite.cells.latencies import cell_features, read_latencies
 from windtunnel.suite.cells.model import FewShot, FewShotSettings, rank_correlation, tune
 from windtunnel.workloads.cells import Cell
 

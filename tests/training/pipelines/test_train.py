@@ -147,7 +147,7 @@ def test_a_killed_rank_is_named_and_training_resumes_bit_for_bit(tmp_path, monke
     def kill():
         while not (tmp_path / "pipeline.json").exists():
             time.sleep(0.02)
-        os.kill(started[0].process_ids[1], signal.SIGKILL)
+        os.kill(started[0]._processes[1].pid, signal.SIGKILL)
 
     monkeypatch.setattr(train, "Workers", Watched)
     killer = threading.Thread(target=kill)
@@ -155,7 +155,7 @@ def test_a_killed_rank_is_named_and_training_resumes_bit_for_bit(tmp_path, monke
     with pytest.raises(FlightError, match="rank 1 was killed by SIGKILL"):
         train_pipeline(orders)
     killer.join()
-    for process in started[0].process_ids:
+    for process in [one.pid for one in started[0]._processes]:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
 

@@ -6,9 +6,9 @@ candidate of a chip search are one object with other numbers. Not here: what a c
 
 from windtunnel import registry
 from windtunnel.cost.accelerators.energy import product_energy_j, vector_energy_j
-from windtunnel.cost.accelerators.engine import Machines, product_cycles, vector_cycles
+from windtunnel.cost.accelerators.engine import Machines, product_cycles
 from windtunnel.cost.accelerators.systolic import Gemms
 
-__all__ = ["Gemms", "Machines", "product_cycles", "product_energy_j", "vector_cycles", "vector_energy_j"]
+__all__ = ["Gemms", "Machines", "product_cycles", "product_energy_j", "vector_energy_j"]
 
 registry.discover(__name__)

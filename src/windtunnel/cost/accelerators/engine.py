@@ -7,22 +7,20 @@ the first load and the last store. Not here: single arrays (``systolic``), graph
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from windtunnel.cost.accelerators.systolic import Gemms, accesses_of, folds
 from windtunnel.cost.accelerators.traffic import Traffic, traffic
-from windtunnel.cost.accelerators.vectors import cycles_per_element
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import DATAFLOWS, Accelerator, Arrays
 from windtunnel.hardware.templates import Templates
 
-__all__ = ["MODES", "Machines", "moved_words", "product_cycles", "vector_cycles"]
+__all__ = ["MODES", "Machines", "moved_words", "product_cycles"]
 
 # P products, V vector operators, D machines
 Ints = NDArray[np.int64]
@@ -279,21 +277,3 @@ def _tile_rounds(
     read_bytes = tiles * ((high + wide) * depth * machines.word_bytes + (split > 1) * high * wide * _PARTIAL_BYTES)
     spent = rounds * (steps / machines.compute_ratio + machines.tile_cycles)
     return np.maximum(spent, read_bytes / machines.cache_bytes_per_cycle)
-
-
-def vector_cycles(
-    operators: Sequence[str], elements: ArrayLike, machines: Machines, *, is_backward: bool = False
-) -> Floats:
-    """Cycles of every vector operator on every machine, float [V, D]: whole rounds of lanes, a memory that never waits.
-
-    Parameters
-    ----------
-    operators : sequence of str
-        Such as ``gelu``; see ``vectors.cycles_per_element``.
-    elements : int [V]
-        That each computes.
-    """
-    each = cycles_per_element(operators, is_backward=is_backward)[:, None]
-    counts = np.atleast_1d(np.asarray(elements, dtype=np.int64))[:, None]
-    rounds: Floats = -(-counts // machines.lanes) * each
-    return rounds

@@ -22,7 +22,6 @@ __all__ = [
     "accesses_of",
     "cycles",
     "folds",
-    "of_convolution",
     "utilization",
 ]
 
@@ -65,11 +64,6 @@ class Gemms:
         """The given products."""
         return Gemms(self.m[rows], self.n[rows], self.k[rows], self.count[rows])
 
-    @property
-    def macs(self) -> Ints:
-        """Multiplications with addition [P]."""
-        return self.m * self.n * self.k * self.count
-
 
 def _sizes(**given: ArrayLike) -> list[Ints]:
     found = []
@@ -86,47 +80,6 @@ def _sizes(**given: ArrayLike) -> list[Ints]:
     if np.prod([np.max(one, initial=1).astype(np.float64) for one in found]) > _MOST:
         raise InputError("the product has more than 4.6e18 multiplications", where=", ".join(given))
     return found
-
-
-def of_convolution(
-    height: ArrayLike,
-    width: ArrayLike,
-    filter_height: ArrayLike,
-    filter_width: ArrayLike,
-    channels: ArrayLike,
-    filters: ArrayLike,
-    stride: ArrayLike = 1,
-    batch: ArrayLike = 1,
-    groups: ArrayLike = 1,
-) -> Gemms:
-    """A convolution as products, one per group: pixels by filters, summed over window and channels.
-
-    Parameters
-    ----------
-    height, width : int
-        Of the input with its padding.
-    channels, filters : int
-        Of all groups together; a depthwise convolution has as many groups as channels.
-
-    Raises
-    ------
-    InputError
-        A size is no whole number above zero, or channels or filters do not divide into groups.
-
-    Examples
-    --------
-    >>> one = of_convolution(224, 224, 11, 11, 3, 96, stride=4)
-    >>> one.m.item(), one.n.item(), one.k.item()
-    (3025, 96, 363)
-    """
-    high, wide, window, window_wide, inputs, outputs, step, images, parts = _sizes(
-        height=height, width=width, filter_height=filter_height, filter_width=filter_width, channels=channels,
-        filters=filters, stride=stride, batch=batch, groups=groups,
-    )  # fmt: skip
-    if (inputs % parts).any() or (outputs % parts).any():
-        raise InputError(f"{inputs.max()} channels and {outputs.max()} filters do not divide by {parts.max()} groups")
-    down, across = (-(-(size - side + step) // step) for size, side in ((high, window), (wide, window_wide)))
-    return Gemms.of(down * across * images, outputs // parts, window * window_wide * inputs // parts, parts)
 
 
 @dataclass(frozen=True, eq=False)

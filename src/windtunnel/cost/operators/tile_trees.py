@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.operators.physics import Chips, chips_of, roofline_ms, tile_bounds
@@ -28,7 +28,6 @@ __all__ = ["TreeModel", "Trees", "train_trees"]
 # P rows, F features
 Floats = NDArray[np.float64]
 Sheet = Mapping[str, Device]
-Tile = tuple[ArrayLike, ArrayLike]
 
 _RARE = 0.02  # of a device's kernels of a class: a tile below this share is no choice of the library
 _SMALLEST = 0.05  # of a class's rows on a device: their time is launch and nothing else

@@ -36,25 +36,9 @@ from windtunnel.planning.codesign.operations import (
     replayed,
 )
 
-__all__ = ["constraint_schedule", "constraint_schedules"]
+__all__ = ["constraint_schedules"]
 
 Ints = NDArray[np.int64]
-
-
-def constraint_schedule(
-    operations: Operations,
-    single_N: Ints,
-    spread_N: Ints,
-    cores: Cores,
-    *,
-    gap: float = GAP,
-    time_limit_s: float = TIME_LIMIT_S,
-) -> Schedule:
-    """The shortest schedule that the solver finds, at least as good as the best list schedule.
-
-    Parameters and errors are those of ``integer_schedule``.
-    """
-    return constraint_schedules([(operations, single_N, spread_N, cores)], gap=gap, time_limit_s=time_limit_s)[0]
 
 
 def constraint_schedules(

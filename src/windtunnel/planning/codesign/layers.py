@@ -66,11 +66,6 @@ class PhaseWork:
         """Multiplications with additions of all products."""
         return int(self.product_N4.prod(axis=1).sum())
 
-    @property
-    def lane_cycles(self) -> int:
-        """Cycles that one lane alone would take for all elements."""
-        return int(self.vector_N2.prod(axis=1).sum())
-
 
 @dataclass(frozen=True, eq=False)
 class Layer:

@@ -24,7 +24,7 @@ from windtunnel.planning.orders import breadth_first, depth_first
 from windtunnel.planning.pipelines._tables import Level, LevelTable, States, table_bytes
 from windtunnel.planning.pipelines.profile import Profile
 
-__all__ = ["Level", "PipeStage", "StagePlan", "least_time_s", "plan_stages", "stages_time_s"]
+__all__ = ["Level", "PipeStage", "StagePlan", "least_time_s", "plan_stages"]
 
 _ORDERS = {"depth-first": depth_first, "breadth-first": breadth_first}
 _MOST_TABLE_BYTES = 12 * 2**30
@@ -213,42 +213,6 @@ def _planned(
         time_II = table.best_IIM[:, :, level.num_machines] if not is_last else time_II
         num_inside = level.num_machines
     return _plan(states, profile, tables, levels, may_idle=may_idle)
-
-
-def stages_time_s(
-    profile: Profile,
-    levels: Sequence[Level],
-    stages: Sequence[tuple[int, int, int]],
-    *,
-    is_straight: bool = False,
-    compression: float | None = None,
-    cap: int = CAP,
-) -> float:
-    """What given stages of the outermost level take, by the planner's own formulas.
-
-    Parameters
-    ----------
-    stages : sequence of (first, last, replicas)
-        States as in ``PipeStage``, first to last.
-    profile, levels, is_straight, compression, cap
-        As in ``plan_stages``, whose errors this raises, too.
-    """
-    lattice = downsets(profile.num_layers, profile.src, profile.dst, cap=cap)
-    states = States.of(profile, lattice)
-    time_II, inside = states.time_II, 1
-    for level in levels[:-1]:
-        table = LevelTable.of(states, time_II, level, inside, every_start=True, is_straight=is_straight,
-                               compression=compression, memory_bytes=None)  # fmt: skip
-        time_II, inside = table.best_IIM[:, :, level.num_machines], level.num_machines
-    bandwidth, worst = levels[-1].bandwidth_bytes_per_s, 0.0
-    for first, last, replicas in stages:
-        shared = inside if first == 0 else 1  # as released: only a first stage synchronizes inside of machines too
-        sync = 4.0 * (replicas - 1) * states.weights_II[first, last] / (bandwidth * replicas * shared)
-        worst = max(worst, float(time_II[first, last] + sync) / replicas)
-        if compression is not None and first > 0:
-            ends = [first] if last == lattice.num_downsets - 1 else [first, last]
-            worst = max(worst, *(2.0 * float(states.out_I[end]) / (bandwidth * replicas) / compression for end in ends))
-    return worst
 
 
 def _plan(

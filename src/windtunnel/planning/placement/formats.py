@@ -18,7 +18,7 @@ from windtunnel.planning.fields import document_of, ends_of, has_text, number_of
 from windtunnel.planning.placement.model import Problem, cost_of_nodes
 from windtunnel.planning.work import DeviceType
 
-__all__ = ["ACCELERATOR", "CPU", "assignment_of", "is_problem", "read_problem", "split_document"]
+__all__ = ["ACCELERATOR", "CPU", "is_problem", "read_problem", "split_document"]
 
 ACCELERATOR, CPU = 0, 1
 MS = 1e6
@@ -99,38 +99,6 @@ def _colors(nodes: Sequence[Mapping[str, Any]], at: Sequence[str]) -> NDArray[np
     known = {color: number for number, color in enumerate(dict.fromkeys(one for one in given if one is not None))}
     own = iter(range(len(known), len(known) + len(nodes)))
     return np.array([next(own) if one is None else known[one] for one in given], np.int64)
-
-
-def assignment_of(path: str | os.PathLike[str], problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A split that somebody gives: device of every node [N], and row of ``types`` of every device [D].
-
-    Backward nodes that it does not name lie with their color.
-
-    Raises
-    ------
-    InputError
-        It names unknown nodes, or leaves some without a device.
-    """
-    where = os.fspath(path)
-    document = document_of(path, "placement problem")
-    row_of = {name: row for row, name in enumerate(problem.names)}
-    device_N = np.full(problem.num_nodes, -1)
-    kinds: list[int] = []
-    for field, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
-        for part in rows_of(document, field, where):
-            for node in part.get("nodes", ()):
-                if str(node) not in row_of:
-                    raise InputError(f"node {node} is not in the problem", where=f"{where}, {field}")
-                device_N[row_of[str(node)]] = len(kinds)
-            kinds.append(kind)
-    device_of_color = {int(problem.color[row]): int(device_N[row]) for row in np.flatnonzero(device_N >= 0)}
-    for row in np.flatnonzero((device_N < 0) & problem.is_backward).tolist():
-        device_N[row] = device_of_color.get(int(problem.color[row]), -1)
-    lost = np.flatnonzero(device_N < 0)
-    if lost.size:
-        names = ", ".join(problem.names[row] for row in lost[:5].tolist())
-        raise InputError(f"{lost.size} nodes are on no device", where=f"{where}: {names}")
-    return device_N, np.array(kinds, np.int64)
 
 
 def split_document(problem: Problem, device_N: NDArray[Any], kind_D: NDArray[Any], value_ns: float) -> dict[str, Any]:

@@ -31,12 +31,11 @@ from windtunnel.planning.placement.latency import latency_of, longest_path_ns, r
 from windtunnel.planning.placement.model import Problem
 from windtunnel.planning.placement.throughput import Plan
 
-__all__ = ["LATENCY_SOLVERS", "integer_latency"]
+__all__ = ["integer_latency"]
 
 GAP, TIME_LIMIT_S = 0.01, 3600.0
 _TICKS = 1e7  # of a known solution: CP-SAT counts in whole numbers
 Solver = Literal["highs", "cp-sat"]
-LATENCY_SOLVERS = ("highs", "cp-sat")
 Values = NDArray[np.int64]
 
 

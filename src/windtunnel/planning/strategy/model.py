@@ -11,7 +11,7 @@ Source: Hu et al., dPRO, MLSys 2022, section 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,6 @@ class Chain:
     sync_ns: Sync
     fused_ns: Callable[[int, int], float] | None = None
     begin_ns: float = 0.0
-    ends_ns: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         compute, size = np.asarray(self.compute_ns, np.float64), np.asarray(self.size_bytes, np.int64)
@@ -65,7 +64,6 @@ class Chain:
             raise InputError("times and sizes of a chain must be numbers from 0 on")
         object.__setattr__(self, "compute_ns", compute)
         object.__setattr__(self, "size_bytes", size)
-        object.__setattr__(self, "ends_ns", self.begin_ns + np.cumsum(compute))
 
     @property
     def num_operators(self) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from windtunnel.extras import require
 from windtunnel.planning.strategy.model import Chain, Groups, best_parts, groups_of, schedule
 
-__all__ = ["SEARCHES", "Plan", "Worth", "beam", "exact", "exhaustive", "mcmc", "neighbors", "scan", "tpe", "worth_of"]
+__all__ = ["SEARCHES", "Plan", "Worth", "beam", "exact", "mcmc", "neighbors", "scan", "tpe", "worth_of"]
 
 _EXACT_FUSION = 12  # operators up to which all fusions are tried
 
@@ -201,13 +201,6 @@ def _best_gradients(chain: Chain, operators: Groups) -> Groups:
 def _all_groups(count: int) -> list[Groups]:
     cuts = itertools.product((False, True), repeat=count - 1)
     return [(0, *(place + 1 for place, is_cut in enumerate(chosen) if is_cut)) for chosen in cuts]
-
-
-def exhaustive(chain: Chain) -> Plan:
-    """The best of all plans: 4^(N-1) of them, to check the others by."""
-    plans = itertools.product(_all_groups(chain.num_operators), repeat=2)
-    worth = worth_of(chain, budget=4**chain.num_operators)
-    return min((Plan(*groups) for groups in plans), key=worth)
 
 
 # --- rivals -----------------------------------------------------------------------------------------------

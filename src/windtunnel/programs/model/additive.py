@@ -69,12 +69,6 @@ class AdditiveNetwork(nn.Module):
             nn.init.zeros_(layer.weight)
         self.register_buffer("label_shift", torch.zeros(()))
         self.register_buffer("label_scale", torch.ones(()))
-        self.encoder_dtype = torch.float32
-
-    @property
-    def latent_width(self) -> int:
-        """Entries of a latent."""
-        return self.config.width
 
     def forward(self, leaves_BNF: Tensor, context_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A bucket: every program has N leaves. Returns numbers [B] and latents [B, width]."""
@@ -87,7 +81,7 @@ class AdditiveNetwork(nn.Module):
         inputs = leaves_BNF
         if context_BC is not None:
             inputs = torch.cat([inputs, context_BC[:, None].expand(-1, inputs.shape[1], -1)], dim=2)
-        hidden = self.encoder(inputs.to(self.encoder_dtype)).to(inputs.dtype)
+        hidden = self.encoder(inputs)
         hidden = self.norm(hidden)
         logarithm_BN = (self.deep(hidden) + self.wide(inputs)).squeeze(-1) * self.label_scale + self.label_shift
         if mask_BN is not None:

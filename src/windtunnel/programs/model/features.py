@@ -27,7 +27,7 @@ from windtunnel.programs.model.nest import (
     Store,
 )
 
-__all__ = ["FEATURE_NAMES", "MAX_DIMENSIONS", "NUM_FEATURES", "Collection", "Mode", "PackedNest", "statement_features"]
+__all__ = ["FEATURE_NAMES", "MAX_DIMENSIONS", "NUM_FEATURES", "Collection", "Mode", "PackedNest"]
 
 Mode = Literal["compat", "full"]
 Collection = Literal["store", "buffer"]
@@ -79,36 +79,6 @@ def _feature_names() -> tuple[str, ...]:
 
 
 FEATURE_NAMES = _feature_names()
-
-
-def statement_features(nest: Nest, mode: Mode = "full", collect: Collection = "store") -> np.ndarray:
-    """Rows of a nest.
-
-    Parameters
-    ----------
-    mode
-        ``"compat"`` equals the released extractors; ``"full"`` also tells positions and remainders apart.
-    collect
-        ``"store"``: a row per store node in program order, as the compact AST wants. ``"buffer"``: a row per stored
-        buffer in the order of first stores, the last store's row, without stores of a constant.
-
-    Returns
-    -------
-    float32 [S, 164].
-
-    Raises
-    ------
-    InputError
-        No store is left to describe.
-    """
-    packed = PackedNest(nest, skip_constants=collect == "buffer")
-    if not packed.store_table:
-        raise InputError("this program stores nothing, so it has no features", where=nest.name or "nest")
-    rows = packed.rows(mode)
-    if collect == "buffer":
-        last = {store[5]: index for index, store in enumerate(packed.store_table)}  # keeps the order of first stores
-        rows = rows[list(last.values())]
-    return rows
 
 
 class PackedNest:

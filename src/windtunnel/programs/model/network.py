@@ -12,7 +12,6 @@ Source: CDMPP (EuroSys 2024), section 4 and the released configuration (``PRESET
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +28,7 @@ else:
     torch = require("torch", extra="learn")
     nn = torch.nn
 
-__all__ = ["PRESETS", "Network", "NetworkConfig", "in_bfloat16"]
+__all__ = ["PRESETS", "Network", "NetworkConfig"]
 
 Fusion = Literal["add", "multiply", "concatenate"]
 Heads = Literal["per-leaf", "masked"]
@@ -138,16 +137,10 @@ class Network(nn.Module):
         joined = 2 * width if config.fusion == "concatenate" and config.num_context else width
         self.decoder = _stack((joined, *config.decoder))
         self.last = nn.Linear(config.decoder[-1], 1)
-        self.encoder_dtype = torch.float32
-
-    @property
-    def latent_width(self) -> int:
-        """Entries of a latent."""
-        return self.config.decoder[-1]
 
     def forward(self, leaves_BNF: Tensor, context_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A bucket: every program has N leaves, places already added. Returns numbers [B] and latents [B, width]."""
-        encoded = self.encoder(leaves_BNF.to(self.encoder_dtype)).to(leaves_BNF.dtype)
+        encoded = self.encoder(leaves_BNF)
         return self._decode(self._project(encoded), context_BC)
 
     def forward_padded(
@@ -177,14 +170,6 @@ class Network(nn.Module):
             joined = _fuse(joined, context_BZ, self.config.fusion)
         latent = self.decoder(joined)
         return self.last(latent).squeeze(-1), latent
-
-
-def in_bfloat16(network: Any) -> Any:
-    """A copy for bulk prediction, its encoder in bfloat16: faster where the processor has such units."""
-    fast = copy.deepcopy(network).eval()
-    fast.encoder.to(torch.bfloat16)
-    fast.encoder_dtype = torch.bfloat16
-    return fast
 
 
 def _fuse(program_BZ: Tensor, context_BZ: Tensor, fusion: Fusion) -> Tensor:

@@ -27,7 +27,7 @@ from windtunnel.programs.model.code_features import CODE_NAMES
 from windtunnel.programs.model.context import ContextKind
 from windtunnel.programs.model.features import NUM_FEATURES
 from windtunnel.programs.model.losses import DomainTerm, LossKind, domain_term, label_loss
-from windtunnel.programs.model.network import PRESETS, Network, NetworkConfig, in_bfloat16
+from windtunnel.programs.model.network import PRESETS, Network, NetworkConfig
 from windtunnel.programs.model.samples import Batch, Buckets, Normalizer, Target, labels_of
 from windtunnel.programs.model.splits import Split
 from windtunnel.programs.model.training import PAPER_TRAINING, History, TrainingConfig, fit
@@ -111,24 +111,10 @@ class Predictor:
         """Seconds float64 [M] of samples [M, 2] (program, device column)."""
         return self.predict_counted(programs, samples)[0]
 
-    def in_bfloat16(self) -> Predictor:
-        """The same predictor for bulk: its encoder computes in bfloat16."""
-        return replace(self, network=in_bfloat16(self.network))
-
     def predict_counted(self, programs: ProgramSet, samples: np.ndarray) -> tuple[np.ndarray, int]:
         """Seconds, and how many predictions had no inverse and were clamped."""
         buckets = Buckets(programs, samples, self.normalizer, has_labels=False)
         return self.normalizer.decode(_predict(self.network, buckets), programs, samples)
-
-    def latents(self, programs: ProgramSet, samples: np.ndarray) -> np.ndarray:
-        """Last hidden layer of each sample, float32 [M, width]: where domains are compared."""
-        buckets = Buckets(programs, samples, self.normalizer, has_labels=False)
-        latents = np.zeros((len(samples), self.network.latent_width), dtype=np.float32)
-        self.network.eval()
-        with torch.inference_mode():
-            for batch in buckets.batches(PREDICTION_BATCH):
-                latents[batch.rows] = self.network(batch.leaves, batch.context)[1].numpy()
-        return latents
 
 
 def _predict(network: Any, buckets: Buckets) -> np.ndarray:

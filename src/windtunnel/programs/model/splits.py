@@ -30,7 +30,6 @@ __all__ = [
     "split_by_device",
     "split_by_network",
     "split_by_task",
-    "split_sorted",
 ]
 
 HELD_OUT_NETWORKS = ("resnet-50", "mobilenet-v2", "resnext-50", "bert-base", "bert-tiny")
@@ -96,22 +95,6 @@ def samples_of(rows: np.ndarray, columns: Iterable[int], passes: np.ndarray) -> 
     """Samples [M, 2] of some programs on some devices that pass the filters."""
     found = [np.column_stack([rows[passes[rows, d]], np.full(passes[rows, d].sum(), d)]) for d in columns]
     return np.concatenate(found).astype(np.int64) if found else np.zeros((0, 2), dtype=np.int64)
-
-
-def split_sorted(programs: ProgramSet, device: str, passes: np.ndarray | None = None) -> Split:
-    """The released split: sort by time, every fifth sample is the verdict. Tasks lie on both sides."""
-    passes = keep(programs) if passes is None else passes
-    column = programs.column(device)
-    rows = np.flatnonzero(passes[:, column])
-    rows = rows[np.argsort(programs.mean_s[rows, column], kind="stable")]
-    is_test = np.arange(rows.size) % 5 == 4
-    is_validation = np.arange(rows.size) % 5 == 2
-
-    def chosen(mask: np.ndarray) -> np.ndarray:
-        return samples_of(rows[mask], [column], passes)
-
-    train = chosen(~is_test & ~is_validation)
-    return Split("sorted", train, chosen(is_validation), chosen(is_test), train[:0], leaks_tasks=True)
 
 
 def split_by_task(

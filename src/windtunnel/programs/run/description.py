@@ -11,12 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.programs.program_set import ProgramSet
 from windtunnel.programs.run.build import CUDA, ISAS, Target, gpu
 from windtunnel.programs.run.measure import PROTOCOL
 from windtunnel.programs.run.worker import MAX_CODE_OPERATIONS, MAX_LEAVES, MAX_RUN_S, MAX_TEMPORARY_BYTES
 
-__all__ = ["describe_device", "describe_run", "device_here", "named_after_host"]
+__all__ = ["describe_device", "describe_run", "named_after_host"]
 
 _SIMD_BITS = {"sse4.2": 128, "avx2": 256, "avx512": 512}
 _VERSIONS = ("windtunnel", "apache-tvm", "numpy")
@@ -48,12 +47,6 @@ def named_after_host(name: str) -> str:
 
     processor = str(gpu().device_name) if name == CUDA.name else hardware.machine().cpu_name
     return f"{name}@{'-'.join(re.findall(r'[a-z0-9]+', processor.lower()))}"
-
-
-def device_here(programs: ProgramSet, target: Target) -> str:
-    """Which device of a set is a target of this host; the first of the target's name where none was measured here."""
-    own = named_after_host(target.name)
-    return own if own in programs.device_names else target.name
 
 
 def describe_run(seed: int) -> dict[str, Any]:

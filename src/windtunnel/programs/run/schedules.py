@@ -50,7 +50,6 @@ PRIMITIVES = (
     "rfactor",
 )
 MAX_STEPS = SCHEDULE_SHAPE[0]
-NUM_ARGUMENTS = SCHEDULE_SHAPE[1] - len(PRIMITIVES) - 1
 _CPU_PATTERNS = ("SSRSRS", "SSSRRS", "SRSSRS", "SSRSR", "SRSRS", "SSRRS", "SRRS", "SRSR", "RSRS", "SRS", "")
 PATTERNS = (*_CPU_PATTERNS, "SSSRRSRS")
 """Orders of loops: S the next level of the spatial axes, R of the reduced ones; none: one loop goes to the end."""

@@ -78,12 +78,6 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def process_id(self) -> int:
-        """Of the process that is asked now."""
-        assert self._workers is not None
-        return self._workers.process_ids[0]
-
     def start(self) -> None:
         """Begin with an empty process."""
         self.stop()

@@ -109,7 +109,6 @@ class Document(NamedTuple):
     path: Path
     schema: str
     nodes: list[Node]
-    num_roots: int
 
 
 def read_document(path: Path, read_limit: int | None = None) -> Document:
@@ -144,7 +143,7 @@ def read_document(path: Path, read_limit: int | None = None) -> Document:
         )
     for node in work:
         _check_tensors(path, node)
-    return Document(path, head.schema, work, len(nodes) - len(work))
+    return Document(path, head.schema, work)
 
 
 def _decoded(path: Path, data: bytearray, kind: Any, nodes: msgspec.Raw | None = None) -> Any:

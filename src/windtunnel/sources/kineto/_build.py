@@ -39,7 +39,6 @@ __all__ = ["Columns", "Parts", "assemble", "find_parts", "told_rank"]
 # N rows, S slices, D device tasks, T = S + D
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-UNEXPLAINED_WARNING = 0.05
 
 
 class Columns(NamedTuple):

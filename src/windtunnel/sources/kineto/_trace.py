@@ -26,7 +26,7 @@ __all__ = ["COMPLETE", "MISSING", "Trace", "read_trace"]
 
 # N rows, R rare values
 MISSING = _json.MISSING
-COMPLETE, FLOW_START, FLOW_END, METADATA = (ord(letter) for letter in "XsfM")
+COMPLETE = ord("X")
 _ROWS = 1 << 15
 _SHOWN = 80
 _BYTES_PER_EVENT = 500  # from here to the graph

@@ -122,12 +122,6 @@ class MemoryProfile:
         """
         return reserved_over_time(self._numbers("storage"), self._numbers("size_bytes"))
 
-    def over_time(self) -> pa.Table:
-        """One row per event: time, bytes by category, total, rounded, reserved."""
-        columns = {name: self.held_bytes[:, place] for place, name in enumerate(CATEGORIES)}
-        more = {"total": self.total_bytes, "rounded": self.rounded_bytes, "reserved": self.reserved_bytes}
-        return pa.table({"time_ns": self.time_ns, **columns, **more})
-
     # --- at the peak ------------------------------------------------------------------------------------
 
     @cached_property

@@ -19,7 +19,7 @@ from windtunnel.graph.flops import CONTRACTIONS, contraction_flops, operator_flo
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["FlopCount", "conv_flops", "conv_output_size", "count", "linear_flops"]
+__all__ = ["FlopCount", "conv_flops", "conv_output_size", "count"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def count(step: Callable[[], Any]) -> FlopCount:
     --------
     >>> import torch
     >>> layer = torch.nn.Linear(64, 32)
-    >>> count(lambda: layer(torch.zeros(8, 64))).total == linear_flops(64, 32, positions=8)
+    >>> count(lambda: layer(torch.zeros(8, 64))).total == 2 * 64 * 32 * 8
     True
     """
     require("torch", extra="torch")
@@ -205,17 +205,6 @@ _FORM_ONLY = frozenset(
 
 
 # --- on paper ---------------------------------------------------------------------------------------------
-
-
-def linear_flops(num_inputs: int, num_outputs: int, positions: int = 1) -> int:
-    """Of a linear layer at so many positions (samples x tokens); the bias counts nothing.
-
-    Examples
-    --------
-    >>> linear_flops(1024, 1000, positions=32)
-    65536000
-    """
-    return 2 * num_inputs * num_outputs * positions
 
 
 def conv_output_size(

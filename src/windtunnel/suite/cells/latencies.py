@@ -20,12 +20,11 @@ from windtunnel.errors import InputError
 from windtunnel.reading import ReadLimit, unpacked
 from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell
 
-__all__ = ["LatencyTable", "cell_features", "flops_proxy", "read_latencies"]
+__all__ = ["LatencyTable", "cell_features", "read_latencies"]
 
 # N cells, D devices, E edges, O operations but none
 Floats = NDArray[np.float64]
 _PLACES = {(edge, name): (row, column) for row, edge in enumerate(EDGES) for column, name in enumerate(OPERATIONS[1:])}
-_RELATIVE_FLOPS = {"nor_conv_3x3": 9.0, "nor_conv_1x1": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,14 +138,3 @@ def _standardized(features_NP: Floats) -> Floats:
     centered = features_NP - features_NP.mean(axis=0)
     size = np.sqrt((centered**2).sum(axis=1).mean())
     return np.asarray(centered / size if size > 0 else centered, dtype=np.float64)
-
-
-def flops_proxy(cells: Sequence[Cell]) -> Floats:
-    """Relative FLOP of each cell [N] as its name says them: nine per 3 x 3 convolution, one per 1 x 1, else none.
-
-    Examples
-    --------
-    >>> flops_proxy([Cell(("nor_conv_3x3", "none", "nor_conv_1x1", "none", "none", "skip_connect"))]).tolist()
-    [10.0]
-    """
-    return np.array([sum(_RELATIVE_FLOPS.get(name, 0.0) for name in cell.operations) for cell in cells])

@@ -64,11 +64,6 @@ class StageWeights:
         self._optimizer = make_optimizer(self._trained) if self._trained else None
 
     @property
-    def num_updates(self) -> int:
-        """Batches whose gradients were applied."""
-        return self._newest
-
-    @property
     def newest(self) -> torch.nn.Module:
         """With all updates."""
         return self._modules[self._newest]
