@@ -30,13 +30,12 @@ import numpy as np
 import pytest
 
 from windtunnel import registry
-from windtunnel.cost.work import Work
+from windtunnel.cost import Work
 from windtunnel.errors import InputError, NotApplicableError, PriceError, WindtunnelError
 from windtunnel.graph import Edit, Graph, GraphBuilder, Kind, apply_edits
 from windtunnel.simulate import replay
 
 if TYPE_CHECKING:
-    from windtunnel.cost import Work
     from windtunnel.hardware import Device
 
 __all__ = [

@@ -111,11 +111,11 @@ def test_a_pair_of_cores_is_one_number():
     assert [2] == schedule.unplaced.tolist()
 
 
-@pytest.mark.parametrize("wrong", [[1, -1], [1, 2, 3], [0.5, 1.0]])
 def constraint_schedule(*task, **options):
     return constraint_schedules([task], **options)[0]
 
 
+@pytest.mark.parametrize("wrong", [[1, -1], [1, 2, 3], [0.5, 1.0]])
 @pytest.mark.parametrize("solver", [list_schedule, integer_schedule, constraint_schedule])
 def test_cycles_that_are_none_are_refused(solver, wrong):
     operations = Operations.of([TENSOR, VECTOR], [(0, 1)])

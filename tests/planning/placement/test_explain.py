@@ -11,8 +11,7 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 from tests.planning.problems import chain, problem
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
-from windtunnel.planning.pipelines.model import pipelined
-from windtunnel.planning.pipelines.rendezvous import rendezvous_pipeline
+from windtunnel.planning.pipelines.model import chained, pipelined, plan_schedule
 from windtunnel.planning.placement.baselines import random_cut
 from windtunnel.planning.placement.explain import device_rows, moves
 from windtunnel.planning.placement.fleet import fleet_of, links_of
@@ -262,31 +261,10 @@ def test_an_even_pipeline_that_is_emptied_takes_as_long_as_the_papers_say(schedu
     graph = pipelined(plan, num_samples, schedule=schedule, update_ns=np.full(num_stages, 50.0))
 
     assert (num_samples + num_stages - 1) * 300 + 50 == replay(graph).makespan_ns
-    waiting = rendezvous_pipeline(plan, num_samples, schedule=schedule, update_ns=np.full(num_stages, 50.0))
+    waiting = chained(plan, plan_schedule(plan, num_samples, schedule), update_ns=np.full(num_stages, 50.0))
     assert replay(waiting).makespan_ns == replay(graph).makespan_ns  # messages that take no time change nothing
     late = pipelined(plan, num_samples, schedule=schedule, latency_ns=10)
     assert replay(late).makespan_ns >= (num_samples + num_stages - 1) * 300 + 20 * (num_stages - 1)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_messages_that_are_waited_for_cost_both_sides(schedule):
-    """Two stages of 100 and 200 ns, 30 ns over the boundary with 5 ns of latency; three samples."""
-    one = problem([(100.0, 1e6)] * 2 + [(200.0, 1e6)] * 2, [(0, 1), (1, 3), (3, 2), (0, 2)], [30.0, 0.0, 0.0, 0.0],
-                  backward=(2, 3), color=[0, 1, 0, 1])  # fmt: skip
-    graph = rendezvous_pipeline(place(one), 3, schedule=schedule, latency_ns=5)
-    timeline = replay(graph)
-
-    assert 12 == int(graph.select(kind=Kind.COMPUTE).sum())
-    assert 6 == int(graph.select(kind=Kind.COMM).sum())
-    # GPipe: whoever reads asks when it has nothing else to do, so that no message is hidden; 1F1B: they cross
-    assert {"gpipe": 100 + 3 * (35 + 100) + 200 + 3 * (35 + 200), "1f1b": 100 + 35 + 3 * 300 + 2 * 35 + 35 + 200}[
-        schedule
-    ] == timeline.makespan_ns
-    busy = rendezvous_pipeline(place(one), 3, schedule=schedule, latency_ns=5, overhead_ns=40)
-    num_passes = {"gpipe": 2 * (1 + 3), "1f1b": 1 + 2 * 3 + 1}[schedule]  # one after the other, of 20 ns more each
-    assert timeline.makespan_ns + num_passes * 20 == replay(busy).makespan_ns
-    with pytest.raises(InputError, match="1 samples for 2 stages"):
-        rendezvous_pipeline(place(one), 1, schedule=schedule)
 
 
 def test_1f1b_keeps_as_many_samples_as_stages_under_way():

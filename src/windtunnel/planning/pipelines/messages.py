@@ -4,8 +4,7 @@ In: a line that is being built, and a rank. Out: its passes and messages in that
 The order of passes is the schedule's; a rule says only who waits for which message when. Not here: what is waited for
 (``timed``).
 
-Source of the rules with rendezvous: PyTorch 2.13, torch/distributed/pipelining/schedules.py, ScheduleGPipe and
-Schedule1F1B; of the exchange: Megatron-LM 3.0, megatron/schedules.py.
+Source of the exchange: Megatron-LM 3.0, megatron/schedules.py.
 """
 
 from __future__ import annotations
@@ -26,20 +25,6 @@ def _buffered(line: Line, rank: int) -> None:
     for at, action in enumerate(line.row(rank)):
         line.expect(action)
         line.compute(rank, action)
-        line.update(rank, at)
-
-
-def _each_by_itself(line: Line, rank: int) -> None:
-    """GPipe: who needs something asks for it then; sends are waited for at the end of each half."""
-    sent: list[Message] = []
-    row = line.row(rank)
-    for at, action in enumerate(row):
-        line.wait(rank, line.post(rank, line.into(action)))
-        line.compute(rank, action)
-        sent += line.post(rank, line.out(action))
-        if line.ends_batch(rank, at) or row[at + 1].kind != action.kind:
-            line.wait(rank, sent)
-            sent = []
         line.update(rank, at)
 
 
@@ -95,13 +80,8 @@ def _all(messages_of: Callable[[Action], list[Message]], actions: Iterable[Actio
     return [message for action in actions for message in messages_of(action)]
 
 
-def _torch(schedule: Schedule) -> Callable[[Line, int], None]:
-    return _each_by_itself if schedule.name == "gpipe" else _crossing
-
-
 RULES: dict[str, Callable[[Schedule], Callable[[Line, int], None]]] = {
     "buffered": lambda _: _buffered,
     "exchanged": lambda schedule: _exchanged if schedule.num_stages > schedule.num_ranks else _crossing,
-    "rendezvous": _torch,
 }
 """Rules by name, each for a schedule."""

@@ -6,7 +6,7 @@ that is what the plan's value says, and the replay shows what filling and draini
 (``schedules``), running it.
 """
 
-# D devices (stages)
+# D devices (stages), P places in the chain
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
+from windtunnel.planning.pipelines.replayed import alike, beside, reads_of, side_by_side
 from windtunnel.planning.pipelines.schedules import Schedule, forward_only, gpipe, one_forward_one_backward
 from windtunnel.planning.pipelines.timed import StageTimes, scheduled
 from windtunnel.planning.placement.throughput import Plan, sync_ns
 
-__all__ = ["ScheduleName", "pipelined", "plan_schedule", "stage_order"]
+__all__ = ["ScheduleName", "chained", "pipelined", "plan_schedule", "stage_order"]
 
 ScheduleName = Literal["1f1b", "gpipe"]
 _SCHEDULES = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
@@ -81,6 +82,78 @@ def pipelined(
     return scheduled(plan_schedule(plan, num_samples, schedule), times, reads=reads, names=names)
 
 
+def chained(
+    plan: Plan,
+    schedule: Schedule,
+    *,
+    update_ns: NDArray[np.float64] | None = None,
+    latency_ns: int = 0,
+    overhead_ns: float = 0.0,
+    recomputes: bool = False,
+    part_ratios: tuple[float, float] = (0.5, 0.5),
+    width: int = 1,
+    exchange_ns: NDArray[np.float64] | None = None,
+) -> Graph:
+    """As ranks run it: a schedule's passes through the stages of a plan, messages of their own, updates.
+
+    Stages form a chain; a value for a later stage goes through those between.
+
+    Parameters
+    ----------
+    plan : Plan
+        Contiguous, of a training, without replicas; ``cost_ns`` of its problem is what a message of that output takes.
+    schedule : Schedule
+        Of as many stages.
+    update_ns : float64 [D], optional
+        What each device does after a batch.
+    latency_ns : int
+        Of every value that is sent.
+    overhead_ns : float
+        What each stage takes per sample beside its layers, half of it forward.
+    recomputes : bool
+        Each pass runs forward again before it goes backward.
+    part_ratios : (float, float)
+        What the two parts of a backward pass take of a whole one. A first stage has no input to find gradients for:
+        its second part is all of it.
+    width : int
+        Such pipelines beside each other.
+    exchange_ns : float64 [D], optional
+        What each device's gradients take to be averaged with those of the others, after a batch.
+
+    Raises
+    ------
+    InputError
+        The schedule has another number of stages.
+    NotApplicableError
+        Devices wait for each other.
+    """
+    order, _ = stage_order(plan)
+    if schedule.num_stages != len(order):
+        raise InputError(
+            f"the plan has {len(order)} stages, the schedule {schedule.num_stages}", where=schedule.name,
+            fix="plan for as many devices as the schedule has stages",
+        )  # fmt: skip
+    forward_ns, backward_ns = plan.loads.compute_ns[:, order] + overhead_ns / 2
+    again_ns = plan.loads.compute_ns[0, order] * recomputes
+    has_input = np.arange(len(order)) > 0
+    times = StageTimes(
+        forward_ns=forward_ns,
+        backward_ns=backward_ns + again_ns,
+        input_ns=np.where(has_input, part_ratios[0] * backward_ns + again_ns, 0.0),
+        weights_ns=np.where(has_input, part_ratios[1] * backward_ns, backward_ns + again_ns),
+        message_ns=_crossing_ns(plan, order, latency_ns),
+        update_ns=None if update_ns is None else update_ns[order],
+        exchange_ns=None if exchange_ns is None else exchange_ns[order],
+    )
+    names = None
+    if schedule.num_ranks == len(order) and width == 1:
+        names = [f"{plan.problem.types[int(plan.kind[at])].name} {at}" for at in order]
+    return scheduled(
+        side_by_side(schedule, width), beside(times, len(order), width),
+        reads=reads_of(len(order), width), alike=alike(len(order), width), names=names,
+    )  # fmt: skip
+
+
 def plan_schedule(plan: Plan, num_samples: int, schedule: ScheduleName) -> Schedule:
     """Samples through the stages of a plan, in the order in which they are met.
 
@@ -123,3 +196,14 @@ def stage_order(plan: Plan) -> tuple[list[int], list[set[int]]]:
         order += free
         waiting -= set(free)
     return order, before
+
+
+def _crossing_ns(plan: Plan, order: list[int], latency_ns: int) -> NDArray[np.float64]:
+    """What the values that cross each boundary take, every value once, each a message of its own [P - 1]."""
+    problem = plan.problem
+    place = np.argsort(order)[plan.device]
+    last = place.copy()
+    rows = ~problem.is_backward[problem.src] & ~problem.is_backward[problem.dst]
+    np.maximum.at(last, problem.src[rows], place[problem.dst[rows]])
+    sent_ns = problem.cost_ns + latency_ns
+    return np.array([sent_ns[(place <= at) & (last > at)].sum() for at in range(len(order) - 1)])

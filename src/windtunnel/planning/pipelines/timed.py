@@ -82,7 +82,7 @@ def scheduled(
     schedule: Schedule,
     times: StageTimes,
     *,
-    messages: Literal["buffered", "rendezvous", "exchanged"] = "buffered",
+    messages: Literal["buffered", "exchanged"] = "buffered",
     reads: Sequence[Collection[int]] | None = None,
     alike: Sequence[Collection[int]] = (),
     names: Sequence[str] | None = None,
@@ -96,8 +96,8 @@ def scheduled(
     schedule : Schedule
     times : StageTimes
     messages : str
-        ``buffered``: receives are posted ahead and sends waited for by nobody; ``rendezvous``: as torch's own GPipe and
-        1F1B wait for both; ``exchanged``: all between two rounds, as Megatron-LM waits in interleaved 1F1B.
+        ``buffered``: receives are posted ahead and sends waited for by nobody; ``exchanged``: all between two rounds,
+        as Megatron-LM waits.
     reads : sequence [S] of stages, optional
         Whose outputs each stage reads, if not the one before it.
     alike : sequence of stages

@@ -22,8 +22,7 @@ from windtunnel.cost.interference import Interference, shared_resource
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
-from windtunnel.planning.pipelines.model import ScheduleName, plan_schedule, stage_order
-from windtunnel.planning.pipelines.rendezvous import chained
+from windtunnel.planning.pipelines.model import ScheduleName, chained, plan_schedule, stage_order
 from windtunnel.planning.pipelines.replayed import ring_ns_per_byte
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.timed import working_ranks
