@@ -52,7 +52,7 @@ def test_all_shows_every_combination(path):
         (["--devices", 4, "--samples", 4, "--batch", 16, "--memory", "1KiB"], "tightest at stage"),
         (["--devices", 4, "--samples", 4, "--batch", 16, "--microbatches", 5], "microbatches of 5 do not divide"),
         (["--devices", 4, "--samples", 4, "--batch", 16, "--schedule", "zb"], "'zb' is not known"),
-        (["--devices", 4, "--samples", 4, "--batch", 16, "--width", "x"], "is no list of numbers"),
+        (["--devices", 4, "--samples", 4, "--batch", 16, "--width", "x"], "is no list of whole numbers"),
         (["--devices", 4, "--samples", 4, "--batch", 16, "--precision", "fp8"], "no precision is called"),
         (["--devices", 4, "--batch", 16], "--samples"),
         (["--devices", "2xh100,2xa100", "--samples", 4, "--batch", 16], "2 kinds of devices"),

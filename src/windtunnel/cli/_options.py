@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from windtunnel.errors import InputError
+
 __all__ = [
     "AlignChoice",
     "AllowMissing",
@@ -20,6 +22,7 @@ __all__ = [
     "Output",
     "PricesChoice",
     "ReadLimitSize",
+    "whole_numbers",
 ]
 
 GraphPath = Annotated[
@@ -63,3 +66,17 @@ ReadLimitSize = Annotated[
         "--read-limit", metavar="SIZE", help="Memory that a file may take, such as 8GiB; by default 256 times its size."
     ),
 ]
+
+
+def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
+    """What an option lists, with commas between.
+
+    Raises
+    ------
+    InputError
+        Something else, or a number below the least.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise InputError(f"{text!r} is no list of whole numbers", where=option, fix=f"write it like {option} 1,2,4")
+    return [int(part) for part in parts]

@@ -9,9 +9,8 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
 from windtunnel.cli._files import derived, require_free
-from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._options import Force, Json, Output, whole_numbers
 from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -55,7 +54,7 @@ def dry_run(
             script,
             arguments or (),
             num_ranks=ranks,
-            ranks_to_trace=_numbers(ranks_to_trace),
+            ranks_to_trace=whole_numbers(ranks_to_trace, "--ranks-to-trace"),
             devices_per_host=devices_per_host,
             device=device,
             guesses=guess_values,
@@ -67,13 +66,6 @@ def dry_run(
     else:
         _print(graph, path)
     suggest("windtunnel", "predict", path, "--on", "h100")
-
-
-def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() for part in parts):
-        raise InputError(f"{text!r} is no list of ranks", where="--ranks-to-trace", fix="write 0,8,16")
-    return [int(part) for part in parts]
 
 
 def _document(graph: Graph, path: Path) -> dict[str, Any]:

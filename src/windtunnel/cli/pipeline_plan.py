@@ -13,7 +13,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, suggest
 from windtunnel.cli._files import derived, open_graph, require_free
-from windtunnel.cli._options import Force, Json, MostDownsets
+from windtunnel.cli._options import Force, Json, MostDownsets, whole_numbers
 from windtunnel.cli._pipeline_machines import plan_machines
 from windtunnel.cli._pipeline_plans import piper_document, print_piper, print_plans, table_document
 from windtunnel.cli._stdout import stdout_to_stderr
@@ -101,10 +101,13 @@ def plan(
         return
     if batch < 1:
         raise InputError("how many samples an update has is missing", where="--batch", fix="--batch 64")
+    samples_of, widths, depths = (
+        whole_numbers(text, option, least=1)
+        for text, option in ((microbatches, "--microbatches"), (width, "--width"), (depth, "--depth"))
+    )
     asked = _Asked(
-        batch, _numbers(microbatches, "--microbatches"), memory, _one_of(schedule, _SCHEDULES, "--schedule"),
-        _numbers(width, "--width"), _numbers(depth, "--depth"), _one_of(recompute, _AGAIN, "--recompute"),
-        precision, base, replay,
+        batch, samples_of, memory, _one_of(schedule, _SCHEDULES, "--schedule"), widths, depths,
+        _one_of(recompute, _AGAIN, "--recompute"), precision, base, replay,
     )  # fmt: skip
     if at_least:
         plan_machines(path, devices, batch, asked.microbatches, at_least, machines, samples, replay, as_json=as_json)
@@ -229,13 +232,6 @@ def _links(bandwidth: str, network: str, per_server: int) -> Links:
     if min(inside, between) <= 0:
         raise InputError("a bandwidth of 0", where="--bandwidth", fix="above 0")
     return Links(inside, between, per_server)
-
-
-def _numbers(text: str, where: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise InputError(f"{text!r} is no list of numbers", where=where, fix="1,2,4")
-    return [int(part) for part in parts]
 
 
 def _one_of(text: str, known: dict[str, Any], where: str) -> Any:

@@ -13,8 +13,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, Output
-from windtunnel.errors import InputError
+from windtunnel.cli._options import Force, Json, Output, whole_numbers
 
 if TYPE_CHECKING:
     from windtunnel.suite.comparison import Compared, Comparison
@@ -68,9 +67,9 @@ def run(
             names,
             output=folder,
             size=size,
-            batch_sizes=_integers(batch_sizes, "--batch-sizes"),
-            num_threads=_integers(threads, "--threads"),
-            num_ranks=_integers(ranks, "--ranks"),
+            batch_sizes=whole_numbers(batch_sizes, "--batch-sizes"),
+            num_threads=whole_numbers(threads, "--threads"),
+            num_ranks=whole_numbers(ranks, "--ranks"),
             link_bytes_per_s=parse_size(link) if link else 0,
             budget_s=parse_duration(budget) / 1e9,
             patience_s=parse_duration(patience) / 1e9 if patience else None,
@@ -278,14 +277,6 @@ def _documents(done: SuiteRun) -> list[dict[str, Any]]:
 
 def _as_dict(entry: Any) -> dict[str, Any]:
     return dataclasses.asdict(entry)
-
-
-def _integers(text: str, option: str) -> list[int]:
-    """Whole numbers with commas between."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdigit() for word in words):
-        raise InputError(f"{text!r} is no list of whole numbers", where=option, fix=f"write it like {option} 1,2,4")
-    return [int(word) for word in words]
 
 
 _VERBS: dict[str, Callable[..., None]] = {

@@ -19,8 +19,8 @@ from windtunnel.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.links import ShapedLink, shaped_link
-from windtunnel.measure.rounds import Progress
 from windtunnel.measure.workers import Workers
+from windtunnel.progress import Progress
 from windtunnel.units import format_rate
 
 __all__ = ["SIZES_BYTES", "LinkSweep", "averaging_rate", "measure_link"]

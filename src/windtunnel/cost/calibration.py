@@ -9,7 +9,7 @@ compared; a curve a / (n + b) + c through them forecasts what the next would gai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,7 @@ from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import rounds
 from windtunnel.measure.threads import threads
+from windtunnel.progress import Progress
 
 __all__ = ["Calibrated", "Round", "calibrate", "forecast_gain"]
 
@@ -38,7 +39,6 @@ _FEWEST_ROUNDS = 6
 _FEWEST_TURNS, _MOST_TURNS, _ROUND_S = 5, 25, 0.02
 _LEAST_SHARE = 0.1  # of what was measured: a call is not known to the nanosecond
 
-Progress = Callable[[str, int, int], None]
 Floats = NDArray[np.float64]
 
 

@@ -7,7 +7,7 @@ kept in the profile database. Not here: how close operators come to these limits
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from windtunnel import hardware
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
@@ -19,14 +19,13 @@ from windtunnel.extras import require
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.progress import Progress
 
 __all__ = ["HOST", "dispatch_ns", "host_device", "host_limits", "is_host", "usable_dtypes"]
 
 HOST = "this host"
 _DTYPES = ("float32", "bfloat16", "float64")
 _METHOD = 1
-
-Progress = Callable[[str, int, int], None]
 
 
 def host_device(

@@ -25,10 +25,10 @@ from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 from windtunnel.measure.threads import threads
+from windtunnel.progress import Progress
 
 __all__ = ["Overhead", "Stand", "Table", "fit_overhead", "measure"]
 
-Progress = Callable[[str, int, int], None]
 Clock = Callable[[], int]
 _Key = tuple[str, str, str, str, int, str, str]
 _METHOD = 1  # raised whenever kernels are timed in another way

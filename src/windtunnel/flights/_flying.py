@@ -24,7 +24,8 @@ from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.receipt import Receipt, model_fingerprint
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint
-from windtunnel.measure.turns import Measurement, Progress, StopRule, Turn, measure
+from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
+from windtunnel.progress import Progress
 from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import Answer, Request, parse_request, whatif

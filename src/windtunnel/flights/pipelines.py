@@ -14,10 +14,10 @@ from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate
 
 if TYPE_CHECKING:
-    from windtunnel.measure.turns import Progress
     from windtunnel.planning.pipelines.model import ScheduleName
     from windtunnel.planning.pipelines.schedules import Schedule
     from windtunnel.planning.placement.throughput import Plan
+    from windtunnel.progress import Progress
     from windtunnel.training.pipelines.job import PlannedPipeline
     from windtunnel.training.pipelines.model import PipelineJob
     from windtunnel.training.pipelines.train import Trained

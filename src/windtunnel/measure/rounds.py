@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Progress", "elapsed_ns", "quiet", "quiet_rows", "rounds", "spread_ratio"]
+from windtunnel.progress import Progress
 
-Progress = Callable[[str, int, int], None]
+__all__ = ["Progress", "elapsed_ns", "quiet", "quiet_rows", "rounds", "spread_ratio"]
 
 
 def elapsed_ns(action: Callable[[], Any]) -> int:

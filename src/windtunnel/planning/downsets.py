@@ -12,7 +12,7 @@ Source: Tarnawski et al., NeurIPS 2020, section 4 ("ideals"); the pricing by par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -23,12 +23,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import GraphError, WindtunnelError
 from windtunnel.planning import _downset_kernels as kernels
+from windtunnel.progress import Progress
 
 __all__ = ["CAP", "Closure", "Lattice", "TooManyDownsets", "chain", "downsets"]
 
 CAP = 60_000
 Closure = Literal["predecessors", "successors"]
-Progress = Callable[[str, int, int], None]
 
 
 class TooManyDownsets(WindtunnelError):  # noqa: N818  an outcome to plan around, not a mistake of anybody's

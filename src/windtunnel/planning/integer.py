@@ -7,7 +7,7 @@ keeps what was found. Not here: what columns mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from windtunnel.extras import require
 
 __all__ = ["Model", "Solved"]
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)

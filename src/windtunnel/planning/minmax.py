@@ -12,7 +12,6 @@ Source: Tarnawski et al., NeurIPS 2020, sections 4 and 5; replicas after PipeDre
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from windtunnel.planning import _downset_kernels as kernels
 from windtunnel.planning.device_options import Options, options_of
 from windtunnel.planning.downsets import Lattice
 from windtunnel.planning.work import Groups, Work
+from windtunnel.progress import Progress
 
 __all__ = ["Combine", "Stage", "Table", "solve"]
 
@@ -34,7 +34,6 @@ Combine = Literal["sum", "overlap", "duplex", "overlap-duplex"]
 _COMBINES = {"sum": 0, "overlap": 1, "duplex": 2, "overlap-duplex": 3}
 _SLACK = 1e-9  # relative: what sums of floats differ by
 _WORTH_THREADS = 20_000  # pairs of a level
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

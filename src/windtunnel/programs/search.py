@@ -8,7 +8,7 @@ Source: the use of a cost model in a schedule search: Ansor (OSDI 2020), CDMPP (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from windtunnel.programs.run.description import describe_device
 from windtunnel.programs.run.measure import MIN_QUIET, Band, Canary, Look, Timing, undisturbed_s
 from windtunnel.programs.run.tasks import Task
 from windtunnel.programs.run.worker import Drawn, Worker
+from windtunnel.progress import Progress
 
 __all__ = [
     "Candidate",
@@ -125,7 +126,7 @@ def build_candidates(
     order: Sequence[Candidate],
     isa: str,
     count: int,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Candidate]:
     """The first so many that can be built; where one takes the compiler with it, the others are built again."""
     built: list[Candidate] = []
@@ -157,7 +158,7 @@ def search(
     num_candidates: int = NUM_CANDIDATES,
     num_measured: int = NUM_MEASURED,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Candidate]:
     """Draw candidates, rank them by the model, build and measure the best.
 

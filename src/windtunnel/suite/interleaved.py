@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.workers import run_to_end
+from windtunnel.progress import Progress
 from windtunnel.suite.comparison import Comparison, compared_rounds, overall_of
 
 __all__ = ["Side", "compare_interleaved", "side_of"]
@@ -141,7 +142,7 @@ def compare_interleaved(
     workloads: Sequence[str] = (),
     arguments: Sequence[str] = (),
     rounds: int = 8,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Run both sides alternately: first, second, second, first, ...; one round of each does not count.
 

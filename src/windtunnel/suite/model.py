@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from windtunnel import registry
 from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
 from windtunnel.measure.fingerprint import installed_versions
+from windtunnel.progress import Progress
 from windtunnel.sources.targets import build_workload
 from windtunnel.suite.results import Cell, write_whole
 
@@ -101,7 +102,7 @@ def listed(
     names: Sequence[str] | None = None,
     *,
     cache: Path | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Entry]:
     """The table of the suite.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from windtunnel.extras import require
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.fingerprint import now
 from windtunnel.measure.workers import Workers
+from windtunnel.progress import Progress
 from windtunnel.suite.model import workload_plugins
 from windtunnel.suite.results import (
     Cell,
@@ -37,7 +38,6 @@ from windtunnel.workloads.workload import SIZES
 
 __all__ = ["Order", "cells_of", "run_suite"]
 
-Progress = Callable[[str, int, int], None]
 _LOG_TAIL_BYTES = 2000
 _POLL_S = 0.05
 

@@ -7,7 +7,7 @@ priced together, each need once; all changes that keep the edges are replayed in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -18,6 +18,7 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Need
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.graph import Graph, Table
+from windtunnel.progress import Progress
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.whatifs.answer import Answer, iteration_ns, takes_part
 from windtunnel.whatifs.edit import Database, apply, asked_of, needs_of, pricer_of
@@ -26,7 +27,6 @@ from windtunnel.whatifs.unpriced import Pricer, checked_prices
 
 __all__ = ["whatif"]
 
-Progress = Callable[[str, int, int], None]
 Outcome = tuple[Request, Graph | WindtunnelError]
 ALL = "all"
 _BATCH = 32  # changes replayed at once

@@ -6,7 +6,7 @@ edit. Not here: asking many (``ask``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel import registry
@@ -14,13 +14,13 @@ from windtunnel.cost.rerun import Need, price_needs
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.measure import ProfileDatabase
+from windtunnel.progress import Progress
 from windtunnel.whatifs.request import Request, Step
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Pricer, Unpriced, checked_prices, priced
 
 __all__ = ["Database", "apply", "asked_of", "needs_of", "pricer_of"]
 
 Database = ProfileDatabase | str | None
-Progress = Callable[[str, int, int], None]
 
 
 def apply(

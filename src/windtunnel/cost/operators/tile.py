@@ -10,7 +10,7 @@ Source: Lee, Phanishayee, Mahajan, Forecasting GPU performance for deep learning
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from windtunnel.cost.metrics import errors_of
 from windtunnel.cost.operators.table import CLASSES, OpSplit, OpTable
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device
+from windtunnel.progress import Progress
 
 __all__ = [
     "PRESETS",
@@ -38,7 +39,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 Sheet = Mapping[str, Device]
 
-Progress = Callable[[str, int, int], None]
 
 PRESETS = ("best-tile", "paper")
 _CALIBRATION_ROWS = 1500  # of one class on one held-out device

@@ -9,7 +9,7 @@ step. Results are kept in the profile database.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,13 @@ from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.disturbance import MOST_WAITED, watched
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_ratio
+from windtunnel.progress import Progress
 
 if TYPE_CHECKING:
     from windtunnel.cost.rerun._interpreter import Interpreter, Lap
 
 __all__ = ["Progress", "Ratios", "known_ratios", "measure_ratios"]
 
-Progress = Callable[[str, int, int], None]
 Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]
 _MIN_ROUNDS, _MAX_ROUNDS, _MOST_SERIES = 3, 15, 2  # a second series of rounds where others disturb the first

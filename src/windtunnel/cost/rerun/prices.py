@@ -6,7 +6,7 @@ what-ifs have it. Not here: what is done with a price (``whatifs``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from windtunnel.cost.rerun.averaging import averaging_ns, reducing_ns
@@ -25,10 +25,10 @@ from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update
 from windtunnel.cost.rerun.partial import known_ratios, measure_ratios
 from windtunnel.errors import WindtunnelError
 from windtunnel.measure import ProfileDatabase
+from windtunnel.progress import Progress
 
 __all__ = ["price_needs"]
 
-Progress = Callable[[str, int, int], None]
 _OPERATORS_S, _UPDATE_S = 6.0, 2.0
 
 

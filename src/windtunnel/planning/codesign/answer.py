@@ -8,7 +8,7 @@ searches (``search``), words and pictures (``reports``, ``cli``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,7 @@ from windtunnel.planning.codesign.networks import EXPERTS, Expert, checked_netwo
 from windtunnel.planning.codesign.operations import Schedule, Task
 from windtunnel.planning.codesign.search import Choice, Codesign, Search
 from windtunnel.planning.codesign.stages import Job, MemoryModel
+from windtunnel.progress import Progress
 
 __all__ = [
     "GOALS",
@@ -42,7 +43,6 @@ __all__ = [
     "template_of",
 ]
 
-Progress = Callable[[str, int, int], None]
 PARTS = ("given", "chip", "plan", "both")
 """Given chip and plan, the best chip for that plan, the best plan on that chip, both chosen together."""
 GOALS: Mapping[str, Goal] = MappingProxyType({"smallest": "area", "frugal": "energy"})

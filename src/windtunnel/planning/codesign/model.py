@@ -12,7 +12,7 @@ Source: PHAZE (Wang et al., ICML 2024), section 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,12 +26,12 @@ from windtunnel.planning.codesign.layers import Layer, Layers, PhaseWork
 from windtunnel.planning.codesign.lists import list_cycles
 from windtunnel.planning.codesign.operations import TENSOR, VECTOR
 from windtunnel.planning.codesign.stages import Network
+from windtunnel.progress import Progress
 
 __all__ = ["ChipSpace", "LayerTimes", "Model", "layer_times", "phase_cycles"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)

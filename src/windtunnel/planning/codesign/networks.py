@@ -9,7 +9,7 @@ Source of the plans: PHAZE (Wang et al., ICML 2024), the expert plans that it co
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,12 +19,12 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.planning.codesign.layers import Layers, layers_of
 from windtunnel.planning.codesign.model import Model
+from windtunnel.progress import Progress
 from windtunnel.sources.dry.run import dry_run
 from windtunnel.workloads import transformer_parts
 
 __all__ = ["EXPERTS", "Expert", "checked_network", "traced"]
 
-Progress = Callable[[str, int, int], None]
 DEGREES = (1, 2, 4, 8)
 
 

@@ -28,12 +28,12 @@ from windtunnel.planning.codesign.networks import Expert
 from windtunnel.planning.codesign.operations import Cores, Schedule, Task
 from windtunnel.planning.codesign.stages import Job, StagePlan, Stages
 from windtunnel.planning.pareto import is_best
+from windtunnel.progress import Progress
 
 __all__ = ["Case", "Choice", "Codesign", "Search", "Setting", "Solver"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Progress = Callable[[str, int, int], None]
 Solver = Callable[[Sequence[Task]], Sequence[Schedule]]
 _ROUNDING = 1e-9
 _KEPT_PLANS = 6  # that were best on other chips, and bound what is searched on the next

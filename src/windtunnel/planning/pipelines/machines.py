@@ -18,10 +18,9 @@ from windtunnel.planning.pipelines.blocks import Blocks, cut_evenly
 from windtunnel.planning.pipelines.profiles import profiles_of
 from windtunnel.planning.pipelines.replayed import Played, play, stage_times
 from windtunnel.planning.pipelines.two_bw import Job, Links, PlanRow, plan_2bw
+from windtunnel.progress import Progress
 
 __all__ = ["Offer", "Rental", "cheapest_machines", "links_between"]
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

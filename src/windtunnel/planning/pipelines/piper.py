@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numba
@@ -28,6 +28,7 @@ from windtunnel.planning.downsets import Lattice, chain, downsets
 from windtunnel.planning.orders import breadth_first, depth_first
 from windtunnel.planning.pipelines import _piper_kernels as kernels
 from windtunnel.planning.pipelines.piper_format import PiperProblem
+from windtunnel.progress import Progress
 from windtunnel.units import format_size
 
 __all__ = ["CAP", "PiperPlan", "PiperStage", "equal_stages", "plan_piper", "require_memory", "stage_of"]
@@ -36,7 +37,6 @@ CAP = 40_000
 _MOST_TABLE_BYTES = 8 * 2**30
 _SLACK = 1e-9  # relative: what sums of floats differ by
 Masks = list[NDArray[np.bool_]]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

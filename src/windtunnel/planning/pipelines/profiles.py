@@ -7,18 +7,17 @@ proportion to samples; on a device of the catalog each size is priced by its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from windtunnel.cost import price
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Device
 from windtunnel.planning.pipelines.blocks import Blocks, blocks_of
+from windtunnel.progress import Progress
 from windtunnel.whatifs.another_batch import with_batch
 
 __all__ = ["profiles_of", "sizes_of"]
-
-Progress = Callable[[str, int, int], None]
 
 
 def sizes_of(batch: int, given: Sequence[int] = ()) -> list[int]:

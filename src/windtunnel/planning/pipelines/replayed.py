@@ -23,6 +23,7 @@ from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.pipelines.schedules import Action, Schedule
 from windtunnel.planning.pipelines.timed import StageTimes, scheduled
 from windtunnel.planning.pipelines.two_bw import Job, Links, PlanRow
+from windtunnel.progress import Progress
 from windtunnel.simulate import replay
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
-Progress = Callable[[str, int, int], None]
 _FIRST, _LAST = 2, 4  # batches: a pipeline that is never emptied takes its time from the difference
 
 

@@ -9,7 +9,6 @@ wrong most often: then nearly all goes where it is computed fastest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.planning.placement.model import Problem
 from windtunnel.planning.placement.throughput import Plan, exact, value_ns
+from windtunnel.progress import Progress
 
 __all__ = ["Robust", "robust_plan", "slower_links"]
 
-Progress = Callable[[str, int, int], None]
 NUM_STEPS = 9
 STILL_BEST = 1e-3  # a plan this near the best one is as good
 

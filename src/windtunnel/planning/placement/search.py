@@ -6,7 +6,6 @@ In: a ``Problem``. Out: the best ``Plan`` found and a bound on all others. Not h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -18,6 +17,7 @@ from windtunnel.planning.placement.latency_ilp import integer_latency
 from windtunnel.planning.placement.model import Problem
 from windtunnel.planning.placement.throughput import Plan, exact, linearized
 from windtunnel.planning.placement.throughput_ilp import integer_plan
+from windtunnel.progress import Progress
 
 __all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place"]
 
@@ -30,7 +30,6 @@ OBJECTIVES = {
 }
 """Solvers of each objective: the busiest device; the busiest forward plus the busiest backward one; one sample."""
 SOLVERS = tuple(dict.fromkeys(solver for some in OBJECTIVES.values() for solver in some))
-Progress = Callable[[str, int, int], None]
 
 
 def place(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,10 +28,10 @@ from windtunnel.planning.orders import ORDERS
 from windtunnel.planning.placement.contraction import Contraction, contract
 from windtunnel.planning.placement.model import Loads, Problem
 from windtunnel.planning.work import Work
+from windtunnel.progress import Progress
 
 __all__ = ["Plan", "exact", "linearized", "lower_bound_ns", "plan_of_stages", "sync_ns", "value_ns"]
 
-Progress = Callable[[str, int, int], None]
 _SLACK = 1e-9
 
 

@@ -10,7 +10,7 @@ Source: Hu et al., dPRO, MLSys 2022, algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from windtunnel.graph import Graph
 from windtunnel.outputs import replacing
 from windtunnel.planning.strategy.model import Chain, groups_of
 from windtunnel.planning.strategy.search import SEARCHES, Plan, Worth, worth_of
+from windtunnel.progress import Progress
 from windtunnel.simulate import replay
 from windtunnel.units import format_size
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
@@ -42,7 +43,6 @@ SAVES_MEMORY = (
 )
 _WIDTH = 2
 _LEAST_GAIN = 0.005  # of a step, for which no change is made more
-Progress = Callable[[str, int, int], None]
 
 
 class Strategy(msgspec.Struct, frozen=True):

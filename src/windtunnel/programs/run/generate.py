@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,13 @@ from windtunnel.programs.run.description import describe_device, describe_run, n
 from windtunnel.programs.run.measure import MAX_MOVE, MAX_SPREAD, Canary
 from windtunnel.programs.run.parts import Parts, open_parts
 from windtunnel.programs.run.tasks import Task
+from windtunnel.progress import Progress
 
 __all__ = ["Plan", "Sampled", "sample_programs"]
 
 BATCH_SIZE = 48
 MAX_NOISY_IN_TURN = 20
 MAX_BATCHES_OVER = 4
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.programs.run.recognition import START, Found, pointwise
 from windtunnel.programs.run.tasks import KINDS, MAX_OPS, Task
+from windtunnel.progress import Progress
 from windtunnel.workloads.vision import vision_model
 
 __all__ = ["NETWORKS", "Harvest", "choose", "harvest", "record"]
@@ -87,7 +88,7 @@ class Harvest:
     uncovered: Counter[str]
 
 
-def harvest(networks: Iterable[str] = NETWORKS, progress: Callable[[str, int, int], None] | None = None) -> Harvest:
+def harvest(networks: Iterable[str] = NETWORKS, progress: Progress | None = None) -> Harvest:
     """Run networks once and collect their tasks.
 
     Parameters

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from windtunnel.programs.runtimes.forest import Forest
 from windtunnel.programs.runtimes.layer_kernels import LayerKernel, split
 from windtunnel.programs.runtimes.model import PRESETS, ForestSettings, KernelForests, sample_adaptively
 from windtunnel.programs.runtimes.run import find_fusions, measure_kernels
+from windtunnel.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,6 @@ _COMMAND = "windtunnel cost train kernels"
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "root")
 
 Net = tuple["torch.nn.Module", list["torch.Tensor"]]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)

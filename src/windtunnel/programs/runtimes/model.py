@@ -23,13 +23,13 @@ from windtunnel.cost.pricer import Prices
 from windtunnel.errors import InputError, PriceError
 from windtunnel.programs.runtimes.forest import Forest
 from windtunnel.programs.runtimes.layer_kernels import LayerKernel
+from windtunnel.progress import Progress
 
 __all__ = ["PRESETS", "ForestSettings", "KernelForests", "KernelSample", "fit_forests", "jitter", "sample_adaptively"]
 
 # K kernels, F features
 Floats = NDArray[np.float64]
 Measure = Callable[[Sequence[LayerKernel]], Floats]
-Progress = Callable[[str, int, int], None]
 _CHANNEL_RANGE = (0.5, 1.2)
 _VECTOR = 16  # float32 of a 512 bit vector; how blocked layouts pad channels
 _LEAST_SAMPLES = 5  # of a kind, for a forest of its own

@@ -19,6 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.programs.runtimes.layer_kernels import LayerKernel, build, layer_of, shaped
+from windtunnel.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 Clock = Callable[[], int]
-Progress = Callable[[str, int, int], None]
 RUNTIMES = ("eager", "onednn")
 PAIRS = (
     ("conv", "bn"),

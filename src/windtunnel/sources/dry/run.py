@@ -8,7 +8,7 @@ whose links carry the messages (room whatifs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.graph import Graph
+from windtunnel.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +28,6 @@ __all__ = ["DRY_RUN", "dry_run"]
 
 DRY_RUN = "torch dry run"
 """``meta.source`` of such a graph."""
-
-Progress = Callable[[str, int, int], None]
 
 
 def dry_run(

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, ResourceKind
+from windtunnel.progress import Progress
 from windtunnel.sources.execution_trace._nodes import Document, Node
 from windtunnel.sources.kineto._host import cut_threads
 from windtunnel.sources.kineto._roles import Role, roles
 from windtunnel.sources.kineto._slices import inherit
-from windtunnel.sources.kineto._text import Progress
 from windtunnel.sources.kineto._trace import MISSING, Trace, read_trace
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.torch._points import match_in_order

@@ -13,8 +13,8 @@ from pathlib import Path
 from windtunnel import registry
 from windtunnel.extras import require
 from windtunnel.graph import Graph, Strings
+from windtunnel.progress import Progress
 from windtunnel.sources.chakra._nodes import unpacked_head
-from windtunnel.sources.kineto._text import Progress
 
 __all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_execution_trace"]
 

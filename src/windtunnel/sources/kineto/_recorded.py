@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.progress import Progress
 from windtunnel.sources.kineto._build import told_rank
 from windtunnel.sources.kineto._device import find_device, match_calls, stream_values
 from windtunnel.sources.kineto._roles import Role, collective_of, matching, roles
-from windtunnel.sources.kineto._text import Progress
 from windtunnel.sources.kineto._trace import COMPLETE, MISSING, Trace, read_trace
 
 __all__ = ["NO_CALL", "KernelKind", "Recorded", "Span", "read_recorded", "times_of"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import TraceError
+from windtunnel.progress import Progress
 from windtunnel.reading import ReadLimit
 from windtunnel.sources.kineto import _json
 
 __all__ = ["Progress", "Text"]
 
-Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 
 _PIECE_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from windtunnel.errors import TraceError
+from windtunnel.progress import Progress
 from windtunnel.reading import ReadLimit
 from windtunnel.sources.kineto import _json
 from windtunnel.sources.kineto import _scan as scan
 from windtunnel.sources.kineto._document import read_document
-from windtunnel.sources.kineto._text import Progress, Text
+from windtunnel.sources.kineto._text import Text
 
 __all__ = ["COMPLETE", "MISSING", "Trace", "read_trace"]
 

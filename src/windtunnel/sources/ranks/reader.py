@@ -5,13 +5,14 @@ In: a folder, or paths. Out: one graph per rank from the source that knows it, m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError, TraceError
 from windtunnel.graph import Graph
+from windtunnel.progress import Progress
 from windtunnel.sources.formats import format_of, known_by_content
 from windtunnel.sources.ranks.merge import merge
 from windtunnel.sources.stored import is_stored
@@ -48,7 +49,7 @@ def load_ranks(
     occurrence: int | None = None,
     partial: bool = False,
     read_limit: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """Load the traces of several ranks as one graph.
 

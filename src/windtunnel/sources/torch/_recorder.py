@@ -12,7 +12,7 @@ allocator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +20,7 @@ from typing import Any
 
 from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
+from windtunnel.progress import Progress
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch._loader import LoaderMeter
@@ -31,7 +32,6 @@ from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling
 
 __all__ = ["Progress", "Recorder", "Recording", "Slot"]
 
-Progress = Callable[[str, int, int], None]
 SETTLING = "wt:settling"
 _AS_IS = 4  # iterations before the heap is held
 _BLOCK = 2  # measured iterations between two changes of instrument

@@ -18,13 +18,12 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.graph import Graph, Strings
+from windtunnel.progress import Progress
 
 __all__ = ["NOT_RUN", "fake_capture", "fake_capture_script"]
 
 NOT_RUN = "torch step, not run"
 """``meta.source`` of such a graph."""
-
-Progress = Callable[[str, int, int], None]
 
 
 def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) -> Graph:

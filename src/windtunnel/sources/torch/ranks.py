@@ -9,7 +9,7 @@ the job's own launcher, and the graphs are joined from their files (``sources.ra
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.graph import Graph, load
 from windtunnel.measure.workers import Workers
+from windtunnel.progress import Progress
 from windtunnel.sources.torch.launch import Ranks, launch
 from windtunnel.sources.torch.script import IncompleteCaptureError, checked_script
 
@@ -30,7 +31,7 @@ def capture_ranks(
     ranks: Ranks,
     iterations: int = 20,
     warmup: int = 3,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """Run a script in several processes of this host, capture one iteration of each, and join them.
 
@@ -85,7 +86,7 @@ def capture_ranks(
     return joined_step(graphs, [f"rank {rank} of {script.name}" for rank in range(ranks.num_ranks)])
 
 
-def _forward(progress: Callable[[str, int, int], None] | None, answer: dict[str, Any]) -> None:
+def _forward(progress: Progress | None, answer: dict[str, Any]) -> None:
     if progress is not None and "progress" in answer:
         progress(*answer["progress"])
 

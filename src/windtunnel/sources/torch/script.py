@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.extras import require
 from windtunnel.graph import Graph
+from windtunnel.progress import Progress
 from windtunnel.sources.torch._pilots import EndOfScript, RankPilot, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.launch import is_one_of_several, num_ranks_here, rank_here
@@ -79,7 +80,7 @@ def capture_script(
     *,
     iterations: int = 20,
     warmup: int = 3,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """Run a script as if it were the main program, capture some of its iterations, then end it.
 

@@ -14,6 +14,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.graph import Graph
+from windtunnel.progress import Progress
 
 __all__ = ["capture"]
 
@@ -26,7 +27,7 @@ def capture(
     warmup: int = 3,
     model: Any = None,
     optimizer: Any = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """Run ``step`` some times, bare and profiled in turn, and return the graph of one iteration.
 

@@ -17,6 +17,7 @@ from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, fit_overhead
 from windtunnel.extras import require
 from windtunnel.measure import ProfileDatabase
+from windtunnel.progress import Progress
 from windtunnel.suite.cells.search import CellParts, CellPrices, CellSearch, PricedCell, hypervolume, search_cells
 from windtunnel.suite.utilization.inference import fly_nets
 from windtunnel.workloads.cells import NUM_CELLS, Cell, network
@@ -24,7 +25,6 @@ from windtunnel.workloads.cells import NUM_CELLS, Cell, network
 __all__ = ["SEARCHES", "CellFront", "CellStudy", "cell_prices", "fly_searches"]
 
 Clock = Callable[[], int]
-Progress = Callable[[str, int, int], None]
 SEARCHES = {
     "latency": ("parameters", "latency"),
     "utilization": ("parameters", "flops", "utilization"),

@@ -21,6 +21,7 @@ from windtunnel.extras import require
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.rounds import quiet
 from windtunnel.measure.threads import threads
+from windtunnel.progress import Progress
 from windtunnel.sources.torch.flop_count import count
 from windtunnel.suite.tracing import trace
 from windtunnel.workloads.vision import vision_model
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["FlownNet", "Survey", "SurveyRow", "fly_nets", "survey"]
 
 Clock = Callable[[], int]
-Progress = Callable[[str, int, int], None]
 _FIT_EVERY = 8  # every eighth model of a survey fixes the framework's constant
 
 

@@ -24,6 +24,7 @@ from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.threads import threads
+from windtunnel.progress import Progress
 from windtunnel.sources.torch.step import capture
 from windtunnel.suite.cells.run import cell_prices
 from windtunnel.suite.tracing import trace
@@ -46,7 +47,6 @@ __all__ = [
     "use_of_graph",
 ]
 
-Progress = Callable[[str, int, int], None]
 _CELL = re.compile(r"cell-(\d+)$")
 _CELL_PIXELS = 32
 _OVERHEAD_METHOD = 1

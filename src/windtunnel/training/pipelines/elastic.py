@@ -15,8 +15,9 @@ import torch.distributed as dist
 from windtunnel.errors import InputError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import die_with
+from windtunnel.progress import Progress
 from windtunnel.training.pipelines._trainer import PATIENCE, RankReport, train_rank
-from windtunnel.training.pipelines.job import PipelineSpec, PlannedPipeline, Progress, planned_pipeline
+from windtunnel.training.pipelines.job import PipelineSpec, PlannedPipeline, planned_pipeline
 from windtunnel.training.pipelines.train import Trained, trained_of
 
 __all__ = ["train_elastic"]

@@ -6,7 +6,7 @@ to take, orders for its ranks. Not here: the search over depths and widths (``pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.placement.baselines import even
 from windtunnel.planning.placement.search import place
+from windtunnel.progress import Progress
 from windtunnel.training.pipelines.checkpoints import kept_plan
 from windtunnel.training.pipelines.model import PipelineJob, stage_of_modules, step_ns, whole_ns
 from windtunnel.training.pipelines.run import job_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineSpec", "PlannedPipeline", "kept_pipeline", "planned_pipeline"]
 
-Progress = Callable[[str, int, int], None]
 _PREDICTED = ("step_ns", "one_process_ns")
 
 

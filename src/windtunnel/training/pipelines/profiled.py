@@ -10,7 +10,7 @@ they share; a plan as a pipeline that can train. Not here: which plans there are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,13 @@ from windtunnel.planning.pipelines.blocks import Blocks, blocks_of
 from windtunnel.planning.pipelines.generate import generate
 from windtunnel.planning.pipelines.replayed import Played, beside, play, stage_of_modules, stage_times, table_of
 from windtunnel.planning.pipelines.two_bw import Links, PlanRow
+from windtunnel.progress import Progress
 from windtunnel.training.pipelines.job import PipelineSpec, PlannedPipeline
 from windtunnel.training.pipelines.model import HostConditions, median_ns, on_cores
 from windtunnel.training.pipelines.run import captured_microbatch, conditions_of
 
 __all__ = ["captured_blocks", "conditions_for", "links_of", "pipeline_of", "ranked_on_host"]
 
-Progress = Callable[[str, int, int], None]
 _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,7 @@ from windtunnel.planning.placement.fleet import fleet_of
 from windtunnel.planning.placement.from_graph import Layers, layers_of
 from windtunnel.planning.placement.model import Problem
 from windtunnel.planning.placement.throughput import Plan
+from windtunnel.progress import Progress
 from windtunnel.training.pipelines.model import (
     HostConditions,
     PipelineJob,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cut", "PipelineRun", "captured_microbatch", "conditions_of", "job_of", "run_pipelines"]
 
-Progress = Callable[[str, int, int], None]
 _LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16  # of messages; the second where a job sends less
 _CAPTURED = 12
 _CONDITIONS_ROUNDS = 24  # from six of them, one outlier among twelve times decided between plans

@@ -21,13 +21,13 @@ from windtunnel.measure.stats import Estimate, estimate_median
 from windtunnel.measure.workers import Workers
 from windtunnel.planning.pipelines.schedules import Schedule
 from windtunnel.planning.pipelines.verify import require_shared
+from windtunnel.progress import Progress
 
 if TYPE_CHECKING:
     from windtunnel.training.pipelines._trainer import RankReport, TrainOrders
 
 __all__ = ["Trained", "orders_of", "pipeline_workers", "train_pipeline", "trained_of"]
 
-Progress = Callable[[str, int, int], None]
 MakeTable = Callable[[int], Schedule]
 _MODULE = "windtunnel.training.pipelines._trainer"
 _WARM = 2  # batches that are not timed
