@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.progress import Progress
 
-__all__ = ["Progress", "elapsed_ns", "quiet", "quiet_rows", "rounds", "spread_ratio"]
+__all__ = ["elapsed_ns", "quiet", "quiet_rows", "rounds", "spread_ratio"]
 
 
 def elapsed_ns(action: Callable[[], Any]) -> int:

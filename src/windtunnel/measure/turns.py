@@ -18,7 +18,7 @@ from windtunnel.errors import FlightError
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup, has_trend, warmup_length
 from windtunnel.progress import Progress
 
-__all__ = ["Lane", "Measurement", "Progress", "StopRule", "Turn", "measure"]
+__all__ = ["Lane", "Measurement", "StopRule", "Turn", "measure"]
 
 _MIN_ROUNDS = 3
 _MAX_ITERATIONS_PER_TURN = 64

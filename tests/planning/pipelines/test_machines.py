@@ -9,7 +9,7 @@ from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware import Instance, device, instance, instances, link
 from windtunnel.planning.pipelines.machines import cheapest_machines, links_between
 from windtunnel.planning.pipelines.profiles import profiles_of
-from windtunnel.planning.pipelines.replayed import play, stage_times
+from windtunnel.planning.pipelines.replayed import batch_ns, stage_times
 from windtunnel.planning.pipelines.two_bw import Job, plan_2bw
 
 BATCH, SIZES = 16, [2, 4, 8]
@@ -38,7 +38,7 @@ def best_rate(one, count):
     blocks, links = profiles(one.device), links_between(one, count)
     job = Job(count * one.num_devices, float(one.device.memory_bytes), BATCH, links)
     rows = plan_2bw(blocks, job).feasible
-    steps = [play(row, stage_times(row, blocks[row.microbatch], links)) for row in rows]
+    steps = [batch_ns(row, stage_times(row, blocks[row.microbatch], links)) for row in rows]
     return BATCH / min(steps) * 1e9
 
 

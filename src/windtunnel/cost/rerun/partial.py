@@ -30,7 +30,7 @@ from windtunnel.progress import Progress
 if TYPE_CHECKING:
     from windtunnel.cost.rerun._interpreter import Interpreter, Lap
 
-__all__ = ["Progress", "Ratios", "known_ratios", "measure_ratios"]
+__all__ = ["Ratios", "known_ratios", "measure_ratios"]
 
 Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]

@@ -16,7 +16,7 @@ from windtunnel.graph import Graph
 from windtunnel.hardware import Device, Instance
 from windtunnel.planning.pipelines.blocks import Blocks, cut_evenly
 from windtunnel.planning.pipelines.profiles import profiles_of
-from windtunnel.planning.pipelines.replayed import Played, play, stage_times
+from windtunnel.planning.pipelines.replayed import Played, batch_ns, stage_times
 from windtunnel.planning.pipelines.two_bw import Job, Links, PlanRow, plan_2bw
 from windtunnel.progress import Progress
 
@@ -152,7 +152,9 @@ def _tried(offer: Offer, profiles: Mapping[int, Blocks], batch: int, most_ns: fl
         short = [row.missing_bytes for row in table.rows if row.missing_bytes]
         return _without(offer, "no plan fits into memory" if short else "no plan is possible")
     rows = [row for row in table.feasible if _least_ns(row, profiles[row.microbatch]) <= most_ns]
-    found = [Played(row, play(row, stage_times(row, profiles[row.microbatch], links))) for row in rows[:num_replayed]]
+    found = [
+        Played(row, batch_ns(row, stage_times(row, profiles[row.microbatch], links))) for row in rows[:num_replayed]
+    ]
     best = min(found, key=lambda one: one.step_ns, default=None)
     if best is not None and best.step_ns <= most_ns:
         return Offer(offer.instance, offer.count, best)

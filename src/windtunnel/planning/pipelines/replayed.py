@@ -29,8 +29,8 @@ from windtunnel.simulate import replay
 __all__ = [
     "Played",
     "alike",
+    "batch_ns",
     "beside",
-    "play",
     "ranked_by_replay",
     "reads_of",
     "ring_ns_per_byte",
@@ -64,11 +64,13 @@ def ranked_by_replay(
         if progress is not None:
             progress("replaying plans", done, len(rows))
         times = stage_times(row, profiles[row.microbatch], job.links)
-        found.append(Played(row, play(row, times)))
+        found.append(Played(row, batch_ns(row, times)))
     return sorted(found, key=lambda one: one.step_ns)
 
 
-def play(row: PlanRow, times: StageTimes, step_ns: Callable[[Graph], float] | None = None, *, width: int = 1) -> float:
+def batch_ns(
+    row: PlanRow, times: StageTimes, step_ns: Callable[[Graph], float] | None = None, *, width: int = 1
+) -> float:
     """The time of one batch.
 
     Parameters

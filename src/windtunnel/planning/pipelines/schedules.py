@@ -45,6 +45,16 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
+    def reads(self, num_stages: int) -> int | None:
+        """The stage whose value it waits for: forward the one before it, backward the one behind it, if any."""
+        other = {"F": self.stage - 1, "W": -1}.get(self.kind, self.stage + 1)
+        return other if 0 <= other < num_stages else None
+
+    def feeds(self, num_stages: int) -> int | None:
+        """The stage that waits for its value, if one does."""
+        other = {"F": self.stage + 1, "W": -1}.get(self.kind, self.stage - 1)
+        return other if 0 <= other < num_stages else None
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -69,11 +69,9 @@ def parts(action: Action) -> tuple[Action, ...]:
 def needs(part: Action, num_stages: int) -> list[Action]:
     """Parts that have to be done before this one."""
     stage, kind, at = part
-    if kind == "F":
-        return [Action(stage - 1, "F", at)] * (stage > 0)
-    if kind == "W":
-        return [Action(stage, "I", at)]
-    return [Action(stage, "F", at), *[Action(stage + 1, "I", at)] * (stage + 1 < num_stages)]
+    own: dict[str, list[Action]] = {"I": [Action(stage, "F", at)], "W": [Action(stage, "I", at)]}
+    other = part.reads(num_stages)
+    return own.get(kind, []) + ([] if other is None else [Action(other, kind, at)])
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from windtunnel.progress import Progress
 from windtunnel.reading import ReadLimit
 from windtunnel.sources.kineto import _json
 
-__all__ = ["Progress", "Text"]
+__all__ = ["Text"]
 
 
 _PIECE_BYTES = 1 << 20

@@ -30,7 +30,7 @@ from windtunnel.sources.torch._segments import Marks, PhaseClock
 from windtunnel.sources.torch._shapes import ShapeSorter
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, require_host
 
-__all__ = ["Progress", "Recorder", "Recording", "Slot"]
+__all__ = ["Recorder", "Recording", "Slot"]
 
 SETTLING = "wt:settling"
 _AS_IS = 4  # iterations before the heap is held

@@ -33,18 +33,14 @@ class Way(NamedTuple):
     @classmethod
     def into(cls, action: Action, num_stages: int) -> Way | None:
         """What an action waits for; None where it needs no other stage."""
-        stage, kind, microbatch = action
-        if kind == "F":
-            return cls(stage - 1, stage, microbatch) if stage > 0 else None
-        return cls(stage + 1, stage, microbatch) if kind in "BI" and stage + 1 < num_stages else None
+        other = action.reads(num_stages)
+        return None if other is None else cls(other, action.stage, action.microbatch)
 
     @classmethod
     def out_of(cls, action: Action, num_stages: int) -> Way | None:
         """What an action gives."""
-        stage, kind, microbatch = action
-        if kind == "F":
-            return cls(stage, stage + 1, microbatch) if stage + 1 < num_stages else None
-        return cls(stage, stage - 1, microbatch) if kind in "BI" and stage > 0 else None
+        other = action.feeds(num_stages)
+        return None if other is None else cls(action.stage, other, action.microbatch)
 
 
 @dataclass

@@ -18,7 +18,7 @@ import numpy as np
 from windtunnel.graph import Graph
 from windtunnel.planning.pipelines.blocks import Blocks, blocks_of
 from windtunnel.planning.pipelines.generate import generate
-from windtunnel.planning.pipelines.replayed import Played, beside, play, stage_of_modules, stage_times, table_of
+from windtunnel.planning.pipelines.replayed import Played, batch_ns, beside, stage_of_modules, stage_times, table_of
 from windtunnel.planning.pipelines.two_bw import Links, PlanRow
 from windtunnel.progress import Progress
 from windtunnel.training.pipelines.job import PipelineSpec, PlannedPipeline
@@ -102,7 +102,7 @@ def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
     def taken_ns(graph: Graph) -> float:
         return float(median_ns(on_cores(graph, conditions, row.num_workers), conditions))
 
-    return play(row, times, taken_ns, width=row.width)
+    return batch_ns(row, times, taken_ns, width=row.width)
 
 
 def pipeline_of(
