@@ -13,7 +13,14 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import GraphBuilder, Phase
 from windtunnel.planning.pipelines.blocks import blocks_of, cut_evenly
 from windtunnel.planning.pipelines.profiles import profiles_of, sizes_of
-from windtunnel.planning.pipelines.replayed import beside, play, ranked_by_replay, side_by_side, stage_times, table_of
+from windtunnel.planning.pipelines.replayed import (
+    batch_ns,
+    beside,
+    ranked_by_replay,
+    side_by_side,
+    stage_times,
+    table_of,
+)
 from windtunnel.planning.pipelines.stage_memory import Running, memory_of_stage
 from windtunnel.planning.pipelines.timed import StageTimes
 from windtunnel.planning.pipelines.two_bw import Job, Links, PlanRow, plan_2bw
@@ -205,8 +212,8 @@ def test_equal_stages_replay_as_the_formulas_say(depth, count, forward_ns, backw
     emptied = PlanRow("1f1b", 1, depth, 1, False, count)
     never = PlanRow("2bw", 1, depth, 1, False, count)
 
-    assert (count + depth - 1) * (forward_ns + backward_ns) == play(emptied, times)
-    assert count * (forward_ns + backward_ns) == play(never, times)
+    assert (count + depth - 1) * (forward_ns + backward_ns) == batch_ns(emptied, times)
+    assert count * (forward_ns + backward_ns) == batch_ns(never, times)
 
 
 def test_pipelines_beside_each_other_take_the_time_of_one():
@@ -218,7 +225,7 @@ def test_pipelines_beside_each_other_take_the_time_of_one():
     assert [25.0, 0.0] * 2 + [25.0] == wide.message_ns.tolist()
     assert np.tile(times.exchange_ns, 3).tolist() == wide.exchange_ns.tolist()
     assert (one.num_ranks * 3, one.num_stages * 3) == (three.num_ranks, three.num_stages)
-    assert play(row, times) == play(row, wide, width=3)
+    assert batch_ns(row, times) == batch_ns(row, wide, width=3)
 
 
 def test_a_replay_counts_what_the_cost_functions_leave_out():

