@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,36 +67,29 @@ class _Dlion(Paced):
         super().__init__(node, numbers.staleness)
         self._numbers = numbers
         self._batch = node.batch_size
-        self._total = node.batch_size * node.num_workers
         self._times: list[tuple[int, float]] = []  # samples, s
         self._powers: dict[int, dict[int, tuple[float, float]]] = {}
         self._rates: dict[int, float] = {}  # to each peer, as it measured, bytes per s
         self._measured: dict[int, float] = {}  # from each peer
         self._losses: list[float] = []
         self._said: dict[int, dict[int, float]] = {}
-        self._kept = node.weights.new_zeros(node.weights.shape)
+        self._kept: dict[int, torch.Tensor] = {}  # of each link, what was not sent yet
+        self._parts: dict[int, dict[int, tuple[Any, torch.Tensor, float]]] = {}  # of steps that are not complete
+        self._batches = dict.fromkeys(range(node.num_workers), float(node.batch_size))  # last known
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.num_steps += 1
         took_s = (now_ns - step.begun_ns) / 1e9
         self._times.append((step.num_samples, took_s))
         self._losses.append(step.loss)
-        share = step.num_samples / self._total
-        self.descend(step.gradient, share)
-        gradient = step.gradient
-        if self._numbers.accumulates:
-            self._kept += step.gradient
-            gradient = self._kept.clone()
-        actions: list[Action] = [
-            self._gradient_for(peer, gradient, share, took_s, step.num_samples) for peer in self.node.peers
-        ]
+        actions: list[Action] = [self._gradient_for(peer, step, took_s) for peer in self.node.peers]
+        self._learn(self.num_steps, self.node.rank, (slice(None), step.gradient, float(step.num_samples)))
         return [*actions, *self._adjusted(), *self._compared(), *self.go_on()]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
         about, source = message.about, message.source
         if message.tag == "gradient":
-            indices, values = message.values
-            self.node.weights[indices] -= self.node.learning_rate * about["share"] * values
+            self._learn(int(about["step"]), source, (*message.values, about["samples"]))
             self._measure(source, message.size_bytes / max((now_ns - message.sent_ns) / 1e9, 1e-9))
             if about["rate"] > 0:
                 self._rates[source] = about["rate"]
@@ -116,13 +109,34 @@ class _Dlion(Paced):
 
     # --- what is sent ----------------------------------------------------------------------------------------
 
-    def _gradient_for(self, peer: int, gradient: torch.Tensor, share: float, took_s: float, samples: int) -> Send:
+    def _learn(self, step: int, source: int, part: tuple[Any, torch.Tensor, float]) -> None:
+        """Every sample counts once: at once by the batches last known, or, where all wait, when all are there."""
+        self._batches[source] = part[2]
+        if self._numbers.staleness:
+            self._descend([part], sum(self._batches.values()))
+            return
+        parts = self._parts.setdefault(step, {})
+        parts[source] = part
+        if len(parts) == self.node.num_workers:
+            del self._parts[step]
+            self._descend([parts[rank] for rank in sorted(parts)], sum(one[2] for one in parts.values()))
+
+    def _descend(self, parts: Sequence[tuple[Any, torch.Tensor, float]], total: float) -> None:
+        gradient = self.node.weights.new_zeros(self.node.weights.shape)
+        for indices, values, samples in parts:
+            gradient[indices] += values * (samples / total)
+        self.descend(gradient, 1.0)
+
+    def _gradient_for(self, peer: int, step: Finished, took_s: float) -> Send:
+        gradient = step.gradient
+        if self._numbers.accumulates:
+            gradient = self._kept[peer] = self._kept.get(peer, 0.0) + step.gradient
         budget = self._rates[peer] * took_s if peer in self._rates else float("inf")
         indices = most_that_fits(gradient, self.node.shapes, budget, self._numbers.least)
         values = gradient[indices].clone()
-        if self._numbers.accumulates and peer == self.node.peers[-1]:
-            self._kept[indices] = 0.0
-        about = {"step": self.num_steps, "share": share, "rate": self._measured.get(peer, 0.0), "samples": samples}
+        if self._numbers.accumulates:
+            gradient[indices] = 0.0
+        about = {"step": self.num_steps, "rate": self._measured.get(peer, 0.0), "samples": step.num_samples}
         size_bytes = min(sparse_bytes(len(indices), len(gradient)), 4 * len(gradient))
         return Send(peer, "gradient", (indices, values), max(size_bytes, 1), about)
 
@@ -170,7 +184,7 @@ class _Dlion(Paced):
         first = self.node.batch_size * self.node.num_workers
         total = BatchPlan(first, num_samples, first, 1.5).after(number)
         shares = largest_remainders([said[rank][0] for rank in sorted(said)], total)
-        self._batch, self._total = shares[self.node.rank], total
+        self._batch = shares[self.node.rank]
         return [Batch(self._batch)]
 
     # --- weights of the best ---------------------------------------------------------------------------------
@@ -210,9 +224,10 @@ def most_that_fits(
         if most > 0:
             relative[begin : begin + size] = part / most
         begin += size
-    if 4 * len(gradient) <= budget_bytes:
-        return (relative > 0).nonzero().squeeze(1)
-    counts = relative.histc(bins=_NUM_BINS, min=0.0, max=1.0).flip(0).cumsum(0).tolist()
+    anything = relative > 0
+    if sparse_bytes(int(anything.sum()), len(gradient)) <= budget_bytes:
+        return anything.nonzero().squeeze(1)
+    counts = relative[anything].histc(bins=_NUM_BINS, min=0.0, max=1.0).flip(0).cumsum(0).tolist()
     fits = [at for at, count in enumerate(counts) if sparse_bytes(int(count), len(gradient)) <= budget_bytes]
     threshold = 1 - (fits[-1] + 1) / _NUM_BINS if fits else 1.0
     threshold = min(threshold, 1 - least_percent / 100)

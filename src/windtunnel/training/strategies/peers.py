@@ -39,8 +39,6 @@ class Paced(Worker):
         self._staleness, self._num_backup = staleness, num_backup
         self._heard = dict.fromkeys(self.sources(), 0)
         self._is_waiting = False
-        if any(group.get("momentum") for group in node.optimizer.param_groups):
-            node.warn("the job's momentum is not used: gradients of peers come one by one")
 
     def sources(self) -> Iterable[int]:
         """Whom this worker hears."""
@@ -63,6 +61,8 @@ class Paced(Worker):
 
     def descend(self, gradient: torch.Tensor, share: float) -> None:
         """A part of the common step of plain SGD."""
+        if any(group.get("momentum") for group in self.node.optimizer.param_groups):
+            self.node.warn("the job's momentum is not used: gradients of peers come one by one")
         self.node.weights.add_(gradient, alpha=-self.node.learning_rate * share)
 
 
@@ -131,7 +131,7 @@ class _Hop(Paced):
     def __init__(self, node: Node, staleness: int, num_backup: int) -> None:
         super().__init__(node, staleness, num_backup=num_backup)
         self._last: dict[int, tuple[int, torch.Tensor]] = {}
-        self._most_old = staleness
+        self._most_old = staleness if staleness >= 0 else float("inf")
 
     def sources(self) -> list[int]:
         rank, num = self.node.rank, self.node.num_workers

@@ -91,7 +91,9 @@ class Gaia(_Exchanging):
         self._threshold = threshold
 
     def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
-        scaled = self._threshold * self.node.learning_rate / self._first_rate
+        # a rate that warms up from 0 has no ratio yet
+        self._first_rate = self._first_rate or self.node.learning_rate
+        scaled = self._threshold * (self.node.learning_rate / self._first_rate if self._first_rate else 1.0)
         weights, kept = self.node.weights, self._kept
         is_significant = (kept != 0) & ((weights == 0) | (kept.abs() > scaled * weights.abs()))
         indices = is_significant.nonzero().squeeze(1)

@@ -138,7 +138,8 @@ class FlatModel:
 
     def probe(self, probe: Probe, buffers: torch.Tensor, indices: NDArray[np.int64]) -> tuple[float, float]:
         """Loss and accuracy over evenly spaced ones of a worker's samples."""
-        chosen = torch.as_tensor(indices[:: max(1, len(indices) // probe.num_samples)][: probe.num_samples])
+        num = min(probe.num_samples, len(indices))
+        chosen = torch.as_tensor(indices[np.arange(num) * len(indices) // num])
         return self.judged(probe.weights, buffers, self.job.inputs[chosen], self.job.targets[chosen])
 
     def judged(
