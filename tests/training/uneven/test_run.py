@@ -77,7 +77,7 @@ def test_a_host_that_is_too_small_says_what_it_can_do(tmp_path):
     """Before any process is started."""
     fleet = fleet_of(tmp_path, [1.0] * 400)
     with pytest.raises(FlightError, match="this host is too small") as error:
-        check_room("mlp", fleet)
+        check_room(train_job("mlp"), fleet)
 
     assert "ms or more" in error.value.fix
 

@@ -17,7 +17,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.training.strategies.barrier import largest_remainders
 from windtunnel.training.strategies.peers import Paced, check_staleness
-from windtunnel.training.uneven.policy import Action, Batch, Finished, Message, Node, Policy, Send, sparse_bytes
+from windtunnel.training.uneven.policy import Action, Batch, Finished, Message, Node, Policy, Send, spans, sparse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -217,13 +217,11 @@ def most_that_fits(
     Never fewer than for N = ``least_percent``; nothing of a parameter that is all zero.
     """
     relative = gradient.new_zeros(gradient.shape)
-    begin = 0
-    for size in shapes or [len(gradient)]:
-        part = gradient[begin : begin + size].abs()
+    for span in spans(shapes or [len(gradient)]):
+        part = gradient[span].abs()
         most = part.max()
         if most > 0:
-            relative[begin : begin + size] = part / most
-        begin += size
+            relative[span] = part / most
     anything = relative > 0
     if sparse_bytes(int(anything.sum()), len(gradient)) <= budget_bytes:
         return anything.nonzero().squeeze(1)

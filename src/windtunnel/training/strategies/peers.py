@@ -137,9 +137,6 @@ class _Hop(Paced):
         rank, num = self.node.rank, self.node.num_workers
         return sorted({(rank + 1) % num, (rank - 1) % num} - {rank})
 
-    def start(self, now_ns: int) -> Sequence[Action]:
-        return (Step(),)
-
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self._mix()
         self.node.apply(step.gradient)

@@ -23,6 +23,7 @@ from windtunnel.training.uneven.policy import (
     Send,
     Step,
     Worker,
+    spans,
     sparse_bytes,
 )
 
@@ -123,16 +124,11 @@ class Dgc(_Exchanging):
         self.node.weights.copy_(before)
         levels = (*(one for one in _DGC_SPARSITY if one < self._sparsity), self._sparsity)
         at = len(levels) - 1 if not self._warm_up else min(self._step // self._warm_up, len(levels) - 1)
-        parts, begin = [], 0
-        for size in self.node.shapes:
+        is_sent = self._kept.new_zeros(self._kept.shape)
+        for size, span in zip(self.node.shapes, spans(self.node.shapes), strict=True):
             num = max(1, int(size * (1 - levels[at]) + 1e-9))
-            parts.append(self._kept[begin : begin + size].abs().topk(num).indices + begin)
-            begin += size
-        indices = parts[0].new_empty(sum(map(len, parts)))
-        at = 0
-        for one in parts:
-            indices[at : at + len(one)] = one
-            at += len(one)
+            is_sent[span][self._kept[span].abs().topk(num).indices] = 1.0
+        indices = is_sent.nonzero().squeeze(1)
         return indices, 8 * len(indices)
 
     def _sent(self, indices: torch.Tensor, values: torch.Tensor) -> None:

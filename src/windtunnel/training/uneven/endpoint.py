@@ -74,7 +74,7 @@ class Endpoint:
         if not torch.isfinite(step.gradient).all():
             raise FlightError(
                 f"worker {self.node.rank} has a gradient that is no number (loss {step.loss})",
-                where=f"its step that began at {begun_s(step.begun_ns)}",
+                where=f"its step that began at {step.begun_ns / 1e9:.3f} s",
                 fix="lower the learning rate, clip the gradients, or look at this worker's data",
             )
         assert isinstance(self._logic, Worker)
@@ -135,11 +135,6 @@ class Endpoint:
         if tag not in self._sums:
             self._sums[tag] = (Star if self._over_server else Ring)(self.node, tag)
         return self._sums[tag]
-
-
-def begun_s(begun_ns: int) -> str:
-    """A moment of a run, for people."""
-    return f"{begun_ns / 1e9:.3f} s"
 
 
 def check_policy(name: str, policy: Policy, *, has_server: bool) -> None:

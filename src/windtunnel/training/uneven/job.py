@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.training.uneven.policy import Node, Probe
+from windtunnel.training.uneven.policy import Node, Probe, spans
 
 __all__ = ["FlatModel", "Samples", "TrainJob", "step_seed"]
 
@@ -102,13 +102,11 @@ class FlatModel:
         self.shapes = tuple(one.numel() for one in parameters)
         self._weights = torch.cat([one.detach().reshape(-1).float() for one in parameters])
         self._gradient = torch.zeros_like(self._weights)
-        at = 0
-        for one in parameters:
-            view = slice(at, at + one.numel())
-            one.data = self._weights[view].view(one.shape)
-            one.grad = self._gradient[view].view(one.shape)
-            at += one.numel()
+        for one, span in zip(parameters, spans(self.shapes), strict=True):
+            one.data = self._weights[span].view(one.shape)
+            one.grad = self._gradient[span].view(one.shape)
         self._buffers = [one for one in self.module.buffers() if one.is_floating_point()]
+        self._buffer_spans = spans([one.numel() for one in self._buffers])
         self.initial = self._weights.clone()
         self.initial_buffers = self.buffers()
 
@@ -176,10 +174,8 @@ class FlatModel:
 
     def _enter(self, weights: torch.Tensor, buffers: torch.Tensor) -> None:
         self._weights.copy_(weights)
-        at = 0
-        for one in self._buffers:
-            one.copy_(buffers[at : at + one.numel()].view(one.shape))
-            at += one.numel()
+        for one, span in zip(self._buffers, self._buffer_spans, strict=True):
+            one.copy_(buffers[span].view(one.shape))
 
 
 class Samples:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "Timer",
     "Worker",
     "dense_bytes",
+    "spans",
     "sparse_bytes",
 ]
 
@@ -305,6 +307,17 @@ class Policy:
     worker: Callable[[Node], Worker]
     server: Callable[[Node], Server] | None = None
     shape: Shape | None = None
+
+
+def spans(sizes: Sequence[int]) -> list[slice]:
+    """Where each parameter lies in a vector of all of them.
+
+    Examples
+    --------
+    >>> spans([2, 3])
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def dense_bytes(values: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from windtunnel.training.uneven._node import NodeOrders, NodeReport
 from windtunnel.training.uneven.endpoint import check_policy
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Point, Run
-from windtunnel.training.uneven.job import FlatModel
+from windtunnel.training.uneven.job import FlatModel, TrainJob
 from windtunnel.training.uneven.jobs import train_job
 
 __all__ = ["check_room", "train_really"]
@@ -62,7 +62,8 @@ def train_really(
     """
     policy = registry.get("strategy", strategy).function(**numbers)
     check_policy(strategy, policy, has_server=fleet.has_server)
-    check_room(job, fleet)
+    made = train_job(job)
+    check_room(made, fleet)
     orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns)
     cores = allowed_cores()
     mine = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
@@ -80,10 +81,10 @@ def train_really(
             workers.send(zero_ns, rank)
         reports: list[NodeReport] = workers.gather()
     _check_late(fleet, reports)
-    return _run(job, fleet, strategy, reports, goal, seed)
+    return _run(made, fleet, strategy, reports, goal, seed)
 
 
-def check_room(job: str, fleet: Fleet) -> None:
+def check_room(job: TrainJob, fleet: Fleet) -> None:
     """Refuse a fleet whose steps this host cannot do in their time.
 
     Raises
@@ -91,9 +92,8 @@ def check_room(job: str, fleet: Fleet) -> None:
     FlightError
         Says how long a step takes here, and from which ``step_time`` on it would do.
     """
-    made = train_job(job)
-    flat = FlatModel(made, 0)
-    chosen = torch.arange(min(made.batch_size, len(made.inputs)))
+    flat = FlatModel(job, 0)
+    chosen = torch.arange(min(job.batch_size, len(job.inputs)))
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -127,8 +127,8 @@ def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
             )
 
 
-def _run(job: str, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
-    flat = FlatModel(train_job(job), seed)
+def _run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
+    flat = FlatModel(job, seed)
     judged = [reports[-1]] if reports[-1].serves else reports[: fleet.num_workers]
     workers = reports[: fleet.num_workers]
     points, weights = [], flat.initial

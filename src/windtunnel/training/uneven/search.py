@@ -7,12 +7,13 @@ best. Not here: how a run is done (``model``, ``run``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.progress import Progress
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Run
 from windtunnel.training.uneven.jobs import train_job
@@ -89,7 +90,7 @@ def compare(
     *,
     num_flown: int = 0,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Train under each strategy in virtual time; really run the best, and the first that was named.
 
@@ -146,7 +147,7 @@ def _flown(
     outcome: Outcome,
     goal: Goal,
     seed: int,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
 ) -> Outcome:
     """The same with a real run, a quarter longer than it is said to take."""
     wanted_ns = goal.duration_ns if outcome.predicted_ns is None else round(_SLACK * outcome.predicted_ns)
