@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from windtunnel.training.uneven.fleet import Fleet, read_fleet
 from windtunnel.training.uneven.goal import Goal, Run
 from windtunnel.training.uneven.job import TrainJob
 from windtunnel.training.uneven.model import train_virtually
+from windtunnel.training.uneven.policy import Node, Worker
 
 
 def small_job(*, momentum: float = 0.0, batch_size: int = 8, model=None) -> TrainJob:
@@ -33,10 +36,11 @@ def small_job(*, momentum: float = 0.0, batch_size: int = 8, model=None) -> Trai
 
 
 def fleet_of(
-    folder: Path, speeds: list[float], *, rate: str = "1 MB/s", latency: str = "1 ms", more: str = ""
-) -> Fleet:
+    folder: Path, speeds: Sequence[float], *, rate: str = "1 MB/s", latency: str = "1 ms", more: str = "",
+    server: str = "1 GB/s",
+) -> Fleet:  # fmt: skip
     """Workers with cards of one rate, and a server."""
-    lines = ['step_time = "10 ms"', more, "[server]", 'up = "1 GB/s"', 'down = "1 GB/s"']
+    lines = ['step_time = "10 ms"', more, "[server]", f'up = "{server}"', f'down = "{server}"']
     for speed in speeds:
         lines += ["[[workers]]", f"speed = {speed}", f'up = "{rate}"', f'down = "{rate}"', f'latency = "{latency}"']
     path = folder / "cluster.toml"
@@ -58,6 +62,34 @@ def trained(job: TrainJob, fleet: Fleet, strategy: str, duration_s: float = 1.0,
     policy = registry.get("strategy", strategy).function(**numbers)
     goal = Goal(round(duration_s * 1e9), every_ns=round(duration_s * 1e9 / 4))
     return train_virtually(job, fleet, strategy, policy, goal, seed=seed)
+
+
+def beside_direct(job: TrainJob, folder: Path, case: str, duration_ms: float) -> tuple[float, int]:
+    """The largest difference of a weight of any node from its strategy's direct form, over 1 or the largest weight.
+
+    Returns also how many steps were made.
+    """
+    from tests.training.uneven.direct import CASES, Plain
+
+    strategy, numbers, direct, its_numbers, speeds = CASES[case]
+    policy = registry.get("strategy", strategy).function(**numbers)
+    fleet = fleet_of(folder, speeds, rate="1000000 TB/s", latency="0 us", server="1000000 TB/s")
+    nodes: list[Node] = []
+
+    def worker(node: Node) -> Worker:
+        nodes.append(node)
+        return policy.worker(node)
+
+    goal = Goal(round(duration_ms * 1e6), every_ns=round(duration_ms * 1e6))
+    used = fleet if policy.server else without_server(fleet)
+    run = train_virtually(job, used, case, replace(policy, worker=worker), goal)
+    plain = Plain(job, speeds)
+    direct(plain, duration_ms, **its_numbers)
+    expected = [*plain.w, plain.server if policy.server else sum(plain.w) / plain.num]
+    found = [*(node.weights for node in nodes), torch.as_tensor(run.weights)]
+    largest = max(1.0, *(float(one.abs().max()) for one in expected))
+    off = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    return off / largest, len(run.steps)
 
 
 def serial(job: TrainJob, indices: np.ndarray, num_steps: int, seed: int = 0) -> np.ndarray:

@@ -13,38 +13,11 @@ from hypothesis import strategies as st
 from tests.training.uneven.small import fleet_of, small_job, trained, without_server
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.training.strategies.dlion import BatchPlan, most_that_fits
-from windtunnel.training.uneven.job import Samples
-from windtunnel.training.uneven.partitions import Partition, split
+from windtunnel.training.strategies.dlion import BatchPlan, Power, equal_times, most_that_fits
 from windtunnel.training.uneven.policy import sparse_bytes
 
 OFF = {"adjust_every": 0, "transfer_every": 0}
 FREE = {"rate": "10 GB/s", "latency": "0 us"}
-
-
-def _union(num_steps: int, num_workers: int) -> np.ndarray:
-    """SGD on the mean over all workers' batches together."""
-    job = small_job()
-    samples = [Samples(part, 0, rank) for rank, part in enumerate(split(job.sample_labels(), num_workers, Partition()))]
-    torch.manual_seed(0)
-    module = job.model()
-    optimizer = job.optimizer(list(module.parameters()))
-    for _ in range(num_steps):
-        chosen = torch.cat([one.draw(job.batch_size) for one in samples])
-        optimizer.zero_grad()
-        job.loss(module(job.inputs[chosen]), job.targets[chosen]).backward()
-        optimizer.step()
-    return torch.cat([one.detach().reshape(-1) for one in module.parameters()]).numpy()
-
-
-@pytest.mark.parametrize(("strategy", "numbers"), [("all-to-all", {}), ("dlion", OFF)])
-def test_whole_gradients_of_all_are_that_of_the_union(tmp_path, strategy, numbers):
-    """Each sample counts once, to 1e-6."""
-    fleet = without_server(fleet_of(tmp_path, [1.0] * 3, **FREE))
-    run = trained(small_job(), fleet, strategy, duration_s=0.203, **numbers)
-
-    assert len(run.steps) == 60
-    assert np.abs(run.weights - _union(20, 3)).max() < 1e-6
 
 
 @given(st.integers(1, 300), st.integers(0, 5000), st.randoms(use_true_random=False))
@@ -117,6 +90,40 @@ def test_batches_follow_power(tmp_path):
 
     assert max(first_ns) / min(first_ns) >= 3
     assert max(times_ns) / min(times_ns) <= 1.15
+
+
+def test_a_worker_that_slows_down_gets_less_at_once(tmp_path):
+    """Its trace halves its speed long before the next adjustment is due; steps soon take the same time again."""
+    (tmp_path / "speed.csv").write_text("t_s,speed\n0,1\n1,0.25\n", encoding="utf-8")
+    card = 'up = "1 GB/s"\ndown = "1 GB/s"\n'
+    text = f'step_time = "10 ms"\noverhead_time = "2 ms"\n[[workers]]\nspeed = "speed.csv"\n{card}[[workers]]\n{card}'
+    (tmp_path / "c.toml").write_text(text, encoding="utf-8")
+    from windtunnel.training.uneven.fleet import read_fleet
+
+    job = small_job(batch_size=24)
+    run = trained(job, read_fleet(tmp_path / "c.toml"), "dlion", duration_s=3, adjust_every=60, transfer_every=0)
+    slow, other = (run.steps[run.steps[:, 0] == worker] for worker in range(2))
+    changed = slow[slow[:, 1] >= 1_000_000_000]
+
+    assert changed[0, 3] > 1.5 * changed[8, 3]
+    times = [int((one[:, 2] - one[:, 1])[one[:, 1] >= changed[8, 1]][0]) for one in (slow, other)]
+    assert max(times) / min(times) <= 1.2
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0.001, 1)), min_size=1, max_size=8),
+    st.integers(50, 5000),
+)
+def test_batches_that_take_one_time_add_up(said, total):
+    """No step is longer than another by more than a sample, but of those that have one sample only."""
+    shares = equal_times([Power(0, fixed, per, 1) for fixed, per in said], total)
+    took = [(fixed + per * b, per) for (fixed, per), b in zip(said, shares, strict=True) if b > 1]
+
+    assert sum(shares) == total
+    assert min(shares) >= 1
+    if took:
+        longest, least = max(took), min(took)
+        assert longest[0] - least[0] <= longest[1] * len(said) + least[1] + 1e-9
 
 
 def test_all_batches_grow_to_a_tenth_of_the_samples():

@@ -82,7 +82,7 @@ def test_a_ring_adds_up_in_whatever_order_it_is_heard(num, size, random):
     """Messages between two nodes keep their order; anything else may happen first."""
     parts = [torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(num)]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    rings = [Ring(Node(rank, num, torch.zeros(size), optimizer, 1), "sum") for rank in range(num)]
+    rings = [Ring(Node(rank, num, torch.zeros(size), torch.empty(0), optimizer, 1), "sum") for rank in range(num)]
     waiting: list[list[Message]] = [[] for _ in range(num)]
 
     def post(source, sends):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from torch import nn
 
 from tests.training.uneven.small import fleet_of, small_job, trained, without_server
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.training.strategies.skewscout import GRIDS, TUNERS, Tuner, objective
+from windtunnel.training.uneven.job import FlatModel
+from windtunnel.training.uneven.policy import Probe
 
 
 @pytest.mark.parametrize("best", range(7))
@@ -41,15 +44,44 @@ def test_saving_counts_until_accuracy_is_lost():
 
 @pytest.mark.parametrize("learner", sorted(GRIDS))
 def test_models_travel_and_learning_goes_on(tmp_path, learner):
-    """To the next worker, whole, once per period; all workers retune alike and none waits for ever."""
+    """To each other worker in turn, whole, once per period; all workers retune alike and none waits for ever."""
     fleet = without_server(fleet_of(tmp_path, [1.0] * 3, rate="1 GB/s", more='[partition]\nkind = "skew"\ns = 0.5\n'))
     run = trained(small_job(), fleet, "skewscout", duration_s=3, learner=learner, travel_every=20, probe=16)
     whole = 4 * len(run.weights)
     pairs = [tuple(one[:2]) for one in run.messages.tolist() if one[4] == whole]
 
-    assert {(0, 1), (1, 2), (2, 0)} <= set(pairs)
+    assert {(one, other) for one in range(3) for other in range(3) if one != other} <= set(pairs)
     assert run.points[-1].loss < run.points[0].loss
     assert len(run.steps) > 3 * 100
+
+
+def test_statistics_of_batch_norms_travel_with_their_model(tmp_path):
+    """They count as bytes, and a model is judged away from home by its own."""
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
+
+    fleet = without_server(fleet_of(tmp_path, [1.0] * 2, rate="1 GB/s"))
+    run = trained(small_job(model=network), fleet, "skewscout", duration_s=0.5, travel_every=20, probe=16)
+    num_weights, num_buffers = 6 * 5 + 5 + 5 + 5 + 5 * 4 + 4, 5 + 5
+
+    assert len(run.weights) == num_weights
+    assert 4 * (num_weights + num_buffers) in set(run.messages[:, 4].tolist())
+
+    flat = FlatModel(small_job(model=network), 0)
+    probes = [Probe(flat.initial, flat.initial_buffers + shift, 16, "") for shift in (0.0, 3.0)]
+    losses = [flat.probe(one, np.arange(160))[0] for one in probes]
+    assert losses[0] != losses[1]
+
+
+def test_an_old_score_is_tried_again():
+    """A neighbor that was bad once is not bad for ever: training moves on."""
+    tuner = Tuner(3, "hill")
+    scores = {2: 1.0, 1: 2.0, 0: 2.0}
+    walked = [tuner.told(scores[tuner.at]) for _ in range(12)]
+
+    assert walked[:2] == [1, 2]
+    assert 1 in walked[4:]
 
 
 def test_looking_takes_time(tmp_path):

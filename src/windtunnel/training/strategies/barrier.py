@@ -17,29 +17,47 @@ from windtunnel.training.uneven.policy import Action, Batch, Finished, Node, Pol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LocalSgd", "adacomm", "batchtune", "bsp", "local_sgd"]
+__all__ = ["LocalSgd", "adacomm", "batchtune", "bsp", "largest_remainders", "local_sgd", "rate_scale"]
 
 _PROFILED = 3
 
 
+REDUCES = ("mean", "sum")
+
+
 class _Bsp(Worker):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, scale: float) -> None:
         super().__init__(node)
-        self._step = 0
+        self._step, self._scale = 0, scale
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self._step += 1
         return (Reduce(str(self._step), step.gradient),)
 
     def reduced(self, tag: str, total: torch.Tensor, now_ns: int) -> Sequence[Action]:
-        self.node.apply(total.div_(self.node.num_workers))
+        self.node.apply(total.div_(self.node.num_workers), self._scale)
         return (Step(),)
 
 
 @registry.strategy("bsp", source="Valiant, CACM 1990")
-def bsp() -> Policy:
-    """Average the gradients of all workers after each step; nobody goes on before the sum is there."""
-    return Policy(_Bsp, shape=Shape())
+def bsp(reduce: str = "mean") -> Policy:
+    """Take the mean of all gradients after each step (or ``sum``: that of all updates), and wait for it."""
+    return Policy(lambda node: _Bsp(node, rate_scale(node, reduce, "mean")), shape=Shape())
+
+
+def rate_scale(node: Node, reduce: str, usual: str) -> float:
+    """What the job's rate is multiplied by where the updates of all workers count together: a sum is a larger step.
+
+    Raises
+    ------
+    InputError
+        It is neither ``mean`` nor ``sum``.
+    """
+    if reduce not in REDUCES:
+        raise InputError(f"updates are not put together by {reduce!r}", where="reduce", fix="mean or sum")
+    if reduce == usual:
+        return 1.0
+    return float(node.num_workers) if reduce == "sum" else 1.0 / node.num_workers
 
 
 class LocalSgd(Worker):

@@ -8,7 +8,7 @@ weighs a gradient by its batch over the receiver's; here by its batch over all o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,17 +17,28 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.training.strategies.barrier import largest_remainders
 from windtunnel.training.strategies.peers import Paced, check_staleness
-from windtunnel.training.uneven.policy import Action, Batch, Finished, Message, Node, Policy, Send, spans, sparse_bytes
+from windtunnel.training.uneven.policy import (
+    CONTROL_BYTES,
+    Action,
+    Batch,
+    Finished,
+    Message,
+    Node,
+    Policy,
+    Send,
+    spans,
+    sparse_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchPlan", "dlion", "most_that_fits"]
+__all__ = ["BatchPlan", "Power", "dlion", "equal_times", "line_of", "most_that_fits"]
 
 _NUM_BINS = 256
 _SMOOTHING = 0.3
 _LEAST_GAIN = 0.01
-_UNIT_S = 1.0
+_OFF, _MOST_OFF = 0.2, 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,16 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
+class Power:
+    """What a worker says of itself: a step on b samples takes it ``fixed_s + per_sample_s * b``."""
+
+    round: float
+    fixed_s: float
+    per_sample_s: float
+    num_samples: float
+
+
+@dataclass(frozen=True)
 class Numbers:
     """What a user may change."""
 
@@ -68,7 +89,8 @@ class _Dlion(Paced):
         self._numbers = numbers
         self._batch = node.batch_size
         self._times: list[tuple[int, float]] = []  # samples, s
-        self._powers: dict[int, dict[int, tuple[float, float]]] = {}
+        self._powers: dict[int, Power] = {}
+        self._is_profiled, self._num_off = False, 0
         self._rates: dict[int, float] = {}  # to each peer, as it measured, bytes per s
         self._measured: dict[int, float] = {}  # from each peer
         self._losses: list[float] = []
@@ -84,7 +106,7 @@ class _Dlion(Paced):
         self._losses.append(step.loss)
         actions: list[Action] = [self._gradient_for(peer, step, took_s) for peer in self.node.peers]
         self._learn(self.num_steps, self.node.rank, (slice(None), step.gradient, float(step.num_samples)))
-        return [*actions, *self._adjusted(), *self._compared(), *self.go_on()]
+        return [*actions, *self._adjusted(took_s), *self._compared(), *self.go_on()]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
         about, source = message.about, message.source
@@ -96,8 +118,8 @@ class _Dlion(Paced):
             self.hear(source, int(about["step"]))
             return self.after_hearing()
         if message.tag == "power":
-            self._powers.setdefault(int(about["round"]), {})[source] = about["power"], about["samples"]
-            return self._new_batch(int(about["round"]))
+            self._powers[source] = Power(**about)
+            return self._new_batch()
         if message.tag == "loss":
             self._said.setdefault(int(about["round"]), {})[source] = about["loss"]
             return self._transfer(int(about["round"]))
@@ -138,7 +160,7 @@ class _Dlion(Paced):
             gradient[indices] = 0.0
         about = {"step": self.num_steps, "rate": self._measured.get(peer, 0.0), "samples": step.num_samples}
         size_bytes = min(sparse_bytes(len(indices), len(gradient)), 4 * len(gradient))
-        return Send(peer, "gradient", (indices, values), max(size_bytes, 1), about)
+        return Send(peer, "gradient", (indices, values), size_bytes or CONTROL_BYTES, about)
 
     def _measure(self, source: int, rate: float) -> None:
         before = self._measured.get(source)
@@ -146,46 +168,49 @@ class _Dlion(Paced):
 
     # --- batches ---------------------------------------------------------------------------------------------
 
-    def _adjusted(self) -> list[Action]:
-        """Every so often all say how many samples they do in a second; one step before, with another batch, to know."""
+    def _adjusted(self, took_s: float) -> list[Action]:
+        """Every so often, and when steps take another time than they should, all say what a sample takes them.
+
+        One step before, with another batch, tells what does not grow with it.
+        """
         every = self._numbers.adjust_every
         if not every:
             return []
-        if self.num_steps % every == every - 1:
-            return [Batch(max(1, self._batch // 2))]
-        if self.num_steps % every:
-            return []
-        number = self.num_steps // every
-        about = {"round": number, "power": self._power(), "samples": float(self.node.num_samples)}
-        self._times = self._times[-2 * every :]
-        self._powers.setdefault(number, {})[self.node.rank] = about["power"], about["samples"]
-        return [
-            Batch(self._batch),
-            *(Send(peer, "power", about=about) for peer in self.node.peers),
-            *self._new_batch(number),
-        ]
+        if self._is_profiled:
+            return self._told()
+        self._num_off = self._num_off + 1 if self._is_off(took_s) else 0
+        is_changed = self._num_off == _MOST_OFF
+        if is_changed:  # what was measured before no longer counts
+            self._times = self._times[-_MOST_OFF:]
+        self._is_profiled = is_changed or self.num_steps % every == every - 1
+        return [Batch(max(1, self._batch // 2))] if self._is_profiled else []
 
-    def _power(self) -> float:
-        """Samples in a unit of time, by a line through times over batches."""
-        samples, times = np.array(self._times[-self._numbers.adjust_every :]).T
-        if len(set(samples.tolist())) < 2:
-            return float(samples[-1] / times[-1])
-        per_sample, fixed = np.polyfit(samples, times, 1)
-        if per_sample <= 0:
-            return float(samples[-1] / times[-1])
-        return float(max((_UNIT_S - fixed) / per_sample, 1.0))
+    def _is_off(self, took_s: float) -> bool:
+        """Whether a step took another time than was said."""
+        said = self._powers.get(self.node.rank)
+        expected_s = said.fixed_s + said.per_sample_s * self._times[-1][0] if said else took_s
+        return abs(took_s - expected_s) > _OFF * expected_s
 
-    def _new_batch(self, number: int) -> list[Action]:
-        said = self._powers.get(number, {})
-        if len(said) < self.node.num_workers:
+    def _told(self) -> list[Action]:
+        self._is_profiled, self._num_off = False, 0
+        fixed_s, per_sample_s = line_of(self._times)
+        self._times = self._times[-2 * self._numbers.adjust_every :]
+        number = self.num_steps // self._numbers.adjust_every
+        power = Power(number, fixed_s, per_sample_s, self.node.num_samples)
+        self._powers[self.node.rank] = power
+        sends = [Send(peer, "power", about=asdict(power)) for peer in self.node.peers]
+        return [Batch(self._batch), *sends, *self._new_batch()]
+
+    def _new_batch(self) -> list[Action]:
+        """Once all have said theirs, batches with which all steps take one time."""
+        said = [self._powers[rank] for rank in sorted(self._powers)]
+        if len(said) < self.node.num_workers or len({one.round for one in said}) > 1:
             return []
-        del self._powers[number]
-        num_samples = round(sum(samples for _, samples in said.values()))
         first = self.node.batch_size * self.node.num_workers
-        total = BatchPlan(first, num_samples, first, 1.5).after(number)
-        shares = largest_remainders([said[rank][0] for rank in sorted(said)], total)
+        plan = BatchPlan(first, round(sum(one.num_samples for one in said)), first, 1.5)
+        shares = equal_times(said, plan.after(round(said[0].round)))
         self._batch = shares[self.node.rank]
-        return [Batch(self._batch)]
+        return [] if self._is_profiled else [Batch(self._batch)]
 
     # --- weights of the best ---------------------------------------------------------------------------------
 
@@ -207,6 +232,39 @@ class _Dlion(Paced):
         best = min(said, key=lambda rank: (said[rank], rank))
         own = said[self.node.rank]
         return [Send(best, "want")] if best != self.node.rank and own > (1 + _LEAST_GAIN) * said[best] else []
+
+
+def line_of(times: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds that a step takes whatever its batch, and seconds for each sample, through (samples, s).
+
+    Examples
+    --------
+    >>> [round(one, 6) for one in line_of([(10, 0.3), (20, 0.5)])]
+    [0.1, 0.02]
+    """
+    samples, took_s = np.array(times, float).T
+    if len(set(samples.tolist())) > 1:
+        per_sample_s, fixed_s = np.polyfit(samples, took_s, 1)
+        if per_sample_s > 0 and fixed_s > 0:
+            return float(fixed_s), float(per_sample_s)
+    return 0.0, float(took_s.sum() / samples.sum())
+
+
+def equal_times(powers: Sequence[Power], total: int) -> list[int]:
+    """Batches of ``total`` samples together with which all steps take as long, 1 sample at least.
+
+    The paper takes the largest batch that a worker does in a unit of time; here the unit is the time at which these
+    batches add up.
+
+    Examples
+    --------
+    >>> equal_times([Power(1, 0.0, 0.01, 9), Power(1, 0.2, 0.01, 9)], 40)
+    [30, 10]
+    """
+    rates = [1 / one.per_sample_s for one in powers]
+    time_s = (total + sum(one.fixed_s * rate for one, rate in zip(powers, rates, strict=True))) / sum(rates)
+    wanted = [max((time_s - one.fixed_s) * rate, 0.0) for one, rate in zip(powers, rates, strict=True)]
+    return largest_remainders(wanted, total)
 
 
 def most_that_fits(

@@ -10,7 +10,7 @@ EASGD, NIPS 2015; Douillard et al., DiLoCo, 2023, and Streaming DiLoCo, 2025.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
@@ -20,7 +20,7 @@ from windtunnel.training.uneven.policy import Action, Finished, Node, Policy, Re
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["cocod", "diloco", "easgd", "overlap_local_sgd", "slowmo", "streaming_diloco"]
+__all__ = ["bmuf", "cocod", "diloco", "easgd", "overlap_local_sgd", "slowmo", "streaming_diloco"]
 
 
 @dataclass
@@ -263,6 +263,12 @@ def slowmo(tau: int = 8, beta: float = 0.7) -> Policy:
     return _policy(Setting(tau, 0, _heavy_ball(beta), _replaced))
 
 
+@registry.strategy("bmuf", source="Chen and Huo, ICASSP 2016")
+def bmuf(tau: int = 8, beta: float = 0.7) -> Policy:
+    """``slowmo`` by its first name: blockwise model updates that are filtered."""
+    return slowmo(tau, beta)
+
+
 @registry.strategy("cocod", source="CoCoD-SGD, Shen et al., IJCAI 2019")
 def cocod(tau: int = 8) -> Policy:
     """Put what a worker learned meanwhile on the mean of where all were ``tau`` steps ago."""
@@ -273,7 +279,18 @@ def cocod(tau: int = 8) -> Policy:
 def easgd(alpha: float = 0.1, tau: int = 4) -> Policy:
     """Pull workers and anchor towards each other every ``tau`` steps."""
     _check_share("alpha", alpha)
-    return _policy(Setting(tau, tau, _elastic(alpha), _pulled(alpha)))
+    plain = _policy(Setting(tau, tau, _elastic(alpha), _pulled(alpha)))
+
+    def worker(node: Node) -> Worker:
+        if node.num_workers * alpha > 1:
+            raise InputError(
+                f"{node.num_workers} workers that each pull by {alpha} throw the anchor beyond their mean",
+                where="alpha",
+                fix=f"take at most {1 / node.num_workers:.3g}, one over the number of workers",
+            )
+        return plain.worker(node)
+
+    return replace(plain, worker=worker)
 
 
 @registry.strategy("diloco", source="DiLoCo, Douillard et al., 2023")

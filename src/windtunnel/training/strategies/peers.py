@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.training.uneven.policy import (
+    CONTROL_BYTES,
     Action,
     Finished,
     Message,
@@ -107,7 +108,7 @@ class _Ako(Paced):
         self._gathered[begin:end] = 0.0
         self.num_steps += 1
         about = {"begin": begin}
-        sends = [Send(peer, "part", part, max(dense_bytes(part), 1), about) for peer in self.node.peers]
+        sends = [Send(peer, "part", part, dense_bytes(part) or CONTROL_BYTES, about) for peer in self.node.peers]
         return [*sends, *self.go_on()]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:

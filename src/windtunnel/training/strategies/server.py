@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.training.uneven.policy import Action, Finished, Message, Node, Policy, Send, Server, Shape, Step, Worker
+from windtunnel.training.uneven.policy import (
+    Action,
+    Finished,
+    Message,
+    Node,
+    Policy,
+    Send,
+    Server,
+    Shape,
+    Step,
+    Worker,
+    dense_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +53,7 @@ class Commits:
         """The weights for that worker."""
         given = self.weights.clone()
         self._given[worker] = given
-        return Send(worker, "weights", given, given.numel() * 4)
+        return Send(worker, "weights", given, dense_bytes(given))
 
 
 class _Committing(Worker):

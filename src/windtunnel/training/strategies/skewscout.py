@@ -2,7 +2,8 @@
 
 In: a learner of ``thrifty``, accuracies of models that traveled, bytes. Out: the learner's number, from time to time
 another. Source: Hsieh, Phanishayee, Mutlu, Gibbons, The Non-IID Data Quagmire of Decentralized Machine Learning, ICML
-2020, section 7. Every worker runs the same tuner on the same sums, so that all agree without a server.
+2020, section 7. Every worker runs the same tuner on the same sums, so that all agree without a server. Traffic counts
+over that of a sum of all gradients per step, on the same links; models that travel count too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.training.strategies.barrier import LocalSgd
 from windtunnel.training.strategies.thrifty import Dgc, Gaia
-from windtunnel.training.uneven.policy import Action, Finished, Message, Node, Policy, Probe, Reduce, Send, Worker
+from windtunnel.training.uneven.policy import (
+    Action,
+    Finished,
+    Message,
+    Node,
+    Policy,
+    Probe,
+    Reduce,
+    Send,
+    Worker,
+    dense_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +45,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
 TUNERS = ("hill", "stochastic", "anneal")
 _LOSS_ALLOWED, _LOSS_WEIGHT, _BYTES_WEIGHT = 0.05, 50.0, 1.0
 _COOLING = 0.8
+_REMEMBERED = 8
 
 
 def objective(accuracy_loss: float, bytes_ratio: float) -> float:
@@ -63,14 +76,16 @@ class Tuner:
         self.at = num - 1
         self._num, self._kind, self._random = num, kind, random.Random(seed)
         self._direction, self._temperature = -1, 1.0
-        self._scores: dict[int, float] = {}
+        self._scores: dict[int, tuple[float, int]] = {}  # with when it was told: training changes what is best
+        self._count = 0
         self._before: int | None = None
 
     def told(self, score: float) -> int:
         """The score of the present place; returns the next one."""
-        self._scores[self.at] = score  # an old score of it no longer counts
+        self._count += 1
+        self._scores[self.at] = score, self._count
         before = self._before
-        if before is not None and before != self.at and not self._is_kept(score, self._scores[before]):
+        if before is not None and before != self.at and not self._is_kept(score, self._scores[before][0]):
             self._direction = -self._direction
             self._before, self.at = None, before
             return self.at
@@ -90,18 +105,19 @@ class Tuner:
         if not 0 <= self.at + self._direction < self._num:
             self._direction = -self._direction
         there = self.at + self._direction
-        worse = self._scores.get(there, -math.inf) > self._scores[self.at]
-        return self.at if worse and self._kind == "hill" else there
+        score, when = self._scores.get(there, (-math.inf, 0))
+        is_worse = score > self._scores[self.at][0] and self._count - when <= _REMEMBERED
+        return self.at if is_worse and self._kind == "hill" else there
 
 
 class _SkewScout(Worker):
-    """A learner, whose traffic is counted and whose model travels to the next worker and is judged there."""
+    """A learner, whose traffic is counted and whose model travels to each other worker in turn and is judged there."""
 
-    def __init__(self, node: Node, learner: str, tuner: str, travel_every: int, num_probed: int) -> None:
+    def __init__(self, node: Node, learner: str, tuner: str, travel_every: int, num_probed: int, reduce: str) -> None:
         super().__init__(node)
         self._grid = GRIDS[learner]
         self._tuner = Tuner(len(self._grid), tuner)
-        self._inner = _learner(learner, node, self._grid[self._tuner.at])
+        self._inner = _learner(learner, node, self._grid[self._tuner.at], reduce)
         self._travel_every, self._num_probed = travel_every, num_probed
         self._num_steps = self._period = 0
         self._sent_bytes = self._num_sums = 0
@@ -116,16 +132,18 @@ class _SkewScout(Worker):
         if self._num_steps % self._travel_every or self.node.num_workers == 1:
             return actions
         self._period += 1
-        weights = self.node.weights.clone()
-        target = (self.node.rank + 1) % self.node.num_workers
-        travel = Send(target, "travel", weights, self.node.size_bytes(), {"period": self._period})
-        home = Probe(weights, self._num_probed, f"home {self._period}")
+        weights, buffers = self.node.weights.clone(), self.node.buffers.clone()
+        target = (self.node.rank + 1 + (self._period - 1) % (self.node.num_workers - 1)) % self.node.num_workers
+        size_bytes = dense_bytes(weights) + dense_bytes(buffers)
+        travel = Send(target, "travel", (weights, buffers), size_bytes, {"period": self._period})
+        home = Probe(weights, buffers, self._num_probed, f"home {self._period}")
         return [*self._counted([travel]), home, *actions]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
         if message.tag == "travel":
             period = int(message.about["period"])
-            return (Probe(message.values, self._num_probed, f"away {period} {message.source}"),)
+            weights, buffers = message.values
+            return (Probe(weights, buffers, self._num_probed, f"away {period} {message.source}"),)
         if message.tag == "judged":
             return self._judged("away", int(message.about["period"]), message.about["accuracy"])
         return self._counted(self._inner.received(message, now_ns))
@@ -150,8 +168,9 @@ class _SkewScout(Worker):
         if both[0] is None or both[1] is None:
             return ()
         self._seen = {key: value for key, value in self._seen.items() if not key.endswith(f" {period}")}
-        exchange = self.node.size_bytes() * (self.node.num_workers - 1)
-        share = (self._sent_bytes / exchange + self._num_sums) / self._travel_every
+        share = (
+            self._sent_bytes / (self.node.size_bytes() * self.node.sum_ratio) + self._num_sums
+        ) / self._travel_every
         self._sent_bytes = self._num_sums = 0
         return (Reduce(f"skew {period}", self.node.weights.new_tensor([both[0] - both[1], share])),)
 
@@ -166,14 +185,16 @@ class _SkewScout(Worker):
         return self._inner.model()
 
 
-def _learner(name: str, node: Node, number: float) -> Gaia | LocalSgd | Dgc:
+def _learner(name: str, node: Node, number: float, reduce: str) -> Gaia | LocalSgd | Dgc:
     if name == "gaia":
-        return Gaia(node, number)
-    return LocalSgd(node, int(number)) if name == "fedavg" else Dgc(node, 0.999, int(number), True)
+        return Gaia(node, number, reduce)
+    return LocalSgd(node, int(number)) if name == "fedavg" else Dgc(node, 0.999, int(number), True, reduce)
 
 
 @registry.strategy("skewscout", source="Hsieh et al., ICML 2020")
-def skewscout(learner: str = "gaia", tuner: str = "hill", travel_every: int = 500, probe: int = 400) -> Policy:
+def skewscout(
+    learner: str = "gaia", tuner: str = "hill", travel_every: int = 500, probe: int = 400, reduce: str = "sum"
+) -> Policy:
     """Run gaia, fedavg or dgc; let models travel every ``travel_every`` steps, and save as much as the data allows."""
     if learner not in GRIDS or tuner not in TUNERS or travel_every < 1 or probe < 1:
         raise InputError(
@@ -181,4 +202,4 @@ def skewscout(learner: str = "gaia", tuner: str = "hill", travel_every: int = 50
             where="skewscout",
             fix=f"learners: {', '.join(GRIDS)}; tuners: {', '.join(TUNERS)}; 1 step and 1 sample or more",
         )
-    return Policy(lambda node: _SkewScout(node, learner, tuner, travel_every, probe))
+    return Policy(lambda node: _SkewScout(node, learner, tuner, travel_every, probe, reduce))

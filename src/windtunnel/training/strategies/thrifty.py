@@ -1,9 +1,10 @@
 """Strategies that send only what matters (room training): Gaia, deep gradient compression, federated averaging.
 
 In: gradients. Out: the entries of updates that are significant, or largest, to all other workers. Every worker has a
-momentum of its own, and the updates of all are *added*, so that the rate of one worker that did the same alone is the
-number of workers times as large; federated averaging takes the mean. Sources: Hsieh et al., Gaia, NSDI 2017; Lin et
-al., DGC, ICLR 2018; McMahan et al., FedAvg, AISTATS 2017; all as in Hsieh et al., The Non-IID Data Quagmire, ICML 2020.
+momentum of its own, and the updates of all are *added*, as published, so that the rate of one worker that did the same
+alone is the number of workers times as large; with ``reduce=mean`` it is the same. Federated averaging takes the mean.
+Sources: Hsieh et al., Gaia, NSDI 2017; Lin et al., DGC, ICLR 2018; McMahan et al., FedAvg, AISTATS 2017; all as in
+Hsieh et al., The Non-IID Data Quagmire, ICML 2020.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.training.strategies.barrier import local_sgd
+from windtunnel.training.strategies.barrier import local_sgd, rate_scale
 from windtunnel.training.uneven.policy import (
+    CONTROL_BYTES,
     Action,
     Finished,
     Message,
@@ -38,15 +40,15 @@ _DGC_SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 class _Exchanging(Worker):
     """After each step, entries of the update go to all others; the next step waits for theirs."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, reduce: str) -> None:
         super().__init__(node)
-        self._step = 0
+        self._step, self._scale = 0, rate_scale(node, reduce, "sum")
         self._heard: dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
         self._kept = node.weights.new_zeros(node.weights.shape)
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         before = self.node.weights.clone()
-        self.node.apply(step.gradient)
+        self.node.apply(step.gradient, self._scale)
         self._kept += self.node.weights - before
         indices, size_bytes = self._chosen(before)
         values = self._kept[indices].clone()
@@ -54,7 +56,9 @@ class _Exchanging(Worker):
         self._sent(indices, values)
         self._step += 1
         about = {"step": self._step}
-        sends = [Send(peer, "update", (indices, values), max(size_bytes, 1), about) for peer in self.node.peers]
+        sends = [
+            Send(peer, "update", (indices, values), size_bytes or CONTROL_BYTES, about) for peer in self.node.peers
+        ]
         return [*sends, *self._go_on()]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
@@ -83,8 +87,8 @@ class _Exchanging(Worker):
 class Gaia(_Exchanging):
     """The update is applied at once; significant entries of what was not sent yet are."""
 
-    def __init__(self, node: Node, threshold: float) -> None:
-        super().__init__(node)
+    def __init__(self, node: Node, threshold: float, reduce: str) -> None:
+        super().__init__(node, reduce)
         self._threshold, self._first_rate = threshold, node.learning_rate
 
     def retune(self, threshold: float) -> None:
@@ -102,18 +106,18 @@ class Gaia(_Exchanging):
 
 
 @registry.strategy("gaia", source="Hsieh et al., NSDI 2017")
-def gaia(threshold: float = 0.2) -> Policy:
+def gaia(threshold: float = 0.2, reduce: str = "sum") -> Policy:
     """Send entries whose pending update is more than ``threshold`` of the weight; the rest is kept for later."""
     if threshold < 0:
         raise InputError(f"no update is {threshold} of a weight", where="threshold", fix="take 0 or more, such as 0.2")
-    return Policy(lambda node: Gaia(node, threshold))
+    return Policy(lambda node: Gaia(node, threshold, reduce))
 
 
 class Dgc(_Exchanging):
     """Nothing is applied but what is sent: the largest entries of each parameter."""
 
-    def __init__(self, node: Node, sparsity: float, warm_up: int, masks_momentum: bool) -> None:
-        super().__init__(node)
+    def __init__(self, node: Node, sparsity: float, warm_up: int, masks_momentum: bool, reduce: str) -> None:
+        super().__init__(node, reduce)
         self._sparsity, self._warm_up, self._masks_momentum = sparsity, warm_up, masks_momentum
 
     def retune(self, warm_up: float) -> None:
@@ -140,7 +144,7 @@ class Dgc(_Exchanging):
 
 
 @registry.strategy("dgc", source="Lin et al., ICLR 2018")
-def dgc(sparsity: float = 0.999, warm_up: int = 1000, masks_momentum: bool = True) -> Policy:
+def dgc(sparsity: float = 0.999, warm_up: int = 1000, masks_momentum: bool = True, reduce: str = "sum") -> Policy:
     """Send the largest pending entries of each parameter, ever fewer of them every ``warm_up`` steps."""
     if not 0 <= sparsity < 1 or warm_up < 0:
         raise InputError(
@@ -148,7 +152,7 @@ def dgc(sparsity: float = 0.999, warm_up: int = 1000, masks_momentum: bool = Tru
             where="dgc",
             fix="sparsity=0.999,warm_up=1000",
         )
-    return Policy(lambda node: Dgc(node, sparsity, warm_up, masks_momentum))
+    return Policy(lambda node: Dgc(node, sparsity, warm_up, masks_momentum, reduce))
 
 
 @registry.strategy("fedavg", source="McMahan et al., AISTATS 2017")

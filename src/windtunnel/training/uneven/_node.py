@@ -84,7 +84,6 @@ class _RealNode:
         job = train_job(orders.job)
         num = self._fleet.num_workers
         self._job, self._flat = job, FlatModel(job, orders.seed)
-        self._buffers = self._flat.initial_buffers.clone()
         self._is_worker = rank < num
         parts = split(job.sample_labels(), num, self._fleet.partition)
         part = parts[rank] if self._is_worker else np.empty(0, np.int64)
@@ -102,7 +101,7 @@ class _RealNode:
         if self._is_worker:  # the first pass through a network takes longer
             chosen = torch.as_tensor(part[: job.batch_size])
             for _ in range(2):
-                self._flat.gradient(self._flat.initial, self._buffers.clone(), chosen, 0)
+                self._flat.gradient(self._flat.initial, self._flat.initial_buffers.clone(), chosen, 0)
 
     def run(self, zero_ns: int) -> NodeReport:
         self._post.start(zero_ns)
@@ -138,7 +137,7 @@ class _RealNode:
             num_samples, weights = self._end.batch_size, self._end.node.weights.clone()
         chosen = self._samples.draw(num_samples)
         seed = step_seed(self._orders.seed, self._rank, len(self._report.steps))
-        gradient, loss = self._flat.gradient(weights, self._buffers, chosen, seed)
+        gradient, loss = self._flat.gradient(weights, self._end.node.buffers, chosen, seed)
         self._report.computed_ns.append(self._post.now_ns() - begun_ns)
         end_ns = self._fleet.step_end_ns(self._rank, begun_ns, num_samples / self._job.batch_size)
         self._report.num_late += self._post.now_ns() > end_ns
@@ -158,7 +157,7 @@ class _RealNode:
         begun_ns = self._post.now_ns()
         self._lock.release()
         try:
-            found = self._flat.probe(probe, self._buffers, self._part)
+            found = self._flat.probe(probe, self._part)
             ratio = probe.num_samples / self._job.batch_size
             end_ns = min(self._fleet.probe_end_ns(self._rank, begun_ns, ratio), self._orders.duration_ns)
             sleep_until(self._post.zero_ns + end_ns)
@@ -194,7 +193,8 @@ class _RealNode:
 
     def _look(self) -> None:
         weights = self._end.model().numpy().copy()
-        self._report.looks.append((self._post.now_ns(), weights, self._buffers.numpy().copy(), len(self._report.steps)))
+        buffers = self._end.node.buffers.numpy().copy()
+        self._report.looks.append((self._post.now_ns(), weights, buffers, len(self._report.steps)))
 
 
 class _Alarm:

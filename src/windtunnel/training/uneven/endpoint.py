@@ -47,6 +47,7 @@ class Endpoint:
 
     def __init__(self, node: Node, policy: Policy, *, over_server: bool = False) -> None:
         self.node = node
+        node.sum_ratio = 2.0 if over_server else 2 * (node.num_workers - 1) / node.num_workers
         self.batch_size = node.batch_size
         self._over_server = over_server
         self._is_server = node.rank == node.num_workers

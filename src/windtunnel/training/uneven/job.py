@@ -87,7 +87,8 @@ class FlatModel:
 
     Attributes
     ----------
-    initial : float32 tensor [n]
+    initial : tensor [n]
+        Of float32, or float64 where the model is.
     shapes : tuple of int
         Entries of each parameter.
     """
@@ -100,7 +101,8 @@ class FlatModel:
         if not parameters:
             raise InputError("the model has nothing to train", where=f"job {job.name}", fix="give it parameters")
         self.shapes = tuple(one.numel() for one in parameters)
-        self._weights = torch.cat([one.detach().reshape(-1).float() for one in parameters])
+        dtype = torch.promote_types(torch.float32, parameters[0].dtype)
+        self._weights = torch.cat([one.detach().reshape(-1).to(dtype) for one in parameters])
         self._gradient = torch.zeros_like(self._weights)
         for one, span in zip(parameters, spans(self.shapes), strict=True):
             one.data = self._weights[span].view(one.shape)
@@ -134,11 +136,11 @@ class FlatModel:
         """Mean loss over the samples that were held back, and the share that is classified right (nan if no class)."""
         return self.judged(weights, buffers, self.job.test_inputs, self.job.test_targets)
 
-    def probe(self, probe: Probe, buffers: torch.Tensor, indices: NDArray[np.int64]) -> tuple[float, float]:
+    def probe(self, probe: Probe, indices: NDArray[np.int64]) -> tuple[float, float]:
         """Loss and accuracy over evenly spaced ones of a worker's samples."""
         num = min(probe.num_samples, len(indices))
         chosen = torch.as_tensor(indices[np.arange(num) * len(indices) // num])
-        return self.judged(probe.weights, buffers, self.job.inputs[chosen], self.job.targets[chosen])
+        return self.judged(probe.weights, probe.buffers, self.job.inputs[chosen], self.job.targets[chosen])
 
     def judged(
         self, weights: torch.Tensor, buffers: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
@@ -165,6 +167,7 @@ class FlatModel:
             rank,
             num_workers,
             parameter.data,
+            self.initial_buffers.clone(),
             optimizer,
             self.job.batch_size,
             self.shapes,

@@ -62,7 +62,6 @@ class _Virtual:
         parts = split(job.sample_labels(), num, fleet.partition)
         self._parts = parts
         self._samples = [Samples(part, seed, rank) for rank, part in enumerate(parts)]
-        self._buffers = [self._flat.initial_buffers.clone() for _ in range(num)]
         sizes = [*map(len, parts), 0][: fleet.num_nodes]
         self._ends = [
             Endpoint(self._flat.node(rank, num, size), policy, over_server=fleet.has_server)
@@ -102,7 +101,7 @@ class _Virtual:
 
     def _look(self) -> None:
         """Judge the model; the clock stands still meanwhile."""
-        buffers = torch.stack(self._buffers).mean(0)
+        buffers = torch.stack([end.node.buffers for end in self._ends[: self._fleet.num_workers]]).mean(0)
         loss, accuracy = self._flat.evaluate(mean_model(self._ends), buffers)
         point = Point(self._clock.now_ns, loss, accuracy, len(self._steps))
         self._points.append(point)
@@ -154,7 +153,7 @@ class _Virtual:
 
     def _probe(self, rank: int, probe: Probe) -> None:
         self._computing[rank] = self._now
-        found = self._flat.probe(probe, self._buffers[rank], self._parts[rank])
+        found = self._flat.probe(probe, self._parts[rank])
         ratio = probe.num_samples / self._job.batch_size
         self._clock.at(self._fleet.probe_end_ns(rank, self._now, ratio), partial(self._probed, rank, probe.tag, found))
 
@@ -169,7 +168,7 @@ class _Virtual:
         num_samples = end.batch_size
         chosen = self._samples[rank].draw(num_samples)
         seed = step_seed(self._seed, rank, self._num_steps[rank])
-        gradient, loss = self._flat.gradient(end.node.weights, self._buffers[rank], chosen, seed)
+        gradient, loss = self._flat.gradient(end.node.weights, end.node.buffers, chosen, seed)
         self._num_steps[rank] += 1
         finished = Finished(gradient, loss, num_samples, begun_ns)
         end_ns = self._fleet.step_end_ns(rank, begun_ns, num_samples / self._job.batch_size)

@@ -99,10 +99,12 @@ class Batch:
 class Probe:
     """Judge weights on so many of this worker's training samples, between two steps; ``probed(tag, ...)`` is called.
 
-    It takes a third of the time that steps on as many samples take: they go forward only.
+    It takes a third of the time that steps on as many samples take: they go forward only. ``buffers`` go with the
+    weights, such as the statistics of batch norms.
     """
 
     weights: torch.Tensor
+    buffers: torch.Tensor
     num_samples: int
     tag: str
 
@@ -152,6 +154,8 @@ class Node:
     num_workers : int
     weights : float32 tensor [n]
         Changed in place.
+    buffers : float32 tensor
+        Of the model, such as the statistics of batch norms; training changes them in place.
     optimizer : torch.optim.Optimizer
         Over ``weights`` alone: the local rule.
     batch_size : int
@@ -162,17 +166,21 @@ class Node:
     warnings : list of str
     num_samples : int
         Of this worker's partition.
+    sum_ratio : float
+        What a sum over all workers takes on the links for each of them, over the size of its vector.
     """
 
     rank: int
     num_workers: int
     weights: torch.Tensor
+    buffers: torch.Tensor
     optimizer: torch.optim.Optimizer
     batch_size: int
     shapes: Sequence[int] = ()
     schedule: Any = None
     warnings: list[str] = field(default_factory=list)
     num_samples: int = 0
+    sum_ratio: float = 0.0
 
     @property
     def server(self) -> int:
@@ -189,10 +197,14 @@ class Node:
         """All other workers."""
         return [one for one in range(self.num_workers) if one != self.rank]
 
-    def apply(self, gradient: torch.Tensor) -> None:
-        """One step of the local rule on ``weights``."""
-        self.optimizer.param_groups[0]["params"][0].grad = gradient
+    def apply(self, gradient: torch.Tensor, scale: float = 1.0) -> None:
+        """One step of the local rule on ``weights``, at ``scale`` times its rate."""
+        group = self.optimizer.param_groups[0]
+        group["params"][0].grad = gradient
+        rate = group["lr"]
+        group["lr"] = rate * scale
         self.optimizer.step()
+        group["lr"] = rate
         if self.schedule is not None:
             self.schedule.step()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from windtunnel.training.uneven.policy import Message, Node, Send, dense_bytes
+from windtunnel.training.uneven.policy import CONTROL_BYTES, Message, Node, Send, dense_bytes
 
 __all__ = ["Ring", "Star", "StarCenter"]
 
@@ -62,7 +62,9 @@ class Ring:
     def _send(self, chunk: int) -> Send:
         at = chunk % self._num
         values = self._chunks[at].clone()
-        return Send((self._rank + 1) % self._num, self._tag, values, max(dense_bytes(values), 1), {"chunk": at})
+        return Send(
+            (self._rank + 1) % self._num, self._tag, values, dense_bytes(values) or CONTROL_BYTES, {"chunk": at}
+        )
 
 
 class Star:
