@@ -40,10 +40,17 @@ def samples() -> Iterator[tuple[str, Graph]]:
 
 def captured() -> Iterator[tuple[str, Graph]]:
     """Steps that really ran, with all their operators."""
-    from windtunnel.sources.targets import WorkloadName
+    from windtunnel.sources.targets import WorkloadName, build_workload
+    from windtunnel.sources.zeros.watch import watch_zeros
 
     for name, parameters in CAPTURES.items():
         yield f"captured {name}", WorkloadName(name, parameters).capture(2, None)
+    built = build_workload("mlp", CAPTURES["mlp"])
+    zeros = watch_zeros(built.step, built.models, [1]).summary()
+    yield (
+        "captured mlp with zeros",
+        WorkloadName("mlp", CAPTURES["mlp"]).capture(2, None).with_meta(own={"zeros": zeros}),
+    )
 
 
 CAPTURES: dict[str, dict[str, int]] = {

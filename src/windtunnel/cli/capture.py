@@ -12,9 +12,11 @@ from windtunnel.cli._files import derived, require_free
 from windtunnel.cli._options import Force, Json, Output
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
+    from windtunnel.sources.targets import Script
 
 __all__ = ["capture"]
 
@@ -27,6 +29,12 @@ def capture(
     fake: Annotated[
         bool, typer.Option("--fake", help="Run nothing: operators and shapes for predict, of any size, without times.")
     ] = False,
+    zeros: Annotated[
+        bool, typer.Option("--zeros", help="Also keep what is zero in one more iteration, for chips that skip zeros.")
+    ] = False,
+    zeros_after: Annotated[
+        int, typer.Option("--zeros-after", min=1, metavar="N", help="That iteration is the Nth after the others.")
+    ] = 1,
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",
     latency: Latency = "",
@@ -47,10 +55,14 @@ def capture(
     if fake:
         _capture_fake(script, arguments or [], path, force=force, as_json=as_json)
         return
+    masks = require_free(path.with_suffix(".zeros.npz"), force=force) if zeros else None
     target = Script(script, tuple(arguments or ()), ranks_of(nproc, bandwidth, latency))
     try:
         with Progress(f"capturing {script.name}") as progress, stdout_to_stderr():
-            graph = target.capture(iterations, progress, warmup=warmup)
+            if masks is None:
+                graph = target.capture(iterations, progress, warmup=warmup)
+            else:
+                graph = _with_zeros(target, masks, zeros_after, iterations, warmup, progress)
     except IncompleteCaptureError as error:
         if error.graph is not None:
             _keep(error.graph, path, force)
@@ -73,7 +85,25 @@ def capture(
         )
     if note := graph.meta.overhead.get("note"):
         advise(note)
-    suggest("windtunnel", "explain", path)
+    if masks is None:
+        suggest("windtunnel", "explain", path)
+    else:
+        advise(f"written: {masks}")
+        suggest("windtunnel", "codesign", masks, path)
+
+
+def _with_zeros(
+    target: Script, masks: Path, zeros_after: int, iterations: int, warmup: int, progress: Progress
+) -> Graph:
+    """The graph, with the masks of a later iteration in a file of their own."""
+    from windtunnel.sources.zeros.watch import capture_with_zeros
+
+    if target.ranks.num_ranks > 1:
+        raise InputError("zeros are kept of one process", where="--zeros --nproc", fix="leave out --nproc")
+    given = {"iterations": iterations, "warmup": warmup, "progress": progress}
+    graph, records = capture_with_zeros(target.path, target.argv, extra=zeros_after, **given)
+    records.save(masks)
+    return graph
 
 
 def _suffix() -> str:

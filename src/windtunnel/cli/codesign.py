@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["codesign"]
 
 _SCHEMA = "windtunnel.codesign/1"
+_TPU_V4 = "phaze:8x128x128+2x128+128MiB"
 _WORDS = {
     "given": "given chip, its makers' plan",
     "chip": "best chip for that plan",
@@ -34,7 +35,8 @@ def codesign(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt.",
+            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt; "
+            "of train.zeros.npz (with train.wt): its layers on a chip that skips zeros.",
         ),
     ],
     microbatches: Annotated[
@@ -55,8 +57,8 @@ def codesign(
         typer.Option("--at-least", min=0.0, metavar="N", help="Also the cheapest chips that yield N samples per s."),
     ] = 0.0,
     chip: Annotated[
-        str, typer.Option(metavar="NAME", help="The given chip; by default what a TPU v4 has.")
-    ] = "phaze:8x128x128+2x128+128MiB",
+        str, typer.Option(metavar="NAME", help="The given chip; by default what a TPU v4 has, for zeros sparse-grid.")
+    ] = "",
     area_limit: Annotated[
         str, typer.Option("--area-limit", metavar="MM2", help="Square millimeters; by default 278.83.")
     ] = "",
@@ -77,6 +79,9 @@ def codesign(
     solver: Annotated[
         str, typer.Option(metavar="HOW", help="Operators of what is shown: lists, ilp or cp-sat (20 s a layer).")
     ] = "lists",
+    check: Annotated[
+        bool, typer.Option("--check", help="Of zeros: also compute every layer by the rules of the chip, and compare.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -89,6 +94,12 @@ def codesign(
     """
     from windtunnel.planning.codesign.answer import GOALS, shared_chip
 
+    if any(name.endswith(".npz") for name in models):
+        from windtunnel.cli._codesign_zeros import codesign_zeros
+
+        codesign_zeros(models, chip or "sparse-grid", is_checked=check, as_json=as_json)
+        return
+    chip = chip or _TPU_V4
     if report is not None:
         require_free(report, force=force)
     if fixed_plan and fixed_chip:

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import Accelerator, Arrays, OperatorRate
+from windtunnel.hardware.engines import FourierEngine, SparseGrid
 from windtunnel.reading import shown
 from windtunnel.units import parse_size
 
 __all__ = ["accelerator_of", "accelerators", "is_accelerator_sheet"]
 
-Part = TypeVar("Part", Arrays, OperatorRate)
+Part = TypeVar("Part", Arrays, OperatorRate, SparseGrid, FourierEngine)
 
 _NEEDED = ("name", "source", "clock_hz", "arrays", "vector", "sram", "dram")
-_MORE = ("kind", "word_bytes", "launch_s", "cache_bytes_per_s", "memory_ratio", "operators")
-_WHOLE = frozenset(("rows", "cols", "count", "per_core", "word_bytes"))
+_MORE = ("kind", "word_bytes", "launch_s", "cache_bytes_per_s", "memory_ratio", "operators", "sparse_grid",
+         "fourier_engine")  # fmt: skip
+_ENGINES = tuple(one.name for kind in (SparseGrid, FourierEngine) for one in fields(kind))
+_WHOLE = frozenset(("rows", "cols", "count", "per_core", "word_bytes", *_ENGINES)) - {"buffer_bytes_per_cycle"}
+_NEEDED_OF = {Arrays: ("rows", "cols", "count"), OperatorRate: ("overhead_ns",)}
 
 
 @cache
@@ -72,7 +76,11 @@ def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
         given["cache_bandwidth_bytes_per_s"] = _number(sheet, "cache_bytes_per_s", where)
     if "launch_s" in sheet:
         given["launch_overhead_ns"] = round(1e9 * _number(sheet, "launch_s", where)) or None
-    return Accelerator(
+    if "fourier_engine" in sheet:
+        given["fourier_engine"] = _part(FourierEngine, sheet["fourier_engine"], "fourier_engine", where)
+    if "sparse_grid" in sheet:
+        given["sparse_grid"] = _part(SparseGrid, sheet["sparse_grid"], "sparse_grid", where)
+    chip = Accelerator(
         name=_text(sheet, "name", where),
         source=_text(sheet, "source", where),
         kind=_text(sheet, "kind", where) if "kind" in sheet else "accelerator",
@@ -88,6 +96,14 @@ def accelerator_of(sheet: Mapping[str, Any], where: str) -> Accelerator:
         operators={name: _part(OperatorRate, one, f"operators.{name}", where) for name, one in operators.items()},
         **given,
     )
+    return chip if chip.sparse_grid is None else replace(chip, sparse_grid=_fed(chip.sparse_grid, chip))
+
+
+def _fed(grid: SparseGrid, chip: Accelerator) -> SparseGrid:
+    """The grid with the words, the buffer and the memory of its chip."""
+    assert chip.clock_hz is not None  # an accelerator without a clock cannot be made
+    rate = chip.bandwidth_bytes_per_s * chip.memory_ratio / chip.clock_hz
+    return replace(grid, word_bytes=chip.word_bytes, buffer_bytes=chip.buffer_bytes, memory_bytes_per_cycle=rate)
 
 
 def _require_fields(
@@ -106,8 +122,7 @@ def _part(kind: type[Part], found: Any, name: str, where: str) -> Part:
     if not isinstance(found, dict):
         raise InputError(f"{name} is {shown(found)}", where=where, fix="write {field: value, ...}")
     names = tuple(one.name for one in fields(kind))
-    needed = ("rows", "cols", "count") if kind is Arrays else ("overhead_ns",)
-    _require_fields(found, name, where, needed, names)
+    _require_fields(found, name, where, _NEEDED_OF.get(kind, ()), names)
     return kind(**{field: _value(found, field, name, where) for field in found})
 
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.hardware.engines import FourierEngine, SparseGrid
 from windtunnel.hardware.parts import Device, check_positive
 from windtunnel.hardware.templates import Templates
 from windtunnel.units import format_size, parse_size
@@ -125,6 +126,10 @@ class Accelerator(Device):
     memory_pj_per_bit : float
     operators : mapping of str to OperatorRate
         By short name, ``product`` for all of the arrays' work; ``other`` for what has no name here.
+    sparse_grid : SparseGrid, optional
+        Whose multipliers skip zeros of convolutions; what is no convolution goes to the arrays.
+    fourier_engine : FourierEngine, optional
+        For layers of circulant blocks.
     """
 
     arrays: tuple[Arrays, ...] = ()
@@ -135,6 +140,8 @@ class Accelerator(Device):
     memory_ratio: float = 1.0
     memory_pj_per_bit: float = 3.9
     operators: Mapping[str, OperatorRate] = field(default_factory=dict)
+    sparse_grid: SparseGrid | None = None
+    fourier_engine: FourierEngine | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no chip, and note its peaks.
@@ -220,6 +227,9 @@ class Accelerator(Device):
         found["operators"] = {
             name: {one.name: getattr(each, one.name) for one in fields(each)} for name, each in self.operators.items()
         }
+        for name in ("sparse_grid", "fourier_engine"):
+            part = found[name]
+            found[name] = None if part is None else {one.name: getattr(part, one.name) for one in fields(part)}
         return found
 
 

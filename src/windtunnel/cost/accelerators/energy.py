@@ -20,7 +20,7 @@ from windtunnel.cost.accelerators.engine import Machines, moved_words
 from windtunnel.cost.accelerators.systolic import Gemms, accesses_of, folds
 from windtunnel.cost.accelerators.vectors import cycles_per_element
 
-__all__ = ["product_energy_j", "vector_energy_j"]
+__all__ = ["operation_pj", "product_energy_j", "vector_energy_j", "word_pj"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -38,12 +38,12 @@ def _table() -> Mapping[str, Mapping[int, float]]:
     return found
 
 
-def _operation_pj(word_bytes: int) -> float:
+def operation_pj(word_bytes: int) -> float:
     """A multiplication with addition, and the register that it needs."""
     return _table()["multiply and add"][word_bytes] * (1 + _table()["register"][1])
 
 
-def _word_pj(size_bytes: ArrayLike, word_bytes: int) -> Floats:
+def word_pj(size_bytes: ArrayLike, word_bytes: int) -> Floats:
     """A word out of buffers of a size."""
     known = _table()["buffer"]
     sizes, energies = np.sqrt(np.array(sorted(known), dtype=float)), np.array([known[one] for one in sorted(known)])
@@ -54,13 +54,13 @@ def _word_pj(size_bytes: ArrayLike, word_bytes: int) -> Floats:
 def _edge_pj(machines: Machines) -> Floats:
     """A word between an array and the buffer beside it."""
     own = machines.rows * machines.cols * _BYTES_PER_MULTIPLIER
-    return _word_pj(np.minimum(np.maximum(own, 1024), machines.buffer_bytes), machines.word_bytes)
+    return word_pj(np.minimum(np.maximum(own, 1024), machines.buffer_bytes), machines.word_bytes)
 
 
 def _memory_pj(machines: Machines) -> Floats:
     """A word of the memory, through the chip's buffer."""
     word = 8 * machines.word_bytes * machines.memory_pj_per_bit
-    return word + _word_pj(machines.buffer_bytes, machines.word_bytes)
+    return word + word_pj(machines.buffer_bytes, machines.word_bytes)
 
 
 def product_energy_j(products: Gemms, machines: Machines) -> Floats:
@@ -76,7 +76,7 @@ def product_energy_j(products: Gemms, machines: Machines) -> Floats:
     m, n, k, count = (getattr(products, name)[:, None] for name in ("m", "n", "k", "count"))
     laid = folds(m, n, k, machines.rows, machines.cols, machines.dataflow)
     edge = accesses_of(m, n, k, laid, machines.dataflow).total
-    spent = m * n * k * _operation_pj(machines.word_bytes) + edge * _edge_pj(machines)
+    spent = m * n * k * operation_pj(machines.word_bytes) + edge * _edge_pj(machines)
     moved = moved_words(m, n, k, machines).words * _memory_pj(machines)
     return np.asarray(1e-12 * count * (spent + moved), dtype=np.float64)
 
@@ -91,6 +91,6 @@ def vector_energy_j(
 ) -> Floats:
     """Joules of every vector operator on every machine [V, D]: its cycles as operations, its bytes through memory."""
     each = cycles_per_element(operators, is_backward=is_backward)
-    operations = (np.asarray(elements, dtype=float) * each)[:, None] * _operation_pj(machines.word_bytes)
+    operations = (np.asarray(elements, dtype=float) * each)[:, None] * operation_pj(machines.word_bytes)
     words = (np.asarray(bytes_moved, dtype=float) / machines.word_bytes)[:, None]
     return np.asarray(1e-12 * (operations + words * _memory_pj(machines)), dtype=np.float64)

@@ -81,6 +81,7 @@ def capture_script(
     iterations: int = 20,
     warmup: int = 3,
     progress: Progress | None = None,
+    pilot: Callable[[Any], Pilot] | None = None,
 ) -> Graph:
     """Run a script as if it were the main program, capture some of its iterations, then end it.
 
@@ -92,6 +93,8 @@ def capture_script(
         Its arguments.
     iterations, warmup, progress
         As in :func:`windtunnel.sources.torch.step.capture`.
+    pilot : callable, optional
+        Makes of the recorder who leads it, where more is to be seen of the script than it sees.
 
     Returns
     -------
@@ -110,7 +113,8 @@ def capture_script(
 
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
-    ended = run_until_enough(script, argv, RankPilot(recorder) if is_one_of_several() else RecorderPilot(recorder))
+    leads = pilot or (RankPilot if is_one_of_several() else RecorderPilot)
+    ended = run_until_enough(script, argv, leads(recorder))
     return _result(recorder, ended)
 
 

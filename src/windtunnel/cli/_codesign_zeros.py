@@ -1,0 +1,108 @@
+"""``windtunnel codesign train.zeros.npz train.wt``: a network's layers on a chip that skips zeros (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._files import open_graph
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.planning.codesign.skipping import GridAnswer
+
+__all__ = ["codesign_zeros"]
+
+_SCHEMA = "windtunnel.codesign-zeros/1"
+_WORDS = {
+    "dc": "dense",
+    "in": "zero operands skipped",
+    "out": "masked gradients skipped",
+    "in+out": "both skipped",
+    "in+out+wr": "both, work shared",
+}
+
+
+def codesign_zeros(names: Sequence[str], chip_name: str, *, is_checked: bool, as_json: bool) -> None:
+    """Simulate the layers of a file of masks, and print what the chip wins by each way to skip."""
+    from windtunnel.hardware import device
+    from windtunnel.hardware.accelerators import Accelerator
+    from windtunnel.planning.codesign.skipping import miscounted, on_grid
+    from windtunnel.sources.zeros.records import read_zeros
+
+    masks, graphs = ([name for name in names if name.endswith(".npz") == is_masks] for is_masks in (True, False))
+    if len(masks) != 1 or len(graphs) > 1:
+        raise InputError(
+            f"one file of masks, and at most one graph, not {', '.join(names)}",
+            where="MODEL",
+            fix="windtunnel codesign train.zeros.npz train.wt",
+        )
+    chip = device(chip_name)
+    if not isinstance(chip, Accelerator):
+        raise InputError(f"{chip_name} does not say what it is built of", where="--chip", fix="take sparse-grid")
+    records = read_zeros(Path(masks[0]))
+    with Progress("simulating") as progress:
+        graph = open_graph(Path(graphs[0]), progress=progress) if graphs else None
+        answers = [on_grid(records.at(one), chip, graph, progress=progress) for one in records.iterations]
+        wrong = miscounted(answers[-1], progress=progress) if is_checked else ()
+    if as_json:
+        shown = [one.to_dict() for one in answers]
+        checked = {"miscounted": list(wrong)} if is_checked else {}
+        print_json({"schema": _SCHEMA, "program": records.program, "iterations": shown, **checked})
+        return
+    _print(answers[-1])
+    if is_checked:
+        say_wrapped(f"computed by the rules of the chip: {_checked(answers[-1], wrong)}")
+    if len(answers) > 1:
+        _print_over_time(answers)
+    if graph is not None:
+        suggest("windtunnel", "whatif", graphs[0], "sparse-accelerator")
+
+
+def _checked(answer: GridAnswer, wrong: Sequence[str]) -> str:
+    if wrong:
+        return f"{', '.join(wrong)} disagree, which is a defect of ours"
+    return f"all {len(answer.layers)} layers are equal, number by number, with as many multiplications"
+
+
+def _print(answer: GridAnswer) -> None:
+    say(f"{answer.chip}, iteration {answer.iteration}: speed-up of the backward pass over dense")
+    rows = []
+    for one, zeros in zip(answer.layers, answer.zeros, strict=True):
+        dense = [f"{zeros.input_density:.2f}", f"{zeros.gradient_density:.2f}"]
+        if "backward" not in one.passes:
+            rows.append([one.name, *dense, "", "", "", "", "", _times(one.total("dc"), one.total("in+out+wr"))])
+            continue
+        cycles = one.passes["backward"].cycles
+        gains = [_times(cycles["dc"], cycles[mode]) for mode in ("in", "out", "in+out", "in+out+wr")]
+        whole = _times(one.total("dc"), one.total("in+out+wr"))
+        rows.append([one.name, *dense, f"{cycles['dc']:,}", *gains, whole])
+    headings = ["layer", "X", "dY", "dense cycles", "in", "out", "in+out", "+wr", "all passes"]
+    print_table(headings, rows, numbers=tuple(range(1, 9)), gives_way=0)
+    say_wrapped(
+        f"backward pass {answer.speedup('in+out+wr', ('backward',)):.2f}x, whole iteration "
+        f"{answer.speedup('in+out+wr'):.2f}x, energy {answer.speedup('in+out+wr', what='energy_j'):.2f}x less; with "
+        f"memory and the looking through masks {answer.speedup('in+out+wr', what='step_cycles'):.2f}x"
+    )
+    for mode, step_ns in answer.steps_ns.items():
+        say(f"  {_WORDS[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
+    if answer.unmatched:
+        say_wrapped(f"  not in the graph: {', '.join(answer.unmatched)}")
+
+
+def _print_over_time(answers: Sequence[GridAnswer]) -> None:
+    rows = [
+        [
+            str(one.iteration),
+            *(f"{one.speedup(mode, ('backward',)):.2f}x" for mode in ("in", "out", "in+out", "in+out+wr")),
+            f"{one.speedup('in+out+wr'):.2f}x",
+        ]
+        for one in answers
+    ]
+    print_table(["iteration", "in", "out", "in+out", "+wr", "all passes"], rows, numbers=tuple(range(6)))
+
+
+def _times(dense: float, cycles: float) -> str:
+    return f"{dense / cycles:.2f}x" if cycles else "-"
