@@ -12,7 +12,7 @@ import pytest
 
 import windtunnel as wt
 from windtunnel.errors import InputError
-from windtunnel.graph import Kind
+from windtunnel.graph import Kind, Phase
 from windtunnel.measure.workers import WorkerError
 from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.ranks import capture_ranks
@@ -134,6 +134,10 @@ def test_stages_of_a_pipeline_send_to_each_other(tmp_path):
     assert sorted(sent[1]) == sorted(sent[0])
     is_message = graph.tasks["kind"] == Kind.COMM
     assert (graph.tasks["peer"][is_message] == 1 - graph.tasks["rank"][is_message]).all()
+    # the graph keeps the program of the first stage, and the last one's own layer is no call of that
+    linear = graph.select(op="aten::linear", phase=Phase.FORWARD) & (graph.tasks["call"] >= 0)
+    assert {0} == set(graph.tasks["rank"][linear].tolist())
+    assert graph.tasks["call"].max() < len(graph.meta.program["calls"])
 
 
 def test_one_rank_raises_and_is_named(tmp_path):

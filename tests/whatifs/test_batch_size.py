@@ -85,3 +85,19 @@ def test_data_that_the_step_draws_itself_are_inputs():
     ]
 
     assert 24 == batch_size_of(Program(tuple(Call(**row, phase=Phase.FORWARD) for row in rows), {}))
+
+
+def test_a_loss_that_balances_experts_says_nothing_of_the_batch():
+    """It reduces means over the batch, one row of them."""
+    rows = [
+        call_row(EMBED, [tensor(10, [500, 8]), tensor(1, [4, 64])], [tensor(2, [4, 64, 8])]),
+        call_row(ADD, [tensor(2, [4, 64, 8]), tensor(3, [1, 1, 8]), number(1)], [tensor(4, [4, 64, 8])]),
+        call_row("aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
+                 [tensor(4, [4, 64, 8]), number([256, 8], "GenericList[Int,Int]")], [tensor(5, [256, 8])]),
+        call_row(LOSS, [tensor(5, [256, 8]), tensor(6, [256])], [tensor(7, [])]),
+        call_row("aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False) -> Tensor",
+                 [tensor(5, [256, 8]), number([0], "GenericList[Int]"), number(True, "Bool")], [tensor(8, [1, 8])]),
+        call_row("aten::sum(Tensor self) -> Tensor", [tensor(8, [1, 8])], [tensor(9, [])]),
+    ]  # fmt: skip
+
+    assert 4 == batch_size_of(program_with(rows, {10: "tokens"}))

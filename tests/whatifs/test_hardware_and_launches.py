@@ -8,7 +8,7 @@ import pytest
 from tests.whatifs.prices import published
 from tests.whatifs.steps import Layer, cpu_step, gpu_step, start_of
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import EdgeKind, Phase
+from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.whatifs.cuda_graphs import cuda_graphs
 from windtunnel.whatifs.data_parallel import data_parallel
@@ -73,6 +73,20 @@ def test_calls_that_wait_for_the_device_cut_the_graph():
 def test_nothing_is_launched_on_a_cpu():
     with pytest.raises(NotApplicableError, match="0 calls launch work on a device"):
         cuda_graphs(cpu_step(TWO))
+
+
+def test_messages_that_a_cpu_begins_are_no_launches():
+    """Ranks on CPUs begin their collectives by a call, and no graph of a device can hold these."""
+    builder = GraphBuilder()
+    thread = builder.resource("main thread", ResourceKind.HOST_THREAD)
+    network = builder.resource("network", ResourceKind.LINK)
+    for number in range(3):
+        call = builder.task("begin", kind=Kind.HOST, phase=Phase.BACKWARD, resource=thread, duration_ns=5)
+        sent = builder.task(f"all_reduce {number}", kind=Kind.COMM, resource=network, duration_ns=50)
+        builder.edge(call, sent, kind=EdgeKind.LAUNCH)
+
+    with pytest.raises(NotApplicableError, match="0 calls launch work on a device"):
+        cuda_graphs(builder.build({"source": "torch step"}))
 
 
 def test_updates_move_right_behind_the_gradients_of_their_layer():

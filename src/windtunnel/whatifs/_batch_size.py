@@ -24,7 +24,9 @@ def batch_size_of(program: Program) -> int:
     entering, outputs = _around_models(program)
     entering = entering or [spec.shape for spec in program.data_inputs().values() if spec.shape]
     votes: dict[int, list[int]] = {}
-    for shape in entering:
+    # what begins with several ones is repeated over samples, as tables of positions are
+    voting = [shape for shape in entering if shape[:2] != (1, 1)] or entering
+    for shape in voting:
         if size := _parting(shape, outputs):
             votes.setdefault(size, []).append(len(shape))
     ranks = {
@@ -61,6 +63,8 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
         else:
             kind = "data" if data or random_inputs(call) or call.phase is Phase.DATA else "own"
         origin |= {spec.identity: kind for spec in results}
+    # a loss of means over the batch, as that which balances experts, says nothing of its size
+    outputs = [shape for shape in outputs if shape[0] > 1] or outputs
     return list(entering.values()), [shape for shape in outputs if len(shape) > 1] or outputs
 
 

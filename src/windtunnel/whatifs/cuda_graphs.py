@@ -12,7 +12,7 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import EdgeKind, Graph, Kind, Phase
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import is_on_host, launch_calls
 
@@ -42,7 +42,7 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
     """
     phases = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE) if with_update else (Phase.FORWARD, Phase.BACKWARD)
     inside = graph.select(phase=phases) & is_on_host(graph) & ~_waits_for_device(graph)
-    calls = launch_calls(graph)
+    calls = launch_calls(graph)[_on_device(graph)]  # a message of a CPU is begun by a call, too
     launching = np.zeros(graph.num_tasks, dtype=bool)
     launching[calls[calls >= 0]] = True
     rows = np.flatnonzero(inside & launching)
@@ -59,6 +59,11 @@ def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True)
     if "earliest_ns" in graph.tasks:
         columns["earliest_ns"] = _not_before(graph, inside, kept)
     return launched.with_columns(**columns).remove(inside & ~first, keep_gaps=False)
+
+
+def _on_device(graph: Graph) -> np.ndarray:
+    kinds = np.append(graph.resources["kind"], -1)[graph.tasks["resource"]]
+    return np.isin(kinds, (ResourceKind.STREAM, ResourceKind.DEVICE))
 
 
 def _not_before(graph: Graph, inside: np.ndarray, kept: np.ndarray) -> np.ndarray:

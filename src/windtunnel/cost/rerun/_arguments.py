@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from windtunnel.cost.rerun._lengths import with_lengths
 from windtunnel.cost.rerun.form import Form
 from windtunnel.cost.rerun.program import NOT_FLOWN, UNDEFINED, Call, Program, TensorSpec, tensors_of
 from windtunnel.errors import PriceError
@@ -82,7 +83,10 @@ def _filled(item: Any, values: dict[int, Any]) -> Any:
 
 
 def fill(spec: TensorSpec, shape: tuple[int, ...], *, positive: bool = True, bound: int = 2) -> torch.Tensor:
-    """A tensor with random values: numbers from 0 to 1, integers below ``bound``, all False."""
+    """A tensor with random values: numbers from 0 to 1, integers below ``bound``, all False; a lone integer is 1.
+
+    A lone one is a number that Python passed, which divides more often than it indexes.
+    """
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise PriceError(f"no tensor of type {spec.dtype!r} can be made here")
@@ -91,7 +95,7 @@ def fill(spec: TensorSpec, shape: tuple[int, ...], *, positive: bool = True, bou
     elif dtype.is_floating_point or dtype.is_complex:
         made = torch.rand(shape, dtype=dtype) if positive else torch.randn(shape, dtype=dtype)
     else:
-        made = torch.randint(0, max(1, bound), shape, dtype=dtype)
+        made = torch.randint(0 if shape else min(1, bound - 1), max(1, bound), shape, dtype=dtype)
     if shape == spec.shape and spec.stride and not _is_usual(made, spec.stride):
         return _with_stride(made, spec.stride)
     return made
@@ -164,7 +168,8 @@ class _Builder:
             for place, (value, kind) in enumerate(zip(call.inputs, call.types, strict=True))
         ]
         try:
-            prepared.function, names = operator_of(call.schema)
+            operator, names = operator_of(call.schema)
+            prepared.function = with_lengths(call, operator)
         except (RuntimeError, AttributeError) as error:
             prepared.problem = str(error).partition("\n")[0]
             names = [("", False)] * len(arguments)

@@ -16,7 +16,7 @@ from windtunnel.cost.rerun._arguments import DTYPES, Prepared, Slot, fill
 from windtunnel.cost.rerun.form import Form
 from windtunnel.cost.rerun.program import Call, Program, argument_names
 
-__all__ = ["make_inputs"]
+__all__ = ["bounds_of", "make_inputs"]
 
 _PASS_THROUGH = (
     "view", "reshape", "select", "slice", "transpose", "permute", "to", "_to_copy", "clone", "contiguous", "unsqueeze",
@@ -24,15 +24,18 @@ _PASS_THROUGH = (
 )  # fmt: skip
 
 
-def make_inputs(program: Program, rows: list[Prepared], form: Form) -> tuple[list[torch.Tensor], dict[int, Any]]:
-    """Make parameters and values by version."""
+def make_inputs(
+    program: Program, rows: list[Prepared], form: Form, bounds: dict[int, int]
+) -> tuple[list[torch.Tensor], dict[int, Any]]:
+    """Make parameters and values by version; ``bounds`` as :func:`bounds_of` says."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return _make(program, rows, form)
+        return _make(program, rows, form, bounds)
 
 
-def _make(program: Program, rows: list[Prepared], form: Form) -> tuple[list[torch.Tensor], dict[int, Any]]:
-    bounds = _bounds(program, rows)
+def _make(
+    program: Program, rows: list[Prepared], form: Form, bounds: dict[int, int]
+) -> tuple[list[torch.Tensor], dict[int, Any]]:
     made = {slot.version for row in rows for slot in row.outputs}
     frozen = program.frozen | set(form.frozen)
     parameters: dict[int, torch.Tensor] = {}
@@ -65,8 +68,8 @@ def _laid_out(tensor: torch.Tensor, form: Form) -> torch.Tensor:
     return tensor
 
 
-def _bounds(program: Program, rows: list[Prepared]) -> dict[int, int]:
-    """What integers may be, by version: their readers are visited from last to first."""
+def bounds_of(program: Program, rows: list[Prepared]) -> dict[int, int]:
+    """What integers stay below, by version: their readers are visited from last to first."""
     bounds: dict[int, int] = {}
     for place in range(len(rows) - 1, -1, -1):
         call, row = program.calls[place], rows[place]

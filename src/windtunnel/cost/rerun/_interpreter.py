@@ -2,8 +2,9 @@
 
 In: a ``Program`` and a ``Form``. Out: ``Lap``: nanoseconds per call, forward and backward. Tensors get random values
 of the recorded shapes; tensors die after their last use, so that the allocator is in the state that it has in the
-step; the backward pass is autograd's own. A call that cannot be run so (own autograd functions, results that depend
-on values) is replaced by fresh tensors of its recorded shapes and keeps its captured duration.
+step; the backward pass is autograd's own. A call that cannot be run so (own autograd functions, results whose shapes
+or use as an index depend on values) is replaced by fresh tensors of its recorded shapes and keeps its captured
+duration.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ import torch
 from numpy.typing import NDArray
 
 from windtunnel.cost.rerun._arguments import DTYPES, Prepared, fill, prepare
-from windtunnel.cost.rerun._inputs import make_inputs
+from windtunnel.cost.rerun._inputs import bounds_of, make_inputs
 from windtunnel.cost.rerun._resize import resize
 from windtunnel.cost.rerun._segments import Segment, build_segments
 from windtunnel.cost.rerun.form import Form
 from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.measure.threads import threads
 
-__all__ = ["Interpreter", "Lap"]
+__all__ = ["CANNOT_RUN", "Interpreter", "Lap"]
 
 _LOW_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_CANNOT_RUN = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, KeyError, AttributeError)
+# what an operator raises that does not like its drawn arguments
+CANNOT_RUN = (
+    RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, KeyError, AttributeError, ArithmeticError
+)  # fmt: skip
 
 
 @dataclass
@@ -69,9 +73,10 @@ class Interpreter:
         self.failures: dict[int, str] = {}
         self._is_model = [bool(call.layer) and not call.mark for call in program.calls]
         self._prepared: list[Prepared] = prepare(program, form)
-        self._parameters, self._inputs = make_inputs(program, self._prepared, form)
+        self._bounds = bounds_of(program, self._prepared)
+        self._parameters, self._inputs = make_inputs(program, self._prepared, form, self._bounds)
         self.output_bytes = np.zeros(len(program.calls))
-        self._segments = build_segments(self._prepared, form.checkpointed, form.compiled)
+        self._segments = self._built_segments()
         self._inside = {place for one in self._segments.values() for place in range(one.first + 1, one.last)}
         self._values: dict[int, Any] = {}
         self._roots: list[torch.Tensor] = []
@@ -89,6 +94,7 @@ class Interpreter:
 
     def rehearse(self) -> None:
         """Run once and learn which calls cannot be run; they are opaque from then on."""
+        self._segments = self._built_segments()
         while True:
             known = len(self.opaque)
             self._run(detail=False, learn=True)
@@ -98,6 +104,16 @@ class Interpreter:
     def run(self, detail: bool = False) -> Lap:
         """Run once. ``detail`` also times every autograd node, which slows the backward pass a little."""
         return self._run(detail=detail, learn=False)
+
+    def _built_segments(self) -> dict[int, Segment]:
+        form = self.form
+        ranges = (*form.checkpointed, *form.compiled)
+        stand_ins = {
+            place: self._made(self._prepared[place])
+            for place in self.opaque
+            if any(first <= place < last for first, last in ranges)
+        }
+        return build_segments(self._prepared, form.checkpointed, form.compiled, stand_ins)
 
     # --- one run ------------------------------------------------------------------------------------------
 
@@ -155,7 +171,9 @@ class Interpreter:
             if learn:
                 self._fit(place, prepared)
             result = self._timed(place, prepared, lap)
-        except _CANNOT_RUN as error:
+            if learn:
+                self._require_as_captured(place, prepared, result)
+        except CANNOT_RUN as error:
             if not learn:
                 raise
             self._give_up(place, prepared, error)
@@ -215,10 +233,27 @@ class Interpreter:
 
     def _stand_in(self, prepared: Prepared) -> None:
         """Fresh tensors instead of results."""
-        made = [fill(slot.spec, slot.shape) for slot in prepared.outputs]
         for version in prepared.dies:
             self._values.pop(version, None)
-        self._keep(prepared, [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in made])
+        self._keep(prepared, self._made(prepared))
+
+    def _made(self, prepared: Prepared) -> list[torch.Tensor]:
+        made = [fill(slot.spec, slot.shape, bound=self._bounds.get(slot.version, 2)) for slot in prepared.outputs]
+        return [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in made]
+
+    def _require_as_captured(self, place: int, prepared: Prepared, result: Any) -> None:
+        """Refuse what drawn values made of another shape, or such that it indexes beyond what its readers have."""
+        is_filled_later = self.program.calls[place].operator == "aten::empty"  # with what Python had, and nobody saw
+        for slot, value in zip(prepared.outputs, _tensors(result), strict=False):
+            if is_filled_later and not (value.is_floating_point() or value.is_complex()):
+                raise ValueError("what it was filled with is not known")
+            if self.form.batch[0] != self.form.batch[1]:
+                continue
+            if value.shape != slot.spec.shape:
+                raise ValueError(f"its result has the shape {tuple(value.shape)}, and had {slot.spec.shape}")
+            bound = self._bounds.get(slot.version)
+            if bound is not None and value.numel() and int(value.max()) >= bound:
+                raise ValueError(f"its result is an index below {bound}, and reaches {int(value.max())}")
 
     def _keep(self, prepared: Prepared, result: Any) -> None:
         for slot, value in zip(prepared.outputs, _tensors(result), strict=False):

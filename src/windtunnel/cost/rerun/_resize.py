@@ -18,6 +18,7 @@ __all__ = ["resize"]
 Shape = tuple[int, ...]
 _MAKES_SIZES = ("zeros", "ones", "full", "empty", "rand", "normal", "new_", "expand", "repeat")
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_JOINS = ("stack", "cat", "concat", "pad_sequence")
 _VIEWS = ("view", "reshape", "_unsafe_view")
 
 
@@ -43,6 +44,9 @@ def resize(call: Call, prepared: Prepared, shapes: list[Shape], batch: tuple[int
     if name == "arange" and _is_of_batch(call, batch[0]):
         _count_further(call, prepared, batch)
         return
+    if name in _JOINS and not moved and len(prepared.positional[0]) == batch[0]:
+        _join_more(prepared, batch)
+        return
     makes_own = not prepared.inputs and name.startswith(_MAKES_SIZES) and _is_of_batch(call, batch[0])
     if name in _RECURRENT:
         _check_states(call, shapes)
@@ -60,6 +64,14 @@ def resize(call: Call, prepared: Prepared, shapes: list[Shape], batch: tuple[int
         prepared.keywords = {key: _sizes_argument(value, batch) for key, value in prepared.keywords.items()}
     elif name in ("slice", "narrow") and moved:
         prepared.positional = [prepared.positional[0], *_bounds(prepared.positional[1:], moved[0], batch)]
+
+
+def _join_more(prepared: Prepared, batch: tuple[int, int]) -> None:
+    """A batch put together from single samples takes as many of them as it shall have, some more than once."""
+    samples = prepared.positional[0]
+    prepared.positional[0] = [samples[place % batch[0]] for place in range(batch[1])]
+    for slot in prepared.outputs:
+        slot.shape = scale_sizes(slot.spec.shape, batch)
 
 
 def _is_of_batch(call: Call, size: int) -> bool:

@@ -7,7 +7,7 @@ leave. Not here: when it runs (``_interpreter``).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,12 @@ class Segment:
 
 
 def build_segments(
-    rows: list[Prepared], checkpointed: tuple[tuple[int, int], ...], compiled: tuple[tuple[int, int], ...]
+    rows: list[Prepared],
+    checkpointed: tuple[tuple[int, int], ...],
+    compiled: tuple[tuple[int, int], ...],
+    stand_ins: Mapping[int, Sequence[torch.Tensor]],
 ) -> dict[int, Segment]:
-    """Segments by the call that they begin with.
+    """Segments by the call that they begin with; ``stand_ins`` are results of calls that are not to be run.
 
     Raises
     ------
@@ -48,9 +51,9 @@ def build_segments(
     """
     found = {}
     for first, last in checkpointed:
-        found[first] = _segment(rows, first, last, _checkpointed)
+        found[first] = _segment(rows, first, last, _checkpointed, stand_ins)
     for first, last in compiled:
-        found[first] = _segment(rows, first, last, _compiled)
+        found[first] = _segment(rows, first, last, _compiled, stand_ins)
     return found
 
 
@@ -68,10 +71,15 @@ def _compiled(function: Callable[..., Any], _num_held: int) -> Callable[..., Any
 
 
 def _segment(
-    rows: list[Prepared], first: int, last: int, wrap: Callable[[Callable[..., Any], int], Callable[..., Any]]
+    rows: list[Prepared],
+    first: int,
+    last: int,
+    wrap: Callable[[Callable[..., Any], int], Callable[..., Any]],
+    stand_ins: Mapping[int, Sequence[torch.Tensor]],
 ) -> Segment:
     inner = rows[first:last]
-    problem = next((row.problem for row in inner if row.problem), "")
+    given = {place - first: values for place, values in stand_ins.items() if first <= place < last}
+    problem = next((row.problem for place, row in enumerate(inner) if row.problem and place not in given), "")
     if problem:
         raise PriceError(f"a part of the program cannot be run again: {problem}")
     made = {slot.version for row in inner for slot in row.outputs}
@@ -83,13 +91,20 @@ def _segment(
     later = {slot.version for row in rows[last:] for slot in row.inputs}
     leaves = [slot for row in inner for slot in row.outputs if slot.version in later or slot.is_root]
     dies = tuple({version for row in inner for version in row.dies} - made)
-    return Segment(first, last, wrap(_function(inner, enters, leaves), num_held), enters, leaves, dies)
+    return Segment(first, last, wrap(_function(inner, enters, leaves, given), num_held), enters, leaves, dies)
 
 
-def _function(inner: list[Prepared], enters: list[int], leaves: list[Slot]) -> torch.fx.GraphModule:
-    graph = torch.fx.Graph()
+def _function(
+    inner: list[Prepared], enters: list[int], leaves: list[Slot], given: Mapping[int, Sequence[torch.Tensor]]
+) -> torch.fx.GraphModule:
+    holder, graph = torch.nn.Module(), torch.fx.Graph()
     nodes: dict[int, Any] = {version: graph.placeholder(f"enter{version}") for version in enters}
-    for row in inner:
+    for number, row in enumerate(inner):
+        if number in given:
+            for slot, value in zip(row.outputs, given[number], strict=True):
+                holder.register_buffer(f"given{slot.version}", value)
+                nodes[slot.version] = graph.get_attr(f"given{slot.version}")
+            continue
         positional, keywords = row.arguments(nodes)
         result = graph.call_function(row.function, tuple(positional), keywords)
         for place, slot in enumerate(row.outputs):
@@ -97,4 +112,4 @@ def _function(inner: list[Prepared], enters: list[int], leaves: list[Slot]) -> t
                 result if len(row.outputs) == 1 else graph.call_function(operator.getitem, (result, place))
             )
     graph.output(tuple(nodes[slot.version] for slot in leaves))
-    return torch.fx.GraphModule(torch.nn.Module(), graph)
+    return torch.fx.GraphModule(holder, graph)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from windtunnel.cost.rerun.form import Form
+from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.optimizer import UpdateForm, step_of
 from windtunnel.cost.rerun.program import Program
 from windtunnel.errors import PriceError
@@ -50,12 +50,14 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
         PyTorch is not installed.
     """
     require("torch", extra="torch")
+    from windtunnel.cost.rerun._interpreter import CANNOT_RUN
+
     keyed = _Keyed(program)
     try:
         # calls that one form cannot run are run by none
         opaque = frozenset[int]().union(*(_cannot_run(keyed, form) for form in forms))
         return [_followed(keyed, form, opaque) for form in forms]
-    except (RuntimeError, MemoryError) as error:
+    except (*CANNOT_RUN, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
             where=", ".join(form.label for form in forms),
@@ -79,7 +81,8 @@ class _Keyed:
 def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
     from windtunnel.cost.rerun._interpreter import Interpreter
 
-    opaque: set[int] = set()
+    # the baseline tells call by call what cannot be run; where several run as one, the first failure would end it
+    opaque = set() if form == BASELINE else set(_cannot_run(keyed, BASELINE))
     Interpreter(keyed.program, form, opaque).rehearse()
     return frozenset(opaque)
 

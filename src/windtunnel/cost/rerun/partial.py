@@ -36,7 +36,8 @@ Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]
 _MIN_ROUNDS, _MAX_ROUNDS, _MOST_SERIES = 3, 15, 2  # a second series of rounds where others disturb the first
 _PHASES = ("forward", "backward")
-_METHOD = 2  # raised whenever a form is run or timed in another way: older measurements are then not used
+_METHOD = 3  # raised whenever a form is run or timed in another way: older measurements are then not used
+_LEAST_GROWTH = 0.5  # of what operators give, against that of the batch: weights and losses stay as they are
 _SMALL_SHARE = 0.001  # calls below this share of a phase have one ratio together
 
 
@@ -155,14 +156,15 @@ class _Rounds:
 
 
 def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Progress | None) -> _Rounds:
-    from windtunnel.cost.rerun._interpreter import Interpreter
+    from windtunnel.cost.rerun._interpreter import CANNOT_RUN, Interpreter
 
     opaque: set[int] = set()
     try:
         pair = Interpreter(program, old, opaque), Interpreter(program, new, opaque)
         _rehearse(*pair, opaque)
+        _require_growth(*pair)
         found = _interleave(*pair, budget_s, progress)
-    except (RuntimeError, MemoryError) as error:
+    except (*CANNOT_RUN, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",
             where=f"form {new.label}",
@@ -179,6 +181,21 @@ def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None
         known = len(opaque)
         first.rehearse()
         second.rehearse()
+
+
+def _require_growth(old: Interpreter, new: Interpreter) -> None:
+    """Another batch must reach the operators: a size that no input has changes nothing, and buys nothing."""
+    wanted, made = new.form.batch_ratio - 1.0, float(old.output_bytes.sum())
+    if not wanted or not made:
+        return
+    grown = float(new.output_bytes.sum()) / made - 1.0
+    if abs(grown) < _LEAST_GROWTH * abs(wanted):
+        raise PriceError(
+            f"a batch of {new.form.batch[1]} instead of {new.form.batch[0]} changes what operators give by only "
+            f"{grown:+.0%}: where the batch lies is not seen in the inputs",
+            where=f"form {new.form.label}",
+            fix="say how many samples the captured batch has (samples=), or verify the what-if by a real run",
+        )
 
 
 def _interleave(old: Interpreter, new: Interpreter, budget_s: float, progress: Progress | None) -> _Rounds:

@@ -87,10 +87,12 @@ def _backward(
                 dx[sample, channel, place] = slope * (gradient - average - (x[sample, channel, place] - center) * pull)
 
 
-# sums may be reordered: training on a CPU promises no order of them either
+# sums may be reordered: training on a CPU promises no order of them either; what diverges gives NaN, as torch does
 _KERNELS = {
     name: {
-        is_parallel: numba.njit(function, fastmath=True, nogil=True, cache=True, parallel=is_parallel)
+        is_parallel: numba.njit(
+            function, fastmath=True, error_model="numpy", nogil=True, cache=True, parallel=is_parallel
+        )
         for is_parallel in (False, True)
     }
     for name, function in (("forward", _forward), ("backward", _backward))

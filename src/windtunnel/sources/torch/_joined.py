@@ -19,6 +19,7 @@ from windtunnel.graph.ranks import meetings
 from windtunnel.simulate import replay
 from windtunnel.sources.ranks import merge
 from windtunnel.sources.torch._overhead import central, held_out
+from windtunnel.sources.torch._points import match_in_order
 
 __all__ = ["joined_step"]
 
@@ -43,6 +44,7 @@ def joined_step(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
     """
     least, late_ns = _shortest(graphs)
     own = [_with_least(graph, least) for graph in graphs] if least else list(graphs)
+    own = [own[0], *[_with_calls_of(own[0], graph) for graph in own[1:]]]  # the joined graph keeps one program
     merged = merge(own, names, align="none", hosts=["one"] * len(graphs), allow_missing=False)
     together = merged.tasks.replace(
         earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64), duration_ns=_waited_by_chance(merged, late_ns)
@@ -97,6 +99,22 @@ def _with_least(graph: Graph, least: dict[Key, Int]) -> Graph:
         start[row] += duration[row] - mean_ns
         duration[row] = mean_ns
     return replace(graph, tasks=graph.tasks.replace(samples_ns=samples, duration_ns=duration, start_ns=start))
+
+
+def _with_calls_of(first: Graph, graph: Graph) -> Graph:
+    """The graph of another rank, whose tasks name calls of the program of ``first``; -1 where that has no such call."""
+    theirs, mine = ([_text(call) for call in one.meta.program.get("calls", ())] for one in (first, graph))
+    if mine == theirs or "call" not in graph.tasks:
+        return graph
+    matched = match_in_order(mine, theirs)
+    row = np.full(len(mine) + 1, -1, dtype=np.int32)  # the last for what belongs to no call
+    if matched is not None:
+        row[:-1] = matched
+    return replace(graph, tasks=graph.tasks.replace(call=row[graph.tasks["call"]]))
+
+
+def _text(call: dict[str, Any]) -> str:
+    return call.get("mark") or f"{call['schema']} {call['shapes']}"
 
 
 def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
