@@ -75,6 +75,7 @@ def flight_contract(name, parameters):
 
 FLIGHTS = {
     "activation-checkpointing": {},
+    "block-circulant": {"k": 4},
     "channels-last": {},
     "foreach-optimizer": {},
     "fused-optimizer": {},

@@ -31,6 +31,7 @@ __all__ = [
     "discover",
     "flight",
     "get",
+    "layer",
     "policy",
     "source",
     "strategy",
@@ -38,7 +39,7 @@ __all__ = [
     "workload",
 ]
 
-KINDS = ("whatif", "flight", "cost_model", "source", "workload", "strategy", "policy")
+KINDS = ("whatif", "flight", "cost_model", "source", "workload", "strategy", "policy", "layer")
 ENTRY_POINT_GROUP = "windtunnel.plugins"
 
 # what the packages of ours hold: who asks for one kind does not wait for the others; one that is not named is looked at
@@ -50,6 +51,7 @@ _HOLDS = {
     "windtunnel.workloads": "workload",
     "windtunnel.whatifs": "whatif",
     "windtunnel.comm": "whatif",
+    "windtunnel.nn": "layer",
     "windtunnel.flights": "flight",
     "windtunnel.training": "strategy",
     "windtunnel.cluster": "policy",
@@ -93,9 +95,9 @@ class Plugin:
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Its parameters after the first (the graph, for a what-if), by name."""
+        """Its parameters by name, after the graph of a what-if, and after the operator and its arguments of a layer."""
         items = list(inspect.signature(self.function).parameters.items())
-        skipped = 1 if self.kind == "whatif" else 0
+        skipped = {"whatif": 1, "layer": 2}.get(self.kind, 0)
         return dict(items[skipped:])
 
 
@@ -188,6 +190,15 @@ def strategy(name: str, *, source: str) -> Callable[[Target], Target]:
 def policy(name: str, *, source: str) -> Callable[[Target], Target]:
     """Register a scheduling policy."""
     return _register("policy", name, source)
+
+
+def layer(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register ``f(operator, arguments, **parameters)`` as the layer ``name``.
+
+    It gives what runs in place of an operator that is called with these arguments, and the parameters that it has of
+    its own.
+    """
+    return _register("layer", name, source)
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:

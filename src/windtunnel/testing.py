@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CostModelContract",
     "FlightContract",
+    "LayerContract",
     "PluginContract",
     "PolicyContract",
     "SourceContract",
@@ -314,6 +315,37 @@ class StrategyContract(PluginContract):
         assert first.weights.tobytes() == second.weights.tobytes()
         assert first.steps.tobytes() == second.steps.tobytes()
         assert first.messages.tobytes() == second.messages.tobytes()
+
+
+class LayerContract(PluginContract):
+    """A layer. Say an operator that it can replace, and arguments of it that can be computed."""
+
+    kind = "layer"
+    operator: ClassVar[str]
+    parameters: ClassVar[dict[str, Any]] = {}
+
+    def arguments(self) -> Sequence[Any]:
+        """Of one call."""
+        raise NotImplementedError
+
+    def test_its_results_have_the_shapes_of_the_operators_and_a_gradient(self) -> None:
+        """What comes after it must not notice, and what it brings along learns."""
+        import torch
+
+        arguments = self.arguments()
+        made = self.plugin.function(self.operator, arguments, **self.parameters)
+        plain = getattr(torch.ops.aten, self.operator.partition("::")[2])(*arguments)
+        found, wanted = (
+            [one] if isinstance(one, torch.Tensor) else list(one) for one in (made.function(*arguments), plain)
+        )
+        assert [one.shape for one in wanted] == [one.shape for one in found]
+        torch.stack([one.sum() for one in found]).sum().backward()
+        assert all(one.grad is not None for one in made.parameters)
+
+    def test_it_refuses_an_operator_that_it_has_nothing_for(self) -> None:
+        """Nothing is replaced in silence."""
+        with pytest.raises(InputError, match="aten::relu"):
+            self.plugin.function("aten::relu", [], **self.parameters)
 
 
 class PolicyContract(PluginContract):

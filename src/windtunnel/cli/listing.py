@@ -29,6 +29,7 @@ _KINDS = {
     "sources": ("source", "windtunnel capture SCRIPT.py"),
     "strategies": ("strategy", "windtunnel train compare CLUSTER.toml --policies 'bsp NAME'"),
     "models": ("cost_model", "windtunnel predict GRAPH --on h100 --model NAME"),
+    "layers": ("layer", "windtunnel whatif GRAPH NAME"),
 }
 _HARDWARE = {
     "devices": "windtunnel predict GRAPH --on NAME",

@@ -1,6 +1,7 @@
 """Run operators on so many threads for a while (room measure).
 
-In: a number of threads. Out: nothing; the number before is put back.
+In: a number of threads. Out: nothing; the number before is put back. Loops that numba compiled run on as many threads
+as torch's operators do, and leave torch's number as it is.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["threads"]
+__all__ = ["compiled_threads", "threads"]
 
 
 @contextmanager
@@ -23,4 +24,21 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def compiled_threads() -> Iterator[int]:
+    """Let compiled loops run on as many threads as torch's operators; gives that number."""
+    import numba
+    import torch
+
+    before = torch.get_num_threads()
+    count = min(before, int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    if count > 1:
+        numba.set_num_threads(count)
+    try:
+        yield count
+    finally:
+        if torch.get_num_threads() != before:  # numba's first launch gives OpenMP all cores, torch's part of it too
             torch.set_num_threads(before)

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from windtunnel import registry
 from windtunnel.cost.rerun._lengths import with_lengths
 from windtunnel.cost.rerun.form import Form
 from windtunnel.cost.rerun.program import NOT_FLOWN, UNDEFINED, Call, Program, TensorSpec, tensors_of
 from windtunnel.errors import PriceError
 
-__all__ = ["DTYPES", "Prepared", "Slot", "fill", "prepare"]
+__all__ = ["DTYPES", "Prepared", "Replaced", "Slot", "fill", "prepare"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float": torch.float32,
@@ -123,8 +124,32 @@ def prepare(program: Program, form: Form) -> list[Prepared]:
         rows[norm].function = _rectified_norm(leak)
         if rectifier >= 0:
             rows[rectifier].function = _passed_on
+    for place, layer, settings in form.replaced:
+        rows[place].function = Replaced(program.calls[place].operator, layer, dict(settings))
     _mark_lives(program, rows)
     return rows
+
+
+class Replaced:
+    """What a registered layer runs in place of an operator; made when the first arguments are there.
+
+    Attributes
+    ----------
+    parameters : tuple of Tensor
+        What the layer brings along.
+    """
+
+    def __init__(self, operator: str, layer: str, settings: dict[str, Any]) -> None:
+        self._operator, self._layer, self._settings = operator, layer, settings
+        self._function: Callable[..., Any] | None = None
+        self.parameters: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """As the operator."""
+        if self._function is None:
+            made = registry.get("layer", self._layer).function(self._operator, arguments, **self._settings)
+            self._function, self.parameters = made.function, made.parameters
+        return self._function(*arguments)
 
 
 def _rectified_norm(leak: float) -> Callable[..., torch.Tensor]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from windtunnel.cost.rerun._arguments import DTYPES, Prepared, fill, prepare
+from windtunnel.cost.rerun._arguments import DTYPES, Prepared, Replaced, fill, prepare
 from windtunnel.cost.rerun._inputs import bounds_of, make_inputs
 from windtunnel.cost.rerun._resize import resize
 from windtunnel.cost.rerun._segments import Segment, build_segments
@@ -263,7 +263,8 @@ class Interpreter:
                 self._roots.append(value)
 
     def _forget_gradients(self) -> None:
-        for parameter in self._parameters:
+        own = [one for row in self._prepared if isinstance(row.function, Replaced) for one in row.function.parameters]
+        for parameter in (*self._parameters, *own):
             parameter.grad = None
 
 

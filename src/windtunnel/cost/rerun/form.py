@@ -7,6 +7,7 @@ and that the profile database uses as part of its keys.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from windtunnel.errors import InputError
 
@@ -34,6 +35,8 @@ class Form:
     rectified : tuple of (int, int, float)
         Batch norms that rectify as they normalize: call of the norm, call of the rectifier behind it (-1: none), its
         leak.
+    replaced : tuple of (int, str, settings)
+        Calls that a registered layer runs instead of their operator: call, name of the layer, its parameters as pairs.
     checkpointed, compiled : tuple of (int, int)
         Ranges of calls, [first, last), that run again in the backward pass, or that a compiler fuses.
 
@@ -52,6 +55,7 @@ class Form:
     frozen: tuple[str, ...] = ()
     num_passes: int = 1
     rectified: tuple[tuple[int, int, float], ...] = ()
+    replaced: tuple[tuple[int, str, tuple[tuple[str, Any], ...]], ...] = ()
     checkpointed: tuple[tuple[int, int], ...] = ()
     compiled: tuple[tuple[int, int], ...] = ()
 

@@ -17,6 +17,8 @@ import numba
 import numpy as np
 import torch
 
+from windtunnel.measure.threads import compiled_threads
+
 __all__ = ["RectifiedNorm"]
 
 ONE: Any = np.float32(1)
@@ -100,13 +102,8 @@ _KERNELS = {
 
 
 def _run(name: str, *arguments: Any) -> None:
-    before = torch.get_num_threads()
-    threads = min(before, int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-    if threads > 1:
-        numba.set_num_threads(threads)
-    _KERNELS[name][threads > 1](*arguments)
-    if torch.get_num_threads() != before:  # numba's first launch gives OpenMP all cores, torch's part of it too
-        torch.set_num_threads(before)
+    with compiled_threads() as threads:
+        _KERNELS[name][threads > 1](*arguments)
 
 
 class RectifiedNorm(torch.autograd.Function):

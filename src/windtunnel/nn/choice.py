@@ -1,0 +1,40 @@
+"""Which of several ways to do the same is quickest here (room nn).
+
+In: ways by name, and the one that is always there. Out: the name of the quickest, measured in turns; the one that is
+always there unless another is clearly quicker, so that a choice never loses by more than its measurement is off.
+Not here: clocks and rounds (``measure``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from windtunnel.measure.rounds import elapsed_ns, quiet, rounds
+
+__all__ = ["quickest"]
+
+_FEWEST, _MOST = 3, 15
+_MARGIN = 0.03  # what another way must win by
+
+
+def quickest(ways: Mapping[str, Callable[[], Any]], plain: str, *, budget_s: float = 0.3) -> str:
+    """The name of the way that takes the least time.
+
+    Parameters
+    ----------
+    ways : mapping of name to callable
+        Each does the same work.
+    plain : str
+        The way that is kept where no other is clearly quicker.
+    budget_s : float
+        For all rounds; three are always run.
+    """
+    times_ns: dict[str, list[int]] = {name: [] for name in ways}
+    for turn in rounds(_FEWEST, _MOST, budget_s, warmup=1):
+        for name, way in ways.items():
+            spent_ns = elapsed_ns(way)
+            if turn >= 0:
+                times_ns[name].append(spent_ns)
+    best = min(ways, key=lambda name: quiet(times_ns[name]))
+    return best if quiet(times_ns[best]) < (1 - _MARGIN) * quiet(times_ns[plain]) else plain

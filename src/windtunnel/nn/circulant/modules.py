@@ -1,0 +1,129 @@
+"""Which modules of a model can be replaced by block-circulant ones, and doing so (room nn).
+
+In: a model, sizes of blocks by path. Out: the model with layers in place of others. Not here: the layers (``layers``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
+from windtunnel.errors import InputError
+from windtunnel.nn.circulant.layers import BlockCirculantConv2d, BlockCirculantLinear, BlockCirculantLSTM
+
+__all__ = ["circulant_of", "named_modules", "project", "unshared"]
+
+Module = torch.nn.Module
+
+
+def circulant_of(module: Module, k: int, *, way: str = "auto") -> Module | None:
+    """The nearest block-circulant layer; None for what has none.
+
+    Raises
+    ------
+    InputError
+        k is none for a layer of this size.
+    """
+    if type(module) is torch.nn.Linear:
+        return BlockCirculantLinear.from_dense(module, k, way=way)
+    if type(module) is torch.nn.Conv2d:
+        return BlockCirculantConv2d.from_dense(module, k, way=way)
+    if type(module) is torch.nn.LSTM:
+        return BlockCirculantLSTM.from_dense(module, k, way=way)
+    return None
+
+
+def named_modules(model: Module, names: list[str]) -> dict[str, Module]:
+    """Modules by their paths.
+
+    Raises
+    ------
+    InputError
+        There is none of such a name; the nearest three are offered.
+    """
+    known = dict(model.named_modules(remove_duplicate=False))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or sorted(filter(None, known))[:3]
+            raise InputError(f"no module is called {name!r}", fix=f"did you mean {', '.join(near)}?")
+    return {name: known[name] for name in names}
+
+
+def unshared(model: Module, path: str, module: Module) -> None:
+    """Refuse a module that others use too, and one whose weights are those of another.
+
+    Raises
+    ------
+    InputError
+        It is so.
+    """
+    paths = [name for name, one in model.named_modules(remove_duplicate=False) if one is module]
+    if len(paths) > 1:
+        raise InputError(
+            f"{path} is used in {len(paths)} places, and would have to be replaced in all",
+            where=", ".join(paths),
+            fix="leave it dense, or give each place a layer of its own",
+        )
+    owners = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    for name, parameter in module.named_parameters(recurse=False):
+        if owners[id(parameter)] > 1:
+            others = [
+                other
+                for other, one in model.named_parameters(remove_duplicate=False)
+                if one is parameter and other != f"{path}.{name}"
+            ]
+            raise InputError(
+                f"{path}.{name} is tied to another layer's weight, which cannot follow it into circulant blocks",
+                where=", ".join(others),
+                fix="leave it dense, or untie it",
+            )
+
+
+def project(model: Module, k: int | Mapping[str, int]) -> Module:
+    """Put the nearest block-circulant layers in place of dense ones, in the model itself.
+
+    Parameters
+    ----------
+    model : Module
+    k : int or mapping of path to int
+        One size for every linear layer and convolution whose smaller side has as many units, or one for each layer
+        that is named.
+
+    Returns
+    -------
+    Module
+        The model; another one where the model itself is such a layer.
+
+    Raises
+    ------
+    InputError
+        A named layer is not there, is shared or tied, or is none that can be replaced.
+    """
+    if isinstance(k, int):
+        sizes = {name: k for name, module in model.named_modules() if _smaller_side(module) >= k}
+    else:
+        sizes = dict(k)
+    for name, module in named_modules(model, list(sizes)).items():
+        unshared(model, name, module)
+        made = circulant_of(module, sizes[name])
+        if made is None:
+            raise InputError(
+                f"{name} is a {type(module).__name__}, for which there is no block-circulant layer",
+                fix="name linear layers, 2-D convolutions and LSTMs",
+            )
+        if not name:
+            return made
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, made)
+    return model
+
+
+def _smaller_side(module: Module) -> int:
+    if type(module) is torch.nn.Linear:
+        return min(module.in_features, module.out_features)
+    if type(module) is torch.nn.Conv2d and module.groups == 1:
+        return min(module.in_channels, module.out_channels)
+    return 0

@@ -1,0 +1,60 @@
+"""Which calls of a captured program another layer could run, and by how much each layer gains (room whatifs, private).
+
+In: a program, operators, a pattern over layers. Out: calls, checked for weights that others read too; a form in which
+they are replaced. Not here: the layers themselves, which are registered by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from windtunnel.cost.rerun import Call, Form, Program, tensors_of
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.whatifs._blocks import compiled_pattern
+
+__all__ = ["calls_in", "replacing", "weights_of"]
+
+
+def calls_in(program: Program, operators: tuple[str, ...], layer: str, what: str) -> list[int]:
+    """Places of the calls of these operators that train, in layers that match.
+
+    Raises
+    ------
+    NotApplicableError
+        There is none.
+    InputError
+        Layers are named, and none has such a name; the nearest are offered.
+    """
+    found = [place for place, call in enumerate(program.calls) if call.grad and call.operator in operators]
+    if not found:
+        raise NotApplicableError(f"there is no {what}", where=f"{len(program.calls)} calls")
+    if not layer:
+        return found
+    pattern = compiled_pattern(layer)
+    matching = [place for place in found if pattern.fullmatch(program.calls[place].layer)]
+    if not matching:
+        known = sorted({program.calls[place].layer for place in found})
+        near = difflib.get_close_matches(layer, known, n=3, cutoff=0.3) or known[:3]
+        raise InputError(f"no {what} is called {layer!r}", where="layer=", fix=f"did you mean {', '.join(near)}?")
+    return matching
+
+
+def weights_of(program: Program, place: int) -> dict[int, str]:
+    """Names of the trained parameters that a call reads, by identity."""
+    return {one: program.parameters[one] for one in _read_by(program.calls[place]) if one in program.parameters}
+
+
+def readers(program: Program, identity: int) -> list[int]:
+    """Calls that read a tensor."""
+    return [place for place, call in enumerate(program.calls) if not call.mark and identity in set(_read_by(call))]
+
+
+def _read_by(call: Call) -> Iterator[int]:
+    return (spec.identity for spec in tensors_of(call.inputs, call.shapes, call.types, call.strides))
+
+
+def replacing(places: list[int], layer: str, **settings: Any) -> Form:
+    """The form in which a registered layer runs these calls."""
+    return Form(replaced=tuple((place, layer, tuple(sorted(settings.items()))) for place in places))

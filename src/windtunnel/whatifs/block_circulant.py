@@ -1,0 +1,80 @@
+"""Linear layers of circulant blocks (what-if family "layers").
+
+In: a captured graph with linear layers. Out: these layers with a k-th of the weights, as they run here, and updates
+without the weights that are gone.
+"""
+
+from __future__ import annotations
+
+from windtunnel import registry
+from windtunnel.cost.rerun import Call, Program, UpdateForm
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph
+from windtunnel.whatifs._measured import captured_program, with_update
+from windtunnel.whatifs._replacing import calls_in, readers, replacing, weights_of
+from windtunnel.whatifs.unpriced import Unpriced
+
+__all__ = ["block_circulant"]
+
+_WEIGHT = 1  # place among the arguments of aten::linear
+
+
+@registry.whatif("block-circulant", source="Ding et al., CirCNN, MICRO 2017; Liao et al., ICCAD 2017")
+def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
+    """Make linear layers of circulant blocks of k, which are multiplied by Fourier transforms.
+
+    Layers with a side below k, and weights that others read too, stay as they are unless they are named.
+
+    Parameters
+    ----------
+    graph : Graph
+    k : int
+        Rows and columns of a block.
+    layer : str
+        Regular expression that matches the whole path of a linear layer; all that can be by default.
+
+    Raises
+    ------
+    NotApplicableError
+        There is no such layer.
+    InputError
+        A layer that is named is smaller than a block, or shares its weight.
+    """
+    if k < 2:
+        raise InputError(f"a circulant block has 2 rows or more, not {k}", where=f"k={k}")
+    program = captured_program(graph)
+    found = calls_in(program, ("aten::linear",), layer, "linear layer that trains")
+    problems = {place: _problem(program, place, k) for place in found}
+    places = [place for place, problem in problems.items() if not problem]
+    if layer and len(places) < len(found):
+        place, problem = next((place, problem) for place, problem in problems.items() if problem)
+        raise InputError(f"{program.calls[place].layer} {problem}", where=f"layer={layer}", fix="leave it dense")
+    if not places:
+        raise NotApplicableError(
+            f"none of {len(found)} linear layers can be of circulant blocks of {k}",
+            where=f"{program.calls[found[0]].layer} {problems[found[0]]}",
+            fix="take a smaller k",
+        )
+    gone = {_weight(program.calls[place]) for place in places}
+    form = replacing(places, "block-circulant", k=k)
+    return with_update(graph, form, UpdateForm(frozen=frozenset(program.parameters[one] for one in gone)))
+
+
+def _weight(call: Call) -> int:
+    return int(call.inputs[_WEIGHT][0])
+
+
+def _problem(program: Program, place: int, k: int) -> str:
+    """Why a layer stays as it is; empty where nothing speaks against it."""
+    call = program.calls[place]
+    shape, weight = call.shapes[_WEIGHT], _weight(call)
+    if weight not in weights_of(program, place):
+        return "multiplies with something that is no parameter"
+    if min(shape) < k:
+        return f"is {shape[1]} x {shape[0]}, smaller than a block of {k}"
+    others = [one for one in readers(program, weight) if one != place]
+    if others:
+        return (
+            f"shares its weight: {program.calls[others[0]].operator} in {program.calls[others[0]].layer} reads it too"
+        )
+    return ""
