@@ -1,7 +1,7 @@
 """Every strategy of uneven training beside its own few lines, and its bytes counted by hand.
 
 The direct forms are those of the tests (``tests/training/uneven/direct.py``): plain modules, no state machines. Here on
-two real jobs: a perceptron on digits and a small convolutional network. Twenty rounds of each, in double precision;
+two real jobs: a perceptron and a small convolutional network. Twenty rounds of each, in double precision;
 weights of all workers and of the server are compared to 1e-6 (over 1 or the largest weight). Then: one worker is serial
 SGD, bit for bit; bytes of exchanges that do not hang on data; four real processes over gloo beside virtual time, for 50
 steps or more.
@@ -18,7 +18,8 @@ from benchmarks import bar
 
 TARGET = "0 differing: direct forms to 1e-6, one worker = serial SGD bit for bit, bytes exact, real BSP to 1e-6"
 MOST_OFF = 1e-6
-JOBS = ("mlp", "lenet:batch=4")
+# digits have pixels that are always dark: equal gradients, of which rounding says which are the largest
+JOBS = ("mlp:data=gratings", "lenet:batch=4")
 ALONE = (("bsp", {}), ("local-sgd", {"tau": 3}), ("fedavg", {"local": 5}), ("adacomm", {"tau": 4}), ("ssp", {}),
          ("asp", {}), ("gaia", {"threshold": 0.0}), ("hop", {}),
          ("all-to-all", {}), ("ako", {}))  # fmt: skip

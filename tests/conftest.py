@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +20,11 @@ def quiet_host(request, monkeypatch):
     if "real_disturbance" not in request.keywords:
         monkeypatch.setattr(disturbance, "_waited_ns", dict)
         monkeypatch.setattr(disturbance, "_stolen_ratio_since", lambda _before: (0.0, 0, 0))
+
+
+@pytest.fixture(scope="session")
+def own_time():
+    """A budget of training counts what this thread computes, not what it waits for others on a busy host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("windtunnel.programs.model.training._clock_s", time.thread_time)
+        yield

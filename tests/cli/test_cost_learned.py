@@ -13,6 +13,8 @@ from windtunnel.cli.cost import cost
 from windtunnel.errors import InputError
 from windtunnel.programs.model.checkpoint import load_predictor
 
+pytestmark = pytest.mark.usefixtures("own_time")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -93,10 +95,10 @@ def two_hosts(path):
 def test_a_model_of_one_host_is_trained_on_for_another(tmp_path):
     data, model, tuned = (tmp_path / name for name in ("programs.npz", "model.safetensors", "tuned.safetensors"))
     two_hosts(data)
-    run("train", "programs", "--data", data, "--out", model, "--device", "fast", "--budget", "2s")
+    run("train", "programs", "--data", data, "--out", model, "--device", "fast", "--budget", "4s")
     common = ("--data", data, "--device", "@there", "--json")
 
-    begun = run("train", "programs", *common, "--out", tuned, "--from", model, "--budget", "1s")
+    begun = run("train", "programs", *common, "--out", tuned, "--from", model, "--budget", "4s")
     before, after = (json.loads(run("eval", "programs", one, *common).stdout) for one in (model, tuned))
 
     assert 0 == begun.exit_code

@@ -18,7 +18,7 @@ from windtunnel.programs.model.splits import split_by_task
 
 
 @pytest.fixture(scope="module", params=["code", "paper-small"])
-def trained(request):
+def trained(request, own_time):
     programs = small_set(num_tasks=12, per_task=12)
     recipe = RECIPES[request.param]
     recipe = replace(recipe, training=replace(recipe.training, max_epochs=8, budget_s=20.0))

@@ -31,6 +31,7 @@ CONVERGED = 1e-4
 CONVERGENCE_EPOCHS = 10
 CYCLE_STEPS = 2000
 WARM_UP = 0.1
+_clock_s = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,13 @@ def fit(
     history, state = History(), copy.deepcopy(model.state_dict())
     if is_trained:
         history.start_error = _error(model, validate)
-    begin, step = time.monotonic(), 0
+    begin, step = _clock_s(), 0
     for epoch in range(config.max_epochs):
         model.train()
-        epoch_begin = time.monotonic()
+        epoch_begin = _clock_s()
         losses: list[float] = []
         for batch in batches(epoch):
-            spent = (time.monotonic() - begin) / max(config.budget_s, 1e-9)
+            spent = (_clock_s() - begin) / max(config.budget_s, 1e-9)
             if spent > 1 and losses:
                 break  # an epoch may take longer than the whole budget
             rate = learning_rate(config, step, epoch, min(1.0, max(epoch / config.max_epochs, spent)))
@@ -147,13 +148,13 @@ def fit(
                 average.update_parameters(model)
             history.num_samples += len(batch)
             step += 1
-        history.training_s += time.monotonic() - epoch_begin
+        history.training_s += _clock_s() - epoch_begin
         _require_finite(losses, epoch)
         history.losses.append(math.fsum(losses) / len(losses))
         state = _keep_best(model if average is None else average.module, validate, history, epoch, state)
         if on_epoch is not None:
             on_epoch(epoch, history)
-        if reason := _reason_to_stop(history, epoch, config, time.monotonic() - begin):
+        if reason := _reason_to_stop(history, epoch, config, _clock_s() - begin):
             history.reason = reason
             break
     model.load_state_dict(state)
