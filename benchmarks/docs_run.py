@@ -32,7 +32,7 @@ TAIL = 600
 TRAINING = """import argparse
 import torch
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=100)
+parser.add_argument("--epochs", type=int, default=400)
 epochs = parser.parse_args().epochs
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 optimizer = torch.optim.Adam(model.parameters())
