@@ -13,10 +13,10 @@ from windtunnel import registry
 from windtunnel.extras import require
 
 if TYPE_CHECKING:
-    from windtunnel.nn.circulant.layers import BlockCirculantConv2d as BlockCirculantConv2d
+    from windtunnel.nn.circulant.convolution import BlockCirculantConv2d as BlockCirculantConv2d
     from windtunnel.nn.circulant.layers import BlockCirculantLinear as BlockCirculantLinear
-    from windtunnel.nn.circulant.layers import BlockCirculantLSTM as BlockCirculantLSTM
     from windtunnel.nn.circulant.layers import CirculantAdapter as CirculantAdapter
+    from windtunnel.nn.circulant.lstm import BlockCirculantLSTM as BlockCirculantLSTM
     from windtunnel.nn.circulant.modules import project as project
     from windtunnel.nn.dropout.feedforward import StructuredFeedForward as StructuredFeedForward
     from windtunnel.nn.dropout.feedforward import StructuredLinear as StructuredLinear
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BlockCirculantConv2d": "circulant.layers",
-    "BlockCirculantLSTM": "circulant.layers",
+    "BlockCirculantConv2d": "circulant.convolution",
+    "BlockCirculantLSTM": "circulant.lstm",
     "BlockCirculantLinear": "circulant.layers",
     "CirculantAdapter": "circulant.layers",
     "project": "circulant.modules",

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from windtunnel.errors import InputError
-from windtunnel.nn.circulant.layers import BlockCirculantConv2d, BlockCirculantLinear, BlockCirculantLSTM
+from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
+from windtunnel.nn.circulant.layers import BlockCirculantLinear
+from windtunnel.nn.circulant.lstm import BlockCirculantLSTM
 
 __all__ = ["circulant_of", "named_modules", "project", "unshared"]
 
