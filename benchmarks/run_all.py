@@ -47,6 +47,7 @@ BARS = (
     "suite_trains",
     "suite_fidelity",
     "held_out_style",
+    "strangers",
     "observations",
     "demo_time",
     "docs_run",

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.sources.torch._points import align, walk
+from windtunnel.sources.torch._points import align, by_kind, walk
 from windtunnel.sources.torch._profile import Events
 
 
@@ -67,6 +67,24 @@ def test_iterations_with_nothing_in_common_are_not_joined():
     other = points_of(("step", 0, 100), *((f"b{row}", 2 * row + 1, 2 * row + 2) for row in range(20)))
 
     assert align(template, other) is None
+
+
+def test_slices_of_one_kind_give_each_other_their_times():
+    """Three long calls in the template, two short ones in the iteration: each of the three takes what those two did."""
+    template = points_of(("step", 0, 100), ("a", 10, 30), ("a", 40, 60), ("a", 70, 90))
+    other = points_of(("step", 1000, 1030), ("a", 1005, 1009), ("a", 1014, 1020))
+
+    times = by_kind(template, other)
+
+    assert [5, 5, 5] == (times[2:7:2] - times[1:6:2]).tolist()
+    assert 1000 == times[0]
+    assert (np.diff(times) >= 0).all()
+
+
+def test_an_iteration_gives_itself_back_by_kind():
+    template = points_of(("step", 0, 100), ("a", 10, 30), ("b", 40, 60), ("c", 61, 97))
+
+    assert by_kind(template, template).tolist() == template.times_ns.tolist()
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.integers(0, 5)), max_size=30), st.data())

@@ -72,3 +72,62 @@ def test_the_first_accepted_form_stays():
     assert sorter.is_common(())
     assert not sorter.is_common(((1,),))
     assert sorter.is_common(())
+
+
+def seen(sorter, *lengths):
+    """Let iterations of these lengths pass; whether each would count."""
+    counted = []
+    for length in lengths:
+        sorter.begin()
+        sorter._note(None, (torch.zeros(length),), {})
+        counted.append(sorter.is_common(sorter.end()))
+    return counted
+
+
+def watching():
+    sorter = ShapeSorter(iterations=4)
+    sorter.watch([torch.nn.Identity()])
+    return sorter
+
+
+def test_a_form_is_not_chosen_before_enough_was_seen():
+    """Of the first few lengths any may come twice; the one that most iterations have is another."""
+    sorter = watching()
+
+    assert not any(seen(sorter, 3, 4, 5, 6, 3))
+    assert any(seen(sorter, *[7] * 8))
+    assert [[7]] == sorter.as_meta()["inputs"]
+
+
+def test_a_clear_form_is_chosen_as_soon_as_it_repeats_and_others_wait_for_it():
+    assert [False, True, False, True] == seen(watching(), 3, 3, 4, 3)
+
+
+def test_iterations_that_are_all_unlike_are_mixed_without_waiting():
+    sorter = watching()
+    counted = seen(sorter, *range(2, 40))
+
+    assert all(counted[12:])
+    assert sorter.as_meta()["is_mixed"]
+
+
+def test_what_lies_in_rare_and_long_iterations_is_said():
+    """As rollouts between the updates of a policy: one iteration of twenty, and half of the time."""
+    turn = {"count": 0}
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        turn["count"] += 1
+        optimizer.zero_grad()
+        if turn["count"] % 6 == 0:
+            for _ in range(400):
+                model(torch.ones(1, 8))
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+    notes = explain(capture(step, iterations=12, model=model)).notes
+    said = next(note for note in notes if "2 forms" in note)
+
+    assert said.startswith("warning: iterations have 2 forms")
+    assert "of all time, which is not in this graph" in said

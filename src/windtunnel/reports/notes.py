@@ -6,7 +6,8 @@ step, what the heap cost, why device tasks started when they did. Not here: numb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from windtunnel.graph import Graph
 from windtunnel.reports.packing import shortened
@@ -16,6 +17,8 @@ from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.units import format_count, format_duration, format_ratio
 
 __all__ = ["notes_of"]
+
+_MUCH_ELSEWHERE = 0.1  # of all time, in iterations of other forms, from which that is a warning
 
 
 def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,13 +58,26 @@ def _forms(graph: Graph) -> list[str]:
     if not isinstance(shapes, Mapping) or not shapes.get("others"):
         return []
     others = shapes["others"]
-    times_ns = [other["median_ns"] for other in others if other["median_ns"]]
-    inputs = ", ".join("x".join(map(str, shape)) for shape in shapes["inputs"][:3])
+    inputs = ", ".join("x".join(map(str, shape)) for shape in shapes["inputs"][:3]) or "no whole model is called"
     line = f"iterations have {len(others) + 1} forms; this is the commonest, {format_ratio(shapes['share'])}: {inputs}"
     if shapes["is_mixed"]:
         return [f"warning: {line}, but too few had it: iterations of all forms are mixed"]
-    took = f"; others took {format_duration(min(times_ns))} to {format_duration(max(times_ns))}" if times_ns else ""
-    return [line + took]
+    timed = [other for other in others if other["median_ns"]]
+    if not timed:
+        return [line]
+    times_ns = sorted(other["median_ns"] for other in timed)
+    took = " to ".join(dict.fromkeys(map(format_duration, (times_ns[0], times_ns[-1]))))
+    share = _share_of_time(graph, shapes, timed)
+    head = "warning: " if share > _MUCH_ELSEWHERE else ""
+    return [f"{head}{line}; others took {took}, {format_ratio(share)} of all time, which is not in this graph"]
+
+
+def _share_of_time(graph: Graph, shapes: Mapping[str, Any], timed: Sequence[Mapping[str, Any]]) -> float:
+    """Time of the other iterations over that of all: a few long ones, as rollouts, may be most of it."""
+    elsewhere = sum(other["count"] * other["median_ns"] for other in timed)
+    num_others = sum(other["count"] for other in shapes["others"])
+    here = num_others * shapes["share"] / (1.0 - shapes["share"]) * graph.meta.iteration_ns.get("median", 0)
+    return float(elsewhere / (elsewhere + here))
 
 
 def _before_holding(graph: Graph) -> list[str]:

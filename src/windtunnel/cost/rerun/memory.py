@@ -7,7 +7,9 @@ real step: what lies around the program there is the same before and after.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -92,14 +94,25 @@ def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
     from windtunnel.cost.rerun._interpreter import Interpreter
     from windtunnel.sources.memory.watch import Watch
 
-    ready = Interpreter(keyed.program, form, set(opaque))
-    ready.rehearse()
-    watch = Watch(workspace=True)
-    with watch.learning():
-        ready.run()
-    with watch:
-        ready.run()
-    return ProgramPeak(watch.profile().peak_bytes, ready.input_bytes)
+    with _only_new_objects():
+        ready = Interpreter(keyed.program, form, set(opaque))
+        ready.rehearse()
+        watch = Watch(workspace=True)
+        with watch.learning():
+            ready.run()
+        with watch:
+            ready.run()
+        return ProgramPeak(watch.profile().peak_bytes, ready.input_bytes)
+
+
+@contextmanager
+def _only_new_objects() -> Iterator[None]:
+    """Looking for tensors passes over all that is there already, as graphs and modules: millions of other objects."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm) -> int:
@@ -120,13 +133,14 @@ def update_extra_bytes(optimizers: Sequence[Mapping[str, Any]], form: UpdateForm
     from windtunnel.sources.memory.watch import Watch
 
     most = 0
-    for one in optimizers:
-        step = step_of(one, form)
-        step()
-        step()  # state is there from the second update on
-        watch = Watch(workspace=True)
-        with watch:
+    with _only_new_objects():
+        for one in optimizers:
+            step = step_of(one, form)
             step()
-        profile = watch.profile()
-        most = max(most, profile.peak_bytes - int(profile.total_bytes[-1]) if profile.events.num_rows else 0)
+            step()  # state is there from the second update on
+            watch = Watch(workspace=True)
+            with watch:
+                step()
+            profile = watch.profile()
+            most = max(most, profile.peak_bytes - int(profile.total_bytes[-1]) if profile.events.num_rows else 0)
     return most

@@ -25,7 +25,7 @@ from windtunnel.sources.torch._memory import MemoryUse, account
 from windtunnel.sources.torch._ops import Operator, Role, describe, resolve_recipes
 from windtunnel.sources.torch._overhead import Correction, calibrate, central, correct, held_out
 from windtunnel.sources.torch._places import layers_of, parameter_storages, phases_of
-from windtunnel.sources.torch._points import Points, align, walk
+from windtunnel.sources.torch._points import Points, align, by_kind, walk
 from windtunnel.sources.torch._precision import precision
 from windtunnel.sources.torch._profile import ITERATION, Events
 from windtunnel.sources.torch._program import calls_of_slices, keep_models, keep_optimizers, keep_program
@@ -140,10 +140,11 @@ def _template(rich: Events) -> _Thread:
 def _times(recording: Recording, thread: _Thread) -> tuple[Int, list[tuple[Events, int]], int]:
     """When every point happened in every light iteration [I, P], in which profile it is, and how many were unlike.
 
-    Of the rich one if there is no other.
+    Where most cannot be laid over the template, all take their times by kind; of the rich one if there is no other.
     """
     assert recording.rich is not None
     rows, profiles, num_unlike = [], [], 0
+    strange = []
     for events, is_regular in recording.light:
         for marker, regular in zip(events.markers(ITERATION), is_regular, strict=False):
             inside = events.inside(marker)
@@ -153,6 +154,11 @@ def _times(recording: Recording, thread: _Thread) -> tuple[Int, list[tuple[Event
             if times is not None:
                 rows.append(times)
                 profiles.append((events, marker))
+            elif regular:
+                strange.append((by_kind(thread.points, other), (events, marker)))
+    if len(strange) > len(rows) and not recording.messages:  # a message is waited for where it is, not as others are
+        rows += [times for times, _ in strange]
+        profiles += [place for _, place in strange]
     if not rows:
         rows, profiles = [thread.points.times_ns], [(recording.rich, recording.rich.markers(ITERATION)[0])]
     return np.stack(rows), profiles, num_unlike

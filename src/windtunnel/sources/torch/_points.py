@@ -4,12 +4,13 @@ Every event of a thread gives two points: it is entered and it is left. Between 
 runs by itself: that is a slice (self time). Iterations with the same operators have the same points at other times,
 so that a duration per slice and iteration is a difference of two columns. An iteration with other operators is laid
 over the template: what the template lacks counts into the slice where it happened, what the iteration lacks takes no
-time.
+time. Where no two iterations are alike, as with sequences of any lengths, slices of one kind give each other's times.
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.sources.torch._profile import Events
 
-__all__ = ["Points", "align", "match_in_order", "walk"]
+__all__ = ["Points", "align", "by_kind", "match_in_order", "walk"]
 
 Int = NDArray[np.int64]
 # beyond this many differing points a comparison takes longer than it tells
@@ -99,6 +100,32 @@ def align(template: Points, other: Points) -> Int | None:
     times[0], times[-1] = other.times_ns[0], other.times_ns[-1]
     aligned: Int = np.maximum.accumulate(times)
     return aligned
+
+
+def by_kind(template: Points, other: Points) -> Int:
+    """When each point of the template would have happened, [P], had its slices taken what their kinds took there.
+
+    A kind is what happens before and after a slice. Kinds that the other lacks take the mean change of the rest.
+    """
+    mine, theirs = _kinds(template), _kinds(other)
+    own, length = np.diff(template.times_ns).astype(np.float64), np.diff(other.times_ns).astype(np.float64)
+    known: dict[str, list[float]] = {}
+    for kind, taken in zip(theirs, length.tolist(), strict=True):
+        known.setdefault(kind, []).append(taken)
+    mean = {kind: float(np.mean(taken)) for kind, taken in known.items()}
+    total: dict[str, list[float]] = {}
+    for kind, taken in zip(mine, own.tolist(), strict=True):
+        total.setdefault(kind, []).append(taken)
+    usual = {kind: float(np.mean(taken)) for kind, taken in total.items()}
+    both = [kind for kind in mine if kind in mean]
+    change = sum(mean[kind] for kind in both) / max(1.0, sum(usual[kind] for kind in both))
+    factor = np.array([mean[kind] / usual[kind] if mean.get(kind) and usual[kind] else change for kind in mine])
+    times: Int = np.rint(np.concatenate([[0.0], np.cumsum(own * factor)])).astype(np.int64) + other.times_ns[0]
+    return times
+
+
+def _kinds(points: Points) -> list[str]:
+    return [f"{before} {after}" for before, after in itertools.pairwise(points.tokens.tolist())]
 
 
 def match_in_order(mine: list[str], theirs: list[str]) -> Int | None:

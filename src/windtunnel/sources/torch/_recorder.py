@@ -84,6 +84,8 @@ class Recording:
 _PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
 _OF_ONE_FORM = (Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
 
+_SLOWED = (Slot.WARMUP, Slot.DISCOVER, Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY)  # their times say nothing
+
 
 _WITHOUT_TIMES = [Slot.DISCOVER, Slot.RICH]  # of fake tensors
 
@@ -190,13 +192,15 @@ class Recorder:
             self.close()
 
     def _is_of_the_form(self, elapsed_ns: int) -> bool:
-        """Whether the iteration counts, by the shapes of its inputs; what does not is held out with its time."""
+        """Whether the iteration counts, by the shapes of its inputs; what does not is held out with its time.
+
+        Iterations that settle are looked at, too: a form that comes in every so many may fall on no others.
+        """
         slot, shapes = self._slots[self._position], self._sorter.end()
-        if slot not in _OF_ONE_FORM or self._sorter.is_common(shapes):
-            return True
-        if slot is Slot.BARE:
+        is_common = slot not in _OF_ONE_FORM or self._sorter.is_common(shapes)
+        if slot not in _SLOWED:
             self._sorter.set_aside(shapes, elapsed_ns)
-        return False
+        return is_common
 
     def restart(self) -> None:
         """Drop everything: the iterations so far were of another kind."""

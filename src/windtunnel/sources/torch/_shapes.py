@@ -18,6 +18,8 @@ __all__ = ["ShapeSorter", "Shapes", "shapes_of"]
 
 Shapes = tuple[tuple[int, ...], ...]
 _PATIENCE_PER_ITERATION, _PATIENCE = 8, 40
+_CLEAR = 0.5  # share of the iterations seen at which a form is the commonest without looking further
+_ENOUGH, _ALL_UNLIKE = 32, 12  # iterations that show the commonest form, and that there is none
 
 
 class ShapeSorter:
@@ -62,6 +64,8 @@ class ShapeSorter:
 
     def is_common(self, shapes: Shapes) -> bool:
         """Whether this is the form to measure; the first that is accepted stays so."""
+        if self._chosen is None and not self._is_settled():
+            return False
         if self._is_mixed or shapes == (self._chosen if self._chosen is not None else self.commonest):
             self._chosen = shapes if self._chosen is None else self._chosen
             return True
@@ -69,9 +73,17 @@ class ShapeSorter:
         self._is_mixed = self._patience <= 0
         return False
 
+    def _is_settled(self) -> bool:
+        """Whether enough was seen to choose a form: a few iterations of many lengths show any of them."""
+        num_seen, most = self._seen.total(), max(self._seen.values(), default=0)
+        self._is_mixed |= num_seen >= _ALL_UNLIKE and most == 1
+        is_clear = most > 1 and most >= _CLEAR * num_seen
+        return self._is_mixed or not num_seen or is_clear or num_seen >= _ENOUGH
+
     def set_aside(self, shapes: Shapes, elapsed_ns: int) -> None:
-        """Keep the time of a bare iteration of another form."""
-        self._others_ns.setdefault(shapes, []).append(elapsed_ns)
+        """Keep the time of an iteration, where it is of another form than the chosen one."""
+        if self._chosen is None or shapes != self._chosen:
+            self._others_ns.setdefault(shapes, []).append(elapsed_ns)
 
     @property
     def commonest(self) -> Shapes:
