@@ -21,7 +21,7 @@ from windtunnel.programs.model.splits import split_by_task
 def trained(request, own_time):
     programs = small_set(num_tasks=12, per_task=12)
     recipe = RECIPES[request.param]
-    recipe = replace(recipe, training=replace(recipe.training, max_epochs=8, budget_s=20.0))
+    recipe = replace(recipe, training=replace(recipe.training, max_epochs=24, budget_s=60.0))
     return programs, train(programs, split_by_task(programs, "fast"), recipe)[0]
 
 

@@ -262,9 +262,19 @@ def equal_times(powers: Sequence[Power], total: int) -> list[int]:
     [30, 10]
     """
     rates = [1 / one.per_sample_s for one in powers]
-    time_s = (total + sum(one.fixed_s * rate for one, rate in zip(powers, rates, strict=True))) / sum(rates)
-    wanted = [max((time_s - one.fixed_s) * rate, 0.0) for one, rate in zip(powers, rates, strict=True)]
-    return largest_remainders(wanted, total)
+    shares, active, left = [1] * len(powers), list(range(len(powers))), total
+    while True:
+        fixed = sum(powers[at].fixed_s * rates[at] for at in active)
+        time_s = (left + fixed) / sum(rates[at] for at in active)
+        wanted = {at: (time_s - powers[at].fixed_s) * rates[at] for at in active}
+        kept = [at for at in active if wanted[at] >= 1]
+        if not kept or len(kept) == len(active):
+            break
+        left -= len(active) - len(kept)  # one sample each for those that would take as long for nothing
+        active = kept
+    for at, share in zip(active, largest_remainders([max(wanted[at], 1e-9) for at in active], left), strict=True):
+        shares[at] = share
+    return shares
 
 
 def most_that_fits(
