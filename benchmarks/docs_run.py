@@ -60,11 +60,21 @@ def problem() -> str:
     return json.dumps({"maxSizePerFPGA": 100, "maxFPGAs": 3, "maxCPUs": 1, "nodes": nodes, "edges": edges})
 
 
+def layers() -> str:
+    """Two layers with what circulant blocks cost them."""
+    found = [
+        {"name": "fc1", "outputs": 512, "inputs": 784, "losses": {"8": 0.1, "16": 0.3}},
+        {"name": "conv2", "outputs": 64, "inputs": 288, "rows": 49, "losses": {"8": 0.2}},
+    ]
+    return json.dumps({"layers": found})
+
+
 OWN_FILES = {
     "train.py": lambda: TRAINING,
     "problem.json": problem,
     "inference.json": problem,
     "profile.txt": lambda: PROFILE,
+    "layers.json": layers,
 }
 CAPTURED = ("train.wt", "before.wt", "after.wt")
 

@@ -100,6 +100,7 @@ BARS = (
     "phaze_space",
     "phaze_search",
     "accelerator_ops",
+    "sparse_training",
     "piper_exact",
     "planner_true",
     "schedules_valid",

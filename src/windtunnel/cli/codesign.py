@@ -36,7 +36,8 @@ def codesign(
         typer.Argument(
             metavar="MODEL...",
             help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt; "
-            "of train.zeros.npz (with train.wt): its layers on a chip that skips zeros.",
+            "of train.zeros.npz (with train.wt): its layers on a chip that skips zeros; of layers.json: "
+            "circulant blocks.",
         ),
     ],
     microbatches: Annotated[
@@ -82,6 +83,13 @@ def codesign(
     check: Annotated[
         bool, typer.Option("--check", help="Of zeros: also compute every layer by the rules of the chip, and compare.")
     ] = False,
+    accuracy_loss: Annotated[
+        float, typer.Option("--accuracy-loss", min=0.0, metavar="POINTS", help="That circulant blocks may cost.")
+    ] = 1.0,
+    multipliers: Annotated[int, typer.Option(min=1, metavar="N", help="Of an engine for them, at most.")] = 1024,
+    memory_blocks: Annotated[
+        int, typer.Option("--memory-blocks", min=1, metavar="N", help="Of 36 Kib, for all weights together.")
+    ] = 1024,
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -98,6 +106,14 @@ def codesign(
         from windtunnel.cli._codesign_zeros import codesign_zeros
 
         codesign_zeros(models, chip or "sparse-grid", is_checked=check, as_json=as_json)
+        return
+    if any(name.endswith(".json") for name in models):
+        from windtunnel.cli._codesign_circulant import codesign_circulant
+
+        if len(models) > 1:
+            raise InputError("one file of layers is designed for at a time", where=", ".join(models))
+        path, chip = Path(models[0]), chip or "fourier-engine"
+        codesign_circulant(path, chip, accuracy_loss, multipliers, memory_blocks, as_json=as_json)
         return
     chip = chip or _TPU_V4
     if report is not None:
