@@ -43,7 +43,7 @@ def job_of(seed: int):
 
 def ours(seed: int) -> dict:
     import torch
-    from tests.training.uneven.small import fleet_of, without_server
+    from tests.training.uneven.small import free_fleet
 
     from windtunnel import registry
     from windtunnel.training.uneven.goal import Goal
@@ -51,8 +51,7 @@ def ours(seed: int) -> dict:
 
     torch.set_num_threads(1)
     job, partition, _ = job_of(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        fleet = without_server(fleet_of(Path(folder), [1.0] * NUM_WORKERS, rate="1000000 TB/s", latency="0 us"))
+    fleet = free_fleet([1.0] * NUM_WORKERS)
     fleet = replace(fleet, partition=partition)
     duration_ns = round((LOCAL * ROUNDS + 0.3) * fleet.step_ns)
     policy = registry.get("strategy", "fedavg").function(local=LOCAL)

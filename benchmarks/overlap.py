@@ -60,7 +60,7 @@ def really(ratio: float, strategy: str, seconds: float) -> dict:
 def virtual(case: Case) -> dict:
     """Accuracy on held-out images after so many steps of each worker."""
     import torch
-    from tests.training.uneven.small import fleet_of, without_server
+    from tests.training.uneven.small import free_fleet
 
     from windtunnel import registry
     from windtunnel.training.uneven.goal import Goal
@@ -71,8 +71,7 @@ def virtual(case: Case) -> dict:
     name, seed, iterations = case
     torch.set_num_threads(1)
     job = train_job("lenet:lr=0.02,shrink=2")
-    with tempfile.TemporaryDirectory() as folder:
-        fleet = without_server(fleet_of(Path(folder), [1.0] * NUM_VIRTUAL, rate="1000000 TB/s", latency="0 us"))
+    fleet = free_fleet([1.0] * NUM_VIRTUAL)
     partition = Partition("dirichlet", {"alpha": 0.5, "min_size": job.batch_size}, seed)
     fleet = dataclasses.replace(fleet, partition=partition)
     strategy, numbers = STRATEGIES[name]

@@ -23,7 +23,6 @@ JOBS = ("mlp:data=gratings", "lenet:batch=4")
 ALONE = (("bsp", {}), ("local-sgd", {"tau": 3}), ("fedavg", {"local": 5}), ("adacomm", {"tau": 4}), ("ssp", {}),
          ("asp", {}), ("gaia", {"threshold": 0.0}), ("hop", {}),
          ("all-to-all", {}), ("ako", {}))  # fmt: skip
-FREE = "1000000 TB/s"
 
 
 def doubled(job, momentum: float):
@@ -37,7 +36,7 @@ def doubled(job, momentum: float):
     )  # fmt: skip
 
 
-def equalities(folder: Path, job_name: str) -> list[dict]:
+def equalities(job_name: str) -> list[dict]:
     from tests.training.uneven.direct import CASES, NO_MOMENTUM
     from tests.training.uneven.small import beside_direct
 
@@ -48,14 +47,14 @@ def equalities(folder: Path, job_name: str) -> list[dict]:
         is_plain = strategy in NO_MOMENTUM or case == "fedavg of every step"
         job = doubled(train_job(job_name), 0.0 if is_plain else 0.9)
         rounds = 20 * numbers.get("tau", numbers.get("local", 1))
-        off, num_steps = beside_direct(job, folder, case, 10 * rounds + 3)
+        off, num_steps = beside_direct(job, case, 10 * rounds + 3)
         rows.append({"what": f"{case} on {job_name}", "steps": num_steps, "off": off, "equal": off <= MOST_OFF})
     return rows
 
 
-def alone(folder: Path) -> list[dict]:
+def alone() -> list[dict]:
     """One worker; where a server serves, it has what was committed last."""
-    from tests.training.uneven.small import fleet_of, serial, small_job, trained, without_server
+    from tests.training.uneven.small import free_fleet, serial, small_job, trained
 
     from windtunnel import registry
 
@@ -63,8 +62,7 @@ def alone(folder: Path) -> list[dict]:
     for strategy, numbers in ALONE:
         job = small_job(momentum=0.0 if strategy in ("all-to-all", "ako") else 0.9)
         serves = registry.get("strategy", strategy).function(**numbers).server is not None
-        fleet = fleet_of(folder, [1.0], rate=FREE, latency="0 us", server=FREE)
-        run = trained(job, fleet if serves else without_server(fleet), strategy, duration_s=0.505, **numbers)
+        run = trained(job, free_fleet([1.0], has_server=serves), strategy, duration_s=0.505, **numbers)
         is_equal = any(
             np.array_equal(serial(job, np.arange(160), done), run.weights)
             for done in range(len(run.steps) - serves, len(run.steps) + 1)
@@ -73,9 +71,9 @@ def alone(folder: Path) -> list[dict]:
     return rows
 
 
-def sizes(folder: Path) -> list[dict]:
+def sizes() -> list[dict]:
     """Bytes in a window of 20 steps of four workers: what arrived by its end, from the first message on."""
-    from tests.training.uneven.small import fleet_of, small_job, trained, without_server
+    from tests.training.uneven.small import free_fleet, small_job, trained
 
     from windtunnel.training.uneven.job import FlatModel
 
@@ -99,11 +97,10 @@ def sizes(folder: Path) -> list[dict]:
     }
     rows = []
     for strategy, (numbers, wanted) in expected.items():
-        fleet = without_server(fleet_of(folder, [1.0] * num, rate=FREE, latency="0 us"))
-        run = trained(small_job(), fleet, strategy, duration_s=steps / 100 + 0.003, **numbers)
+        run = trained(small_job(), free_fleet([1.0] * num), strategy, duration_s=steps / 100 + 0.003, **numbers)
         found = int(run.messages[:, 4].sum())
         rows.append({"what": f"bytes of {strategy}", "found": found, "expected": wanted, "equal": found == wanted})
-    fleet = fleet_of(folder, [1.0] * num, rate=FREE, latency="0 us", server=FREE)
+    fleet = free_fleet([1.0] * num, has_server=True)
     for strategy, numbers in (("bsp", {}), ("ssp", {}), ("asp", {})):
         run = trained(small_job(), fleet, strategy, duration_s=steps / 100 + 0.003, **numbers)
         found, wanted = int(run.messages[:, 4].sum()), 2 * num * 4 * size * steps
@@ -112,7 +109,7 @@ def sizes(folder: Path) -> list[dict]:
     return rows
 
 
-def really(folder: Path) -> dict:
+def really() -> dict:
     """Four processes over gloo, each sum a ring, beside virtual time: the weights after 50 steps."""
     from tests.training.uneven.small import fleet_of, without_server
 
@@ -122,20 +119,18 @@ def really(folder: Path) -> dict:
     from windtunnel.training.uneven.model import train_virtually
     from windtunnel.training.uneven.run import train_really
 
-    text = Path(folder / "slow")
-    text.mkdir(exist_ok=True)
-    fleet = without_server(fleet_of(text, [1.0] * 4, rate="20 MB/s", latency="1 ms"))
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = without_server(fleet_of(Path(folder), [1.0] * 4, rate="20 MB/s", latency="1 ms"))
     fleet = replace(fleet, step_ns=60_000_000)
-    policy = registry.get("strategy", "bsp").function()
-    real = train_really("mlp", fleet, "bsp", {}, Goal(8 * 10**9, every_ns=8 * 10**9))
+    policy, job, end_ns = registry.get("strategy", "bsp").function(), train_job("mlp"), 8 * 10**9
+    real = train_really("mlp", fleet, "bsp", {}, Goal(end_ns, every_ns=end_ns))
     num_steps = int((real.steps[:, 0] == 0).sum())
+    whole = train_virtually(job, fleet, "bsp", policy, Goal(2 * end_ns, every_ns=2 * end_ns))
+    ends = whole.steps[whole.steps[:, 0] == 0]
     offs = []
     for count in (num_steps - 1, num_steps):  # the last sum may have been under way
-        end_ns = 8 * 10**9
-        whole = train_virtually(train_job("mlp"), fleet, "bsp", policy, Goal(2 * end_ns, every_ns=2 * end_ns))
-        ends = whole.steps[whole.steps[:, 0] == 0]
         middle_ns = int(ends[count, 1] + ends[count, 2]) // 2  # of the step behind the last one
-        virtual = train_virtually(train_job("mlp"), fleet, "bsp", policy, Goal(middle_ns, every_ns=middle_ns))
+        virtual = train_virtually(job, fleet, "bsp", policy, Goal(middle_ns, every_ns=middle_ns))
         offs.append(float(np.abs(virtual.weights - real.weights).max()))
     off = min(offs)
     is_equal = off <= MOST_OFF and num_steps >= 50
@@ -147,10 +142,8 @@ def main() -> None:
 
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        rows = [row for job in JOBS for row in equalities(folder, job)]
-        rows += [*alone(folder), *sizes(folder), really(folder)]
+    rows = [row for job in JOBS for row in equalities(job)]
+    rows += [*alone(), *sizes(), really()]
     differing = [row for row in rows if not row["equal"]]
     worst = max(row["off"] for row in rows if "off" in row)
     bar.report("policies_exact", len(differing), TARGET, not differing, of=len(rows), worst=worst, differing=differing)

@@ -12,8 +12,6 @@ import argparse
 import dataclasses
 import multiprocessing
 import statistics
-import tempfile
-from pathlib import Path
 
 from benchmarks import bar
 
@@ -39,7 +37,7 @@ Case = tuple[str, float, str, tuple[tuple[str, object], ...], int, int]
 def trained(case: Case) -> dict:
     """One run: accuracy on held-out images in the end, bytes of all links over BSP's."""
     import torch
-    from tests.training.uneven.small import fleet_of, without_server
+    from tests.training.uneven.small import free_fleet
 
     from windtunnel import registry
     from windtunnel.training.uneven.goal import Goal
@@ -50,8 +48,7 @@ def trained(case: Case) -> dict:
     norm, skew, strategy, numbers, seed, iterations = case
     torch.set_num_threads(1)
     job = train_job(f"lenet:norm={norm},lr=0.02,shrink=2")
-    with tempfile.TemporaryDirectory() as folder:
-        fleet = without_server(fleet_of(Path(folder), [1.0] * NUM_WORKERS, rate="1000000 TB/s", latency="0 us"))
+    fleet = free_fleet([1.0] * NUM_WORKERS)
     fleet = dataclasses.replace(fleet, partition=Partition("skew", {"s": skew}, seed))
     # SkewScout's looks take time: it trains as many steps, not as long
     looks = iterations // TRAVEL["travel_every"] * 2 * TRAVEL["probe"] / job.batch_size / 3

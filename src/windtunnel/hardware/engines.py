@@ -15,11 +15,12 @@ from windtunnel.bitmaps import WORD_BITS
 from windtunnel.errors import InputError
 from windtunnel.hardware.parts import check_positive
 
-__all__ = ["CHUNK", "FourierEngine", "SparseGrid"]
+__all__ = ["CHUNK", "MEMORY_BLOCK_BITS", "FourierEngine", "SparseGrid"]
 
 CHUNK = WORD_BITS
 """Operands that are stored together: one word of bits, then those that are not zero."""
-_BLOCK_OF_MEMORY_BITS = 36 * 1024
+MEMORY_BLOCK_BITS = 36 * 1024
+"""Of a block of memory, as an FPGA has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +131,4 @@ class FourierEngine:
 
     def num_memory_blocks(self, num_words: int) -> int:
         """Blocks of 36 Kib that so many real words need."""
-        return -(-num_words * self.word_bits // _BLOCK_OF_MEMORY_BITS)
+        return -(-num_words * self.word_bits // MEMORY_BLOCK_BITS)

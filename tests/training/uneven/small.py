@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from windtunnel.training.uneven.goal import Goal, Run
 from windtunnel.training.uneven.job import TrainJob
 from windtunnel.training.uneven.model import train_virtually
 from windtunnel.training.uneven.policy import Node, Worker
+
+_FREE = "1000000 TB/s"
 
 
 def small_job(*, momentum: float = 0.0, batch_size: int = 8, model=None) -> TrainJob:
@@ -48,6 +51,13 @@ def fleet_of(
     return read_fleet(path)
 
 
+def free_fleet(speeds: Sequence[float], *, has_server: bool = False) -> Fleet:
+    """Workers whose messages take no time, with a server or alone."""
+    with TemporaryDirectory() as folder:
+        fleet = fleet_of(Path(folder), speeds, rate=_FREE, latency="0 us", server=_FREE)
+    return fleet if has_server else without_server(fleet)
+
+
 def without_server(fleet: Fleet) -> Fleet:
     """The same workers alone; sums go around the ring."""
     num = fleet.num_workers
@@ -64,7 +74,7 @@ def trained(job: TrainJob, fleet: Fleet, strategy: str, duration_s: float = 1.0,
     return train_virtually(job, fleet, strategy, policy, goal, seed=seed)
 
 
-def beside_direct(job: TrainJob, folder: Path, case: str, duration_ms: float) -> tuple[float, int]:
+def beside_direct(job: TrainJob, case: str, duration_ms: float) -> tuple[float, int]:
     """The largest difference of a weight of any node from its strategy's direct form, over 1 or the largest weight.
 
     Returns also how many steps were made.
@@ -73,7 +83,6 @@ def beside_direct(job: TrainJob, folder: Path, case: str, duration_ms: float) ->
 
     strategy, numbers, direct, its_numbers, speeds = CASES[case]
     policy = registry.get("strategy", strategy).function(**numbers)
-    fleet = fleet_of(folder, speeds, rate="1000000 TB/s", latency="0 us", server="1000000 TB/s")
     nodes: list[Node] = []
 
     def worker(node: Node) -> Worker:
@@ -81,8 +90,8 @@ def beside_direct(job: TrainJob, folder: Path, case: str, duration_ms: float) ->
         return policy.worker(node)
 
     goal = Goal(round(duration_ms * 1e6), every_ns=round(duration_ms * 1e6))
-    used = fleet if policy.server else without_server(fleet)
-    run = train_virtually(job, used, case, replace(policy, worker=worker), goal)
+    fleet = free_fleet(speeds, has_server=policy.server is not None)
+    run = train_virtually(job, fleet, case, replace(policy, worker=worker), goal)
     plain = Plain(job, speeds)
     direct(plain, duration_ms, **its_numbers)
     expected = [*plain.w, plain.server if policy.server else sum(plain.w) / plain.num]

@@ -14,10 +14,10 @@ LONGER = {name: 10 * 20 * case[1]["tau"] + 3 for name, case in CASES.items() if 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_strategy_is_its_own_few_lines(tmp_path, case):
+def test_each_strategy_is_its_own_few_lines(case):
     """A momentum of 0.5 where momentum means anything: with 0.9 a sum of three workers magnifies what rounding does."""
     job = small_job(momentum=0.0 if case in WITHOUT else 0.5)
-    off, num_steps = beside_direct(job, tmp_path, case, ROUNDS_MS.get(case, LONGER.get(case, 203)))
+    off, num_steps = beside_direct(job, case, ROUNDS_MS.get(case, LONGER.get(case, 203)))
 
     assert num_steps >= 30
     assert off <= 1e-6

@@ -18,7 +18,6 @@ import torch
 from windtunnel.errors import InputError
 from windtunnel.nn.circulant import algebra
 from windtunnel.nn.circulant.algebra import Blocks, nearest
-from windtunnel.nn.circulant.fixed import multiply_fixed
 from windtunnel.nn.circulant.products import AUTOMATIC, by_spectrum, checked_way, multiply, spectrum, way_for
 
 __all__ = ["BlockCirculantLinear", "CirculantAdapter", "CirculantProduct", "checked_dtype"]
@@ -176,6 +175,8 @@ class BlockCirculantLinear(CirculantProduct):
         InputError
             k is no power of two, or so many bits are not offered.
         """
+        from windtunnel.nn.circulant.fixed import multiply_fixed
+
         y = multiply_fixed(x.reshape(-1, x.shape[-1]), self.weight, self.blocks, bits).to_float()
         rows = torch.from_numpy(y).to(x.dtype).reshape(*x.shape[:-1], self.blocks.num_outputs)
         return rows if self.bias is None else rows + self.bias.detach()

@@ -80,7 +80,19 @@ class _Structured:
     settings: Settings
     num_calls: int
 
-    def _set_up(self: Any, settings: Settings) -> None:
+    def __init__(
+        self: Any,
+        *args: Any,
+        input_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        period: int = 1,
+        group: int = 1,
+        seed: int | None = None,
+        way: str = AUTOMATIC,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        settings = Settings(self.dropout, input_dropout, recurrent_dropout, period, group, seed, way)
         if self.proj_size:
             raise InputError(
                 f"structured dropout has no projections, and proj_size is {self.proj_size}",
@@ -132,40 +144,12 @@ class StructuredLSTM(_Structured, torch.nn.LSTM):  # type: ignore[misc,unused-ig
     ((5, 3, 16), (2, 3, 16))
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        period: int = 1,
-        group: int = 1,
-        seed: int | None = None,
-        way: str = AUTOMATIC,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._set_up(Settings(self.dropout, input_dropout, recurrent_dropout, period, group, seed, way))
-
 
 class StructuredGRU(_Structured, torch.nn.GRU):  # type: ignore[misc,unused-ignore]
     """``torch.nn.GRU`` whose dropout drops the same units for a whole batch; parameters of :class:`StructuredLSTM`.
 
     The recurrent products see the state with units dropped; the state that a gate carries on is whole.
     """
-
-    def __init__(
-        self,
-        *args: Any,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        period: int = 1,
-        group: int = 1,
-        seed: int | None = None,
-        way: str = AUTOMATIC,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._set_up(Settings(self.dropout, input_dropout, recurrent_dropout, period, group, seed, way))
 
 
 def lay_out(layer: torch.nn.RNNBase) -> None:

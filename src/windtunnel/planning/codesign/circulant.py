@@ -181,11 +181,11 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
     for engine in _engines(limits):
         found += _of_engine(layers, dense, engine, limits)
     if not found:
-        words = limits.word_bits * sum(one.outputs * one.inputs for one in layers)
+        dense_blocks = FourierEngine(word_bits=limits.word_bits).num_memory_blocks(_num_weights(layers))
         raise InfeasibleError(
             f"no blocks fit {limits.num_memory_blocks} blocks of memory and {limits.num_multipliers} multipliers at a "
             f"loss of {limits.accuracy_points:g} points",
-            where=f"{len(layers)} layers, dense {-(-words // 36864):,} blocks of memory",
+            where=f"{len(layers)} layers, dense {dense_blocks:,} blocks of memory",
             fix="allow a larger loss, more memory, or blocks of larger size",
         )
     found.sort(key=lambda one: (one.goals, one.num_memory_blocks))
@@ -193,8 +193,12 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
     # of designs that are equal in all goals the first stands for all: least memory
     front = list({one.goals: one for one, keep in zip(found[::-1], is_kept[::-1], strict=True) if keep}.values())[::-1]
     energy, ratio, error = _looked_at(layers, front[0], limits)
-    weights = sum(one.outputs * one.inputs for one in layers)
-    return CirculantAnswer(tuple(layers), tuple(front), float(sum(dense)), weights, energy, ratio, error)
+    return CirculantAnswer(tuple(layers), tuple(front), float(sum(dense)), _num_weights(layers), energy, ratio, error)
+
+
+def _num_weights(layers: Sequence[Layer]) -> int:
+    """Of all layers, dense."""
+    return sum(one.outputs * one.inputs for one in layers)
 
 
 def _dense_cycles(layers: Sequence[Layer], chip: Accelerator) -> list[float]:

@@ -155,9 +155,9 @@ def _times(recording: Recording, thread: _Thread) -> tuple[Int, list[tuple[Event
                 rows.append(times)
                 profiles.append((events, marker))
             elif regular:
-                strange.append((by_kind(thread.points, other), (events, marker)))
+                strange.append((other, (events, marker)))
     if len(strange) > len(rows) and not recording.messages:  # a message is waited for where it is, not as others are
-        rows += [times for times, _ in strange]
+        rows += [by_kind(thread.points, other) for other, _ in strange]
         profiles += [place for _, place in strange]
     if not rows:
         rows, profiles = [thread.points.times_ns], [(recording.rich, recording.rich.markers(ITERATION)[0])]

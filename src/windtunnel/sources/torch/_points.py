@@ -107,25 +107,25 @@ def by_kind(template: Points, other: Points) -> Int:
 
     A kind is what happens before and after a slice. Kinds that the other lacks take the mean change of the rest.
     """
-    mine, theirs = _kinds(template), _kinds(other)
-    own, length = np.diff(template.times_ns).astype(np.float64), np.diff(other.times_ns).astype(np.float64)
-    known: dict[str, list[float]] = {}
-    for kind, taken in zip(theirs, length.tolist(), strict=True):
-        known.setdefault(kind, []).append(taken)
-    mean = {kind: float(np.mean(taken)) for kind, taken in known.items()}
-    total: dict[str, list[float]] = {}
-    for kind, taken in zip(mine, own.tolist(), strict=True):
-        total.setdefault(kind, []).append(taken)
-    usual = {kind: float(np.mean(taken)) for kind, taken in total.items()}
-    both = [kind for kind in mine if kind in mean]
+    own = np.diff(template.times_ns).astype(np.float64)
+    kinds, usual, mean = _kinds(template), _mean_by_kind(template), _mean_by_kind(other)
+    both = [kind for kind in kinds if kind in mean]
     change = sum(mean[kind] for kind in both) / max(1.0, sum(usual[kind] for kind in both))
-    factor = np.array([mean[kind] / usual[kind] if mean.get(kind) and usual[kind] else change for kind in mine])
+    factor = np.array([mean[kind] / usual[kind] if mean.get(kind) and usual[kind] else change for kind in kinds])
     times: Int = np.rint(np.concatenate([[0.0], np.cumsum(own * factor)])).astype(np.int64) + other.times_ns[0]
     return times
 
 
 def _kinds(points: Points) -> list[str]:
     return [f"{before} {after}" for before, after in itertools.pairwise(points.tokens.tolist())]
+
+
+def _mean_by_kind(points: Points) -> dict[str, float]:
+    """Ns that slices of each kind take on average."""
+    taken: dict[str, list[int]] = {}
+    for kind, length in zip(_kinds(points), np.diff(points.times_ns).tolist(), strict=True):
+        taken.setdefault(kind, []).append(length)
+    return {kind: float(np.mean(lengths)) for kind, lengths in taken.items()}
 
 
 def match_in_order(mine: list[str], theirs: list[str]) -> Int | None:

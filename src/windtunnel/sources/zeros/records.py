@@ -11,7 +11,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,13 @@ class LayerRecord:
         """Share of the output's gradient that is not zero."""
         return bitmaps.count(self.dY_bits) / max(int(np.prod(self.outputs)), 1)
 
+    def about(self) -> dict[str, Any]:
+        """All but the bits, by field."""
+        return {key: value for key, value in vars(self).items() if not key.endswith("_bits")}
+
     def summary(self) -> dict[str, Any]:
         """What a graph keeps of it: sizes, and densities overall, by eighths of channels and of pixels, by density."""
-        found: dict[str, Any] = {key: value for key, value in asdict(self).items() if not key.endswith("_bits")}
+        found = self.about()
         for name, words, shape in (("input", self.X_bits, self.inputs), ("gradient", self.dY_bits, self.outputs)):
             bits = bitmaps.unpack(words, shape[1])
             found[name] = {
@@ -149,7 +153,7 @@ class ZeroRecords:
             for name in ("X_bits", "dY_bits"):
                 words = getattr(one, name)
                 arrays[f"{number}/{name}"] = np.ascontiguousarray(words).astype("<u4", copy=False).view(np.uint8)
-        layers = [{key: value for key, value in vars(one).items() if not key.endswith("_bits")} for one in self.records]
+        layers = [one.about() for one in self.records]
         header = {"schema": SCHEMA, "program": self.program, "skipped": dict(self.skipped), "layers": layers}
         with whole(path) as scratch, scratch.open("wb") as file:
             np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)

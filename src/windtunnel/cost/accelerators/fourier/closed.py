@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 from windtunnel.cost.accelerators.energy import operation_pj, word_pj
 from windtunnel.errors import InputError
-from windtunnel.hardware.engines import FourierEngine
+from windtunnel.hardware.engines import MEMORY_BLOCK_BITS, FourierEngine
 
 __all__ = ["LATENCY", "BlockLayer", "EngineUse", "engine_use"]
 
 LATENCY = 4
 """Cycles from an operand of a butterfly, or of a multiplier, to its result."""
-_BYTES_OF_BLOCK = 4608  # 36 Kib
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,8 @@ def engine_use(layer: BlockLayer, engine: FourierEngine, batch: int = 1) -> Engi
     word = engine.word_bits / 8
     words = 4 * (forward + inverse) + 2 * layer.products  # a butterfly reads two complex numbers, a product a spectrum
     energy_pj = (
-        multiplications * operation_pj(2) * (word / 2) ** 2 + words * float(word_pj(_BYTES_OF_BLOCK, 2)) * word / 2
+        multiplications * operation_pj(2) * (word / 2) ** 2
+        + words * float(word_pj(MEMORY_BLOCK_BITS // 8, 2)) * word / 2
     )
     return EngineUse(
         transform, product, back, fill, batch * period + fill, engine.num_real_multipliers,

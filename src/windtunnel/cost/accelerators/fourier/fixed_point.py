@@ -3,7 +3,7 @@
 In: weights and inputs as real numbers, the width of a word. Out: whole numbers as the engine makes them, and how far
 they are from real ones. Every butterfly halves its results, so that no level overflows; halves are rounded to the even
 neighbor; products add up in a wide sum, are shifted once, and saturate. The inverse transform is the forward one of
-conjugates. ``tests/cost/accelerators/fourier`` computes the same in another way.
+conjugates. ``nn`` multiplies with the same words; tests of both compute them in another way.
 """
 
 # p, q blocks down and across, k their size; B samples; the last axis has the real and the imaginary part
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["FixedLayer", "fixed_layer", "relative_error", "run_fixed"]
+__all__ = ["FixedLayer", "fixed_layer", "multiply_words", "relative_error", "run_fixed", "twiddles"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -85,14 +85,19 @@ def fixed_layer(vectors_pqk: Floats, calibration_Bqk: Floats, word_bits: int = 1
     stored = np.stack([spectra.real, spectra.imag], axis=-1)
     limit = 2 ** (word_bits - 1)
     spectra_pqk2 = np.clip(np.rint(stored * 2.0**spectrum_bits), -limit, limit - 1).astype(np.int64)
-    angles = -2 * np.pi * np.arange(block // 2) / block
-    twiddles = np.rint(np.stack([np.cos(angles), np.sin(angles)], axis=-1) * 2**_TWIDDLE_BITS).astype(np.int64)
     # the largest sum of products that the calibration makes has to fit a word behind the shift
     sums = np.einsum("pqk,bqk->bpk", spectra, np.fft.fft(calibration_Bqk) / block)
     largest = max(np.abs(sums.real).max(), np.abs(sums.imag).max(), 1e-300)
     of_sum = input_bits + spectrum_bits
     shift = max(of_sum - _fraction_bits(largest, word_bits), 0)
-    return FixedLayer(spectra_pqk2, twiddles, word_bits, input_bits, spectrum_bits, shift)
+    return FixedLayer(spectra_pqk2, twiddles(block, _TWIDDLE_BITS), word_bits, input_bits, spectrum_bits, shift)
+
+
+def twiddles(block: int, fraction_bits: int) -> Ints:
+    """Cosines and minus sines of a transform, int64 [k / 2, 2], with so many bits of a fraction."""
+    angles = -2 * np.pi / block * np.arange(block // 2)
+    found: Ints = np.rint(np.stack([np.cos(angles), np.sin(angles)], axis=-1) * 2**fraction_bits).astype(np.int64)
+    return found
 
 
 def _fraction_bits(largest: float, word_bits: int) -> int:
@@ -113,7 +118,7 @@ def run_fixed(layer: FixedLayer, inputs_Bqk: Floats) -> tuple[Floats, Ints]:
     given = np.clip(np.rint(inputs_Bqk * 2.0**layer.input_bits), -limit, limit - 1).astype(np.int64)
     down, _, block, _ = layer.spectra_pqk2.shape
     words = np.zeros((len(given), down, block), np.int64)
-    _run(given, layer.spectra_pqk2, layer.twiddles_k2, layer.shift, limit, words)
+    multiply_words(given, layer.spectra_pqk2, layer.twiddles_k2, _TWIDDLE_BITS, layer.shift, limit, words)
     return (words * 2.0**-layer.output_bits).astype(np.float64), words
 
 
@@ -142,7 +147,7 @@ def _halved(value: int, bits: int) -> int:
 
 
 @njit(cache=True)
-def _transform(real_k: Any, imag_k: Any, twiddles_k2: Any) -> None:
+def _transform(real_k: Any, imag_k: Any, twiddles_k2: Any, fraction_bits: int) -> None:
     """In place, decimated in time; every level halves."""
     block = len(real_k)
     other = 0
@@ -162,32 +167,35 @@ def _transform(real_k: Any, imag_k: Any, twiddles_k2: Any) -> None:
             for one in range(half):
                 cosine, sine = twiddles_k2[one * step, 0], twiddles_k2[one * step, 1]
                 low, high = begin + one, begin + one + half
-                real = _halved(real_k[high] * cosine - imag_k[high] * sine, _TWIDDLE_BITS)
-                imag = _halved(real_k[high] * sine + imag_k[high] * cosine, _TWIDDLE_BITS)
+                real = _halved(real_k[high] * cosine - imag_k[high] * sine, fraction_bits)
+                imag = _halved(real_k[high] * sine + imag_k[high] * cosine, fraction_bits)
                 real_k[high], imag_k[high] = _halved(real_k[low] - real, 1), _halved(imag_k[low] - imag, 1)
                 real_k[low], imag_k[low] = _halved(real_k[low] + real, 1), _halved(imag_k[low] + imag, 1)
         half *= 2
 
 
 @njit(cache=True)
-def _run(inputs_Bqk: Any, spectra: Any, twiddles_k2: Any, shift: int, limit: int, words_Bpk: Any) -> None:
+def multiply_words(inputs_Bqk: Any, spectra_pqk2: Any, twiddles_k2: Any, fraction_bits: int, shift: int, limit: int,
+                   words_Bpk: Any) -> None:  # fmt: skip
+    """Words [B, p, k] of words [B, q, k] and spectra: sums are shifted once, and saturate at ``limit``."""
     samples, across, block = inputs_Bqk.shape
-    down = len(spectra)
+    down = len(spectra_pqk2)
     real_qk, imag_qk = np.zeros((across, block), np.int64), np.zeros((across, block), np.int64)
     real_k, imag_k = np.zeros(block, np.int64), np.zeros(block, np.int64)
     for sample in range(samples):
         for column in range(across):
             real_qk[column] = inputs_Bqk[sample, column]
             imag_qk[column] = 0
-            _transform(real_qk[column], imag_qk[column], twiddles_k2)
+            _transform(real_qk[column], imag_qk[column], twiddles_k2, fraction_bits)
         for row in range(down):
             for place in range(block):
                 real = imag = 0
                 for column in range(across):
-                    weight_real, weight_imag = spectra[row, column, place, 0], spectra[row, column, place, 1]
+                    weight_real = spectra_pqk2[row, column, place, 0]
+                    weight_imag = spectra_pqk2[row, column, place, 1]
                     real += weight_real * real_qk[column, place] - weight_imag * imag_qk[column, place]
                     imag += weight_real * imag_qk[column, place] + weight_imag * real_qk[column, place]
                 real_k[place] = min(max(_halved(real, shift), -limit), limit - 1)
                 imag_k[place] = -min(max(_halved(imag, shift), -limit), limit - 1)  # the conjugate
-            _transform(real_k, imag_k, twiddles_k2)
+            _transform(real_k, imag_k, twiddles_k2, fraction_bits)
             words_Bpk[sample, row] = real_k

@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.accelerators.sparse.shape import ConvShape
-from windtunnel.cost.accelerators.sparse.tiles import MODES, tile_sides
+from windtunnel.cost.accelerators.sparse.tiles import MODES, PIXELS_OF_WEIGHTS, tile_sides
 from windtunnel.hardware.engines import CHUNK, SparseGrid
 
 __all__ = ["Densities", "estimated_cycles"]
 
-_PIXELS = 512  # of a gradient of a weight in one tile, as ``layer`` has them
 _LAST_OUTPUTS = 1.3  # by how many outputs the last of those that share work ends behind the even share
 
 
@@ -97,8 +96,8 @@ def _weights(shape: ConvShape, inputs: Densities, gradients: Densities, grid: Sp
     rows, pixels = shape.channels // shape.groups * math.prod(shape.kernel), shape.num_output_pixels
     inside = float((shape.taps("weights") >= 0).mean())
     total = dict.fromkeys(MODES, 0.0)
-    for begin in range(0, pixels, _PIXELS):
-        num = min(_PIXELS, pixels - begin)
+    for begin in range(0, pixels, PIXELS_OF_WEIGHTS):
+        num = min(PIXELS_OF_WEIGHTS, pixels - begin)
         dense = -(-num // CHUNK) * _ceiled(min(num, CHUNK), inside, grid.lanes)[0]
         pairs = [_chunks(num, inside * one * gradients.overall, grid.lanes) for one in inputs.of_channels]
         by_chance = _chunks(num, inside * inputs.overall * gradients.overall, grid.lanes, is_variance=True)

@@ -20,7 +20,7 @@ from windtunnel.bitmaps import Words, count, packed_along, unpack
 from windtunnel.cost.accelerators.energy import operation_pj, word_pj
 from windtunnel.cost.accelerators.sparse.costs import correlation_costs, patch_costs
 from windtunnel.cost.accelerators.sparse.shape import PHASES, ConvShape
-from windtunnel.cost.accelerators.sparse.tiles import MODES, tile_cycles, tile_sides
+from windtunnel.cost.accelerators.sparse.tiles import MODES, PIXELS_OF_WEIGHTS, tile_cycles, tile_sides
 from windtunnel.errors import InputError
 from windtunnel.hardware.engines import CHUNK, SparseGrid
 
@@ -28,7 +28,6 @@ __all__ = ["LayerCycles", "LayerZeros", "PassCycles", "layer_cycles"]
 
 Longs = NDArray[np.int64]
 
-_PIXELS_OF_WEIGHTS = 512  # of a gradient of a weight in one tile
 _PJ_PER_BIT = 3.9  # of memory, as an accelerator has where its sheet says nothing
 _SUM_BYTES = 4
 
@@ -208,7 +207,7 @@ def _weights(zeros: LayerZeros, grid: SparseGrid) -> tuple[Longs, Longs, dict[st
     one, found = zeros.shape, []
     along = _along_pixels(zeros)
     group_N = np.arange(one.filters)
-    step = _PIXELS_OF_WEIGHTS // CHUNK
+    step = PIXELS_OF_WEIGHTS // CHUNK
     dense_macs = sparse_macs = num_outputs = 0
     for begin in range(0, along[-1].shape[1], step):
         part = slice(begin, begin + step)

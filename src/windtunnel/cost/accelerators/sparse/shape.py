@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["PHASES", "ConvShape"]
+__all__ = ["PHASES", "ConvShape", "shape_of"]
 
 PHASES = ("forward", "backward", "weights")
 """Y = W * X; dX = W^T * dY; dW = X correlated with dY."""

@@ -21,12 +21,14 @@ from windtunnel.bitmaps import Words, bits_at, ones_of
 from windtunnel.cost.accelerators.sparse.costs import Costs
 from windtunnel.hardware.engines import SparseGrid
 
-__all__ = ["MODES", "tile_cycles", "tile_sides"]
+__all__ = ["MODES", "PIXELS_OF_WEIGHTS", "tile_cycles", "tile_sides"]
 
 Longs = NDArray[np.int64]
 
 MODES = ("dc", "in", "out", "in+out", "in+out+wr")
 """Dense; zero operands skipped; unwanted outputs skipped; both; both, and work taken over by who is idle."""
+PIXELS_OF_WEIGHTS = 512
+"""Of a gradient of a weight in one tile."""
 _NOBODY = np.zeros((1, 1), dtype=np.uint32)
 
 
