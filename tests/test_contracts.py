@@ -80,6 +80,7 @@ FLIGHTS = {
     "foreach-optimizer": {},
     "fused-optimizer": {},
     "gc-pauses": {},
+    "group-norm": {},
     "threads": {"threads": 1},
 }
 globals().update({f"Test_{name}": flight_contract(name, given) for name, given in FLIGHTS.items()})

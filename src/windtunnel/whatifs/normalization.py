@@ -1,6 +1,7 @@
-"""Batch normalization fused with its neighbors (what-if family "normalization").
+"""Batch normalization fused with its neighbors, or left for group norms (what-if family "normalization").
 
-In: a graph with batch norms. Out: norms that rectify as they normalize, with little more than half the memory traffic.
+In: a graph with batch norms. Out: norms that rectify as they normalize, with little more than half the memory traffic;
+or norms that do not hang on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Call, Form, Program
-from windtunnel.errors import NotApplicableError
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.whatifs._devices import device_kernels
 from windtunnel.whatifs._measured import captured_program, has_program, reformed
+from windtunnel.whatifs._replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
-__all__ = ["reconstructed_batchnorm"]
+__all__ = ["group_norm", "reconstructed_batchnorm"]
 
 Mask = NDArray[np.bool_]
 _NORM = r"(?i).*(batch_?norm|bn_(fw|bw)).*"
@@ -54,6 +56,31 @@ def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     if not norms:
         raise NotApplicableError("there is no batch normalization", where=f"{len(program.calls)} calls")
     return replace(reformed(graph, Form(rectified=norms)), published=published)
+
+
+@registry.whatif("group-norm", source="Wu and He, ECCV 2018; Hsieh et al., The Non-IID Data Quagmire, ICML 2020")
+def group_norm(graph: Graph, groups: int = 32, layer: str = "") -> Unpriced:
+    """Normalize each sample by itself, over groups of channels, where a batch norm looks at the whole batch.
+
+    Workers that hold different classes then learn one model: the mean of a worker's batch is not that of all data.
+
+    Parameters
+    ----------
+    graph : Graph
+    groups : int
+        Of channels; less where they would not be of equal size.
+    layer : str
+        Regular expression that matches the whole path of a batch norm; all by default.
+
+    Raises
+    ------
+    NotApplicableError
+        There is no batch normalization that trains.
+    """
+    if groups < 1:
+        raise InputError(f"a group norm has 1 group or more, not {groups}", where=f"groups={groups}")
+    places = calls_in(captured_program(graph), ("aten::batch_norm",), layer, "batch norm that trains")
+    return reformed(graph, replacing(places, "group-norm", groups=groups))
 
 
 def _rectifier_behind(program: Program, norm: int) -> tuple[int, float]:

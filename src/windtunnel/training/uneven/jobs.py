@@ -1,7 +1,6 @@
-"""What can be trained under any strategy (room training): small networks on images, or a function of one's own.
+"""What can be trained under any strategy (room training): images, a text, or a function of one's own.
 
-In: a text such as ``lenet:norm=batch`` or ``my_job.py:make``. Out: a ``TrainJob``. The network of ``lenet`` is GN-LeNet
-of Hsieh et al., The Non-IID Data Quagmire, ICML 2020. Not here: strategies.
+In: a name such as ``lenet:norm=batch`` or ``my_job.py:make``. Out: a ``TrainJob``. Not here: the networks, strategies.
 """
 
 from __future__ import annotations
@@ -12,21 +11,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
 from windtunnel.errors import InputError
 from windtunnel.training.uneven.job import TrainJob
+from windtunnel.training.uneven.networks import lenet_network, next_word_network, norm_of, resnet_network
+from windtunnel.workloads._texts import NUM_SPECIAL, Text
 from windtunnel.workloads.image_sets import ImageSet, image_set
 
 __all__ = ["JOBS", "train_job"]
-
-_NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "group": lambda channels: nn.GroupNorm(2, channels),
-    "batch": nn.BatchNorm2d,
-    "none": lambda _: nn.Identity(),
-}
 
 
 def train_job(text: str) -> TrainJob:
@@ -73,9 +69,7 @@ def lenet(
 
     Squares of ``shrink`` pixels become one, for quicker steps.
     """
-    if norm not in _NORMS:
-        raise InputError(f"no normalization is called {norm!r}", where="norm", fix=f"known: {', '.join(_NORMS)}")
-    images = image_set(data)
+    made, images = norm_of(norm), image_set(data)
     if not 1 <= shrink <= images.inputs.shape[-1] // 8:
         raise InputError(f"squares of {shrink} pixels leave no image", where="shrink", fix="1 or 2 is usual")
     if shrink > 1:
@@ -87,30 +81,48 @@ def lenet(
 
     channels, pixels = images.inputs.shape[1:3]
     return _classified(
-        f"lenet ({norm}) on {images.data}", lambda: lenet_network(channels, pixels, _NORMS[norm]), images, optimizer,
+        f"lenet ({norm}) on {images.data}", lambda: lenet_network(channels, pixels, made), images, optimizer,
         batch,
     )  # fmt: skip
 
 
-def lenet_network(channels: int, pixels: int, norm: Callable[[int], nn.Module]) -> nn.Module:
-    """GN-LeNet, or the same with another normalization."""
+def resnet(
+    data: str = "cifar10", depth: int = 8, norm: str = "batch", lr: float = 0.05, momentum: float = 0.9, batch: int = 20
+) -> TrainJob:
+    """A thin residual network of 8, 14, 20 ... layers."""
+    images = image_set(data)
+    made, channels = norm_of(norm), images.inputs.shape[1]
 
-    def block(before: int, after: int, pool: nn.Module, *, pools_first: bool) -> list[nn.Module]:
-        layers = [norm(after), nn.ReLU()]
-        pooled = [pool, *layers] if pools_first else [*layers, pool]
-        return [nn.Conv2d(before, after, 5, padding=2), *pooled]
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=5e-4)
 
-    def halved(size: int) -> int:
-        return (size - 3 + 1) // 2 + 1  # a window of 3, every 2, rounded up
+    resnet_network(channels, depth, made)  # a depth that is none is refused before anything is trained
+    name = f"resnet-{depth} ({norm}) on {images.data}"
+    return _classified(name, lambda: resnet_network(channels, depth, made), images, optimizer, batch)
 
-    left = halved(halved(halved(pixels)))
-    return nn.Sequential(
-        *block(channels, 32, nn.MaxPool2d(3, 2, ceil_mode=True), pools_first=True),
-        *block(32, 32, nn.AvgPool2d(3, 2, ceil_mode=True), pools_first=False),
-        *block(32, 64, nn.AvgPool2d(3, 2, ceil_mode=True), pools_first=False),
-        nn.Flatten(),
-        nn.Linear(64 * left * left, 10),
-    )
+
+def text(vocabulary: int = 1000, width: int = 64, length: int = 16, lr: float = 1.0, batch: int = 20) -> TrainJob:
+    """Predict the next word of a running text, of which each worker may have other parts.
+
+    Windows go to training and to the test in turn, nine to one. Partitioners by label go by the tenth of the text that
+    a window lies in.
+    """
+    if vocabulary <= NUM_SPECIAL or min(width, length) < 1:
+        raise InputError(
+            f"no text has {vocabulary} words in windows of {length}, or no network {width} units", where="text",
+            fix=f"more than {NUM_SPECIAL} words; 1 or more of the others",
+        )  # fmt: skip
+    words = Text.of(vocabulary, 0)
+    num_windows = (len(words.tokens) - 1) // length
+    starts = np.arange(num_windows)[:, None] * length + np.arange(length)
+    inputs, targets = (torch.as_tensor(words.tokens[starts + ahead]) for ahead in (0, 1))
+    tenth = np.arange(num_windows) * 10 // num_windows
+    is_test = torch.arange(num_windows) % 10 == 9
+    return TrainJob(
+        f"next word of {words.origin}", lambda: next_word_network(vocabulary, width), functional.cross_entropy,
+        inputs[~is_test], targets[~is_test], inputs[is_test], targets[is_test],
+        lambda ps: torch.optim.SGD(ps, lr=lr), batch, labels=tenth[~is_test.numpy()],
+    )  # fmt: skip
 
 
 def _classified(
@@ -143,4 +155,4 @@ def _own(path: Path, function: str) -> TrainJob:
     return job
 
 
-JOBS: dict[str, Callable[..., TrainJob]] = {"mlp": mlp, "lenet": lenet}
+JOBS: dict[str, Callable[..., TrainJob]] = {"mlp": mlp, "lenet": lenet, "resnet": resnet, "text": text}
