@@ -19,7 +19,7 @@ TEXT = "text/gutenberg/war_and_peace.txt.gz"
 
 def characters() -> tuple[np.ndarray, int]:
     """The novel as numbers of characters, and how many there are."""
-    from windtunnel.workloads._texts import story
+    from windtunnel.workloads.texts import story
 
     path = find_shared(TEXT)
     assert path is not None, TEXT

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from windtunnel.workloads._decoder import Shape, decoder
-from windtunnel.workloads._texts import Text
+from windtunnel.workloads.texts import Text
 from windtunnel.workloads.workload import Sized, Supervised, Training, Workload, placed
 
 if TYPE_CHECKING:

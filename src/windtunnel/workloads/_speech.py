@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from windtunnel.workloads._texts import story, zipf
+from windtunnel.workloads.texts import story, zipf
 from windtunnel.workloads.workload import data_file
 
 __all__ = ["FRAMES_PER_S", "LETTERS", "Utterances", "Voice"]

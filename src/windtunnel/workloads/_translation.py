@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from windtunnel.workloads._texts import PAD, translations
+from windtunnel.workloads.texts import PAD, translations
 from windtunnel.workloads.workload import Sized, Training, Workload, placed
 
 if TYPE_CHECKING:

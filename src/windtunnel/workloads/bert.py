@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads._texts import MASK, NUM_SPECIAL, Text, Tokens
+from windtunnel.workloads.texts import MASK, NUM_SPECIAL, Text, Tokens
 from windtunnel.workloads.workload import Training, Workload, placed
 
 if TYPE_CHECKING:

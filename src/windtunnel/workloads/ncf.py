@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from windtunnel import registry
 from windtunnel.extras import require
-from windtunnel.workloads._texts import zipf
+from windtunnel.workloads.texts import zipf
 from windtunnel.workloads.workload import Training, Workload, placed
 
 if TYPE_CHECKING:

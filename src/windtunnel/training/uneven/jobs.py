@@ -19,8 +19,8 @@ from torch.nn import functional
 from windtunnel.errors import InputError
 from windtunnel.training.uneven.job import TrainJob
 from windtunnel.training.uneven.networks import lenet_network, next_word_network, norm_of, resnet_network
-from windtunnel.workloads._texts import NUM_SPECIAL, Text
 from windtunnel.workloads.image_sets import ImageSet, image_set
+from windtunnel.workloads.texts import NUM_SPECIAL, Text
 
 __all__ = ["JOBS", "train_job"]
 
