@@ -19,7 +19,7 @@ import pytest
 from tests.shared_data import ROOT, shared_path
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.workloads import _speech, _texts
+from windtunnel.workloads import _speech, texts
 from windtunnel.workloads.workload import Workload
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -168,7 +168,7 @@ def test_nothing_global_is_left_behind(name, make):
 def test_tokens_of_translation_are_words_and_ends_without_padding():
     pairs = [(np.array([5, 6]), np.array([8])), (np.array([7]), np.array([9, 10]))]
 
-    batch = _texts.pad_pairs(pairs, 3)
+    batch = texts.pad_pairs(pairs, 3)
 
     assert 2 + (1 + 1) + 1 + (2 + 1) == batch.num_tokens
     assert [[5, 6, 0], [7, 0, 0]] == batch.source.tolist()
@@ -178,7 +178,7 @@ def test_tokens_of_translation_are_words_and_ends_without_padding():
 @pytest.mark.parametrize("name", ["seq2seq", "translation-transformer"])
 def test_a_translation_step_counts_the_tokens_of_its_batch(name, make):
     workload = make(name, batch_size=3, seed=5)
-    batch = _texts.translations(1000, 5).draw(3, np.random.default_rng(5))
+    batch = texts.translations(1000, 5).draw(3, np.random.default_rng(5))
 
     workload.step()
 
@@ -227,7 +227,7 @@ def test_real_text_is_used_where_it_lies(tmp_path, monkeypatch, make):
         path.write_bytes(gzip.compress("\n".join(lines).encode()))
     monkeypatch.setenv("WINDTUNNEL_DATA", str(tmp_path))
 
-    pairs, text = _texts.translations(100, 0), _texts.Text.of(8, 0)
+    pairs, text = texts.translations(100, 0), texts.Text.of(8, 0)
 
     assert [3, 4] == [len(source) for source, _ in pairs.pairs]
     assert "Multi30k" in pairs.origin
@@ -240,7 +240,7 @@ def test_the_shipped_corpora_are_what_they_should_be(monkeypatch, make):
     folder = shared_path("text/multi30k/train.en.gz").parents[2]
     monkeypatch.setenv("WINDTUNNEL_DATA", str(folder))
 
-    pairs, text = _texts.translations(8000, 0), _texts.Text.of(18_000, 0)
+    pairs, text = texts.translations(8000, 0), texts.Text.of(18_000, 0)
 
     assert 28_900 < len(pairs.pairs) <= 29_000
     assert 13 == pytest.approx(np.mean([len(source) for source, _ in pairs.pairs]), abs=0.5)
@@ -251,7 +251,7 @@ def test_the_shipped_corpora_are_what_they_should_be(monkeypatch, make):
 
 
 def test_an_invented_translation_is_the_sentence_reversed_word_by_word():
-    pairs = _texts.translations(50, 0, num_pairs=400).pairs
+    pairs = texts.translations(50, 0, num_pairs=400).pairs
 
     meaning = {}
     for source, target in pairs:
@@ -262,14 +262,14 @@ def test_an_invented_translation_is_the_sentence_reversed_word_by_word():
 
 
 def test_words_follow_the_law_of_zipf_and_mandelbrot():
-    drawn = _texts.zipf(4, 200_000, np.random.default_rng(0))
+    drawn = texts.zipf(4, 200_000, np.random.default_rng(0))
 
     shares = 1 / (np.arange(4) + 2.7)
     assert np.bincount(drawn) / len(drawn) == pytest.approx(shares / shares.sum(), abs=0.005)
 
 
 def test_a_bucket_holds_sentences_of_like_length():
-    pairs = _texts.translations(50, 0, num_pairs=400)
+    pairs = texts.translations(50, 0, num_pairs=400)
 
     batch = pairs.draw(16, np.random.default_rng(0))
 
@@ -380,7 +380,7 @@ def test_of_the_words_fifteen_percent_are_asked_for_and_most_of_these_hidden():
 
     asked = labels != IGNORED
     assert 0.15 == pytest.approx(asked.mean(), abs=0.01)
-    assert 0.8 == pytest.approx((shown[asked] == _texts.MASK).mean(), abs=0.02)
+    assert 0.8 == pytest.approx((shown[asked] == texts.MASK).mean(), abs=0.02)
     assert 0.1 == pytest.approx((shown[asked] == 7).mean(), abs=0.02)
     assert (shown[~asked] == 7).all()
 
