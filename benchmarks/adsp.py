@@ -29,6 +29,7 @@ STRATEGIES = {
     "batchtune": ("batchtune", {}),
     "adsp": ("adsp", {"period_s": PERIOD_S, "epoch_periods": 20}),
 }
+SEED = 3
 RATES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -51,12 +52,16 @@ def fleet_of(degree: int, num_workers: int, *, is_free: bool = False):
 
 def trained(job, fleet, strategy: str, numbers: dict, seconds: float):
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
     from windtunnel.training.uneven.model import train_virtually
 
     policy = registry.get("strategy", strategy).function(**numbers)
-    goal = Goal(round(seconds * 1e9), every_ns=round(PERIOD_S * 1e9 / 2))
-    return train_virtually(job, fleet, strategy, policy, goal, seed=3)
+    return train_virtually(job, fleet, strategy, policy, goal_of(seconds), seed=SEED)
+
+
+def goal_of(seconds: float):
+    from windtunnel.training.uneven.goal import Goal
+
+    return Goal(round(seconds * 1e9), every_ns=round(PERIOD_S * 1e9 / 2))
 
 
 def level_of(runs) -> float:
@@ -133,14 +138,26 @@ def sweep(job, seconds: float) -> dict:
     fleet = fleet_of(3, 8)
     runs = {rate: trained(job, fleet, "adsp", {"period_s": PERIOD_S, "commits": rate}, seconds) for rate in RATES}
     searched = trained(job, fleet, *STRATEGIES["adsp"], seconds)
-    level = level_of([*runs.values(), searched])
+    forked = tuned(job, fleet, seconds)
+    level = level_of([*runs.values(), searched, forked.run])
     times = {rate: seconds_to(run, level) for rate, run in runs.items()}
     return {
+        "forked_over_best": seconds_to(forked.run, level) / min(times.values()),
+        "forked_commits": [one.chosen for one in forked.periods],
         "searched_over_best": seconds_to(searched, level) / min(times.values()),
         "searched_s": seconds_to(searched, level),
         "fixed_s": {str(rate): value for rate, value in times.items()},
         "last_losses": {str(rate): run.points[-1].loss for rate, run in runs.items()},
     }
+
+
+def tuned(job, fleet, seconds: float):
+    """The number of commits chosen on copies of one training, period by period (``train tune``)."""
+    from windtunnel.training.uneven.search import Candidate
+    from windtunnel.training.uneven.tuning import tune
+
+    candidate, goal = Candidate("adsp", {"period_s": PERIOD_S}), goal_of(seconds)
+    return tune(job, fleet, candidate, RATES, goal, round(PERIOD_S * 1e9), seed=SEED)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ __all__ = [
     "Output",
     "PricesChoice",
     "ReadLimitSize",
+    "numbers",
     "whole_numbers",
 ]
 
@@ -80,3 +81,20 @@ def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
     if not all(part.isdecimal() and int(part) >= least for part in parts):
         raise InputError(f"{text!r} is no list of whole numbers", where=option, fix=f"write it like {option} 1,2,4")
     return [int(part) for part in parts]
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """The same with fractions; whole numbers stay whole.
+
+    Raises
+    ------
+    InputError
+        Something else.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return [int(part) if part.isdecimal() else float(part) for part in parts]
+    except ValueError as error:
+        raise InputError(
+            f"{text!r} is no list of numbers", where=option, fix=f"write it like {option} 0.1,2,4"
+        ) from error

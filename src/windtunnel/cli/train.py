@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, LedgerPath, Output
+from windtunnel.cli._options import Force, Json, LedgerPath, Output, numbers
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
@@ -184,7 +185,52 @@ def predict(
     say(f"workers wait {format_ratio(float(waits.mean()))} of the time, {format_ratio(float(waits.max()))} at most")
 
 
-VERBS: dict[str, Callable[..., None]] = {"compare": compare, "run": run, "predict": predict}
+def tune(
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=2.")] = "adsp",
+    values: Annotated[str, typer.Option(metavar="LIST", help="To try, with commas; the first is begun with.")] = "",
+    period: Annotated[str, typer.Option(metavar="TIME", help="After which a value is judged; a tenth of all.")] = "",
+    job: JobName = "mlp",
+    loss: Loss = 0.0,
+    duration: Duration = "60s",
+    every: Every = "",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train tune cluster.toml --policy adsp:period_s=2 --values 1,2,4,8 --period 4s
+
+    Try a strategy's number (commits, threshold, local steps) on copies of one training in virtual time; keep the best.
+    """
+    from windtunnel.training.uneven.fleet import read_fleet
+    from windtunnel.training.uneven.jobs import train_job
+    from windtunnel.training.uneven.tuning import tune as tuned
+    from windtunnel.units import format_duration, parse_duration
+
+    fleet, one, goal = read_fleet(cluster), _candidate(policy), _goal(loss, duration, every)
+    grid = numbers(values, "--values")
+    period_ns = parse_duration(period) if period else max(goal.duration_ns // 10, 1)
+    with Progress("tuning") as progress, stdout_to_stderr():
+        found = tuned(train_job(job), fleet, one, grid, goal, period_ns, seed=seed, progress=progress)
+    if as_json:
+        about = {"schema": _SCHEMA, "cluster": fleet.name, "job": job, "strategy": str(found.candidate)}
+        print_json({**about, "periods": [asdict(one) for one in found.periods], "run": found.run.to_dict()})
+        return
+    rows = [
+        (
+            format_duration(one.begin_ns),
+            "  ".join(f"{value:g}: {loss:.4f}" for value, loss in sorted(one.losses)),
+            f"{one.chosen:g}",
+        )
+        for one in found.periods
+    ]
+    print_table(("from", f"loss after it by {found.number}", "chosen"), rows, numbers=(0, 2))
+    last = found.run.points[-1]
+    say()
+    say(f"{found.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}")
+    advise(f"next: windtunnel train run {cluster} --policy {found.candidate} --job {job} --duration {duration}")
+
+
+VERBS: dict[str, Callable[..., None]] = {"compare": compare, "run": run, "predict": predict, "tune": tune}
 
 
 def _candidate(text: str) -> Candidate:

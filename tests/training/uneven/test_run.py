@@ -93,6 +93,39 @@ def test_a_worker_that_dies_ends_the_run(tmp_path):
         train_really(f"{tmp_path / 'job.py'}:make", _slow(tmp_path, [1.0]), "bsp", {}, Goal(10**9, every_ns=10**9))
 
 
+def test_nodes_that_begin_with_other_weights_are_refused(tmp_path):
+    """A model whose weights hang on the process would train as several."""
+    code = JOB.replace("return small_job()", "torch.manual_seed(os.getpid())\n    return small_job(model=model)")
+    model = """
+import os
+import torch
+
+
+def model():
+    torch.manual_seed(os.getpid())
+    return torch.nn.Linear(6, 4)
+"""
+    (tmp_path / "job.py").write_text(model + code, encoding="utf-8")
+    with pytest.raises(FlightError, match=r"w1 begins with other weights than w0"):
+        train_really(f"{tmp_path / 'job.py'}:make", _slow(tmp_path, [1.0, 1.0]), "bsp", {}, Goal(10**9, every_ns=10**9))
+
+
+def test_tune_prints_what_it_tried_and_what_to_run_next(tmp_path, capsys):
+    _slow(tmp_path, [1.0, 0.5])
+    cluster, job = str(tmp_path / "cluster.toml"), _job(tmp_path)
+    asked = ["train", "tune", cluster, "--job", job, "--policy", "local-sgd", "--duration", "2s", "--period", "1s"]
+
+    assert main([*asked, "--values", "2,4,8"]) == 0
+    said = capsys.readouterr()
+    assert "loss after it by tau" in said.out
+    assert "next: windtunnel train run" in said.err
+    assert main([*asked, "--values", "2,4,8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [0, 10**9] == [one["begin_ns"] for one in found["periods"]]
+    assert 2 == main([*asked, "--values", "2,four"])
+    assert "no list of numbers" in capsys.readouterr().err
+
+
 def test_compare_ranks_by_time_and_keeps_receipts(tmp_path):
     """The one that reaches the first one's loss soonest is in front; both are flown."""
     job, fleet = _job(tmp_path), _slow(tmp_path, [1.0, 0.25])

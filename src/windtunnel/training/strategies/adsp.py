@@ -123,6 +123,11 @@ class _AdspServer(Server):
             self._is_searching, self._tried = True, None
         return self._new_period(now_ns)
 
+    def retune(self, number: float) -> None:
+        """Another number of commits from the next period on, which is no longer searched."""
+        self._fixed = self._increment = int(number)
+        self._is_searching = False
+
     def _search(self) -> None:
         """Go on to one commit more as long as that learned faster than the number before."""
         tried = Window(self._increment, tuple(self._window))
@@ -160,4 +165,4 @@ def adsp(period_s: float = 60.0, epoch_periods: int = 20, commits: int = 0) -> P
         )
     period_ns = round(period_s * 1e9)
     shape = Shape(keeps_training=True, per_period=commits, period_ns=period_ns) if commits else None
-    return Policy(_Adsp, lambda node: _AdspServer(node, period_ns, epoch_periods, commits), shape)
+    return Policy(_Adsp, lambda node: _AdspServer(node, period_ns, epoch_periods, commits), shape, tuned="commits")

@@ -82,9 +82,9 @@ class LocalSgd(Worker):
         self.node.weights.copy_(self._agreed(total.div_(self.node.num_workers)))
         return (Step(),)
 
-    def retune(self, num_local: float) -> None:
+    def retune(self, number: float) -> None:
         """Another number of steps alone from now on."""
-        self._num_local = int(num_local)
+        self._num_local = int(number)
 
     def _shared(self, now_ns: int) -> torch.Tensor:
         return self.node.weights.clone()
@@ -97,7 +97,7 @@ class LocalSgd(Worker):
 def local_sgd(tau: int = 8) -> Policy:
     """Let each worker take ``tau`` steps alone, then average all weights and wait for it."""
     _check_tau(tau)
-    return Policy(lambda node: LocalSgd(node, tau), shape=Shape(every=tau))
+    return Policy(lambda node: LocalSgd(node, tau), shape=Shape(every=tau), tuned="tau")
 
 
 class _Adacomm(LocalSgd):

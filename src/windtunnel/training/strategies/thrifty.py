@@ -10,6 +10,7 @@ Hsieh et al., The Non-IID Data Quagmire, ICML 2020.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
@@ -91,9 +92,9 @@ class Gaia(_Exchanging):
         super().__init__(node, reduce)
         self._threshold, self._first_rate = threshold, node.learning_rate
 
-    def retune(self, threshold: float) -> None:
+    def retune(self, number: float) -> None:
         """Another threshold from now on."""
-        self._threshold = threshold
+        self._threshold = number
 
     def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         # a rate that warms up from 0 has no ratio yet
@@ -110,7 +111,7 @@ def gaia(threshold: float = 0.2, reduce: str = "sum") -> Policy:
     """Send entries whose pending update is more than ``threshold`` of the weight; the rest is kept for later."""
     if threshold < 0:
         raise InputError(f"no update is {threshold} of a weight", where="threshold", fix="take 0 or more, such as 0.2")
-    return Policy(lambda node: Gaia(node, threshold, reduce))
+    return Policy(lambda node: Gaia(node, threshold, reduce), tuned="threshold")
 
 
 class Dgc(_Exchanging):
@@ -120,9 +121,9 @@ class Dgc(_Exchanging):
         super().__init__(node, reduce)
         self._sparsity, self._warm_up, self._masks_momentum = sparsity, warm_up, masks_momentum
 
-    def retune(self, warm_up: float) -> None:
+    def retune(self, number: float) -> None:
         """Other stages of the warm-up from now on."""
-        self._warm_up = int(warm_up)
+        self._warm_up = int(number)
 
     def _chosen(self, before: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.node.weights.copy_(before)
@@ -152,10 +153,10 @@ def dgc(sparsity: float = 0.999, warm_up: int = 1000, masks_momentum: bool = Tru
             where="dgc",
             fix="sparsity=0.999,warm_up=1000",
         )
-    return Policy(lambda node: Dgc(node, sparsity, warm_up, masks_momentum, reduce))
+    return Policy(lambda node: Dgc(node, sparsity, warm_up, masks_momentum, reduce), tuned="warm_up")
 
 
 @registry.strategy("fedavg", source="McMahan et al., AISTATS 2017")
 def fedavg(local: int = 50) -> Policy:
     """Average all weights, with equal shares, every ``local`` steps; each worker's momentum stays its own."""
-    return local_sgd(local)
+    return replace(local_sgd(local), tuned="local")

@@ -102,6 +102,10 @@ class Endpoint:
         assert isinstance(self._logic, Worker)
         return self._outward(self._logic.probed(tag, loss, accuracy, now_ns), now_ns)
 
+    def retune(self, number: float) -> None:
+        """Go on with another value of the number that the strategy lets change."""
+        self._logic.retune(number)
+
     @property
     def serves(self) -> bool:
         """Whether this is a server whose weights are the job's."""

@@ -6,7 +6,7 @@ here: who trains when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,13 +185,14 @@ class Samples:
     """One worker's samples in an endless random order; what comes next hangs on the seed and the worker alone."""
 
     def __init__(self, indices: NDArray[np.int64], seed: int, rank: int) -> None:
-        self._stream = _endless(torch.as_tensor(indices), np.random.default_rng([seed, rank]))
+        self._indices, self._random = torch.as_tensor(indices), np.random.default_rng([seed, rank])
         self._left = torch.empty(0, dtype=torch.int64)
 
     def draw(self, num: int) -> torch.Tensor:
         """The next ``num`` indices."""
         while len(self._left) < num:
-            self._left = torch.cat([self._left, next(self._stream)])
+            order = torch.as_tensor(self._random.permutation(len(self._indices)))
+            self._left = torch.cat([self._left, self._indices[order]])
         drawn, self._left = self._left[:num], self._left[num:]
         return drawn
 
@@ -199,8 +200,3 @@ class Samples:
 def step_seed(seed: int, rank: int, step: int) -> int:
     """Of the random numbers within one step of one worker."""
     return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _endless(indices: torch.Tensor, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-    while True:
-        yield indices[torch.as_tensor(rng.permutation(len(indices)))]

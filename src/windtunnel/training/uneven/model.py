@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -23,7 +24,7 @@ from windtunnel.training.uneven.job import FlatModel, Samples, TrainJob, step_se
 from windtunnel.training.uneven.partitions import split
 from windtunnel.training.uneven.policy import Finished, Message, Policy, Probe, Send, Step
 
-__all__ = ["mean_model", "train_virtually"]
+__all__ = ["VirtualTraining", "mean_model", "train_virtually"]
 
 Heard = Callable[[Point], None]
 
@@ -47,14 +48,25 @@ def train_virtually(
     FlightError
         A gradient is no number, or all workers wait for ever; names the worker.
     """
-    check_policy(strategy, policy, has_server=fleet.has_server)
-    return _Virtual(job, fleet, strategy, policy, goal, seed, heard).run()
+    training = VirtualTraining(job, fleet, strategy, policy, goal, seed=seed, heard=heard)
+    training.advance(goal.duration_ns)
+    return training.run()
 
 
-class _Virtual:
+class VirtualTraining:
+    """A job under a strategy at some time, from where it can go on in several ways; see ``train_virtually``.
+
+    Attributes
+    ----------
+    is_over : bool
+        Its goal is reached.
+    """
+
     def __init__(
-        self, job: TrainJob, fleet: Fleet, strategy: str, policy: Policy, goal: Goal, seed: int, heard: Heard | None
-    ) -> None:
+        self, job: TrainJob, fleet: Fleet, strategy: str, policy: Policy, goal: Goal, *, seed: int = 0,
+        heard: Heard | None = None,
+    ) -> None:  # fmt: skip
+        check_policy(strategy, policy, has_server=fleet.has_server)
         self._job, self._fleet, self._strategy, self._goal, self._heard = job, fleet, strategy, goal, heard
         self._seed = seed
         self._flat = FlatModel(job, seed)
@@ -76,43 +88,79 @@ class _Virtual:
         self._steps: list[tuple[int, int, int, int]] = []
         self._messages: list[tuple[int, int, int, int, int]] = []
         self._points: list[Point] = []
-        self._is_over = False
-
-    def run(self) -> Run:
+        self.is_over = False
         for number, wire in enumerate(self._fleet.wires):
             for time_ns, rate in zip(wire.bytes_per_s.times_ns[1:], wire.bytes_per_s.values[1:], strict=True):
                 self._clock.at(time_ns, partial(self._clock.flows.set_rate, number, rate))
         for rank, end in enumerate(self._ends):
             self._do(rank, end.start())
         self._look()
-        while not self._is_over and self._clock.now_ns < self._goal.duration_ns:
-            until_ns = min(self._clock.now_ns + self._goal.every_ns, self._goal.duration_ns)
+
+    @property
+    def now_ns(self) -> int:
+        """What its clock shows."""
+        return self._clock.now_ns
+
+    def advance(self, until_ns: int) -> None:
+        """Train to a time, or to the goal if it comes first.
+
+        Raises
+        ------
+        FlightError
+            A gradient is no number, or all workers wait for ever.
+        """
+        last_ns = min(until_ns, self._goal.duration_ns)
+        while not self.is_over and self.now_ns < last_ns:
+            next_look_ns = (self.now_ns // self._goal.every_ns + 1) * self._goal.every_ns
             before = len(self._steps)
-            self._clock.run(until_ns)
+            self._clock.run(min(next_look_ns, last_ns))
             self._check_alive(before)
-            self._look()
+            if self.now_ns in (next_look_ns, self._goal.duration_ns):
+                self._look()
+
+    def fork(self) -> VirtualTraining:
+        """The same training once more, which goes on by itself; equal forks go on equally, bit for bit."""
+        kept = (self._job, self._fleet, self._flat, self._goal, self._parts, self._heard)
+        return deepcopy(self, {id(one): one for one in kept})
+
+    def retune(self, number: float) -> None:
+        """All nodes go on with another value of the number that the strategy lets change."""
+        for end in self._ends:
+            end.retune(number)
+
+    def judged(self, num_samples: int) -> float:
+        """Mean loss of the job's model over evenly spaced samples of those that are trained on."""
+        chosen = torch.arange(num_samples) * len(self._job.inputs) // num_samples
+        buffers = self._mean_buffers()
+        inputs, targets = self._job.inputs[chosen], self._job.targets[chosen]
+        return self._flat.judged(mean_model(self._ends), buffers, inputs, targets)[0]
+
+    def run(self) -> Run:
+        """What it was like so far."""
         return Run(
-            self._strategy, tuple(self._points), self._clock.now_ns,
+            self._strategy, tuple(self._points), self.now_ns,
             np.array(self._steps, np.int64).reshape(-1, 4), np.array(self._messages, np.int64).reshape(-1, 5),
             self._fleet.num_workers, mean_model(self._ends).numpy().copy(),
             tuple(dict.fromkeys(text for end in self._ends for text in end.node.warnings)),
             tuple(self._computing.items()),
         )  # fmt: skip
 
+    def _mean_buffers(self) -> torch.Tensor:
+        return torch.stack([end.node.buffers for end in self._ends[: self._fleet.num_workers]]).mean(0)
+
     def _look(self) -> None:
         """Judge the model; the clock stands still meanwhile."""
-        buffers = torch.stack([end.node.buffers for end in self._ends[: self._fleet.num_workers]]).mean(0)
-        loss, accuracy = self._flat.evaluate(mean_model(self._ends), buffers)
-        point = Point(self._clock.now_ns, loss, accuracy, len(self._steps))
+        loss, accuracy = self._flat.evaluate(mean_model(self._ends), self._mean_buffers())
+        point = Point(self.now_ns, loss, accuracy, len(self._steps))
         self._points.append(point)
         if self._heard is not None:
             self._heard(point)
-        self._is_over = self._goal.is_reached(point)
+        self.is_over = self._goal.is_reached(point)
 
     def _check_alive(self, before: int) -> None:
         if len(self._steps) == before and not self._computing and not len(self._clock):
             raise FlightError(
-                f"under {self._strategy} all workers wait for ever from {self._clock.now_ns / 1e9:.3f} s on",
+                f"under {self._strategy} all workers wait for ever from {self.now_ns / 1e9:.3f} s on",
                 where=f"{len(self._steps)} steps had been made",
                 fix="this is a defect of the strategy",
             )
@@ -136,11 +184,7 @@ class _Virtual:
                 self._clock.after(max(action.delay_ns, 0), partial(self._fire, rank, action.tag))
 
     def _fire(self, rank: int, tag: str) -> None:
-        self._do(rank, self._ends[rank].fired(tag, self._now))
-
-    @property
-    def _now(self) -> int:
-        return self._clock.now_ns
+        self._do(rank, self._ends[rank].fired(tag, self.now_ns))
 
     def _compute(self, rank: int) -> None:
         """Begin what a worker is to do next, unless it is at something: looks at weights come before steps."""
@@ -152,18 +196,20 @@ class _Virtual:
             self._step(rank)
 
     def _probe(self, rank: int, probe: Probe) -> None:
-        self._computing[rank] = self._now
+        self._computing[rank] = self.now_ns
         found = self._flat.probe(probe, self._parts[rank])
         ratio = probe.num_samples / self._job.batch_size
-        self._clock.at(self._fleet.probe_end_ns(rank, self._now, ratio), partial(self._probed, rank, probe.tag, found))
+        self._clock.at(
+            self._fleet.probe_end_ns(rank, self.now_ns, ratio), partial(self._probed, rank, probe.tag, found)
+        )
 
     def _probed(self, rank: int, tag: str, found: tuple[float, float]) -> None:
         del self._computing[rank]
-        self._do(rank, self._ends[rank].probed(tag, *found, self._now))
+        self._do(rank, self._ends[rank].probed(tag, *found, self.now_ns))
         self._compute(rank)
 
     def _step(self, rank: int) -> None:
-        end, begun_ns = self._ends[rank], self._now
+        end, begun_ns = self._ends[rank], self.now_ns
         self._computing[rank] = begun_ns
         num_samples = end.batch_size
         chosen = self._samples[rank].draw(num_samples)
@@ -172,13 +218,13 @@ class _Virtual:
         self._num_steps[rank] += 1
         finished = Finished(gradient, loss, num_samples, begun_ns)
         end_ns = self._fleet.step_end_ns(rank, begun_ns, num_samples / self._job.batch_size)
-        self._clock.at(end_ns, lambda: self._finish(rank, finished))
+        self._clock.at(end_ns, partial(self._finish, rank, finished))
 
     def _finish(self, rank: int, finished: Finished) -> None:
         del self._computing[rank]
         self._wants_step[rank] = False
-        self._steps.append((rank, finished.begun_ns, self._now, finished.num_samples))
-        self._do(rank, self._ends[rank].stepped(finished, self._now))
+        self._steps.append((rank, finished.begun_ns, self.now_ns, finished.num_samples))
+        self._do(rank, self._ends[rank].stepped(finished, self.now_ns))
         self._compute(rank)
 
     # --- messages --------------------------------------------------------------------------------------------
@@ -194,13 +240,13 @@ class _Virtual:
         self._start(pair, send)
 
     def _start(self, pair: tuple[int, int], send: Send) -> None:
-        begun_ns = self._now
-        self._clock.flows.start(self._fleet.route(*pair), send.size_bytes, lambda: self._sent(pair, send, begun_ns))
+        begun_ns = self.now_ns
+        self._clock.flows.start(self._fleet.route(*pair), send.size_bytes, partial(self._sent, pair, send, begun_ns))
 
     def _sent(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
         source, target = pair
         latency_ns = self._fleet.latency_ns(source, target)
-        self._clock.after(latency_ns, lambda: self._arrive(pair, send, begun_ns))
+        self._clock.after(latency_ns, partial(self._arrive, pair, send, begun_ns))
         waiting = self._queues[pair]
         if waiting:
             self._start(pair, waiting.popleft())
@@ -209,9 +255,9 @@ class _Virtual:
 
     def _arrive(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
         source, target = pair
-        self._messages.append((source, target, begun_ns, self._now, send.size_bytes))
+        self._messages.append((source, target, begun_ns, self.now_ns, send.size_bytes))
         message = Message(source, send.tag, send.values, send.size_bytes, send.about, begun_ns)
-        self._do(target, self._ends[target].received(message, self._now))
+        self._do(target, self._ends[target].received(message, self.now_ns))
 
 
 def mean_model(ends: Sequence[Endpoint]) -> torch.Tensor:

@@ -8,7 +8,8 @@ strategy, any driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +218,12 @@ class Node:
         """Of all weights on a link."""
         return dense_bytes(self.weights)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Node:
+        """A copy whose optimizer goes on changing its weights."""
+        made = replace(self, **{one.name: deepcopy(getattr(self, one.name), memo) for one in fields(self)})
+        made.optimizer.param_groups[0]["params"][0].data = made.weights
+        return made
+
 
 class Worker:
     """The decisions of one worker; a strategy overrides what it needs.
@@ -251,6 +258,9 @@ class Worker:
         """Weights were judged."""
         return ()
 
+    def retune(self, number: float) -> None:
+        """Another value from now on of what ``Policy.tuned`` names."""
+
     def model(self) -> torch.Tensor:
         """The weights that this worker would be judged by; the mean over workers is, where there is no server."""
         return self.node.weights
@@ -273,6 +283,9 @@ class Server:
     def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
         """A timer ran out."""
         return ()
+
+    def retune(self, number: float) -> None:
+        """Another value from now on of what ``Policy.tuned`` names."""
 
     def model(self) -> torch.Tensor:
         """The weights that the job would be judged by."""
@@ -314,11 +327,14 @@ class Policy:
         The same for the parameter server; None where the strategy needs none.
     shape : Shape, optional
         None where what is sent, and when, hangs on gradients.
+    tuned : str
+        The one of its numbers that may change while it trains; empty where none may.
     """
 
     worker: Callable[[Node], Worker]
     server: Callable[[Node], Server] | None = None
     shape: Shape | None = None
+    tuned: str = ""
 
 
 def spans(sizes: Sequence[int]) -> list[slice]:

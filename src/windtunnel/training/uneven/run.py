@@ -58,7 +58,8 @@ def train_really(
     InputError
         The fleet lacks a server or a route.
     FlightError
-        This host is too small for the fleet's steps, a process died, or a gradient is no number.
+        This host is too small for the fleet's steps, a process died, nodes begin with other weights, or a gradient is
+        no number.
     """
     policy = registry.get("strategy", strategy).function(**numbers)
     check_policy(strategy, policy, has_server=fleet.has_server)
@@ -72,8 +73,7 @@ def train_really(
         "windtunnel.training.uneven._node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
         environment={"OMP_NUM_THREADS": "1"}, patience_s=patience_s,
     ) as workers:  # fmt: skip
-        for rank in range(fleet.num_nodes):
-            workers.receive(rank)
+        _check_equal(fleet, [workers.receive(rank) for rank in range(fleet.num_nodes)])
         if heard is not None:
             heard(f"{fleet.num_nodes} processes train for {goal.duration_ns / 1e9:.0f} s")
         zero_ns = time.monotonic_ns() + _HEADROOM_NS
@@ -113,6 +113,16 @@ def check_room(job: TrainJob, fleet: Fleet) -> None:
             where=f"step_time of cluster {fleet.name}",
             fix=f"make it {needed_ms:.0f} ms or more, or take fewer workers",
         )
+
+
+def _check_equal(fleet: Fleet, fingerprints: list[str]) -> None:
+    for rank, one in enumerate(fingerprints):
+        if one != fingerprints[0]:
+            raise FlightError(
+                f"{fleet.node_name(rank)} begins with other weights than {fleet.node_name(0)}",
+                where=f"{fleet.num_nodes} processes that made the model with the same seed",
+                fix="draw first weights by torch alone, whose seed is set before the model is made",
+            )
 
 
 def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
