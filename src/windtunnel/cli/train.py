@@ -13,6 +13,7 @@ from windtunnel.cli._console import Progress, advise, print_json, print_table, s
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, numbers
 from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.train_layers import layers
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -230,7 +231,13 @@ def tune(
     advise(f"next: windtunnel train run {cluster} --policy {found.candidate} --job {job} --duration {duration}")
 
 
-VERBS: dict[str, Callable[..., None]] = {"compare": compare, "run": run, "predict": predict, "tune": tune}
+VERBS: dict[str, Callable[..., None]] = {
+    "compare": compare,
+    "run": run,
+    "predict": predict,
+    "tune": tune,
+    "layers": layers,
+}
 
 
 def _candidate(text: str) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +39,7 @@ def whatif(
     pairs: Annotated[bool, typer.Option("--pairs", help="Also every two that go together.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Say why the others do not apply.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many answers to show.")] = 20,
+    layers: Annotated[bool, typer.Option("--layers", help="Also which layers it pays for, one by one.")] = False,
     prices: PricesChoice = "auto",
     fresh: Fresh = False,
     ledger: LedgerPath = None,
@@ -82,10 +83,12 @@ def whatif(
     if as_json:
         baseline = answers[0].baseline
         counts = {"num_tasks": baseline.graph.num_tasks, "num_played": baseline.num_played}
-        documents = [answer.to_dict() for answer in answers]
+        documents = [answer.to_dict() | (_layers_of(answer) if layers else {}) for answer in answers]
         print_json({"schema": "windtunnel.answers/1", **counts, "answers": documents})
     else:
         _print_answers(usable, top)
+        if layers:
+            _print_layers(usable[:top])
         _print_refusals([answer for answer in answers if not answer.is_applicable], in_full=why or not every)
         for line in clock_lines(opened):
             say_wrapped(line)
@@ -124,6 +127,42 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         say("speed-ups are per sample: some of these iterations train on more of them")
     if len(answers) > top:
         say(f"and {len(answers) - top:,} more with smaller gains; --top {len(answers)} shows all")
+
+
+def _layers_of(answer: Answer) -> dict[str, Any]:
+    from windtunnel.whatifs.by_layer import by_layer
+
+    return {"layers": [one.to_dict() for one in by_layer(answer)]}
+
+
+def _print_layers(answers: list[Answer]) -> None:
+    """Where a change pays, if each layer is changed alone, and where it is better left."""
+    from windtunnel.units import format_duration
+    from windtunnel.whatifs.by_layer import by_layer, worth_it
+
+    for answer in answers:
+        found = by_layer(answer)
+        if not found:
+            continue
+        say()
+        say(f"{answer.request}, each layer alone:")
+        rows = [
+            (
+                one.layer,
+                f"{one.speedup:.2f}x",
+                format_duration(one.now_ns),
+                format_duration(one.predicted_ns),
+                "" if one.pays else "leave it",
+            )
+            for one in found
+        ]
+        print_table(("layer", "iteration", "now", "predicted", ""), rows, numbers=(1, 2, 3), gives_way=0)
+        paying = worth_it(found)
+        if paying:
+            sign = "," if ":" in str(answer.request) else ":"
+            say_wrapped(f"only where it pays: '{answer.request}{sign}layer={paying}'")
+        elif not any(one.pays for one in found):
+            say("it pays for none of them here")
 
 
 def _print_parameters(answers: list[Answer]) -> None:

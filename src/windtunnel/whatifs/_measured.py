@@ -28,6 +28,7 @@ from windtunnel.graph.table import Strings
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = [
+    "REPLACED",
     "SOURCE",
     "apply_ratios",
     "apply_update",
@@ -43,6 +44,7 @@ __all__ = [
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 SOURCE = "measured:partial"
+REPLACED = "measured:other layer"  # of calls that another layer runs
 
 
 def has_program(graph: Graph) -> bool:
@@ -82,7 +84,13 @@ def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda c
         The graph comes from a source that keeps no program.
     """
     need = OperatorsNeed(captured_program(graph), form)
-    return Unpriced((need,), lambda ratios: then(apply_ratios(graph, ratios)))
+    return Unpriced((need,), lambda ratios: then(_marked(apply_ratios(graph, ratios), form)))
+
+
+def _marked(graph: Graph, form: Form) -> Graph:
+    """Say of the tasks that another layer runs who priced them."""
+    mask = np.isin(calls_of(graph), [place for place, _, _ in form.replaced]) if form.replaced else ~graph.all_tasks
+    return graph.set_duration(mask, graph.duration_ns[mask], cost_source=REPLACED) if mask.any() else graph
 
 
 def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
@@ -190,4 +198,6 @@ def with_update(graph: Graph, form: Form, update: UpdateForm) -> Unpriced:
     if not graph.meta.optimizers or not graph.select(phase=Phase.UPDATE).any():
         return change
     needs = (*change.needs, update_need(graph, update))
-    return Unpriced(needs, lambda ratios, ratio: apply_update(apply_ratios(graph, ratios), ratio))
+    finish = change.finish
+    assert finish is not None
+    return Unpriced(needs, lambda ratios, ratio: apply_update(finish(ratios), ratio))

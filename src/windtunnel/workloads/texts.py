@@ -29,6 +29,8 @@ __all__ = [
     "PairBatch",
     "Pairs",
     "Text",
+    "Tokens",
+    "lines_of",
     "story",
     "translations",
     "zipf",
@@ -111,7 +113,9 @@ def translations(vocabulary: int, seed: int, *, max_length: int = 40, num_pairs:
     english, german = (data_file(f"text/multi30k/train.{language}.gz") for language in ("en", "de"))
     if english is None or german is None:
         return _invented_pairs(vocabulary, seed, max_length, num_pairs)
-    both = [_numbered([_WORD.findall(line.lower()) for line in _lines(path)], vocabulary) for path in (english, german)]
+    both = [
+        _numbered([_WORD.findall(line.lower()) for line in lines_of(path)], vocabulary) for path in (english, german)
+    ]
     kept = [pair for pair in zip(*both, strict=True) if all(0 < len(side) <= max_length for side in pair)]
     return Pairs(kept, "Multi30k, English to German")
 
@@ -185,13 +189,14 @@ def _numbered(sentences: list[list[str]], vocabulary: int) -> list[Tokens]:
     return [np.array([numbers.get(word, UNKNOWN) for word in sentence], dtype=np.int64) for sentence in sentences]
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
+    """Lines of a packed file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return file.read().splitlines()
 
 
 def story(path: Path) -> list[str]:
     """The lines between Gutenberg's header and its licence."""
-    lines = _lines(path)
+    lines = lines_of(path)
     marks = [row for row, line in enumerate(lines) if line.startswith("*** ")]
     return lines[marks[0] + 1 : marks[1]] if len(marks) >= 2 else lines

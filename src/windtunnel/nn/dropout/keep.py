@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["Keep", "Span", "checked_share", "draw", "kept_units", "spans"]
+__all__ = ["Keep", "Span", "checked_share", "draw", "factors_of", "kept_units", "spans"]
 
 _WORD = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -182,3 +182,11 @@ def spans(batch_sizes: Sequence[int], keeps: Sequence[Keep], period: int) -> tup
         Span(ends[step], ends[min(step + period, len(batch_sizes))], keep)
         for step, keep in zip(starts, keeps, strict=True)
     )
+
+
+def factors_of(spans: Sequence[Span], like: torch.Tensor) -> torch.Tensor:
+    """Scale of every row and unit, [N, D]; [D] where one set is for all rows."""
+    if len(spans) == 1:
+        return spans[0].keep.factors(like.dtype)
+    sizes = torch.tensor([span.last - span.first for span in spans], device=like.device)
+    return torch.stack([span.keep.factors(like.dtype) for span in spans]).repeat_interleave(sizes, dim=0)

@@ -27,7 +27,7 @@ import torch
 
 from windtunnel.measure.threads import compiled_threads
 from windtunnel.nn.dropout import _engine
-from windtunnel.nn.dropout.keep import Span
+from windtunnel.nn.dropout.keep import Span, factors_of
 from windtunnel.nn.gemm import add_product, product
 
 __all__ = ["WAYS", "Way", "multiply_adds", "row_major"]
@@ -68,31 +68,23 @@ def row_major(weight: Tensor) -> Tensor:
 # --- dense -----------------------------------------------------------------------------------------------
 
 
-def _factors(spans: Spans, like: Tensor) -> Tensor:
-    """Scale of every row and unit, [N, D]; [D] where one set is for all rows."""
-    if len(spans) == 1:
-        return spans[0].keep.factors(like.dtype)
-    sizes = torch.tensor([span.last - span.first for span in spans], device=like.device)
-    return torch.stack([span.keep.factors(like.dtype) for span in spans]).repeat_interleave(sizes, dim=0)
-
-
 def _rows(spans: Spans) -> slice:
     return slice(spans[0].first, spans[-1].last)
 
 
 def _dense_forward(x: Tensor, weight: Tensor, spans: Spans, out: Tensor) -> None:
     rows = _rows(spans)
-    add_product(out[rows], x[rows] * _factors(spans, x), weight)
+    add_product(out[rows], x[rows] * factors_of(spans, x), weight)
 
 
 def _dense_to_input(dy: Tensor, weight: Tensor, spans: Spans, dx: Tensor) -> None:
     rows = _rows(spans)
-    torch.mul(product(dy[rows], weight.t()), _factors(spans, dx), out=dx[rows])
+    torch.mul(product(dy[rows], weight.t()), factors_of(spans, dx), out=dx[rows])
 
 
 def _dense_to_weight(x: Tensor, dy: Tensor, spans: Spans) -> Tensor:
     rows = _rows(spans)
-    return product((x[rows] * _factors(spans, x)).t(), dy[rows])
+    return product((x[rows] * factors_of(spans, x)).t(), dy[rows])
 
 
 # --- gather ----------------------------------------------------------------------------------------------

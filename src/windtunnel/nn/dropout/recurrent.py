@@ -20,7 +20,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from windtunnel.errors import InputError
 from windtunnel.nn.dropout.keep import checked_share, draw, kept_units, spans
-from windtunnel.nn.dropout.sequence import Dropped, Steps, gru, lstm, product
+from windtunnel.nn.dropout.native import Direction, run_direction
+from windtunnel.nn.dropout.sequence import Dropped, Steps
 from windtunnel.nn.dropout.ways import AUTOMATIC, checked_way
 
 __all__ = ["Settings", "StructuredGRU", "StructuredLSTM", "check_layer", "lay_out", "run_layers", "seed_of"]
@@ -218,18 +219,12 @@ def _one(
 ) -> tuple[Tensor, ...]:
     """One direction of one layer."""
     suffix = f"_l{place // (2 if layer.bidirectional else 1)}{'_reverse' if direction else ''}"
-    weight, recurrent = (getattr(layer, f"weight_{kind}{suffix}") for kind in ("ih", "hh"))
-    biases: list[Any] = (
-        [getattr(layer, f"bias_{kind}{suffix}") for kind in ("ih", "hh")] if layer.bias else [None, None]
-    )
+    names = [f"weight_{kind}{suffix}" for kind in ("ih", "hh")]
+    names += [f"bias_{kind}{suffix}" for kind in ("ih", "hh")] if layer.bias else []
+    given = Direction(tuple(getattr(layer, name) for name in names), tuple(states))
     steps = Steps(tuple(batch_sizes), bool(direction))
-    state = states[0]
-    again = _dropped(settings, seed, place, _RECURRENT, settings.recurrent, state, batch_sizes, 1)
-    if isinstance(layer, torch.nn.LSTM):
-        bias = None if biases[0] is None else biases[0] + biases[1]
-        h, c = states
-        return lstm(product(data, weight, bias, dropped), recurrent, h, c, steps, again)
-    return gru(product(data, weight, biases[0], dropped), recurrent, biases[1], state, steps, again)
+    again = _dropped(settings, seed, place, _RECURRENT, settings.recurrent, states[0], batch_sizes, 1)
+    return run_direction(given, data, steps, dropped, again)
 
 
 def _dropped(

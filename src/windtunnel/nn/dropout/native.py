@@ -1,0 +1,153 @@
+"""One direction of a recurrent layer by torch's own kernel, where that gives the same and is quicker (room nn).
+
+In: a packed sequence with units dropped on the way into the layer, weights, states. Out: what the recurrences of
+``sequence`` give. Torch's kernel multiplies with all units, dropped ones too, and knows nothing that is dropped from
+step to step: there is no such way for a layer with recurrent dropout. Which is quicker is measured once per shape. Not
+here: our own recurrences (``sequence``), ways of their products (``ways``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from windtunnel.nn.choice import quickest
+from windtunnel.nn.dropout.keep import draw, factors_of, spans
+from windtunnel.nn.dropout.sequence import Dropped, Steps, gru, lstm, product
+from windtunnel.nn.dropout.ways import AUTOMATIC
+
+__all__ = ["Direction", "run_direction"]
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """One direction of one layer.
+
+    Parameters
+    ----------
+    weights : tuple of Tensor
+        Of the input and of the recurrence, then both biases where there are any; as torch has them.
+    states : tuple of Tensor
+        h, and c of an LSTM, each [B, H].
+    """
+
+    weights: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
+
+    @property
+    def is_lstm(self) -> bool:
+        """An LSTM has a cell besides its state."""
+        return len(self.states) == 2
+
+
+def run_direction(given: Direction, x: Tensor, steps: Steps, dropped: Dropped, again: Dropped) -> tuple[Tensor, ...]:
+    """Output [N, H] and last states [B, H].
+
+    Parameters
+    ----------
+    given : Direction
+    x : [N, D]
+    steps : Steps
+    dropped, again : Dropped
+        On the way in, and from step to step.
+    """
+    can = not again.spans and dropped.way == AUTOMATIC and not steps.is_reverse and len(set(steps.batch_sizes)) == 1
+    if can and _is_native_quicker(_shape_of(given, x, steps, dropped)):
+        return _native(given, x, steps, dropped)
+    return _own(given, x, steps, dropped, again)
+
+
+def _own(given: Direction, x: Tensor, steps: Steps, dropped: Dropped, again: Dropped) -> tuple[Tensor, ...]:
+    weight, recurrent, *biases = given.weights
+    h = given.states[0]
+    if given.is_lstm:
+        gates = product(x, weight, biases[0] + biases[1] if biases else None, dropped)
+        return lstm(gates, recurrent, h, given.states[1], steps, again)
+    first, second = biases or (None, None)
+    return gru(product(x, weight, first, dropped), recurrent, second, h, steps, again)
+
+
+def _native(given: Direction, x: Tensor, steps: Steps, dropped: Dropped) -> tuple[Tensor, ...]:
+    size = steps.batch_sizes[0]
+    masked = (x * factors_of(dropped.spans, x) if dropped.spans else x).view(-1, size, x.shape[1])
+    states = [state.unsqueeze(0) for state in given.states]
+    how = bool(given.weights[2:]), 1, 0.0, torch.is_grad_enabled(), False, False
+    if given.is_lstm:
+        output, *last = torch._VF.lstm(masked, states, given.weights, *how)
+    else:
+        output, *last = torch._VF.gru(masked, states[0], given.weights, *how)
+    return output.view(len(x), -1), *(state.squeeze(0) for state in last)
+
+
+# --- which is quicker -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shape:
+    num_steps: int
+    batch_size: int
+    num_units: int
+    num_hidden: int
+    num_kept: int
+    period: int
+    group: int
+    is_lstm: bool
+    has_bias: bool
+    dtype: torch.dtype
+    device: str
+    threads: int
+    trains: bool
+
+
+def _shape_of(given: Direction, x: Tensor, steps: Steps, dropped: Dropped) -> _Shape:
+    num_sets = max(len(dropped.spans), 1)
+    return _Shape(
+        len(steps.batch_sizes), steps.batch_sizes[0], x.shape[1], given.states[0].shape[1],
+        dropped.spans[0].keep.num_kept if dropped.spans else x.shape[1], -(-len(steps.batch_sizes) // num_sets),
+        dropped.group, given.is_lstm, bool(given.weights[2:]), x.dtype, x.device.type, torch.get_num_threads(),
+        torch.is_grad_enabled(),
+    )  # fmt: skip
+
+
+@cache
+def _is_native_quicker(shape: _Shape) -> bool:
+    gates = (4 if shape.is_lstm else 3) * shape.num_hidden
+
+    def filled(*size: int, is_by_unit: bool = False) -> Tensor:
+        made = torch.full(size[::-1] if is_by_unit else size, 0.01, dtype=shape.dtype, device=shape.device)
+        return (made.t() if is_by_unit else made).requires_grad_(shape.trains)
+
+    weights = [filled(gates, units, is_by_unit=True) for units in (shape.num_units, shape.num_hidden)]
+    weights += [filled(gates)] * 2 * shape.has_bias
+    states = [filled(shape.batch_size, shape.num_hidden) for _ in range(2 if shape.is_lstm else 1)]
+    given = Direction(tuple(weights), tuple(states))
+    x = filled(shape.num_steps * shape.batch_size, shape.num_units)
+    sizes = [shape.batch_size] * shape.num_steps
+    found: Dropped = Dropped()
+    if shape.num_kept < shape.num_units:
+        keeps = draw(
+            shape.num_units, 1 - shape.num_kept / shape.num_units, range(-(-shape.num_steps // shape.period)),
+            seed=0, group=shape.group, device=x.device,
+        )  # fmt: skip
+        found = Dropped(spans(sizes, keeps, shape.period), shape.group)
+    steps = Steps(tuple(sizes))
+
+    def once(run: Callable[[], Sequence[Tensor]]) -> Callable[[], None]:
+        def timed() -> None:
+            with torch.set_grad_enabled(shape.trains):
+                output = run()[0]
+                if shape.trains:
+                    torch.autograd.grad(output.sum(), [x, *weights[:2]])
+
+        return timed
+
+    ways = {
+        "native": once(lambda: _native(given, x, steps, found)),
+        "own": once(lambda: _own(given, x, steps, found, Dropped())),
+    }
+    return quickest(ways, plain="native") == "native"

@@ -1,0 +1,100 @@
+"""Which layers of a network a change is worth it for (room whatifs).
+
+In: an answer whose change puts other layers in place of some. Out: ``LayerGain`` for each of these: what the iteration
+would gain if it alone were changed, the best first; those that lose are in it. What changes beside the layers, as
+updates of fewer weights, is not divided among them. Not here: prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.graph import Graph
+from windtunnel.graph.table import Strings
+from windtunnel.simulate import replay_many
+from windtunnel.whatifs._measured import REPLACED
+from windtunnel.whatifs.answer import Answer
+
+__all__ = ["LayerGain", "by_layer", "worth_it"]
+
+_MARGIN = 0.005  # of an iteration: less is as good as nothing
+
+
+@dataclass(frozen=True)
+class LayerGain:
+    """One layer that a change replaces.
+
+    Attributes
+    ----------
+    layer : str
+        Its path.
+    now_ns, predicted_ns : float
+        Its own work in an iteration, forward and backward.
+    speedup : float
+        Of the whole iteration, if this layer alone is changed.
+    """
+
+    layer: str
+    now_ns: float
+    predicted_ns: float
+    speedup: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether the iteration gets quicker by more than nothing."""
+        return self.speedup > 1 + _MARGIN
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values with raw units."""
+        return {**asdict(self), "pays": self.pays}
+
+
+def by_layer(answer: Answer) -> list[LayerGain]:
+    """The layers that a change replaces, the most worthwhile first.
+
+    Returns
+    -------
+    list of LayerGain
+        Empty where the change does not apply, or replaces no layers.
+    """
+    before, after = answer.baseline.graph, answer.graph
+    if not answer.is_applicable or before.num_tasks != after.num_tasks:
+        return []
+    replaced = _replaced(after)
+    layers: Strings = before.tasks.strings("layer")
+    codes = np.unique(layers.codes[replaced])
+    if not len(codes):
+        return []
+    masks = [replaced & (layers.codes == code) for code in codes]
+    durations_KT = np.stack([np.where(mask, after.duration_ns, before.duration_ns) for mask in masks])
+    ends_ns = replay_many(before, durations_KT, like=answer.baseline).makespan_ns
+    num = max(before.num_iterations, 1)
+    found = [
+        LayerGain(
+            layers.values[code],
+            float(before.duration_ns[mask].sum()) / num,
+            float(after.duration_ns[mask].sum()) / num,
+            answer.baseline.makespan_ns / float(end_ns),
+        )
+        for code, mask, end_ns in zip(codes, masks, ends_ns, strict=True)
+    ]
+    return sorted(found, key=lambda one: -one.speedup)
+
+
+def _replaced(graph: Graph) -> Any:
+    if "cost_source" not in graph.tasks or "layer" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    sources: Strings = graph.tasks.strings("cost_source")
+    return sources.where({text: text == REPLACED for text in sources.values})
+
+
+def worth_it(found: Sequence[LayerGain]) -> str:
+    """The value of ``layer=`` that names the layers which pay; empty where all do, or none."""
+    paying = sorted(one.layer for one in found if one.pays)
+    if not paying or len(paying) == len(found):
+        return ""
+    return "|".join(name.replace(".", r"\.") for name in paying)
