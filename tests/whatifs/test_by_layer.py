@@ -3,15 +3,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from windtunnel.cost.rerun import Ratios  # noqa: E402
-from windtunnel.sources.torch import capture  # noqa: E402
-from windtunnel.whatifs import Answer, parse_request, whatif  # noqa: E402
-from windtunnel.whatifs.by_layer import by_layer, worth_it  # noqa: E402
-from windtunnel.whatifs.block_circulant import block_circulant  # noqa: E402
-from windtunnel.simulate import replay  # noqa: E402
+from windtunnel.cost.rerun import Ratios
+from windtunnel.simulate import replay
+from windtunnel.sources.torch import capture
+from windtunnel.whatifs import Answer, parse_request, whatif
+from windtunnel.whatifs.block_circulant import block_circulant
+from windtunnel.whatifs.by_layer import by_layer, worth_it
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,7 @@ def test_blocks_replace_all_but_the_first_convolution_and_the_scores():
 @pytest.mark.slow
 def test_a_comparison_trains_each_case_on_each_seed_and_repeats_itself():
     found = compare_layers("mnist", ("dense", "k=4"), num_seeds=2, epochs=1, width=16)
-    again = compare_layers("mnist", ("dense", "k=4"), num_seeds=2, epochs=1, width=16)
+    again = compare_layers("mnist", ("dense", "k=4"), num_seeds=2, epochs=1, width=16, processes=2)
 
     assert found.to_dict() == again.to_dict()
     assert [2, 2] == [len(one.scores) for one in found.cases]

@@ -7,21 +7,22 @@ says. Not here: trainings (``tasks``).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import torch
 
 from windtunnel.errors import InputError
-from windtunnel.measure.threads import threads
+from windtunnel.measure.workers import Workers
 from windtunnel.progress import Progress
+from windtunnel.training.layers import _trainer
+from windtunnel.training.layers._trainer import Trainings, trained
 from windtunnel.training.layers.tasks import TASKS, Score, Task
 
 __all__ = ["Qualities", "Quality", "compare_layers"]
+
+_PATIENCE_S = 7200.0  # of one training
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,11 @@ def compare_layers(
     cases = tuple(cases) or task.cases
     for case in cases:
         task.check(case)
-    jobs = [(case, seed) for seed in range(num_seeds) for case in cases]
-    train = partial(_train, name, epochs, width, p, max(1, torch.get_num_threads() // processes))
+    jobs = tuple((case, seed) for seed in range(num_seeds) for case in cases)
+    wanted = Trainings(name, epochs, width, p, max(1, torch.get_num_threads() // processes), jobs)
     found: dict[str, list[Score]] = {case: [] for case in cases}
-    for done, ((case, _), score) in enumerate(zip(jobs, _all(train, jobs, processes), strict=True), start=1):
+    for (case, _), score in zip(jobs, _all(wanted, min(processes, len(jobs)), progress), strict=True):
         found[case].append(score)
-        if progress is not None:
-            progress("training", done, len(jobs))
     settings = {"epochs": epochs, "width": width, "p": p, "num_seeds": num_seeds}
     rows = tuple(Quality(case, tuple(scores)) for case, scores in found.items())
     return Qualities(name, task.metric, rows, settings, task.published)
@@ -157,14 +156,20 @@ def _task(name: str) -> Task:
     return TASKS[name]
 
 
-def _all(train: Any, jobs: list[tuple[str, int]], processes: int) -> Iterator[Score]:
+def _all(wanted: Trainings, processes: int, progress: Progress | None) -> list[Score]:
+    """Scores in the order of the jobs."""
+    num, done = len(wanted.jobs), 0
+
+    def heard(count: int) -> None:
+        if progress is not None:
+            progress("training", count, num)
+
     if processes == 1:
-        yield from map(train, jobs)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(train, jobs)
-
-
-def _train(name: str, epochs: int, width: int, p: float, num_threads: int, job: tuple[str, int]) -> Score:
-    with threads(num_threads):
-        return TASKS[name].train(*job, epochs, width, p)
+        scores = []
+        for done, job in enumerate(wanted.jobs, start=1):
+            scores.append(trained(wanted, job))
+            heard(done)
+        return scores
+    with Workers(_trainer.__name__, wanted, num_ranks=processes, title="training", patience_s=_PATIENCE_S) as workers:
+        parts = workers.gather(lambda scores: heard(min(num, len(scores) * processes)))
+    return [parts[row % processes][row // processes] for row in range(num)]

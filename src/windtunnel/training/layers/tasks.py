@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from windtunnel.training.layers.circulant import block_of, circulant_network
 from windtunnel.training.layers.dropping import CASES, Recurrent, Scores, checked_case
-from windtunnel.workloads.texts import BEGIN, END, PAD
 from windtunnel.workloads.image_sets import image_set
 from windtunnel.workloads.text_sets import Tagged, WordText, pair_text, tagged_text, word_text
+from windtunnel.workloads.texts import BEGIN, END, PAD
 
 __all__ = ["TASKS", "Score", "Task", "bleu", "macro_f1", "train_words"]
 
