@@ -1,0 +1,107 @@
+"""Files that are really read from a disk, or really rest in memory, at a rate that may be limited (room measure).
+
+In: files. Out: their bytes; the share of them that the kernel holds in memory; files dropped from it, which needs no
+rights where they are our own. Not here: what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.measure.links import Bucket, sleep_until
+
+__all__ = ["evict", "read_all", "read_at", "require_disk", "resident_share"]
+
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+_CHUNK_BYTES = 1 << 16
+
+
+def require_disk(folder: Path) -> None:
+    """Refuse a folder whose files are never read from a disk.
+
+    Raises
+    ------
+    InputError
+        It lies in memory.
+    """
+    kind = _filesystem(folder)
+    if kind in _IN_MEMORY:
+        raise InputError(
+            f"this folder is on {kind}: a run with nothing in memory is impossible",
+            where=str(folder),
+            fix="give a folder on a disk",
+        )
+
+
+def _filesystem(folder: Path) -> str:
+    """The kind of the file system that holds a folder; empty where that is not known."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return ""
+    best, kind, where = -1, "", folder.resolve()
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        point = Path(line.split()[1].replace("\\040", " "))
+        if (point == where or point in where.parents) and len(point.parts) >= best:
+            best, kind = len(point.parts), line.split()[2]
+    return kind
+
+
+def evict(files: Iterable[Path]) -> None:
+    """Drop files from the kernel's memory; what was written to them is on the disk before."""
+    for path in files:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+
+def resident_share(files: Iterable[Path]) -> float:
+    """Share of the files' pages that the kernel holds in memory, 0..1."""
+    held = total = 0
+    for path in files:
+        size = path.stat().st_size
+        if not size:
+            continue
+        num_pages = -(-size // mmap.PAGESIZE)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as view:
+            flags = (ctypes.c_ubyte * num_pages)()
+            start = (ctypes.c_char * size).from_buffer(view)
+            code = _libc().mincore(ctypes.byref(start), ctypes.c_size_t(size), flags)
+            del start
+            if code:
+                raise InputError("the kernel does not say what it holds in memory", where=str(path))
+            held += sum(flag & 1 for flag in flags)
+        total += num_pages
+    return held / total if total else 0.0
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def read_all(files: Iterable[Path]) -> tuple[int, int]:
+    """Read files to their ends; bytes, and the time that took in ns."""
+    begun_ns, size_bytes = time.perf_counter_ns(), 0
+    for path in files:
+        size_bytes += len(path.read_bytes())
+    return size_bytes, time.perf_counter_ns() - begun_ns
+
+
+def read_at(path: Path, bucket: Bucket) -> bytes:
+    """Read a file as fast as the bucket's rate allows, in pieces of 64 KiB."""
+    pieces = []
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_CHUNK_BYTES):
+            sleep_until(bucket.due_ns(len(piece), time.monotonic_ns()))
+            pieces.append(piece)
+    return b"".join(pieces)
