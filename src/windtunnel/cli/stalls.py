@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,14 +15,16 @@ from windtunnel.cli._options import Force, Json
 from windtunnel.cli._stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
+    from windtunnel.cluster.stalls.features import StallModel
     from windtunnel.cluster.stalls.model import Stalls
 
 __all__ = ["stalls"]
 
 
 def stalls(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A workload, such as relu-network:family=vgg, or my_job.py:make.")
+    jobs: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB...", help="Workloads, such as relu-network:family=vgg, or my_job.py:make."),
     ],
     bandwidth: Annotated[
         str, typer.Option(metavar="RATE", help="Of a network between ranks, such as 50MB/s; none by default.")
@@ -43,7 +47,10 @@ def stalls(
     """Example: windtunnel stalls relu-network:family=vgg --bandwidth 50MB/s --disk 20MB/s
 
     Really run a job with and without each cause of waiting, in turns, and say what each takes.
+
+    Of four jobs or more it also says what a collective and a byte take.
     """
+    from windtunnel.cluster.stalls.features import fit_tiers
     from windtunnel.cluster.stalls.run import Surroundings, measure_stalls
     from windtunnel.units import parse_duration, parse_rate
 
@@ -55,22 +62,44 @@ def stalls(
         parse_rate(disk) if disk else 0.0,
         files,
     )
-    with Progress(f"stalls of {job}") as progress, stdout_to_stderr():
-        found = measure_stalls(job, around, num_ranks=ranks, num_batches=batches, num_turns=turns, progress=progress)
+    found = []
+    for job in jobs:
+        with Progress(f"stalls of {job}") as progress, stdout_to_stderr():
+            found.append(
+                measure_stalls(job, around, num_ranks=ranks, num_batches=batches, num_turns=turns, progress=progress)
+            )
+    models = fit_tiers(found)
     if path is not None:
         from windtunnel.reports.stalls import stalls_page
 
         stalls_page(found, path, overwrite=force)
     if as_json:
-        print_json({"schema": "windtunnel.stalls/1", **found.to_dict()})
+        fitted = {tier: asdict(model) for tier, model in models.items()}
+        print_json({"schema": "windtunnel.stalls/1", "jobs": [one.to_dict() for one in found], "models": fitted})
         return
-    _print(found)
+    for one in found:
+        _print(one)
+    for tier, model in models.items():
+        _print_model(tier, model)
+
+
+def _print_model(tier: str, model: StallModel) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    say()
+    say(
+        f"{tier}: {format_duration(model.collective_ns)} for each of the {model.counts}, "
+        f"{model.bandwidth_bytes_per_s / 1e6:.1f} MB/s, {format_duration(model.rest_ns)} besides; a job that was left "
+        f"out is foretold within {format_ratio(median(model.left_out_errors))} in the median"
+    )
 
 
 def _print(found: Stalls) -> None:
     from windtunnel.cluster.stalls.model import RUNS
     from windtunnel.units import format_duration, format_ratio
 
+    say(f"{found.job}: {found.num_ranks} ranks, {found.batch_size} samples each")
+    say()
     rows = [
         (name, format_duration(found.median_ns(name)), f"{found.samples_per_s(name):,.0f}", RUNS[name])
         for name in found.times_ns

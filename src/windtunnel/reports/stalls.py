@@ -6,6 +6,7 @@ each other, rates of the data's way. Not here: the runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.cluster.stalls.model import RUNS, Stalls
@@ -22,7 +23,7 @@ _COLORS = {
 }  # fmt: skip
 
 
-def stalls_page(found: Stalls, path: str | Path, *, overwrite: bool = False) -> Path:
+def stalls_page(found: Sequence[Stalls], path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the page.
 
     Raises
@@ -30,14 +31,20 @@ def stalls_page(found: Stalls, path: str | Path, *, overwrite: bool = False) -> 
     InputError
         The file is there already and ``overwrite`` is False.
     """
+    sections = [section for number, one in enumerate(found) for section in _sections(one, number)]
+    title = f"Stalls of {', '.join(one.job for one in found)}"
+    return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
+
+
+def _sections(found: Stalls, number: int) -> list[Section]:
+    ranks = f"{found.job}: {found.num_ranks} ranks, {found.batch_size} samples each; {found.bottleneck} takes most"
     sections = [
-        Section("causes", "Causes", f"Where an iteration's time goes: {found.bottleneck} first", _causes(found)),
-        Section("runs", "Runs", "Each run leaves out one cause", _runs(found)),
+        Section(f"causes-{number}", "Causes", ranks, _causes(found)),
+        Section(f"runs-{number}", "Runs", "Each run leaves out one cause", _runs(found)),
     ]
     if found.reading is not None:
-        sections.append(Section("data", "Data", "How fast samples could come", _data(found)))
-    head = f"<h1>{escape(found.job)}</h1><p>{found.num_ranks} ranks, {found.batch_size} samples each</p>"
-    return write_text(Path(path), _page(f"Stalls of {found.job}", head, sections), overwrite=overwrite)
+        sections.append(Section(f"data-{number}", "Data", "How fast samples could come", _data(found)))
+    return sections
 
 
 def _causes(found: Stalls) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.cluster.stalls.features import Features, features_of, fit_stalls
+from windtunnel.cluster.stalls.features import Features, features_of, fit_stalls, fit_tiers
 from windtunnel.cluster.stalls.model import CAUSES, RUNS, Reading, Stalls, stalls_of
 from windtunnel.errors import InputError
 
@@ -18,9 +18,12 @@ TIMES = {
 }  # fmt: skip
 
 
-def stalls(times, reading=None):
+SENT = Features(4, 1, 1000)
+
+
+def stalls(times, reading=None, features=SENT):
     found = {name: np.array(one) for name, one in times.items()}
-    return Stalls("job", 2, 8, found, stalls_of(found), reading, {}, ())
+    return Stalls("job", 2, 8, features, found, stalls_of(found), reading, {}, ())
 
 
 def test_each_cause_is_the_difference_of_two_runs():
@@ -142,6 +145,19 @@ def test_what_a_collective_and_a_byte_take_is_found_again(counts):
     assert 2e9 == pytest.approx(found.bandwidth_bytes_per_s)
     assert max(found.left_out_errors) < 1e-6
     assert stalls_ns[0] == pytest.approx(found.stall_ns(models[0]))
+
+
+def test_a_tier_is_fitted_where_four_jobs_stalled():
+    """The network of these takes 1 ns a byte; none of them stalls within the machine."""
+    found = []
+    for size in (100, 200, 400, 800):
+        times = {name: [10.0, 10.0] for name in ("alone", "apart", "together")} | {"network": [10.0 + size] * 2}
+        found.append(stalls(times, features=Features(2, 1, size)))
+    models = fit_tiers(found)
+
+    assert ["network"] == list(models)
+    assert 1.0 == pytest.approx(models["network"].byte_ns)
+    assert {} == fit_tiers(found[:3])
 
 
 def test_too_few_models_are_refused():

@@ -135,13 +135,13 @@ def test_a_slow_disk_is_named(tmp_path, capsys):
     page = tmp_path / "stalls.html"
 
     assert main([*asked, "--json", "--output", str(page)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["jobs"]
     assert "fetch" == found["bottleneck"]
     assert [cause for cause in CAUSES if cause != "network"] == [
         one["cause"] for one in found["stalls"] if one["cause"] != "interconnect"
     ]
     assert "limited to 1 MB/s" in found["environment"]["disk"]
-    assert "<h1>relu-network:batch_size=64</h1>" in page.read_text(encoding="utf-8")
+    assert "<h1>Stalls of relu-network:batch_size=64</h1>" in page.read_text(encoding="utf-8")
 
 
 @two_cores

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["Features", "StallModel", "features_of", "fit_stalls"]
+if TYPE_CHECKING:
+    from windtunnel.cluster.stalls.model import Stalls
 
-_MIB = 2**20
+__all__ = ["TIERS", "Features", "StallModel", "features_of", "fit_stalls", "fit_tiers"]
+
+_MIB, _LEAST_MODELS = 2**20, 4
 COUNTS = ("tensors", "buckets")
+TIERS = ("exchange", "network")
+"""Causes that models of two numbers foretell."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,21 @@ def fit_stalls(features: Sequence[Features], stalls_ns: Sequence[float]) -> Stal
         )
     found = [_with_errors(features, np.array(stalls_ns, dtype=np.float64), counts) for counts in COUNTS]
     return min(found, key=lambda one: float(np.median(one.left_out_errors)))
+
+
+def fit_tiers(found: Sequence[Stalls]) -> dict[str, StallModel]:
+    """A model of each tier in which four jobs or more stalled."""
+    models = {}
+    for tier in TIERS:
+        pairs = [
+            (job.features, one.per_iteration_ns.value)
+            for job in found
+            for one in job.stalls
+            if one.cause == tier and one.is_detected
+        ]
+        if len(pairs) >= _LEAST_MODELS:
+            models[tier] = fit_stalls(*(list(column) for column in zip(*pairs, strict=True)))
+    return models
 
 
 def _with_errors(features: Sequence[Features], stalls_ns: NDArray[np.float64], counts: str) -> StallModel:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cluster.stalls.features import Features
 from windtunnel.errors import InputError
 from windtunnel.measure.stats import Estimate, estimate_median
 
@@ -121,6 +122,8 @@ class Stalls:
     ----------
     job : str
     num_ranks, batch_size : int
+    features : Features
+        What the job sends.
     times_ns : mapping
         By run: time per iteration in each turn, mean over ranks.
     stalls : tuple of Stall
@@ -134,6 +137,7 @@ class Stalls:
     job: str
     num_ranks: int
     batch_size: int
+    features: Features
     times_ns: Mapping[str, NDArray[np.float64]]
     stalls: tuple[Stall, ...]
     reading: Reading | None
@@ -190,6 +194,7 @@ class Stalls:
             "job": self.job,
             "num_ranks": self.num_ranks,
             "batch_size": self.batch_size,
+            "features": vars(self.features),
             "runs": {
                 name: {"iteration_ns": times.tolist(), "samples_per_s": self.samples_per_s(name)}
                 for name, times in self.times_ns.items()

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cluster.stalls._rank import Orders, Took, Turn
+from windtunnel.cluster.stalls.features import features_of
 from windtunnel.cluster.stalls.files import batch_of, write_batches
 from windtunnel.cluster.stalls.job import job_of
 from windtunnel.cluster.stalls.model import RUNS, Reading, Stalls, stalls_of
@@ -147,7 +148,10 @@ def measure_stalls(
                     one.helpers_cpu_ns / one.num_batches for one in took
                 )
     found = {run: np.array(one) for run, one in times.items()}
-    return Stalls(job, num_ranks, made.batch_size, found, stalls_of(found), reading, environment, tuple(warnings))
+    features = features_of([one.numel() * one.element_size() for one in made.model.parameters() if one.requires_grad])
+    return Stalls(
+        job, num_ranks, made.batch_size, features, found, stalls_of(found), reading, environment, tuple(warnings)
+    )
 
 
 @contextlib.contextmanager
