@@ -13,9 +13,10 @@ import itertools
 import os
 import re
 import shutil
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,12 +24,22 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.measure.workers import run_to_end
 
-__all__ = ["KERNEL", "USER_SPACE", "Bucket", "ShapedLink", "can_shape", "shaped_link", "sleep_until"]
+__all__ = [
+    "KERNEL",
+    "USER_SPACE",
+    "Bucket",
+    "ShapedLink",
+    "can_shape",
+    "receive_bytes",
+    "send_bytes",
+    "shaped_link",
+    "sleep_until",
+]
 
 KERNEL, USER_SPACE = "network namespaces with tc tbf", "token bucket in user space"
 _PREFIX = "windtunnel"
 _NUMBERS = itertools.count()
-_INTERFACE = "eth0"
+_INTERFACE, _PORT = "eth0", 47_113
 _BURST_S, _LEAST_BURST_BYTES = 0.002, 16_000
 _QUEUE_S, _LEAST_QUEUE_BYTES = 0.5, 1 << 20
 
@@ -60,6 +71,31 @@ def sleep_until(due_ns: int) -> None:
     left_ns = due_ns - time.monotonic_ns()
     if left_ns > 0:
         time.sleep(left_ns / 1e9)
+
+
+def receive_bytes(address: str, size_bytes: int, when_ready: Callable[[], object]) -> float:
+    """Take bytes from a plain socket at this address; the rate at which they came, bytes per second.
+
+    ``when_ready`` is called when somebody may begin to send (``send_bytes``).
+    """
+    with socket.create_server((address, _PORT)) as server:
+        when_ready()
+        line, _ = server.accept()
+        with line:
+            left = size_bytes - len(line.recv(min(size_bytes, 1 << 16)))
+            begun_ns, timed_bytes = time.perf_counter_ns(), left
+            while left:
+                left -= len(line.recv(min(left, 1 << 20)))
+            took_ns = time.perf_counter_ns() - begun_ns
+            line.sendall(b"x")
+    return timed_bytes / took_ns * 1e9
+
+
+def send_bytes(address: str, size_bytes: int) -> None:
+    """Send bytes to ``receive_bytes``; returns when all of them are there."""
+    with socket.create_connection((address, _PORT)) as line:
+        line.sendall(bytes(size_bytes))
+        line.recv(1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Run operators on so many threads for a while (room measure).
+"""Run operators on so many threads for a while, and see what other threads take (room measure).
 
 In: a number of threads. Out: nothing; the number before is put back. Loops that numba compiled run on as many threads
 as torch's operators do, and leave torch's number as it is.
@@ -6,10 +6,16 @@ as torch's operators do, and leave torch's number as it is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["compiled_threads", "threads"]
+__all__ = ["compiled_threads", "helpers_cpu_ns", "threads"]
+
+
+def helpers_cpu_ns() -> int:
+    """Processor time of this process until now that its other threads took, such as those that send."""
+    return time.process_time_ns() - time.thread_time_ns()
 
 
 @contextmanager

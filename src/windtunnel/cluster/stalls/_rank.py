@@ -6,13 +6,11 @@ reads files stay from turn to turn; only what a turn is about changes.
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from multiprocessing.sharedctypes import Value
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from windtunnel.cluster.stalls.files import BatchFiles
 from windtunnel.cluster.stalls.job import job_of
+from windtunnel.measure.links import receive_bytes, send_bytes
+from windtunnel.measure.rounds import elapsed_ns
+from windtunnel.measure.threads import helpers_cpu_ns
 from windtunnel.measure.workers import Place
 
 __all__ = ["Orders", "Took", "Turn", "main"]
 
 _PATIENCE = timedelta(minutes=10)
-_PORT = 47_113
 
 
 @dataclass(frozen=True)
@@ -123,34 +123,45 @@ class _Rank:
         self._wrapped = DistributedDataParallel(averaged.model)
         assert self._plain.supervised is not None
         self._loss, self._rested = self._plain.supervised.loss, self._plain.supervised.draw()
-        self._rate = multiprocessing.Value("d", 0.0)
+        self._rate: Any = Value("d", 0.0)
         mine = orders.files[rank::num_ranks]
         self._batches = _batches(BatchFiles(mine, rank, partial(_value, self._rate))) if mine else None
 
     def train(self, turn: Turn) -> Took:
         """Train on as many batches, those of the warm-up not counted."""
         self._rate.value = turn.disk_bytes_per_s
+        steps = self._steps(turn)
+        for _ in range(turn.num_warmup):
+            for step in steps:
+                step()
+        taken_ns = [0] * len(steps)
+        before_ns = helpers_cpu_ns()
+        for _ in range(turn.num_batches):
+            for place, step in enumerate(steps):
+                taken_ns[place] += elapsed_ns(step)
+        data_ns, _, backward_ns, _ = taken_ns
+        return Took(data_ns, sum(taken_ns[1:]), backward_ns, helpers_cpu_ns() - before_ns, turn.num_batches)
+
+    def _steps(self, turn: Turn) -> tuple[Callable[[], None], ...]:
+        """An iteration: until the batch is there, forward, backward with averaging, update."""
         job = self._averaged if turn.averages else self._plain
         model = self._wrapped if turn.averages else self._plain.model
-        data_ns = compute_ns = backward_ns = 0
-        helpers_ns = 0
-        for at in range(-turn.num_warmup, turn.num_batches):
-            if at == 0:
-                data_ns = compute_ns = backward_ns = 0
-                helpers_ns = time.process_time_ns() - time.thread_time_ns()
-            begun_ns = time.perf_counter_ns()
-            inputs, target = self._next(reads=turn.reads)
-            there_ns = time.perf_counter_ns()
+        now: dict[str, Any] = {}
+
+        def fetch() -> None:
+            now["inputs"], now["target"] = self._next(reads=turn.reads)
+
+        def forward() -> None:
             job.optimizer.zero_grad()
-            loss = self._loss(model(*inputs), target)
-            forward_ns = time.perf_counter_ns()
-            loss.backward()
-            backward_ns += time.perf_counter_ns() - forward_ns
+            now["loss"] = self._loss(model(*now["inputs"]), now["target"])
+
+        def backward() -> None:
+            now["loss"].backward()
+
+        def update() -> None:
             job.optimizer.step()
-            data_ns += there_ns - begun_ns
-            compute_ns += time.perf_counter_ns() - there_ns
-        helpers_ns = time.process_time_ns() - time.thread_time_ns() - helpers_ns
-        return Took(data_ns, compute_ns, backward_ns, helpers_ns, turn.num_batches)
+
+        return fetch, forward, backward, update
 
     def _next(self, *, reads: bool) -> tuple[tuple[Any, ...], torch.Tensor]:
         if not reads:
@@ -161,34 +172,17 @@ class _Rank:
 
     def transfer(self, turn: Turn) -> float:
         """Bytes per second from rank 1 to rank 0 over a plain socket; 0 on the others."""
-        size_bytes, address = turn.transfer_bytes, (self._orders.addresses[0], _PORT)
         if self._rank == 0:
-            with socket.create_server(address) as server:
-                dist.barrier()
-                line, _ = server.accept()
-                with line:
-                    return _received(line, size_bytes)
+            return receive_bytes(self._orders.addresses[0], turn.transfer_bytes, dist.barrier)
         dist.barrier()
         if self._rank == 1:
-            with socket.create_connection(address) as line:
-                line.sendall(bytes(size_bytes))
-                line.recv(1)  # until all of it is there
+            send_bytes(self._orders.addresses[0], turn.transfer_bytes)
         return 0.0
 
     def close(self) -> None:
         """End the reader."""
         self._batches = None
         dist.destroy_process_group()
-
-
-def _received(line: socket.socket, size_bytes: int) -> float:
-    left = size_bytes - len(line.recv(min(size_bytes, 1 << 16)))
-    begun_ns, timed = time.perf_counter_ns(), left
-    while left:
-        left -= len(line.recv(min(left, 1 << 20)))
-    took_ns = time.perf_counter_ns() - begun_ns
-    line.sendall(b"x")
-    return timed / took_ns * 1e9
 
 
 class _Endless(IterableDataset[Any]):
