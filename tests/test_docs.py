@@ -32,7 +32,15 @@ def test_python_in_the_docs_runs(code):
     exec(compile(code, "docs", "exec"), {"__name__": "docs"})
 
 
-GROUPS = ("suite", "pipeline", "train", "cost", "cost train", "cost eval")  # verbs of which each has verbs of its own
+GROUPS = (
+    "suite",
+    "pipeline",
+    "train",
+    "evolve",
+    "cost",
+    "cost train",
+    "cost eval",
+)  # verbs of which each has verbs of its own
 
 
 @pytest.mark.parametrize("code", blocks("console"))

@@ -36,6 +36,7 @@ SUBJECTS = {
     "planning/codesign": {"model", "search"},
     "training/pipelines": {"model", "search", "run"},
     "training/uneven": {"model", "search", "run"},
+    "kernels": {"model", "search", "run"},
     "comm": {"model", "run"},
     "suite": {"model", "run"},  # a benchmark decides nothing
     "suite/utilization": {"model", "search", "run"},

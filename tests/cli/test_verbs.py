@@ -24,6 +24,7 @@ VERBS = (
     "place",
     "pipeline",
     "train",
+    "evolve",
     "calibrate",
     "memory",
     "utilization",

@@ -23,6 +23,7 @@ from windtunnel.cli import (
     demo,
     diff,
     dry_run,
+    evolve,
     explain,
     fly,
     listing,
@@ -58,7 +59,7 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         names = list(self.commands)
-        for group in ("place", "pipeline", "train"):  # groups come last by themselves
+        for group in ("place", "pipeline", "train", "evolve"):  # groups come last by themselves
             if group in names and "calibrate" in names:
                 names.remove(group)
                 names.insert(names.index("calibrate"), group)
@@ -76,15 +77,23 @@ class _Verbs(typer.core.TyperGroup):
 class _PlaceVerbs(_Verbs):
     """``place FILE``: a graph or a problem needs no verb."""
 
+    default = place.DEFAULT
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        named = args if not args or args[0] in self.commands else [place.DEFAULT, *args]
+        named = args if not args or args[0] in self.commands else [self.default, *args]
         return super().resolve_command(ctx, named)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Options may stand before the file: whatever is no verb goes to the default one."""
         if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
-            args = [place.DEFAULT, *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
+
+
+class _EvolveVerbs(_PlaceVerbs):
+    """``evolve kernel.ll``: a kernel needs no verb."""
+
+    default = "run"
 
 
 app = typer.Typer(
@@ -157,6 +166,10 @@ app.add_typer(pipeline.pipeline, name="pipeline", cls=_Verbs, short_help=pipelin
 for _name, _verb in train.VERBS.items():
     train.train.command(_name, short_help=_summary_of(_verb))(_verb)
 
+for _name, _verb in evolve.VERBS.items():
+    evolve.evolve.command(_name, short_help=_summary_of(_verb))(_verb)
+
+app.add_typer(evolve.evolve, name="evolve", cls=_EvolveVerbs, short_help=evolve.SUMMARY)
 app.add_typer(train.train, name="train", cls=_Verbs, short_help=train.SUMMARY)
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)

@@ -47,7 +47,7 @@ def chip_facts(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> 
 
 def print_chips(found: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None:
     """A line for one chip; of several a table, with a mark at those that none beats in step, energy and area."""
-    from windtunnel.planning.pareto import is_best
+    from windtunnel.pareto import is_best
     from windtunnel.units import format_duration
 
     if len(found) == 1:

@@ -8,9 +8,9 @@ import pytest
 from tests.cli.command import windtunnel
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware import device
+from windtunnel.pareto import is_best
 from windtunnel.planning.codesign import circulant
 from windtunnel.planning.codesign.circulant import Layer, Limits, design, read_layers
-from windtunnel.planning.pareto import is_best
 
 CHIP = device("fourier-engine")
 LAYERS = (

@@ -27,7 +27,7 @@ from windtunnel.cost.accelerators.fourier.fixed_point import relative_error
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.hardware.engines import FourierEngine
-from windtunnel.planning.pareto import is_best
+from windtunnel.pareto import is_best
 
 __all__ = ["CirculantAnswer", "Design", "Layer", "Limits", "design", "read_layers"]
 

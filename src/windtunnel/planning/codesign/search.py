@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InfeasibleError
+from windtunnel.pareto import is_best
 from windtunnel.planning.codesign.lists import list_schedule
 from windtunnel.planning.codesign.model import ChipSpace, LayerTimes, Model, layer_times, phase_cycles
 from windtunnel.planning.codesign.networks import Expert
 from windtunnel.planning.codesign.operations import Cores, Schedule, Task
 from windtunnel.planning.codesign.stages import Job, StagePlan, Stages
-from windtunnel.planning.pareto import is_best
 from windtunnel.progress import Progress
 
 __all__ = ["Case", "Choice", "Codesign", "Search", "Setting", "Solver"]

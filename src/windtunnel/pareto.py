@@ -1,4 +1,4 @@
-"""Choices among several goals at once (room planning): fronts, hypervolume.
+"""Choices among several goals at once (row 0): fronts, crowding, hypervolume.
 
 In: points [P, G], every goal to be minimized. Out: which points no other beats, fronts behind them, how alone a point
 stands in its front, how much a front covers. Not here: what the points are, steps of a search.
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["fronts", "hypervolume", "is_best"]
+__all__ = ["crowding", "fronts", "hypervolume", "is_best"]
 
 # P points, G goals
 Floats = NDArray[np.float64]
@@ -87,6 +87,37 @@ def _chains(sorted_points: Any) -> Any:
                 longest = length[other] + 1
         length[one] = longest
     return length
+
+
+def crowding(points: ArrayLike) -> Floats:
+    """How alone each point of one front stands [P]: the sides of the box between its neighbors, over the front's.
+
+    Points at an end are infinitely alone.
+
+    Raises
+    ------
+    InputError
+        The points are no table, or one is no number.
+
+    Examples
+    --------
+    >>> crowding([[1, 4], [2, 2], [4, 1]]).tolist()
+    [inf, 2.0, inf]
+
+    References
+    ----------
+    Deb et al., NSGA-II, 2002, section III-B.
+    """
+    table = _table(points)
+    found = np.zeros(len(table))
+    for goal in range(table.shape[1]):
+        order = np.argsort(table[:, goal], kind="mergesort")
+        column = table[order, goal]
+        width = column[-1] - column[0]
+        found[order[[0, -1]]] = np.inf
+        if width > 0:
+            found[order[1:-1]] += (column[2:] - column[:-2]) / width
+    return found
 
 
 def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:

@@ -1,0 +1,188 @@
+"""``windtunnel evolve``: kernels that become faster by search, and what their edits rest on (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, Output
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.kernels.model import Kernel
+
+__all__ = ["SUMMARY", "VERBS", "evolve"]
+
+SUMMARY = "Search a kernel's LLVM IR for edits that make it faster, and say what each rests on."
+
+evolve = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+
+KernelName = Annotated[
+    str,
+    typer.Argument(metavar="KERNEL", help="A .ll file, a .py file with a function of numba, or hotspot, srad, nw ..."),
+]
+TestPath = Annotated[
+    Path | None, typer.Option("--test", metavar="FILE", help="With cases(split), which gives arguments to try.")
+]
+FunctionName = Annotated[str, typer.Option("--function", metavar="NAME", help="Of a .py file that has several.")]
+FolderPath = Annotated[Path, typer.Argument(metavar="FOLDER", help="That evolve run wrote.")]
+
+
+@evolve.callback(help=f"Example: windtunnel evolve run kernel.ll --test tests.py\n\n{SUMMARY}")
+def _evolve() -> None:
+    """Hold the verbs of evolved kernels together."""
+
+
+def run(
+    kernel: KernelName,
+    test: TestPath = None,
+    function: FunctionName = "",
+    allow: Annotated[
+        str,
+        typer.Option(metavar="WHAT", help="faithful (every input), tests (those inputs), promises (also of callers)."),
+    ] = "faithful",
+    on: Annotated[str, typer.Option("--on", metavar="DEVICE", help="cpu, or gpu where there is one.")] = "cpu",
+    population: Annotated[int, typer.Option(min=4, metavar="N", help="A multiple of four.")] = 32,
+    generations: Annotated[int, typer.Option(min=0, metavar="N", help="At most.")] = 20,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="No generation begins later.")
+    ] = "10min",
+    operators: Annotated[
+        str, typer.Option(metavar="LETTERS", help="Of crismpxha; by default as --allow needs them.")
+    ] = "",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="That one candidate may take.")] = "10s",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds draw equal edits.")] = 0,
+    output: Output = None,
+    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve run pathfinder --time-limit 60s
+
+    Search, judge on inputs that the search has not seen, and explain every edit that is left.
+
+    A folder keeps each generation: the same command goes on where an ended one stopped.
+    """
+    from windtunnel.kernels.evolving import ALLOWED, evolve_kernel, read_result
+    from windtunnel.kernels.gpu import require_gpu
+    from windtunnel.kernels.search import Options
+    from windtunnel.units import parse_duration
+
+    if on != "cpu":
+        require_gpu(on)
+    if page is not None:
+        require_free(page, force=force)
+    folder = output if output is not None else Path(f"{Path(kernel).stem}.evolve")
+    if (folder / "result.json").exists():
+        require_free(folder, force=force)
+        for old in folder.glob("*.json"):
+            old.unlink()
+    found = _open(kernel, test, function)
+    limit_s, timeout_s = parse_duration(time_limit) / 1e9, parse_duration(timeout) / 1e9
+    options = Options(population, generations, operators=operators or ALLOWED.get(allow, "c"), seed=seed,
+                      time_limit_s=limit_s)  # fmt: skip
+    with Progress("evolving") as progress:
+        evolve_kernel(found, options, allowed=allow, folder=folder, progress=progress, timeout_s=timeout_s)
+    document = read_result(folder)
+    _finish(document, folder, page, force=force, as_json=as_json)
+
+
+def show(
+    folder: FolderPath,
+    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve show pathfinder.evolve
+
+    Show what a search came to, as words or as a page.
+    """
+    from windtunnel.kernels.evolving import read_result
+
+    _finish(read_result(folder), folder, page, force=force, as_json=as_json)
+
+
+def apply(
+    folder: FolderPath,
+    kernel: KernelName,
+    test: TestPath = None,
+    function: FunctionName = "",
+    optimized: Annotated[bool, typer.Option("--optimized", help="As the compiler leaves it for this host.")] = False,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve apply pathfinder.evolve pathfinder
+
+    Write the kernel's module with the edits that were found.
+    """
+    from windtunnel.kernels.evolving import apply_edits, edits_of, read_result
+    from windtunnel.outputs import whole
+
+    document = read_result(folder)
+    path = require_free(output or Path(f"{Path(kernel).stem}.evolved.ll"), force=force)
+    edits = edits_of(document, str(folder))
+    text = apply_edits(_open(kernel, test, function), edits, is_optimized=optimized)
+    with whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"schema": "windtunnel.evolve-apply/1", "file": str(path), "num_edits": len(edits)})
+        return
+    say(f"{path}: {document['kernel']} with {len(edits)} edits")
+
+
+def _open(name: str, test: Path | None, function: str) -> Kernel:
+    from windtunnel.kernels.evolving import open_kernel
+
+    if test is not None and not test.exists():
+        raise InputError(f"there is no {test}", where="--test", fix="check the path")
+    return open_kernel(name, test, function)
+
+
+def _finish(document: dict[str, Any], folder: Path, page: Path | None, *, force: bool, as_json: bool) -> None:
+    if page is not None:
+        from windtunnel.reports.kernels import kernel_page
+
+        require_free(page, force=force)
+        kernel_page(document, page, overwrite=force)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+    if page is not None:
+        advise(f"written: {page}")
+    else:
+        suggest("windtunnel", "evolve", "show", folder, "--report", f"{folder.stem}.html")
+
+
+def _print(document: dict[str, Any]) -> None:
+    low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
+    if not document["edits"]:
+        say(f"{document['kernel']}: nothing that is surely faster; the original stays")
+    else:
+        say(f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), {document['label']}")
+        rows = [("yes" if gene["is_faithful"] else "no", gene["rests_on"], gene["words"])
+                for gene in document["genes"]]  # fmt: skip
+        print_table(("faithful", "rests on", "edit"), rows, gives_way=2)
+        say_wrapped(f"{len(document['edits'])} of {document['num_raw_edits']} edits are left; {_needs(document)}")
+    counts = document["counts"]
+    classes = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
+    say_wrapped(f"candidates: {classes}")
+    if document["num_discarded"]:
+        say_wrapped(f"discarded: {document['num_discarded']}, such as {document['discarded'][0]}")
+
+
+def _needs(document: dict[str, Any]) -> str:
+    together = len(document["cluster"])
+    if not together:
+        return "each helps alone"
+    stones = len(document["stepping_stones"])
+    return f"{together} work together" + (f", {stones} of which gain nothing alone" if stones else "")
+
+
+VERBS: dict[str, Callable[..., None]] = {"run": run, "show": show, "apply": apply}

@@ -1,0 +1,91 @@
+"""A process that holds the original and forks for every candidate (room kernels, private; started by ``run``).
+
+In: orders over its line. Out: an answer for each; what a candidate does to its own process reaches nobody. Not here:
+what a candidate is (``model``).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.kernels._child import Origin, evaluate, golden
+from windtunnel.kernels.cases import Case
+from windtunnel.kernels.ir import Function
+from windtunnel.measure.sandbox import Limits, contained
+from windtunnel.measure.workers import Place
+
+__all__ = ["Order", "Setup", "main"]
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What the process is started with."""
+
+    function: Function
+    raw: str
+    cases: Sequence[Case]
+    limits: Limits
+    checks: Sequence[Case] = ()
+
+
+@dataclass(frozen=True)
+class Order:
+    """One candidate."""
+
+    text: str
+    tolerance: float
+    num_pairs: int
+    is_forced: bool = False
+
+
+def main(place: Place) -> int:
+    """Prepare the original, then answer until there are no orders."""
+    setup: Setup = place.config
+    ending = contained(lambda _: _trial(setup), setup.limits)
+    if ending.kind != "done":
+        place.tell(InputError(
+            f"the original fails its own tests: {ending.kind}, {ending.detail}", where=setup.function.name,
+            fix="the kernel must end, within its arrays, on every case",
+        ))  # fmt: skip
+        return 0
+    refusal = pickle.loads(ending.answer)
+    if refusal is not None:
+        place.tell(refusal)
+        return 0
+    origin = golden(setup.function, setup.raw, setup.cases, setup.checks)
+    place.tell(origin.digest)
+    known: set[str] = set()
+    while True:
+        try:
+            order: Order = place.order()
+        except EOFError:
+            return 0
+        place.tell(_answer(origin, order, known, setup.limits))
+
+
+def _trial(setup: Setup) -> bytes:
+    """The original runs apart once before it runs in this process."""
+    try:
+        golden(setup.function, setup.raw, setup.cases, setup.checks)
+    except WindtunnelError as error:
+        return pickle.dumps(error)
+    return pickle.dumps(None)
+
+
+def _answer(origin: Origin, order: Order, known: set[str], limits: Limits) -> tuple[object, ...]:
+    seen: set[str] = set() if order.is_forced else known
+    ending = contained(
+        lambda lock: evaluate(origin, order.text, seen, order.tolerance, order.num_pairs, lock), limits
+    )  # fmt: skip
+    if ending.kind != "done":
+        return (ending.kind, float("inf"), False, ending.detail, "", ())
+    try:
+        answer = pickle.loads(ending.answer)
+    except Exception as error:
+        return ("crash", float("inf"), False, f"its answer is damaged: {type(error).__name__}", "", ())
+    if answer[0] in ("ok", "wrong") and answer[4]:
+        known.add(answer[4])
+    return tuple(answer)

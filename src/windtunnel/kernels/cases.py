@@ -1,0 +1,101 @@
+"""Inputs on which a kernel is tested (room kernels).
+
+In: what a user's file says. Out: cases, of which those of ``fitness`` are seen by the search and those of ``held-out``
+only by the verdict. Not here: calling the kernel (``_child``).
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+
+__all__ = ["FITNESS", "HELD_OUT", "Case", "Cases", "Out", "Value", "load_cases"]
+
+FITNESS, HELD_OUT = "fitness", "held-out"
+
+
+@dataclass(frozen=True)
+class Out:
+    """An array that the kernel writes and does not read: filled with something new before every run."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+Value = NDArray[Any] | Out | int | float
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Arguments of one call, in order."""
+
+    name: str
+    arguments: tuple[Value, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all arrays."""
+        return sum(
+            int(np.prod(one.shape, dtype=np.int64)) * np.dtype(one.dtype).itemsize
+            for one in self.arguments
+            if isinstance(one, np.ndarray | Out)
+        )
+
+
+Cases = Callable[[str], Sequence[Case]]
+"""Cases of a split."""
+
+
+def load_cases(path: Path) -> Cases:
+    """The function ``cases(split)`` of a file.
+
+    It returns, for ``fitness`` and for ``held-out``, a list of tuples of arguments (arrays, ``Out``, numbers), or a
+    dictionary of them by name.
+
+    Raises
+    ------
+    InputError
+        The file cannot be run, or has no such function.
+    """
+    try:
+        names = runpy.run_path(str(path), run_name="tests_of_a_kernel")
+    except OSError as error:
+        raise InputError(f"cannot read the tests: {error.strerror}", where=str(path), fix="check the path") from error
+    except Exception as error:
+        raise InputError(f"the tests do not run: {type(error).__name__}: {error}", where=str(path)) from error
+    made = names.get("cases")
+    if not callable(made):
+        raise InputError("the tests have no function cases(split)", where=str(path),
+                         fix="it returns a list of tuples of arguments for 'fitness' and for 'held-out'")  # fmt: skip
+
+    def cases(split: str) -> Sequence[Case]:
+        given = made(split)
+        rows = given.items() if isinstance(given, dict) else enumerate(given, 1)
+        found = [Case(f"{split} {name}", tuple(one)) for name, one in rows]
+        if not found:
+            raise InputError(f"there is no {split} case", where=str(path), fix="return at least one")
+        for case in found:
+            _check(case, path)
+        return found
+
+    return cases
+
+
+def _check(case: Case, path: Path) -> None:
+    for at, value in enumerate(case.arguments, 1):
+        where = f"{path}: {case.name}, argument {at}"
+        if isinstance(value, np.ndarray):
+            if not value.flags.c_contiguous or value.dtype.kind not in "iuf":
+                raise InputError("an array is not contiguous, or not of numbers", where=where,
+                                 fix="use numpy.ascontiguousarray")  # fmt: skip
+        elif not isinstance(value, Out | int | float | np.integer | np.floating):
+            raise InputError(f"a kernel cannot take {type(value).__name__}", where=where,
+                             fix="arrays, Out(shape, dtype), whole numbers, floats")  # fmt: skip

@@ -1,0 +1,97 @@
+"""Kernels that are at hand (room kernels): loops as one would write them, with inputs to search on and to judge by.
+
+In: a name. Out: a ``Kernel``. Not here: how a function of numba becomes one (``from_numba``).
+Source of the definitions: the Rodinia suite, and layers of networks as naive loops.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.kernels.cases import FITNESS, Case, Cases, Value
+from windtunnel.kernels.from_numba import flattened, module_of
+from windtunnel.kernels.ir import parse
+from windtunnel.kernels.model import Kernel
+from windtunnel.kernels.shelf import dense, distances, layers, planted, stencils, tables
+
+__all__ = ["NAMES", "PLANTED", "kernel_from", "shelf_kernel", "shelf_values"]
+
+Inputs = Callable[[str], dict[str, tuple[Value, ...]]]
+"""Arguments by the name of a case, for a split."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    function: Callable[..., None]
+    inputs: Inputs
+
+
+_SHELF = {
+    "hotspot": _Entry(stencils.hotspot, stencils.hotspot_inputs),
+    "srad": _Entry(stencils.srad, stencils.srad_inputs),
+    "conv3x3": _Entry(stencils.conv3x3, stencils.conv3x3_inputs),
+    "nw": _Entry(tables.nw, tables.nw_inputs),
+    "pathfinder": _Entry(tables.pathfinder, tables.pathfinder_inputs),
+    "lud": _Entry(dense.lud, dense.lud_inputs),
+    "backprop": _Entry(dense.backprop, dense.backprop_inputs),
+    "nn": _Entry(distances.nn, distances.nn_inputs),
+    "kmeans": _Entry(distances.kmeans, distances.kmeans_inputs),
+    "svm-rbf": _Entry(distances.svm_rbf, distances.svm_rbf_inputs),
+    "layernorm": _Entry(layers.layernorm, layers.layernorm_inputs),
+    "softmax": _Entry(layers.softmax, layers.softmax_inputs),
+    "cross-entropy": _Entry(layers.cross_entropy, layers.cross_entropy_inputs),
+}
+NAMES = tuple(_SHELF)
+PLANTED = planted.PLANTED
+"""Pairs of functions that do the same, one with a defect that no compiler removes, and their inputs."""
+
+
+def shelf_kernel(name: str) -> Kernel:
+    """The kernel of a name.
+
+    Raises
+    ------
+    InputError
+        There is none of that name.
+    """
+    entry = _entry(name)
+    return kernel_from(entry.function, entry.inputs, name)
+
+
+def shelf_values(name: str, split: str = FITNESS) -> tuple[Callable[..., None], dict[str, tuple[Value, ...]]]:
+    """The Python function of a name, and its arguments by case."""
+    entry = _entry(name)
+    return entry.function, entry.inputs(split)
+
+
+def _entry(name: str) -> _Entry:
+    if name not in _SHELF:
+        raise InputError(f"there is no kernel {name!r}", fix=f"there are {', '.join(NAMES)}, or give a .ll or .py file")
+    return _SHELF[name]
+
+
+def kernel_from(function: Callable[..., Any], inputs: Inputs, name: str = "") -> Kernel:
+    """A kernel from a function that numba compiles.
+
+    Raises
+    ------
+    InputError
+        Numba cannot compile it, or it calls what a kernel may not call.
+    """
+    first = next(iter(inputs(FITNESS).values()))
+    plain = getattr(function, "py_func", function)
+    text = module_of(function, first)
+    raw = module_of(function, first, is_simplified=False)
+    return Kernel(name or plain.__name__, parse(text), _flat(inputs), raw, Path(inspect.getfile(plain)).name)
+
+
+def _flat(inputs: Inputs) -> Cases:
+    def cases(split: str) -> Sequence[Case]:
+        return [Case(f"{split} {name}", flattened(values)) for name, values in inputs(split).items()]
+
+    return cases

@@ -1,0 +1,155 @@
+"""An evolved kernel as a page (room reports): front, how its edits need one another, what they do, the diff.
+
+In: the document of a search. Out: one page. Not here: searching.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from windtunnel.reports.charts import WIDTH, escape
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
+
+__all__ = ["kernel_page"]
+
+_LEFT, _TOP, _BOTTOM, _HEIGHT, _ROW = 90.0, 24.0, 44.0, 300.0, 22.0
+_MOST_ROWS = 40
+_SOLID, _FAILED = "#0072b2", "#d55e00"
+
+
+def kernel_page(document: Mapping[str, Any], path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the page.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    name = str(document["kernel"])
+    title = _title(document)
+    sections = [
+        Section("edits", "edits", _edits_title(document), _edits(document)),
+        Section("front", "front", "Nothing was found that is left of and below these", _front(document)),
+        Section("history", "generations", "How the quickest of each generation became quicker", _history(document)),
+        Section("ladder", "ladder", _ladder_title(document), _ladder(document)),
+        Section("diff", "diff", "What changed in the module before the compiler's last passes", _diff(document)),
+    ]
+    return write_text(Path(path), _page(name, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    if not document["edits"]:
+        return f"{document['kernel']}: the original stays"
+    low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
+    return f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}) as fast, {document['label']}"
+
+
+def _edits_title(document: Mapping[str, Any]) -> str:
+    faithful = sum(bool(gene["is_faithful"]) for gene in document["genes"])
+    return f"{faithful} of {len(document['genes'])} edits keep the answer of every input"
+
+
+def _edits(document: Mapping[str, Any]) -> str:
+    rows = [
+        ("yes" if gene["is_faithful"] else "no", escape(gene["rests_on"]), escape(gene["words"]),
+         f"<code>{escape('; '.join(' '.join(one) for one in gene['edit']))}</code>")
+        for gene in document["genes"]
+    ]  # fmt: skip
+    table = render_table(("faithful", "rests on", "what it does", "edit"), rows) if rows else ""
+    counts = ", ".join(f"{number} {escape(kind)}" for kind, number in document["counts"].items())
+    return f"{table}<p>Candidates: {counts}. Discarded winners: {document['num_discarded']}.</p>"
+
+
+def _front(document: Mapping[str, Any]) -> str:
+    points = [(one["time_ratio"], one["error"] or 0.0) for one in document["front"] if one["time_ratio"] is not None]
+    return _scatter(points, "time over the original's", "largest relative error")
+
+
+def _history(document: Mapping[str, Any]) -> str:
+    points = [(float(one["generation"]), one["time_ratio"]) for one in document["history"] if one["time_ratio"]]
+    return _scatter(points, "generation", "time over the original's", is_line=True)
+
+
+def _scatter(points: Sequence[tuple[float, float]], across: str, up: str, *, is_line: bool = False) -> str:
+    if not points:
+        return "<p>Nothing was measured.</p>"
+    most_x = max(1e-12, 1.05 * max(x for x, _ in points))
+    most_y = max(1e-12, 1.1 * max(y for _, y in points))
+    floor, right = _HEIGHT - _BOTTOM, WIDTH - 20
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return _LEFT + (right - _LEFT) * x / most_x, floor - (floor - _TOP) * y / most_y
+
+    lines = [f'<path d="M{_LEFT},{_TOP}V{floor}H{right}" fill="none" stroke="#8a9099"/>']
+    for step in range(5):
+        share = step / 4
+        x, y = place(share * most_x, share * most_y)
+        lines.append(f'<text x="{x:.1f}" y="{floor + 15}" font-size="11" text-anchor="middle">'
+                     f"{share * most_x:.3g}</text>")  # fmt: skip
+        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end">'
+                     f"{share * most_y:.3g}</text>")  # fmt: skip
+    if is_line:
+        path = "L".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
+        lines.append(f'<path d="M{path}" fill="none" stroke="{_SOLID}" stroke-width="1.6"/>')
+    for point in points:
+        x, y = place(*point)
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{_SOLID}">'
+                     f"<title>{point[0]:.4g}, {point[1]:.4g}</title></circle>")  # fmt: skip
+    lines.append(f'<text x="{right}" y="{floor + 33}" font-size="12" text-anchor="end">{escape(across)}</text>')
+    lines.append(f'<text x="4" y="{_TOP - 8}" font-size="12">{escape(up)}</text>')
+    return (f'<svg viewBox="0 0 {WIDTH} {_HEIGHT:.0f}" role="img" aria-label="{escape(up)} over {escape(across)}">'
+            f"{''.join(lines)}</svg>")  # fmt: skip
+
+
+def _ladder_title(document: Mapping[str, Any]) -> str:
+    stones, cluster = len(document["stepping_stones"]), len(document["cluster"])
+    if not cluster:
+        return "Every edit helps alone"
+    return f"{cluster} edits work together; {stones} of them gain nothing alone"
+
+
+def _ladder(document: Mapping[str, Any]) -> str:
+    """Bars of the speed-up of each subset of the edits that work together, on top of the independent ones."""
+    found = [one for one in document["ladder"] if one["edits"] or document["ladder"]]
+    if not found:
+        return "<p>There is nothing to tell apart.</p>"
+    rows = sorted(found, key=lambda one: (len(one["edits"]), one["edits"]))[:_MOST_ROWS]
+    speeds = [1 / one["time_ratio"] if one["time_ratio"] else 0.0 for one in rows]
+    most, lines = max([1.0, *speeds]) * 1.05, []
+    for at, (one, speed) in enumerate(zip(rows, speeds, strict=True)):
+        y = at * _ROW + 4
+        label = "+".join(str(number + 1) for number in one["edits"]) or "independent only"
+        lines.append(f'<text x="{_LEFT + 60}" y="{y + 13}" font-size="12" text-anchor="end">{label}</text>')
+        if one["kind"] == "ok":
+            width = (WIDTH - _LEFT - 160) * speed / most
+            lines.append(f'<rect x="{_LEFT + 66}" y="{y}" width="{width:.1f}" height="{_ROW - 6}" fill="{_SOLID}"/>'
+                         f'<text x="{_LEFT + 72 + width:.1f}" y="{y + 13}">{speed:.3f}x</text>')  # fmt: skip
+        else:
+            lines.append(f'<text x="{_LEFT + 66}" y="{y + 13}" font-size="12" fill="{_FAILED}">'
+                         f"{escape(one['kind'])}</text>")  # fmt: skip
+    height = len(rows) * _ROW + 8
+    keys = "".join(f"<li>{escape(_edit(one))}</li>" for one in document["cluster"])
+    more = f"<p>{len(found) - len(rows)} more are left out.</p>" if len(found) > len(rows) else ""
+    return (f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="speed-up of subsets of edits">'
+            f"{''.join(lines)}</svg><ol>{keys}</ol>{more}")  # fmt: skip
+
+
+def _edit(edit: Sequence[Sequence[str]]) -> str:
+    return "; ".join(" ".join(one) for one in edit)
+
+
+def _diff(document: Mapping[str, Any]) -> str:
+    lines = difflib.unified_diff(
+        document["module"].splitlines(),
+        document["changed_module"].splitlines(),
+        "original",
+        "evolved",
+        lineterm="",
+        n=2,
+    )
+    text = "\n".join(escape(line) for line in lines)
+    return f'<pre class="scroll">{text or "no difference"}</pre>'
