@@ -94,7 +94,7 @@ def test_a_layer_that_is_not_there_is_refused_with_the_nearest(graphs):
 
 
 def test_blocks_larger_than_every_layer_do_not_apply(graphs):
-    with pytest.raises(NotApplicableError, match="none of 3 linear layers can be of circulant blocks of 64"):
+    with pytest.raises(NotApplicableError, match="none of 3 layers can be of circulant blocks of 64"):
         block_circulant(graphs[1], k=64)
 
 
@@ -197,3 +197,91 @@ def test_a_flight_that_finds_nothing_is_refused(name, said):
 
     with pytest.raises(FlightError, match=said), flight(name)(live, layer="nothing"):
         pass
+
+
+class Feeding(torch.nn.Module):
+    """A feed-forward block, behind a convolution; one dropout feeds a linear layer and one does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(8, 16, 3, padding=1)
+        self.grouped = torch.nn.Conv2d(16, 16, 3, padding=1, groups=2)
+        self.expand, self.reduce = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+        self.dropout, self.last = torch.nn.Dropout(0.1), torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        hidden = self.grouped(self.conv(x)).mean((2, 3))
+        return self.last(self.reduce(self.dropout(torch.relu(self.expand(hidden)))))
+
+
+def feeding_job():
+    torch.manual_seed(1)
+    model = Feeding()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(5, 8, 4, 4)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return LiveProgram([model], [optimizer]), step
+
+
+@pytest.fixture(scope="module")
+def feeding_graph():
+    live, step = feeding_job()
+    return capture(step, iterations=3, model=live.models[0], optimizer=live.optimizers[0])
+
+
+def test_linear_layers_behind_a_dropout_are_asked_about_with_it(feeding_graph):
+    assert ["dropout", "reduce"] == replaced_layers(structured_dropout(feeding_graph), feeding_graph)
+    with pytest.raises(NotApplicableError, match="there is no LSTM, GRU or linear layer behind a dropout"):
+        structured_dropout(feeding_graph, layer="expand")
+    with pytest.raises(NotApplicableError, match="there is no LSTM, GRU"):
+        structured_dropout(feeding_graph, place="rh")
+
+
+def test_convolutions_are_asked_about_and_those_of_groups_are_not(feeding_graph):
+    assert ["conv", "expand", "reduce"] == replaced_layers(block_circulant(feeding_graph, k=8), feeding_graph)
+    with pytest.raises(InputError, match="grouped is a convolution of 2 groups"):
+        block_circulant(feeding_graph, k=8, layer="grouped")
+
+
+def test_a_dropout_that_feeds_a_linear_layer_drops_whole_units_from_the_second_iteration_on():
+    live, step = feeding_job()
+    model = live.models[0]
+    torch.nn.init.constant_(model.expand.bias, 10.0)  # so that ReLU makes no zeros of its own
+    seen = []
+    with flight("structured-dropout")(live, p=0.5):
+        step()
+        with model.expand.register_forward_hook(lambda _, __, y: y.retain_grad() or seen.append(y)):
+            step()
+
+        assert 16 == int((seen[0].grad == 0).all(dim=0).sum())
+        assert not model.reduce.weight.is_contiguous()
+        model.eval()
+        whole = model(torch.ones(2, 8, 4, 4))
+
+    torch.testing.assert_close(model(torch.ones(2, 8, 4, 4)), whole)
+    assert model.reduce.weight.is_contiguous()
+
+
+def test_the_product_behind_a_dropout_and_its_gradients_are_those_of_the_masked_input():
+    from windtunnel.nn.dropout.feedforward import dropped_units, multiply_kept
+    from windtunnel.nn.layers import settings_of
+
+    settings = settings_of(0.5, "nr", 1, 1)
+    x, weight, bias = (torch.randn(size, dtype=torch.double, requires_grad=True) for size in ((3, 4, 8), (6, 8), (6,)))
+    masked, keep = dropped_units(x, settings)
+    ours, theirs = multiply_kept(masked, weight, bias, keep, settings), torch.nn.functional.linear(masked, weight, bias)
+
+    torch.testing.assert_close(ours, theirs)
+    dy = torch.randn_like(ours)
+    inputs = (x, weight, bias)
+    for mine, other in zip(
+        *(torch.autograd.grad(one, inputs, dy, retain_graph=True) for one in (ours, theirs)), strict=True
+    ):
+        torch.testing.assert_close(mine, other)

@@ -59,6 +59,25 @@ class TestBlockCirculant(LayerContract):
         return [torch.randn(4, 8), torch.randn(6, 8, requires_grad=True), torch.randn(6)]
 
 
+@pytest.mark.filterwarnings("ignore:blocks of")
+class TestBlockCirculantConvolution(LayerContract):
+    name = "block-circulant"
+    operator = "aten::conv2d"
+    parameters: ClassVar = {"k": 4}
+
+    def arguments(self):
+        weight = torch.randn(8, 6, 3, 3, requires_grad=True)
+        return [torch.randn(2, 6, 9, 9), weight, torch.randn(8), [2, 2], [1, 1], [1, 1], 1]
+
+
+class TestDroppedUnits(LayerContract):
+    name = "structured-dropout"
+    operator = "aten::dropout"
+
+    def arguments(self):
+        return [torch.randn(4, 8, requires_grad=True), 0.1, True]
+
+
 def test_a_packed_call_is_replaced_too():
     from windtunnel import registry
 

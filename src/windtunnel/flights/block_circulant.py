@@ -1,6 +1,6 @@
-"""Linear layers of circulant blocks (flight of "block-circulant").
+"""Linear layers and convolutions of circulant blocks (flight of "block-circulant").
 
-In: a live program with linear layers. Out: the same modules, which multiply with the nearest matrix of circulant
+In: a live program with such layers. Out: the same modules, which multiply with the nearest matrix of circulant
 blocks; its first columns take the weight's place in the optimizer.
 """
 
@@ -27,7 +27,7 @@ _MADE = "layers of circulant blocks"
 @proven_by(differs("operators"))
 @contextmanager
 def block_circulant(program: LiveProgram, *, k: int = 64, layer: str = "") -> Iterator[None]:
-    """Multiply with circulant blocks in the linear layers that match."""
+    """Multiply with circulant blocks in the linear layers and convolutions that match."""
     made: dict[int, tuple[Any, Any]] = program.kept.setdefault((_MADE, k, layer), {})  # weight, layer by old weight
 
     def change_model(model: torch.nn.Module) -> Undo:
@@ -54,23 +54,22 @@ def block_circulant(program: LiveProgram, *, k: int = 64, layer: str = "") -> It
 
     with program.each_model(change_model):
         if program.models and not made:
-            what = f"no linear layer of {k} units or more on both sides"
+            what = f"no linear layer or convolution of {k} units or more on both sides"
             raise FlightError(f"{what} matches {layer!r}" if layer else f"no model has {what.removeprefix('no ')}")
         with program.each_optimizer(change_optimizer):
             yield
 
 
 def _layers(program: LiveProgram, model: torch.nn.Module, k: int, layer: str) -> list[Any]:
-    """Linear layers that are large enough and share nothing; one that is named and does is refused."""
-    import torch
-
-    from windtunnel.nn.circulant.modules import unshared
+    """Layers that are large enough and share nothing; one that is named and does is refused."""
+    from windtunnel.nn.circulant.modules import can_be, unshared
 
     names = {id(module): name for name, module in model.named_modules()}
     modules = matching(program, model, layer) if layer else paths_of(program, model)
-    found = []
+    found: list[Any] = []
+    module: Any
     for path, module in modules.items():
-        if type(module) is not torch.nn.Linear or min(module.weight.shape) < k:
+        if not can_be(module) or min(module.weight.shape[:2]) < k:
             continue
         try:
             unshared(model, names[id(module)], module)
@@ -82,11 +81,11 @@ def _layers(program: LiveProgram, model: torch.nn.Module, k: int, layer: str) ->
     return found
 
 
-def _circulant(module: torch.nn.Linear, k: int) -> Any:
-    from windtunnel.nn.circulant.layers import BlockCirculantLinear
+def _circulant(module: Any, k: int) -> Any:
+    from windtunnel.nn.circulant.modules import circulant_of
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # padding is said where k is asked for
-        made = BlockCirculantLinear.from_dense(module, k)
+        made: Any = circulant_of(module, k)
     made.bias = module.bias  # it stays the module's own
     return made

@@ -1,7 +1,8 @@
-"""Recurrent layers that drop whole units for a batch (flight of "structured-dropout").
+"""Layers that drop whole units for a batch (flight of "structured-dropout").
 
-In: a live program with LSTMs or GRUs. Out: the same modules, with the same parameters, whose products in training leave
-out what is dropped.
+In: a live program with LSTMs or GRUs, or with linear layers that read what a module of dropout gives. Out: the same
+modules, with the same parameters, whose products in training leave out what is dropped. Which dropout feeds which
+linear layer is seen in the first iteration, in which both stay as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from windtunnel.sources.torch.live import LiveProgram, Undo, swap, together
 if TYPE_CHECKING:
     import torch
 
+    from windtunnel.nn.dropout.recurrent import Settings
+
+_NOTE = "_windtunnel_kept"
+
 
 @registry.flight("structured-dropout", source="Sarma et al., NeurIPS 2021")
 @proven_by(differs("operators"))
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
 def structured_dropout(
     program: LiveProgram, *, p: float = 0.5, place: str = "nr+rh", period: int = 1, group: int = 1, layer: str = ""
 ) -> Iterator[None]:
-    """Drop whole units for a batch in the recurrent layers that match."""
+    """Drop whole units for a batch in the recurrent layers, and linear layers behind a dropout, that match."""
     import torch
 
     from windtunnel.nn.layers import settings_of
@@ -36,14 +41,62 @@ def structured_dropout(
 
     def change(model: torch.nn.Module) -> Undo:
         modules = matching(program, model, layer) if layer else paths_of(program, model)
-        mine = {path: one for path, one in modules.items() if type(one) in (torch.nn.LSTM, torch.nn.GRU)}
-        changed.extend(mine)
-        return together([_with_dropout(one, settings) for one in mine.values()])
+        recurrent = {path: one for path, one in modules.items() if type(one) in (torch.nn.LSTM, torch.nn.GRU)}
+        undos = [_with_dropout(one, settings) for one in recurrent.values()]
+        dropouts = [one for one in model.modules() if type(one) is torch.nn.Dropout]
+        linear = {path: one for path, one in modules.items() if type(one) is torch.nn.Linear}
+        changed.extend(recurrent)
+        if settings.input and dropouts and linear:
+            undos += _behind_dropout(dropouts, list(linear.values()), settings)
+            changed.extend(linear)
+        return together(undos)
 
     with program.each_model(change):
         if program.models and not changed:
-            raise FlightError(f"no LSTM or GRU matches {layer!r}" if layer else "no model has an LSTM or a GRU")
+            what = "LSTM or GRU, and no linear layer where there is dropout,"
+            raise FlightError(f"no {what} matches {layer!r}" if layer else f"no model has an {what}")
         yield
+
+
+def _behind_dropout(dropouts: list[Any], linear: list[Any], settings: Settings) -> list[Undo]:
+    """A dropout notes on what it gives which units it kept; a linear layer that reads this multiplies with them."""
+    from windtunnel.nn.dropout.feedforward import dropped_units, multiply_kept
+    from windtunnel.nn.dropout.recurrent import lay_out
+
+    feeding: set[int] = set()
+
+    def dropping(module: Any) -> Undo:
+        plain = module.forward
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if not module.training:
+                return plain(x)  # type: ignore[no-any-return]
+            kept = None
+            if id(module) in feeding:
+                given, kept = dropped_units(x, settings)
+            else:
+                given = plain(x)
+            setattr(given, _NOTE, (id(module), kept))
+            return given
+
+        return swap(module, "forward", forward)
+
+    def multiplying(module: Any) -> Undo:
+        plain = module.forward
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            source, kept = getattr(x, _NOTE, (0, None))
+            if source:
+                feeding.add(source)
+            if kept is None or not module.training:
+                return plain(x)  # type: ignore[no-any-return]
+            if module.weight.is_contiguous():
+                lay_out(module)
+            return multiply_kept(x, module.weight, module.bias, kept, settings)
+
+        return _restoring(module, swap(module, "forward", forward))
+
+    return [*map(dropping, dropouts), *map(multiplying, linear)]
 
 
 def _with_dropout(module: Any, settings: Any) -> Undo:
@@ -57,6 +110,11 @@ def _with_dropout(module: Any, settings: Any) -> Undo:
     undo = swap(module, "forward", forward)
     lay_out(module)
     _forget_gradients(module)
+    return _restoring(module, undo)
+
+
+def _restoring(module: torch.nn.Module, undo: Undo) -> Undo:
+    """Undo, and store weights as torch does."""
 
     def restore() -> None:
         undo()

@@ -7,7 +7,7 @@ arguments, and the parameters that it brings along. Not here: which calls of a p
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.nn.circulant.layers import BlockCirculantLinear
-from windtunnel.nn.dropout.feedforward import drop_and_multiply
+from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
+from windtunnel.nn.circulant.layers import BlockCirculantLinear, CirculantProduct
+from windtunnel.nn.dropout.feedforward import drop_and_multiply, dropped_units
 from windtunnel.nn.dropout.recurrent import Settings, run_layers
 
 __all__ = ["Replacement", "block_circulant", "settings_of", "structured_dropout"]
@@ -51,7 +52,7 @@ def structured_dropout(
     Parameters
     ----------
     operator : str
-        ``aten::lstm``, ``aten::gru`` or ``aten::linear``.
+        ``aten::lstm``, ``aten::gru`` or ``aten::linear``; ``aten::dropout`` before a linear layer only scales.
     arguments : sequence
         Of one call.
     p : float
@@ -60,11 +61,16 @@ def structured_dropout(
     period, group : int
     """
     settings = settings_of(p, place, period, group)
+    if operator == "aten::dropout":
+        return Replacement(lambda x, *_: dropped_units(x, settings)[0])
     if operator == "aten::linear":
+        _lay_out(arguments[1:2])
         return Replacement(lambda x, weight, bias=None: drop_and_multiply(x, weight, bias, settings))
     kind = {"aten::lstm": torch.nn.LSTM, "aten::gru": torch.nn.GRU}.get(operator)
     if kind is None:
-        raise InputError(f"structured dropout has nothing in place of {operator}", fix="use it for LSTM, GRU, linear")
+        raise InputError(
+            f"structured dropout has nothing in place of {operator}", fix="use it for LSTM, GRU, linear, dropout"
+        )
 
     def run(x: Tensor, second: Any, *others: Any) -> Any:
         is_packed = isinstance(second, Tensor) and second.dtype is torch.int64
@@ -75,38 +81,59 @@ def structured_dropout(
         data = output.data if isinstance(output, PackedSequence) else output
         return (data, *last) if isinstance(last, tuple) else (data, last)
 
-    for weight in [one for given in arguments if isinstance(given, list | tuple) for one in given]:
-        if isinstance(weight, Tensor) and weight.is_leaf and weight.dim() == 2:
-            weight.data = weight.data.t().contiguous().t()  # as the layer would hold it
+    _lay_out(one for given in arguments if isinstance(given, list | tuple) for one in given)
     return Replacement(run)
+
+
+def _lay_out(weights: Iterable[Any]) -> None:
+    """Store matrices as the layers would hold them."""
+    for weight in weights:
+        if isinstance(weight, Tensor) and weight.is_leaf and weight.dim() == 2:
+            weight.data = weight.data.t().contiguous().t()
 
 
 @registry.layer("block-circulant", source="Ding et al., CirCNN, MICRO 2017; Liao et al., ICCAD 2017")
 def block_circulant(operator: str, arguments: Sequence[Any], *, k: int = 64) -> Replacement:
-    """A linear layer whose weight is of circulant blocks, with a k-th of the weights.
+    """A linear layer or a convolution whose weight is of circulant blocks, with a k-th of the weights.
 
     Parameters
     ----------
     operator : str
-        ``aten::linear``.
+        ``aten::linear`` or ``aten::conv2d``.
     arguments : sequence
         Of one call; its weight says the size.
     k : int
         Rows and columns of a block.
     """
-    if operator != "aten::linear":
-        raise InputError(f"block-circulant has nothing in place of {operator}", fix="use it for linear layers")
+    if operator not in ("aten::linear", "aten::conv2d"):
+        raise InputError(
+            f"block-circulant has nothing in place of {operator}", fix="use it for linear layers and convolutions"
+        )
     weight: Tensor = arguments[1]
+    how: dict[str, Any] = {"bias": False, "dtype": weight.dtype, "device": weight.device}
+    made: CirculantProduct
+    bias_shape: tuple[int, ...] = (-1,) if operator == "aten::linear" else (-1, 1, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever asks for a size is told of padding where it is asked
-        made = BlockCirculantLinear(
-            weight.shape[1], weight.shape[0], k, bias=False, dtype=weight.dtype, device=weight.device
-        )
+        if operator == "aten::linear":
+            made = BlockCirculantLinear(weight.shape[1], weight.shape[0], k, **how)
+        else:
+            stride, padding, dilation = (_pair(given) for given in arguments[3:6])
+            made = BlockCirculantConv2d(
+                weight.shape[1], weight.shape[0], _pair(weight.shape[2:]), k,
+                stride=stride, padding=padding, dilation=dilation, **how,
+            )  # fmt: skip
 
-    def run(x: Tensor, _weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return made.product(x) if bias is None else made.product(x) + bias
+    def run(x: Tensor, _weight: Tensor, bias: Tensor | None = None, *_how: Any) -> Tensor:
+        y: Tensor = made(x)
+        return y if bias is None else y + bias.view(bias_shape)
 
     return Replacement(run, (made.weight,))
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    """Height and width; one number is for both."""
+    return int(sizes[0]), int(sizes[-1])
 
 
 def settings_of(p: float, place: str, period: int, group: int) -> Settings:

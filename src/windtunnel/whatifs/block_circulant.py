@@ -1,6 +1,6 @@
-"""Linear layers of circulant blocks (what-if family "layers").
+"""Linear layers and convolutions of circulant blocks (what-if family "layers").
 
-In: a captured graph with linear layers. Out: these layers with a k-th of the weights, as they run here, and updates
+In: a captured graph with such layers. Out: these layers with a k-th of the weights, as they run here, and updates
 without the weights that are gone.
 """
 
@@ -16,14 +16,16 @@ from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["block_circulant"]
 
-_WEIGHT = 1  # place among the arguments of aten::linear
+_OPERATORS = ("aten::linear", "aten::conv2d")
+_WEIGHT, _GROUPS = 1, 6  # places among their arguments
 
 
 @registry.whatif("block-circulant", source="Ding et al., CirCNN, MICRO 2017; Liao et al., ICCAD 2017")
 def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
-    """Make linear layers of circulant blocks of k, which are multiplied by Fourier transforms.
+    """Make linear layers and convolutions of circulant blocks of k, which are multiplied by Fourier transforms.
 
-    Layers with a side below k, and weights that others read too, stay as they are unless they are named.
+    Layers with a side below k, convolutions of groups, and weights that others read too, stay as they are unless they
+    are named.
 
     Parameters
     ----------
@@ -31,7 +33,7 @@ def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
     k : int
         Rows and columns of a block.
     layer : str
-        Regular expression that matches the whole path of a linear layer; all that can be by default.
+        Regular expression that matches the whole path of a layer; all that can be by default.
 
     Raises
     ------
@@ -43,7 +45,7 @@ def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
     if k < 2:
         raise InputError(f"a circulant block has 2 rows or more, not {k}", where=f"k={k}")
     program = captured_program(graph)
-    found = calls_in(program, ("aten::linear",), layer, "linear layer that trains")
+    found = calls_in(program, _OPERATORS, layer, "linear layer or convolution that trains")
     problems = {place: _problem(program, place, k) for place in found}
     places = [place for place, problem in problems.items() if not problem]
     if layer and len(places) < len(found):
@@ -51,7 +53,7 @@ def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
         raise InputError(f"{program.calls[place].layer} {problem}", where=f"layer={layer}", fix="leave it dense")
     if not places:
         raise NotApplicableError(
-            f"none of {len(found)} linear layers can be of circulant blocks of {k}",
+            f"none of {len(found)} layers can be of circulant blocks of {k}",
             where=f"{program.calls[found[0]].layer} {problems[found[0]]}",
             fix="take a smaller k",
         )
@@ -70,8 +72,10 @@ def _problem(program: Program, place: int, k: int) -> str:
     shape, weight = call.shapes[_WEIGHT], _weight(call)
     if weight not in weights_of(program, place):
         return "multiplies with something that is no parameter"
-    if min(shape) < k:
+    if min(shape[:2]) < k:
         return f"is {shape[1]} x {shape[0]}, smaller than a block of {k}"
+    if call.operator == "aten::conv2d" and int(call.inputs[_GROUPS]) != 1:
+        return f"is a convolution of {call.inputs[_GROUPS]} groups"
     others = [one for one in readers(program, weight) if one != place]
     if others:
         return (

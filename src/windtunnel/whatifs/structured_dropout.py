@@ -1,13 +1,14 @@
-"""Dropout that drops the same units for a whole batch, in recurrent layers (what-if family "layers").
+"""Dropout that drops the same units for a whole batch (what-if family "layers").
 
-In: a captured graph with LSTMs or GRUs. Out: these layers with products that leave out what is dropped, as they run
-here.
+In: a captured graph with LSTMs or GRUs, or with linear layers behind a module of dropout. Out: these layers with
+products that leave out what is dropped, as they run here.
 """
 
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.errors import InputError
+from windtunnel.cost.rerun import Program, tensors_of
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.whatifs._measured import captured_program, reformed
 from windtunnel.whatifs._replacing import calls_in, replacing
@@ -15,14 +16,16 @@ from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["structured_dropout"]
 
-_OPERATORS = ("aten::lstm", "aten::gru")
+_RECURRENT = ("aten::lstm", "aten::gru")
+_LINEAR, _DROPOUT = "aten::linear", "aten::dropout"
+_TRAINS = 2  # place among the arguments of aten::dropout
 
 
 @registry.whatif("structured-dropout", source="Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021")
 def structured_dropout(
     graph: Graph, p: float = 0.5, place: str = "nr+rh", period: int = 1, group: int = 1, layer: str = ""
 ) -> Unpriced:
-    """Drop whole units for a batch in LSTMs and GRUs, and do not multiply with them.
+    """Drop whole units for a batch in LSTMs, GRUs and linear layers behind a dropout, and do not multiply with them.
 
     Parameters
     ----------
@@ -30,20 +33,44 @@ def structured_dropout(
     p : float
         Share of the units that are dropped.
     place : str
-        ``nr``: on the way into each layer; ``rh``: from step to step; ``nr+rh``: both.
+        ``nr``: on the way into each layer; ``rh``: from step to step, in recurrent layers only; ``nr+rh``: both.
     period : int
         Steps that share a set of dropped units.
     group : int
         Units are dropped in groups of so many neighbors.
     layer : str
-        Regular expression that matches the whole path of a recurrent layer; all of them by default.
+        Regular expression that matches the whole path of such a layer; all of them by default.
 
     Raises
     ------
     NotApplicableError
-        There is no recurrent layer that trains.
+        There is no such layer that trains.
     """
     if not 0.0 <= p <= 1.0:
         raise InputError(f"dropout is a share of units, and {p} is not from 0 to 1", where=f"p={p}")
-    places = calls_in(captured_program(graph), _OPERATORS, layer, "LSTM or GRU that trains")
-    return reformed(graph, replacing(places, "structured-dropout", p=p, place=place, period=period, group=group))
+    program = captured_program(graph)
+    what = "LSTM, GRU or linear layer behind a dropout that trains"
+    before = _dropouts(program) if "nr" in place else {}
+    found = calls_in(program, (*_RECURRENT, *((_LINEAR,) if before else ())), layer, what)
+    places = [one for one in found if program.calls[one].operator in _RECURRENT or one in before]
+    if not places:
+        raise NotApplicableError(f"there is no {what}", where=f"layer={layer}" if layer else f"{len(found)} layers")
+    form = replacing([*places, *sorted({before[one] for one in places if one in before})], "structured-dropout",
+                     p=p, place=place, period=period, group=group)  # fmt: skip
+    return reformed(graph, form)
+
+
+def _dropouts(program: Program) -> dict[int, int]:
+    """The call of a dropout module by the call of the linear layer that reads what it gives."""
+    others = {call.layer for call in program.calls if not call.mark and call.operator != _DROPOUT}
+    made = {
+        spec.identity: place
+        for place, call in enumerate(program.calls)
+        if not call.mark and call.operator == _DROPOUT and call.inputs[_TRAINS] and call.layer not in others
+        for spec in tensors_of(call.outputs, call.output_shapes, call.output_types)
+    }
+    return {
+        place: made[int(call.inputs[0][0])]
+        for place, call in enumerate(program.calls)
+        if not call.mark and call.operator == _LINEAR and int(call.inputs[0][0]) in made
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -16,9 +17,16 @@ from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
 from windtunnel.nn.circulant.layers import BlockCirculantLinear
 from windtunnel.nn.circulant.lstm import BlockCirculantLSTM
 
-__all__ = ["circulant_of", "named_modules", "project", "unshared"]
+__all__ = ["can_be", "circulant_of", "named_modules", "project", "unshared"]
 
 Module = torch.nn.Module
+
+
+def can_be(module: Any) -> bool:
+    """Whether a module is a linear layer, or a convolution that has a block-circulant form."""
+    if type(module) is torch.nn.Conv2d:
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return type(module) is torch.nn.Linear
 
 
 def circulant_of(module: Module, k: int, *, way: str = "auto") -> Module | None:
@@ -123,9 +131,5 @@ def project(model: Module, k: int | Mapping[str, int]) -> Module:
     return model
 
 
-def _smaller_side(module: Module) -> int:
-    if type(module) is torch.nn.Linear:
-        return min(module.in_features, module.out_features)
-    if type(module) is torch.nn.Conv2d and module.groups == 1:
-        return min(module.in_channels, module.out_channels)
-    return 0
+def _smaller_side(module: Any) -> int:
+    return min(module.weight.shape[:2]) if can_be(module) else 0

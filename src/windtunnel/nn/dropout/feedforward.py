@@ -10,16 +10,17 @@ Source: Sarma et al., NeurIPS 2021: the softmax layer sees the last mask, so tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from windtunnel.nn.dropout.keep import Keep, draw, kept_units, spans
+from windtunnel.nn.dropout.keep import Keep, Span, draw, kept_units, spans
 from windtunnel.nn.dropout.recurrent import Settings, check_layer, seed_of
 from windtunnel.nn.dropout.sequence import Dropped, product
 from windtunnel.nn.dropout.ways import AUTOMATIC
 
-__all__ = ["StructuredFeedForward", "StructuredLinear", "drop_and_multiply"]
+__all__ = ["StructuredFeedForward", "StructuredLinear", "drop_and_multiply", "dropped_units", "multiply_kept"]
 
 Tensor = torch.Tensor
 
@@ -60,6 +61,23 @@ def drop_and_multiply(
     dropped = Dropped(spans(sizes, keeps, settings.period), group, settings.way)
     y = product(moved.reshape(-1, x.shape[-1]), weight, bias, dropped).view(*moved.shape[:-1], -1)
     return y if step_dim is None else y.movedim(0, step_dim)
+
+
+def dropped_units(x: Tensor, settings: Settings) -> tuple[Tensor, Keep]:
+    """A tensor [..., D] with units dropped, the same ones everywhere, and which are kept."""
+    (keep,) = draw(
+        x.shape[-1], settings.input, [0], seed=seed_of(settings, 0), group=min(settings.group, x.shape[-1]),
+        device=x.device,
+    )  # fmt: skip
+    return x * keep.factors(x.dtype), keep
+
+
+def multiply_kept(x: Tensor, weight: Tensor, bias: Tensor | None, keep: Keep, settings: Settings) -> Tensor:
+    """A linear layer on what :func:`dropped_units` gave: [..., D] to [..., G], without the units that are 0."""
+    rows = x.reshape(-1, x.shape[-1])
+    scaled = replace(keep, scale=1.0)  # x is scaled already
+    dropped = Dropped((Span(0, len(rows), scaled),), min(settings.group, x.shape[-1]), settings.way)
+    return product(rows, weight, bias, dropped).view(*x.shape[:-1], -1)
 
 
 class StructuredLinear(torch.nn.Linear):

@@ -153,11 +153,11 @@ class StructuredGRU(_Structured, torch.nn.GRU):  # type: ignore[misc,unused-igno
     """
 
 
-def lay_out(layer: torch.nn.RNNBase) -> None:
+def lay_out(layer: torch.nn.Module) -> None:
     """Store weights with the row of a unit contiguous, so that kept ones are copied as a whole; shapes stay."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters(recurse=False):
-            if name.startswith("weight_"):
+            if name.startswith("weight"):
                 parameter.data = parameter.data.t().contiguous().t()
 
 

@@ -23,11 +23,11 @@ from torch.nn import functional
 
 from windtunnel.training.layers.circulant import block_of, circulant_network
 from windtunnel.training.layers.dropping import CASES, Recurrent, Scores, checked_case
-from windtunnel.workloads.image_sets import image_set
+from windtunnel.workloads.image_sets import ImageSet, image_set
 from windtunnel.workloads.text_sets import Tagged, WordText, pair_text, tagged_text, word_text
 from windtunnel.workloads.texts import BEGIN, END, PAD
 
-__all__ = ["TASKS", "Score", "Task", "bleu", "macro_f1", "train_words"]
+__all__ = ["TASKS", "Score", "Task", "accuracy", "bleu", "macro_f1", "train_images", "train_words"]
 
 Tensor = torch.Tensor
 _BLOCKS = ("dense", "k=8", "k=16")
@@ -338,26 +338,35 @@ def _images(data: str, kind: str) -> Callable[[str, int, int, int, float], Score
     def train(case: str, seed: int, epochs: int, width: int, p: float) -> Score:
         del p
         images = image_set(data)
-        torch.manual_seed(seed)
-        channels, pixels = images.inputs.shape[1:3]
-        model = circulant_network(kind, case, channels, pixels, width)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        order, by_epoch = torch.Generator().manual_seed(seed), []
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-        for _ in range(epochs):
-            for rows in torch.randperm(len(images.inputs), generator=order).split(64):
-                optimizer.zero_grad()
-                functional.cross_entropy(model(images.inputs[rows]), images.targets[rows]).backward()
-                optimizer.step()
-            schedule.step()
-            by_epoch.append(_accuracy(model, images.test_inputs, images.test_targets))
+        model, by_epoch = train_images(images, kind, case, seed, epochs, width)
         return Score({"accuracy": by_epoch[-1]}, tuple(by_epoch), _num_weights(model), images.data)
 
     return train
 
 
+def train_images(
+    images: ImageSet, kind: str, case: str, seed: int, epochs: int, width: int
+) -> tuple[nn.Module, list[float]]:
+    """A network of a kind after its training, and its accuracy, in percent, after each epoch."""
+    torch.manual_seed(seed)
+    channels, pixels = images.inputs.shape[1:3]
+    model = circulant_network(kind, case, channels, pixels, width)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    order, by_epoch = torch.Generator().manual_seed(seed), []
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(images.inputs), generator=order).split(64):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(images.inputs[rows]), images.targets[rows]).backward()
+            optimizer.step()
+        schedule.step()
+        by_epoch.append(accuracy(model, images.test_inputs, images.test_targets))
+    return model, by_epoch
+
+
 @torch.no_grad()
-def _accuracy(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+    """Share of classes that are found, in percent."""
     model.eval()
     found = torch.cat([model(part).argmax(-1) for part in inputs.split(500)])
     model.train()
