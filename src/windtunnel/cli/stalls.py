@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, print_json, print_table, say
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
 from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.cluster.stalls.features import StallModel
+    from windtunnel.cluster.stalls.layers import NetworkForecast
     from windtunnel.cluster.stalls.model import Stalls
+    from windtunnel.cluster.stalls.run import Surroundings
 
 __all__ = ["stalls"]
+
+_SHOWN_LAYERS = 4
 
 
 def stalls(
@@ -40,6 +47,9 @@ def stalls(
     ranks: Annotated[int, typer.Option(min=2, metavar="N", help="One core each.")] = 2,
     batches: Annotated[int, typer.Option(min=1, metavar="N", help="In each turn of each run.")] = 20,
     turns: Annotated[int, typer.Option(min=2, metavar="N", help="More make intervals narrower.")] = 5,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also foretell the network by replay: which layers wait, what would help.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Also write a page.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -62,25 +72,62 @@ def stalls(
         parse_rate(disk) if disk else 0.0,
         files,
     )
+    if layers and not bandwidth:
+        raise InputError(
+            "which layers wait for a network is not known without one", where="--layers", fix="add --bandwidth 50MB/s"
+        )
     found = []
     for job in jobs:
         with Progress(f"stalls of {job}") as progress, stdout_to_stderr():
             found.append(
                 measure_stalls(job, around, num_ranks=ranks, num_batches=batches, num_turns=turns, progress=progress)
             )
-    models = fit_tiers(found)
+    models, forecasts = fit_tiers(found), [_forecast(job, ranks, around) for job in jobs if layers]
     if path is not None:
         from windtunnel.reports.stalls import stalls_page
 
         stalls_page(found, path, overwrite=force)
     if as_json:
         fitted = {tier: asdict(model) for tier, model in models.items()}
-        print_json({"schema": "windtunnel.stalls/1", "jobs": [one.to_dict() for one in found], "models": fitted})
+        print_json({"schema": "windtunnel.stalls/1", "jobs": [one.to_dict() for one in found], "models": fitted,
+                    "forecasts": [asdict(one) for one in forecasts]})  # fmt: skip
         return
-    for one in found:
+    for one, forecast in zip_longest(found, forecasts):
         _print(one)
+        if forecast is not None:
+            _print_forecast(forecast, one)
     for tier, model in models.items():
         _print_model(tier, model)
+
+
+def _forecast(job: str, num_ranks: int, around: Surroundings) -> NetworkForecast:
+    from windtunnel.cluster.stalls.layers import network_forecast
+
+    assert around.bandwidth_bytes_per_s is not None
+    with Progress(f"replaying {job}") as progress, stdout_to_stderr():
+        return network_forecast(job, num_ranks, around.bandwidth_bytes_per_s, around.latency_ns, progress=progress)
+
+
+def _print_forecast(forecast: NetworkForecast, found: Stalls) -> None:
+    from windtunnel.units import format_duration, format_ratio, format_size
+
+    off = forecast.iteration_ns / found.median_ns("network") - 1
+    say()
+    taken = format_duration(forecast.iteration_ns)
+    say(f"over the network by replay: {taken} an iteration ({format_ratio(off)} against the run)")
+    rows = [
+        (format_duration(one.exposed_ns), format_size(one.size_bytes), _shortened(one.layers))
+        for one in forecast.buckets
+    ]
+    print_table(("waits", "sends", "layers"), rows, numbers=(0, 1))
+    for one in forecast.remedies:
+        say(f"{format_duration(one.iteration_ns)} a batch with {one.request.partition('+')[2]}")
+    if forecast.remedies:
+        advise(f"next: windtunnel verify {found.job} --whatif {forecast.remedies[0].request}")
+
+
+def _shortened(layers: Sequence[str]) -> str:
+    return ", ".join(layers) if len(layers) <= _SHOWN_LAYERS else f"{layers[0]} ... {layers[-1]} ({len(layers)})"
 
 
 def _print_model(tier: str, model: StallModel) -> None:

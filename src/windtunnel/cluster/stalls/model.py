@@ -23,21 +23,21 @@ __all__ = ["CAUSES", "RUNS", "Reading", "Stall", "Stalls", "stalls_of"]
 
 RUNS: dict[str, str] = {
     "alone": "one rank, a batch that rests in memory",
-    "apart": "all ranks at once, each for itself, a batch that rests in memory",
-    "together": "all ranks, gradients averaged within the machine",
-    "network": "all ranks, gradients averaged over the network",
-    "cached": "all ranks within the machine, files that rest in memory",
-    "cold": "all ranks within the machine, files that are read from the disk",
-    "everything": "all ranks over the network, files that are read from the disk",
+    "apart": "all ranks at once, each for itself",
+    "together": "gradients averaged within the machine",
+    "network": "gradients averaged over the network",
+    "cached": "together, from files in memory",
+    "cold": "together, from files on the disk",
+    "everything": "over the network, from files on the disk",
 }
 """Runs by name. Stash's own are alone, together, cold, cached and network."""
 
 CAUSES: dict[str, tuple[str, str, str]] = {
-    "contention": ("apart", "alone", "ranks share memory, caches and cores"),
-    "exchange": ("together", "apart", "gradients are averaged within the machine"),
-    "network": ("network", "together", "gradients are averaged over the network"),
-    "prep": ("cached", "together", "samples are decoded and changed"),
-    "fetch": ("cold", "cached", "samples are read from the disk"),
+    "contention": ("apart", "alone", "memory and caches are shared"),
+    "exchange": ("together", "apart", "averaging within the machine"),
+    "network": ("network", "together", "averaging over the network"),
+    "prep": ("cached", "together", "decoding samples"),
+    "fetch": ("cold", "cached", "reading samples"),
 }
 """By cause: the run that has it, the run that has not, and what it is."""
 
