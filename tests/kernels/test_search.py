@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.kernels.texts import SCALE
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError
+from windtunnel.kernels.assume import hints_for
 from windtunnel.kernels.edits import apply, key
 from windtunnel.kernels.ir import parse
 from windtunnel.kernels.journal import last_page, read_population
@@ -144,3 +145,20 @@ def test_everyone_takes_part_in_tournaments_equally_often():
 def test_settings_that_cannot_be_are_refused(options):
     with pytest.raises(InputError):
         Options(**options)
+
+
+def test_hints_are_tried_alone_first_where_they_are_asked_for():
+    seen = []
+
+    def watched(candidates):
+        seen.extend(candidates)
+        return priced(candidates)
+
+    evolve(FUNCTION, watched, Options(8, 0, operators="ch"))
+    alone = {edit[0][1] for one in seen if len(one) == 1 for edit in one if edit[0][0] == "-h"}
+
+    assert set(hints_for(FUNCTION)) <= alone
+
+
+def test_a_search_ends_once_it_has_enough():
+    assert 1 == len(evolve(FUNCTION, priced, Options(8, 50, enough=2.0)).history)

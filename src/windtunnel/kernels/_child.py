@@ -24,14 +24,15 @@ from windtunnel.kernels.ir import Function
 from windtunnel.measure.guarded import GuardedArray
 from windtunnel.measure.pairs import inner_repeats, take_pairs
 from windtunnel.measure.rounds import elapsed_ns
-from windtunnel.measure.sandbox import Lock
+from windtunnel.measure.sandbox import Lock, allow_time
 
 __all__ = ["Bench", "Origin", "evaluate", "golden"]
 
 _CTYPES = {"ptr": ctypes.c_void_p, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "i16": ctypes.c_int16,
            "i8": ctypes.c_int8, "i1": ctypes.c_bool, "float": ctypes.c_float, "double": ctypes.c_double}  # fmt: skip
 _GOLDEN_RUNS, _CHECK_RUNS = 10, 2
-_SETTLE_S, _SLOWEST = 0.03, 60.0  # a candidate may take so many times as long as all cases of the original
+_SETTLE_S, _COMPILE_S = 0.015, 5.0
+_SLOWEST = 60.0  # a candidate may take so many times as long as all cases of the original
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ class Origin:
     digest: str
     elapsed_ns: int = 0
     checks: list[Bench] = field(default_factory=list)
+    has_draft: bool = False
 
 
 def golden(function: Function, raw: str, cases: Sequence[Case], checks: Sequence[Case] = ()) -> Origin:
@@ -184,6 +186,8 @@ def golden(function: Function, raw: str, cases: Sequence[Case], checks: Sequence
     once = [elapsed_ns(partial(bench.run, made)) for bench in (*origin.benches, *origin.checks)]
     repeats = [*origin.inner, *(1 for _ in origin.checks)]
     origin.elapsed_ns = sum(taken * inner for taken, inner in zip(once, repeats, strict=True))
+    draft = compiled(read_module(function.render()), function.name, level=0)
+    origin.has_draft = not _differences(origin, draft, 0.0)[2]
     return origin
 
 
@@ -239,22 +243,23 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
         module = read_module(text)
     except InputError as error:
         return _pack("unverifiable", detail=f"{error.message} {error.where}".strip())
+    limit_s = _SETTLE_S + _SLOWEST * origin.elapsed_ns / 1e9
+    lock(limit_s)
+    if origin.has_draft:  # most candidates are wrong, which code tells that is made ten times as quickly
+        worst, _, place = _differences(origin, compiled(read_module(text), origin.shape.name, level=0), tolerance)
+        if place:
+            return _pack("wrong", worst, detail=place)
+        allow_time(_COMPILE_S)
     optimize(module, strips_names=True)
     name = digest(module)
     if name in known:
         return _pack("known", digest=name)
-    code = compiled(module, origin.shape.name)  # its engine has to live as long as the function
+    code = compiled(module, origin.shape.name)
+    allow_time(limit_s + _COMPILE_S)
+    worst, is_exact, place = _differences(origin, code, tolerance)
+    if place:
+        return _pack("wrong", worst, detail=place, digest=name)
     made = origin.shape.bind(code)
-    lock(_SETTLE_S + _SLOWEST * origin.elapsed_ns / 1e9)
-    worst, is_exact = 0.0, True
-    for bench, salt in [(one, salt) for one in origin.benches for salt in (101, 202)] + [
-        (one, 101) for one in origin.checks
-    ]:
-        bench.prepare(salt)
-        off, same, place = bench.differences(bench.call(made))
-        worst, is_exact = max(worst, off), is_exact and same
-        if off > tolerance or (tolerance == 0 and not same):
-            return _pack("wrong", off, is_exact=False, detail=place, digest=name)
     times = []
     for bench, inner in zip(origin.benches, origin.inner, strict=True):
         pairs = take_pairs(
@@ -265,6 +270,19 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
         if not all(guarded.is_intact() for guarded in bench.memory.values()):
             return _pack("wrong", math.inf, detail=f"{bench.name}: it writes beyond its end", digest=name)
     return _pack("ok", worst, is_exact=is_exact, digest=name, times=times)
+
+
+def _differences(origin: Origin, code: Code, tolerance: float) -> tuple[float, bool, str]:
+    """Largest error over all cases, whether all bits are right, and the first place where an answer is wrong."""
+    made, worst, is_exact = origin.shape.bind(code), 0.0, True
+    twice = [(one, salt) for one in origin.benches for salt in (101, 202)]
+    for bench, salt in [*twice, *((one, 101) for one in origin.checks)]:
+        bench.prepare(salt)
+        off, same, place = bench.differences(bench.call(made))
+        worst, is_exact = max(worst, off), is_exact and same
+        if off > tolerance or (tolerance == 0 and not same):
+            return worst, False, place
+    return worst, is_exact, ""
 
 
 def _pack(kind: str, error: float = math.inf, *, is_exact: bool = False, detail: str = "", digest: str = "",

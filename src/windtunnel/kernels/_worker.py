@@ -6,6 +6,7 @@ what a candidate is (``model``).
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def main(place: Place) -> int:
     origin = golden(setup.function, setup.raw, setup.cases, setup.checks)
     place.tell(origin.digest)
     known: set[str] = set()
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, all that it shares with this process
     while True:
         try:
             order: Order = place.order()

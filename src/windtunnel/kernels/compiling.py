@@ -57,11 +57,11 @@ def read_module(text: str) -> Any:
     return module
 
 
-def _machine() -> Any:
+def _machine(level: int = 3) -> Any:
     _ready()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True,
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=level, jit=True,
         codemodel="jitdefault",
     )  # fmt: skip
 
@@ -96,8 +96,8 @@ def digest(module: Any) -> str:
     return hashlib.sha256(str(module).encode()).hexdigest()[:24]
 
 
-def compiled(module: Any, name: str) -> Code:
-    """Code of the module's function."""
-    engine = llvm.create_mcjit_compiler(module, _machine())
+def compiled(module: Any, name: str, *, level: int = 3) -> Code:
+    """Code of the module's function; at level 0 it is made quickly and runs slowly."""
+    engine = llvm.create_mcjit_compiler(module, _machine(level))
     engine.finalize_object()
     return Code(engine.get_function_address(name), engine)

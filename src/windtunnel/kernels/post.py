@@ -81,6 +81,8 @@ class Ladder:
 def ladder(edits: Individual, again: Again) -> Ladder:
     """Tell independent edits from those that work together."""
     every = ordered(edits)
+    if len(every) == 1:
+        return Ladder(tuple(every), (), _subsets(every, [], again))
     origin, everything = again([frozenset(), edits])
     independent: list[Edit] = []
     for edit in every:

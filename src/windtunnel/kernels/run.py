@@ -137,6 +137,11 @@ class Bench:
             self._by_digest.setdefault(said, Evaluation("ok", 1.0, 0.0, is_exact=True, digest=said))
 
     @property
+    def workers(self) -> tuple[Workers, ...]:
+        """The processes, in order; one that died has been begun anew."""
+        return tuple(self._workers)
+
+    @property
     def num_workers(self) -> int:
         """How many candidates run at once."""
         return len(self._cores)
@@ -235,7 +240,10 @@ class Bench:
         InputError
             An edit does not fit.
         """
-        text = apply(self.kernel.function, edits).render()
+        return self.time_module(apply(self.kernel.function, edits).render(), num_pairs, confidence=confidence)
+
+    def time_module(self, text: str, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:
+        """The same of any module with a function of this name and these parameters."""
         with contextlib.ExitStack() as stack:
             fresh = self._begin(self._cores[0])
             stack.callback(fresh.close)

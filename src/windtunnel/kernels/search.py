@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.kernels.assume import hints_for, promises_for
 from windtunnel.kernels.edits import Edit, Individual, apply
 from windtunnel.kernels.ir import Function
 from windtunnel.kernels.journal import Page, last_page, write_page
@@ -47,8 +48,13 @@ class Options:
     operators : str
         Of ``crismp``, and x, h (hints), a (assumptions).
     seed : int
+    is_scanned : bool
+        Whether each hint and each assumption is tried alone first, where these are among the operators; half of the
+        first population are the quickest of them.
     time_limit_s : float
         No generation begins later.
+    enough : float
+        No generation begins once the quickest takes at most this share of the original's time.
     """
 
     population: int = 32
@@ -57,7 +63,9 @@ class Options:
     mutation: float = 0.3
     operators: str = OPERATORS
     seed: int = 0
+    is_scanned: bool = True
     time_limit_s: float = float("inf")
+    enough: float = 0.0
 
     def __post_init__(self) -> None:
         if self.population < 4 or self.population % 4:
@@ -113,7 +121,9 @@ def evolve(
     InfeasibleError
         No edit at all passes the tests.
     """
-    settings = {key: value for key, value in asdict(options).items() if key not in ("generations", "time_limit_s")}
+    settings = {
+        key: value for key, value in asdict(options).items() if key not in ("generations", "time_limit_s", "enough")
+    }
     page = last_page(folder) if folder is not None else None
     if page is not None and page.settings != settings:
         raise InputError("the folder belongs to a search with other settings", where=str(folder),
@@ -123,7 +133,11 @@ def evolve(
         first = _first(function, evaluate, options)
         page = _turned(Page(0, tuple(first), settings), counts())
         _keep(folder, page)
-    while page.generation < options.generations and time.monotonic() - begun_s < options.time_limit_s:
+    while (
+        page.generation < options.generations
+        and time.monotonic() - begun_s < options.time_limit_s
+        and page.history[-1]["time_ratio"] > options.enough
+    ):
         made = _next(function, evaluate, options, page.population, page.generation + 1)
         page = _turned(replace(page, generation=page.generation + 1, population=tuple(made)), counts())
         _keep(folder, page)
@@ -170,7 +184,26 @@ def _first(function: Function, evaluate: Evaluate, options: Options) -> list[Can
         for place, found in zip(places, evaluate([unions[place] for place in places]), strict=True):
             if found.kind == "ok":
                 made[place] = Candidate(unions[place], found)
-    return [one or origin for one in made]
+    return _with_scanned([one or origin for one in made], _scanned(function, evaluate, options))
+
+
+def _scanned(function: Function, evaluate: Evaluate, options: Options) -> list[Candidate]:
+    """Each hint and each assumption alone, the quickest first, as far as they gain anything."""
+    if not options.is_scanned:
+        return []
+    genes = [("-h", text) for text in hints_for(function)] if "h" in options.operators else []
+    genes += [("-a", text) for text in promises_for(function)] if "a" in options.operators else []
+    alone: list[Individual] = [frozenset([(gene,)]) for gene in genes]
+    found = [Candidate(edits, said) for edits, said in zip(alone, evaluate(alone), strict=True)]
+    better = [one for one in found if one.evaluation.kind == "ok" and one.evaluation.time_ratio < 1]
+    return sorted(better, key=lambda one: one.evaluation.fitness)
+
+
+def _with_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:
+    """The slower half makes room."""
+    kept = sorted(population, key=lambda one: one.evaluation.fitness)
+    count = min(len(scanned), len(population) // 2)
+    return [*scanned[:count], *kept[: len(population) - count]]
 
 
 def _next(

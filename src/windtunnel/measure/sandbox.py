@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Ending", "Limits", "Lock", "contained"]
+__all__ = ["Ending", "Limits", "Lock", "allow_time", "contained"]
 
 _HEADER = struct.Struct("<8sQ")
 _MAGIC = b"WTanswer"
@@ -101,6 +101,7 @@ def contained(action: Callable[[Lock], bytes], limits: Limits | None = None) -> 
 
 def _be_child(action: Callable[[Lock], bytes], limits: Limits, told: int) -> None:
     """Never returns."""
+    faulthandler.disable()  # its last words are the parent's, which knows the signal
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -165,11 +166,15 @@ def _ending(answer: bytes, status: int, limits: Limits, *, is_late: bool) -> End
     return Ending("crash", detail=body[1:400].decode(errors="replace") if is_whole else f"it ended with {code}")
 
 
+def allow_time(cpu_s: float) -> None:
+    """Give a locked child so many seconds of a core from now on."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
+
 def _lock(cpu_s: float) -> None:
     """From now on whatever reaches out of this process, or takes longer, ends it, where the system can say so."""
-    faulthandler.disable()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    allow_time(cpu_s)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
