@@ -26,6 +26,7 @@ HEADINGS = {
     "flight": "Flights: what can really be run",
     "workload": "Workloads: what can be measured out of the box",
     "cost_model": "Cost models: what operators are priced by",
+    "policy": "Policies: how a cluster can be scheduled",
     "layer": "Layers: what can run in place of a network's own",
 }
 

@@ -37,6 +37,7 @@ GROUPS = (
     "pipeline",
     "train",
     "evolve",
+    "cluster",
     "cost",
     "cost train",
     "cost eval",

@@ -37,6 +37,7 @@ SUBJECTS = {
     "training/pipelines": {"model", "search", "run"},
     "training/uneven": {"model", "search", "run"},
     "kernels": {"model", "search", "run"},
+    "cluster": {"model", "search"},  # what drives real ones is another part
     "comm": {"model", "run"},
     "suite": {"model", "run"},  # a benchmark decides nothing
     "suite/utilization": {"model", "search", "run"},

@@ -17,6 +17,7 @@ from windtunnel import __version__
 from windtunnel.cli import (
     calibrate,
     capture,
+    cluster,
     codesign,
     convert,
     cost,
@@ -59,7 +60,7 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         names = list(self.commands)
-        for group in ("place", "pipeline", "train", "evolve"):  # groups come last by themselves
+        for group in ("place", "pipeline", "train", "evolve", "cluster"):  # groups come last by themselves
             if group in names and "calibrate" in names:
                 names.remove(group)
                 names.insert(names.index("calibrate"), group)
@@ -171,6 +172,10 @@ for _name, _verb in evolve.VERBS.items():
 
 app.add_typer(evolve.evolve, name="evolve", cls=_EvolveVerbs, short_help=evolve.SUMMARY)
 app.add_typer(train.train, name="train", cls=_Verbs, short_help=train.SUMMARY)
+for _name, _verb in cluster.VERBS.items():
+    cluster.cluster.command(_name, short_help=_summary_of(_verb))(_verb)
+
+app.add_typer(cluster.cluster, name="cluster", cls=_Verbs, short_help=cluster.SUMMARY)
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 

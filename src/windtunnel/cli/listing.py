@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["list_plugins"]
 
-_WITH_PARAMETERS = ("whatif", "workload", "cost_model", "strategy")
+_WITH_PARAMETERS = ("whatif", "workload", "cost_model", "strategy", "policy")
 
 _KINDS = {
     "whatifs": ("whatif", "windtunnel whatif GRAPH NAME"),
@@ -28,6 +28,7 @@ _KINDS = {
     "workloads": ("workload", "windtunnel verify mlp --whatif amp"),
     "sources": ("source", "windtunnel capture SCRIPT.py"),
     "strategies": ("strategy", "windtunnel train compare CLUSTER.toml --policies 'bsp NAME'"),
+    "policies": ("policy", "windtunnel cluster compare JOBS.csv --cluster FILE --policies 'dally NAME'"),
     "models": ("cost_model", "windtunnel predict GRAPH --on h100 --model NAME"),
     "layers": ("layer", "windtunnel whatif GRAPH NAME"),
 }

@@ -1,8 +1,26 @@
-"""Clusters of many jobs (row 5): policies of scheduling register here, one file each.
+"""Clusters of many jobs (row 5): where each is put, who waits, what that costs.
 
-In: the state of a cluster. Out: decisions. May not enter: how jobs are run.
+In: a cluster, jobs, how fast each model is on each placement, a policy. Out: what happens to every job. Policies of
+scheduling register here, one function each. May not enter: how jobs are run.
 """
 
 from windtunnel import registry
+from windtunnel.cluster.jobs import Jobs
+from windtunnel.cluster.layout import Cluster, read_cluster
+from windtunnel.cluster.model import ClusterRun, simulate
+from windtunnel.cluster.policy import Policy, Start, Stop, Wake, policy_of
+
+__all__ = [
+    "Cluster",
+    "ClusterRun",
+    "Jobs",
+    "Policy",
+    "Start",
+    "Stop",
+    "Wake",
+    "policy_of",
+    "read_cluster",
+    "simulate",
+]
 
 registry.discover(__name__)

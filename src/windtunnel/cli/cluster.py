@@ -1,0 +1,316 @@
+"""``windtunnel cluster``: many jobs on one cluster, under one policy or another (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.cluster import Cluster, Jobs, Policy
+    from windtunnel.cluster.metrics import Summary
+    from windtunnel.cluster.search import Outcome, Tuned
+    from windtunnel.cluster.speeds import Speeds
+
+__all__ = ["SUMMARY", "VERBS", "cluster"]
+
+SUMMARY = "Many jobs on one cluster: predict each scheduling policy, tune its timers."
+_SCHEMA = "windtunnel.cluster/1"
+_FREE = "free"
+
+cluster = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+
+JobsPath = Annotated[
+    Path, typer.Argument(metavar="JOBS", help="A CSV of jobs: ours, Philly, Helios, Alibaba, Tiresias or Dally's.")
+]
+ClusterPath = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")]
+SpeedsPath = Annotated[
+    str,
+    typer.Option(
+        "--speeds", metavar="PATH",
+        help="A table of speeds, a folder of layer tables or of graphs; free: communication costs nothing.",
+    ),
+]  # fmt: skip
+ShapeRule = Annotated[
+    str, typer.Option("--shape", metavar="RULE", help="Of uneven placements: exact, published, flat.")
+]
+Overlap = Annotated[bool, typer.Option("--overlap", help="Sums of gradients run beside the backward pass.")]
+Arrivals = Annotated[str, typer.Option(metavar="NAME", help="Of several columns of arrivals, such as p100day.")]
+Compress = Annotated[float, typer.Option(metavar="X", help="Jobs arrive so many times as fast.")]
+Models = Annotated[str, typer.Option(metavar="SHARES", help="For jobs without a model: 'vgg11=1 resnet50=3'.")]
+Number = Annotated[int, typer.Option("--generate", min=0, metavar="N", help="So many new jobs that look like these.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Of generated jobs and drawn models.")]
+Skip = Annotated[bool, typer.Option("--skip-too-large", help="Leave out jobs larger than the cluster.")]
+Quantum = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations between looks, as published; 0: none.")]
+Page = Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of the runs.")]
+
+
+@cluster.callback(help=f"Example: windtunnel cluster compare jobs.csv --cluster cluster.json\n\n{SUMMARY}")
+def _cluster() -> None:
+    """Hold the verbs of clusters together."""
+
+
+def simulate(
+    jobs: JobsPath,
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as dally-manual:rack_timer_s=7200.")] = "windtunnel",
+    speeds: SpeedsPath = _FREE,
+    shape: ShapeRule = "exact",
+    overlap: Overlap = False,
+    arrivals: Arrivals = "",
+    compress: Compress = 1.0,
+    models: Models = "",
+    generate: Number = 0,
+    seed: Seed = 0,
+    skip_too_large: Skip = False,
+    quantum: Quantum = 0,
+    graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep the run as a graph of segments.")] = None,
+    output: Page = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster simulate jobs.csv --cluster cluster.json --policy dally
+
+    Predict when every job starts and ends under one policy, and what the result hangs on.
+    """
+    from windtunnel.cluster import simulate as simulated
+    from windtunnel.cluster.metrics import document, summarize
+    from windtunnel.cluster.search import Outcome
+
+    for path in (graph, output):
+        if path is not None:
+            require_free(path, force=force)
+    given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+                   skip_too_large=skip_too_large)  # fmt: skip
+    with Progress("simulating", heartbeat=True) as progress:
+        run = simulated(given.cluster, given.jobs, given.speeds, _policy(policy), quantum=quantum, progress=progress)
+        summary = summarize(run)
+    outcome = Outcome(policy, run, summary)
+    if graph is not None:
+        from windtunnel.cluster.segments import segments_graph
+        from windtunnel.graph import save
+
+        save(segments_graph(run), graph, overwrite=force)
+    _write(given, [outcome], output, force=force)
+    if as_json:
+        print_json({"schema": _SCHEMA, "cluster": given.cluster.json(), "policy": policy, "notes_of_trace": given.notes,
+                    **document(run)})  # fmt: skip
+        return
+    _print(given, [outcome])
+    if graph is not None:
+        advise(f"next: windtunnel replay {graph}")
+
+
+def compare(
+    jobs: JobsPath,
+    cluster: ClusterPath,
+    policies: Annotated[
+        str, typer.Option(metavar="LIST", help="With blanks between.")
+    ] = "windtunnel dally dally-nowait dally-consolidated tiresias",
+    speeds: SpeedsPath = _FREE,
+    shape: ShapeRule = "exact",
+    overlap: Overlap = False,
+    arrivals: Arrivals = "",
+    compress: Compress = 1.0,
+    models: Models = "",
+    generate: Number = 0,
+    seed: Seed = 0,
+    skip_too_large: Skip = False,
+    quantum: Quantum = 0,
+    output: Page = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster compare jobs.csv --cluster cluster.json --policies 'dally tiresias'
+
+    Predict the same jobs under several policies, the smallest mean completion time first.
+    """
+    from windtunnel.cluster.metrics import document
+    from windtunnel.cluster.search import compare as compared
+
+    if output is not None:
+        require_free(output, force=force)
+    given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+                   skip_too_large=skip_too_large)  # fmt: skip
+    named = {text: _policy(text) for text in policies.split()}
+    with Progress("simulating", heartbeat=True) as progress:
+        found = compared(given.cluster, given.jobs, given.speeds, named, quantum=quantum, progress=progress)
+    _write(given, found, output, force=force)
+    if as_json:
+        outcomes = [{"policy": one.name, **document(one.run)} for one in found]
+        print_json(
+            {
+                "schema": _SCHEMA,
+                "cluster": given.cluster.json(),
+                "notes_of_trace": given.notes,
+                "outcomes": outcomes,
+            }
+        )
+        return
+    _print(given, found)
+
+
+def tune(
+    jobs: JobsPath,
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Whose order and fit are kept.")] = "dally-manual",
+    leases: Annotated[str, typer.Option(metavar="LIST", help="Timers to try, in leases.")] = "0 1 2 4 8 16 32 64",
+    speeds: SpeedsPath = _FREE,
+    shape: ShapeRule = "exact",
+    overlap: Overlap = False,
+    arrivals: Arrivals = "",
+    compress: Compress = 1.0,
+    models: Models = "",
+    generate: Number = 0,
+    seed: Seed = 0,
+    skip_too_large: Skip = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster tune jobs.csv --cluster cluster.json
+
+    Find the delay timers with the smallest mean completion time, and say them as Slurm takes them.
+    """
+    from windtunnel.cluster.search import tune as tuned
+
+    tries = _numbers(leases)
+    given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+                   skip_too_large=skip_too_large)  # fmt: skip
+    with Progress("tuning", heartbeat=True) as progress:
+        found = tuned(given.cluster, given.jobs, given.speeds, _policy(policy), leases=tries, progress=progress)
+    if as_json:
+        pairs = [
+            {"rack_timer_s": rack, "network_timer_s": network, "mean_jct_h": one.mean_jct_h, "jct_h": one.jct_h,
+             "makespan_h": one.makespan_h}
+            for (rack, network), one in found.pairs.items()
+        ]  # fmt: skip
+        best = dict(zip(("rack_timer_s", "network_timer_s"), found.best, strict=True))
+        print_json({"schema": _SCHEMA, "best": best, "auto_mean_jct_h": found.auto.mean_jct_h, "pairs": pairs})
+        return
+    _print_tuned(found)
+
+
+VERBS: dict[str, Callable[..., None]] = {"simulate": simulate, "compare": compare, "tune": tune}
+
+
+class _Given:
+    """What the options of all verbs come to."""
+
+    def __init__(self, cluster: Cluster, jobs: Jobs, speeds: Speeds, notes: list[str]) -> None:
+        self.cluster, self.jobs, self.speeds, self.notes = cluster, jobs, speeds, notes
+
+
+def _given(
+    jobs_path: Path, cluster_path: Path, speeds: str, shape: str, arrivals: str, compress: float, models: str,
+    num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool,
+) -> _Given:  # fmt: skip
+    from windtunnel.cluster import read_cluster
+    from windtunnel.cluster.formats import read_jobs
+    from windtunnel.cluster.generator import fit_mix, generate, with_models
+
+    cluster = read_cluster(cluster_path)
+    trace = read_jobs(jobs_path, arrivals=arrivals)
+    jobs, notes = trace.jobs, list(trace.notes)
+    if num_generated:
+        jobs = generate(fit_mix(jobs), num_generated, seed=seed)
+    if models:
+        jobs = with_models(jobs, _shares(models), seed=seed)
+    large = jobs.gpus > cluster.num_gpus
+    if skip_too_large and large.any() and not large.all():
+        notes.append(f"{int(large.sum())} jobs are larger than the cluster and were left out")
+        jobs = jobs.take(~large)
+    return _Given(cluster, jobs.compressed(compress), _speeds(speeds, shape, cluster, overlap=overlap), notes)
+
+
+def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds:
+    from windtunnel.cluster import speeds as of
+
+    if text == _FREE:
+        return of.FreeCommunication()
+    path = Path(text)
+    if path.is_file():
+        return of.read_speed_table(path)
+    graphs = sorted(path.glob("*.wt"))
+    if graphs:
+        from windtunnel.graph import load
+
+        return of.GraphSpeeds({one.stem: load(one) for one in graphs}, cluster.links, rule=shape)
+    return of.LayerSpeeds(of.read_profiles(path), cluster.links, rule=shape, overlap=overlap)
+
+
+def _policy(text: str) -> Policy:
+    from windtunnel import registry
+    from windtunnel.cluster import policy_of
+    from windtunnel.whatifs import parse_step
+
+    registry.get("policy", text.partition(":")[0])
+    step = parse_step(text, kind="policy")
+    return policy_of(step.name, **step.parameters)
+
+
+def _shares(text: str) -> dict[str, float]:
+    pairs = [piece.partition("=") for piece in text.split()]
+    try:
+        return {name: float(value or 1) for name, _, value in pairs}
+    except ValueError as cause:
+        raise InputError(f"{text!r} are no shares", where="--models", fix="write 'vgg11=1 resnet50=3'") from cause
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        numbers = [float(piece) for piece in text.split()]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 <= one < float("inf") for one in numbers):
+        raise InputError(f"{text!r} are no numbers of leases", where="--leases", fix="write --leases '0 1 2 4'")
+    return numbers
+
+
+def _write(given: _Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:
+    if output is not None:
+        from windtunnel.reports.cluster import cluster_page
+
+        cluster_page(found, output, notes=given.notes, overwrite=force)
+
+
+def _print(given: _Given, found: list[Outcome]) -> None:
+    from windtunnel.cluster.metrics import honest_notes
+
+    say(f"{given.jobs} on {given.cluster}")
+    say()
+    head = ("policy", "mean JCT", "p99 JCT", "queueing", "longest", "makespan", "comm", "use")
+    print_table(head, [_row(one.name, one.summary) for one in found], numbers=range(1, 8))
+    say("times in hours: from arrival to end, waiting, the longest wait; comm: share of running time")
+    for text in given.notes:
+        say_wrapped(f"note: {text}")
+    for one in found:
+        for text in honest_notes(one.run):
+            say_wrapped(f"{one.name}: {text}")
+
+
+def _row(name: str, one: Summary) -> tuple[str, ...]:
+    from windtunnel.units import format_ratio
+
+    times = (one.mean_jct_h, one.jct_h[99], one.mean_queueing_h, one.longest_wait_h, one.makespan_h)
+    shares = (format_ratio(one.communication_share), format_ratio(one.utilization))
+    return (name, *(f"{time:,.1f}" for time in times), *shares)
+
+
+def _print_tuned(found: Tuned) -> None:
+    best = sorted(found.pairs, key=lambda pair: found.pairs[pair].mean_jct_h)[:8]
+    rows = [
+        (f"{rack / 3600:g} h", f"{network / 3600:g} h", f"{one.mean_jct_h:,.2f}", f"{one.jct_h[99]:,.1f}")
+        for rack, network in best
+        for one in (found.pairs[rack, network],)
+    ]
+    print_table(("wait for a machine", "wait for a rack", "mean JCT, h", "p99 JCT, h"), rows, numbers=(0, 1, 2, 3))
+    say(f"auto timers come to {found.auto.mean_jct_h:,.2f} h")
+    seconds = round(found.best[1])
+    clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    advise(f"next: sbatch --switches=1@{clock} ... with SchedulerParameters=max_switch_wait={seconds} or more")
