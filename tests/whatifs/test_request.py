@@ -100,3 +100,25 @@ def test_types_may_stand_where_others_write_their_names():
     assert 3 == checked("size", parameters["size"], "3", "plugin")
     assert checked("size", parameters["size"], "none", "plugin") is None
     assert 0.25 == checked("share", parameters["share"], "0.25", "plugin")
+
+
+def test_what_a_whatif_is_asked_with_by_default_can_be_asked_by_hand():
+    """A text that the printed parameters show must mean the same when it is typed."""
+    for name, plugin in registry.all("whatif").items():
+        texts = {
+            key: parameter.default
+            for key, parameter in plugin.parameters.items()
+            if isinstance(parameter.default, str) and parameter.default
+        }
+        given = ",".join(f"{key}={value}" for key, value in texts.items())
+        (step,) = parse_request(f"{name}:{given}" if given else name).steps
+
+        assert texts == dict(step.parameters)
+
+
+def test_a_plus_in_a_text_ends_no_step_and_a_misspelt_one_behind_a_number_does():
+    both = parse_request("structured-dropout:place=nr+rh,p=0.3+block-circulant:k=8")
+
+    assert [{"place": "nr+rh", "p": 0.3}, {"k": 8}] == [dict(step.parameters) for step in both.steps]
+    with pytest.raises(InputError, match="no whatif is called 'chanels-last'"):
+        parse_request("batch-size:factor=2+chanels-last")

@@ -85,7 +85,7 @@ def parse_request(text: str) -> Request:
     InputError
         A name or a parameter is not known, a value does not fit, or two steps decide the same thing.
     """
-    steps = tuple(parse_step(part.strip()) for part in _JOIN.split(text))
+    steps = tuple(parse_step(part) for part in _joined(text))
     decided: dict[str, str] = {}
     for step in steps:
         thing = registry.get("whatif", step.name).decides
@@ -93,6 +93,29 @@ def parse_request(text: str) -> Request:
             raise InputError(_twice(decided[thing], step.name), where=text, fix="ask them apart, with a comma")
         decided[thing] = step.name
     return Request(steps)
+
+
+def _joined(text: str) -> Iterator[str]:
+    """The steps; a + in a value, as in ``place=nr+rh``, is no sign between two of them."""
+    known, whole = registry.all("whatif"), ""
+    for piece in _JOIN.split(text):
+        is_step = piece.partition(":")[0].strip() in known
+        if whole and not is_step and _ends_in_text(whole):
+            whole = f"{whole}+{piece.strip()}"
+            continue
+        if whole:
+            yield whole
+        whole = piece.strip()
+    yield whole
+
+
+def _ends_in_text(step: str) -> bool:
+    """Whether its last parameter takes any text."""
+    name, _, given = step.partition(":")
+    key, sign, _ = given.rpartition(",")[2].partition("=")
+    plugin = registry.all("whatif").get(name.strip())
+    parameter = plugin.parameters.get(key.strip()) if plugin is not None and sign else None
+    return parameter is not None and isinstance(parameter.default, str)
 
 
 def _twice(first: str, second: str) -> str:
