@@ -41,6 +41,7 @@ CAUSES: dict[str, tuple[str, str, str]] = {
 }
 """By cause: the run that has it, the run that has not, and what it is."""
 
+_LEAST_SHARE = 0.02
 _INTERCONNECT = ("together", "alone")  # as published: contention and exchange in one
 
 
@@ -57,7 +58,7 @@ class Stall:
     share : float
         Of the time of the run that has it.
     is_detected : bool
-        The interval does not reach 0.
+        The interval does not reach 0, and the share is 2 % or more: below that, turns differ by themselves.
     is_clamped : bool
         The run that has it was the faster one.
     """
@@ -249,4 +250,4 @@ def _stall(cause: str, has: str, has_not: str, what: str, times_ns: Mapping[str,
     lost = estimate_median(times_ns[has] - times_ns[has_not])
     kept = Estimate(max(lost.value, 0.0), max(lost.low, 0.0), max(lost.high, 0.0))
     share = kept.value / float(np.median(times_ns[has]))
-    return Stall(cause, what, kept, share, lost.low > 0, lost.value < 0)
+    return Stall(cause, what, kept, share, lost.low > 0 and share >= _LEAST_SHARE, lost.value < 0)
