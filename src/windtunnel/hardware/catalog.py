@@ -101,6 +101,8 @@ def _instance(row: dict[str, str]) -> Instance:
         name=row["name"],
         device=device(row["device"]),
         num_devices=int(row["num_devices"]),
+        num_vcpus=int(row["num_vcpus"]),
+        memory_bytes=int(row["memory_gib"]) * _GIB,
         device_link=link(row["device_link"]) if row["device_link"] else None,
         network_bytes_per_s=float(row["network_gbit_per_s"]) * 1e9 / 8,
         price_usd_per_h=float(row["price_usd_per_h"]),

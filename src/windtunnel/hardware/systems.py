@@ -112,6 +112,10 @@ class Instance:
     name : str
     device : Device
     num_devices : int
+    num_vcpus : int
+        Hardware threads.
+    memory_bytes : int
+        Of the host.
     device_link : Link, optional
         Between its devices, if it has several.
     network_bytes_per_s : float
@@ -124,6 +128,8 @@ class Instance:
     name: str
     device: Device
     num_devices: int
+    num_vcpus: int
+    memory_bytes: int
     device_link: Link | None
     network_bytes_per_s: float
     price_usd_per_h: float

@@ -18,7 +18,7 @@ SPEED = {"t4": 1.0, "a10g": 2.0, "l4": 1.6}
 
 def rented(name, chip, number, price, network=1e7):
     return Instance(
-        name, device(chip), number, link("pcie3-x16") if number > 1 else None, network, price, "2024-06", ""
+        name, device(chip), number, 8, 1 << 36, link("pcie3-x16") if number > 1 else None, network, price, "2024-06", ""
     )
 
 

@@ -1,0 +1,87 @@
+"""Steps of offers from a captured graph and from a table, and the command."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from windtunnel.cli import main  # noqa: E402
+from windtunnel.cluster.advice.model import Offer  # noqa: E402
+from windtunnel.cluster.advice.steps import GraphSteps, read_steps  # noqa: E402
+from windtunnel.errors import InputError  # noqa: E402
+from windtunnel.graph import save  # noqa: E402
+from windtunnel.hardware import instance  # noqa: E402
+from windtunnel.sources.torch.step import capture  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1024))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(1024, 1024)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return capture(step, iterations=3, model=model, optimizer=optimizer)
+
+
+def steps_of(graph, *offers):
+    return GraphSteps(graph).of([Offer(instance(name), count) for name, count in offers])
+
+
+def test_a_network_is_added_to_what_one_machine_loses(graph):
+    one, eight, two = steps_of(graph, ("p2.xlarge", 1), ("p2.8xlarge", 1), ("p2.8xlarge", 2))
+
+    assert 0 == one.interconnect_ns == one.network_ns == eight.network_ns
+    assert one.compute_ns == eight.compute_ns == two.compute_ns
+    assert eight.interconnect_ns == two.interconnect_ns > 0
+    assert two.network_ns > 0
+
+
+def test_a_faster_device_takes_less(graph):
+    slow, fast = steps_of(graph, ("g4dn.xlarge", 1), ("p5.48xlarge", 1))
+
+    assert fast.compute_ns < slow.compute_ns
+
+
+def test_what_was_measured_comes_first(graph, tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("instance,count,compute_ms,interconnect_ms,network_ms\ng5.xlarge,1,12,0,0\n", encoding="utf-8")
+    steps = GraphSteps(graph, measured=read_steps(path))
+    found = steps.of([Offer(instance("g5.xlarge"), count) for count in (1, 2)])
+
+    assert [("measured", 12e6), ("predicted", found[1].compute_ns)] == [(one.source, one.compute_ns) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [("g5.xlarge,0,1,0,0", "count"), ("g5.xlarge,1,x,0,0", "compute_ms"), ("a,1,1,0,0\na,1,2,0,0", "two rows")],
+)
+def test_rows_that_mean_nothing_are_refused_with_their_line(tmp_path, rows, said):
+    path = tmp_path / "steps.csv"
+    path.write_text(f"instance,count,compute_ms,interconnect_ms,network_ms\n{rows}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=said) as error:
+        read_steps(path)
+    assert "line " in error.value.where + error.value.message
+
+
+def test_the_command_takes_the_cheapest_in_time_and_says_why_not_the_others(graph, tmp_path, capsys):
+    path = save(graph, tmp_path / "step.wt")
+    asked = ["recommend", str(path), "--samples", "100000000", "--epochs", "10", "--machines", "2"]
+
+    assert main([*asked, "--json"]) == 0
+    free = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--deadline", f"{free['best']['time_s'] / 2}s", "--json"]) == 0
+    quick = json.loads(capsys.readouterr().out)
+    assert quick["best"]["cost_usd"] > free["best"]["cost_usd"]
+    assert free["best"]["instance"] in [one["instance"] for one in quick["cheaper"]]
+    assert any("too slow" in one["why_not"] for one in quick["cheaper"])
+    assert main([*asked, "--deadline", "1s"]) == 1
+    assert "nothing will do; it would take a deadline of" in " ".join(capsys.readouterr().out.split())
+    assert main(asked) == 0
+    assert "prices of 2024-06" in capsys.readouterr().out
