@@ -6,21 +6,27 @@ rights where they are our own. Not here: what the bytes mean.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.measure.links import Bucket, sleep_until
+from windtunnel.measure.workers import run_to_end
 
-__all__ = ["evict", "read_all", "read_at", "require_disk", "resident_share"]
+__all__ = ["can_throttle", "evict", "read_all", "read_at", "require_disk", "resident_share", "throttled_disk"]
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _CHUNK_BYTES = 1 << 16
+_BLKIO = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
+_FILE_SYSTEM_BYTES = 32 << 20
 
 
 def require_disk(folder: Path) -> None:
@@ -105,3 +111,53 @@ def read_at(path: Path, bucket: Bucket) -> bytes:
             sleep_until(bucket.due_ns(len(piece), time.monotonic_ns()))
             pieces.append(piece)
     return b"".join(pieces)
+
+
+@contextlib.contextmanager
+def throttled_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) -> Iterator[Path]:
+    """A file system that the kernel reads no faster than this; gives the folder where it is mounted.
+
+    It lies in a file below ``folder``, without the kernel keeping that file in memory, and is gone afterwards.
+
+    Raises
+    ------
+    InputError
+        The rate is not above 0, or this process may not do it.
+    """
+    if not 0 < bandwidth_bytes_per_s < float("inf"):
+        raise InputError(f"no disk reads {bandwidth_bytes_per_s} bytes/s", fix="give a rate above 0")
+    if not can_throttle():
+        raise InputError(
+            "this process may mount no throttled disk", fix="run as root with losetup, or limit the reader"
+        )
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-disk-", dir=folder)))
+        image, mounted = place / "image", place / "mounted"
+        mounted.mkdir()
+        with image.open("wb") as file:
+            file.truncate(2 * size_bytes + _FILE_SYSTEM_BYTES)
+        _do("mkfs.ext4", "-q", "-F", str(image))
+        device = _do("losetup", "--direct-io=on", "--show", "--find", str(image)).strip()
+        stack.callback(run_to_end, ["losetup", "--detach", device])
+        _do("mount", device, str(mounted))
+        stack.callback(run_to_end, ["umount", str(mounted)])
+        number = Path(device).stat().st_rdev
+        limit = f"{os.major(number)}:{os.minor(number)}"
+        _BLKIO.write_text(f"{limit} {round(bandwidth_bytes_per_s)}", encoding="ascii")
+        stack.callback(_BLKIO.write_text, f"{limit} 0", encoding="ascii")
+        yield mounted
+
+
+@cache
+def can_throttle() -> bool:
+    """Whether this process may mount a disk and limit its rate in the kernel."""
+    tools = all(shutil.which(tool) for tool in ("losetup", "mkfs.ext4", "mount", "umount"))
+    return tools and os.access(_BLKIO, os.W_OK) and os.geteuid() == 0
+
+
+def _do(*command: str) -> str:
+    done = run_to_end(command)
+    if done is None or done.code:
+        said = done.stderr.strip() if done is not None else "it could not be started"
+        raise InputError(f"a disk cannot be throttled: {said}", where=" ".join(command), fix="limit the reader instead")
+    return done.stdout

@@ -17,7 +17,15 @@ from windtunnel.cluster.stalls.model import CAUSES, RUNS  # noqa: E402
 from windtunnel.cluster.stalls.run import Surroundings, measure_stalls  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.hardware.cores import allowed_cores  # noqa: E402
-from windtunnel.measure.disks import evict, read_all, read_at, require_disk, resident_share  # noqa: E402
+from windtunnel.measure.disks import (  # noqa: E402
+    can_throttle,
+    evict,
+    read_all,
+    read_at,
+    require_disk,
+    resident_share,
+    throttled_disk,
+)
 from windtunnel.measure.links import Bucket, can_shape  # noqa: E402
 
 two_cores = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
@@ -62,6 +70,27 @@ def test_a_limited_reader_is_no_faster_than_its_rate(tmp_path):
 
     assert path.read_bytes() == data
     assert took_s >= 0.1
+
+
+@pytest.mark.skipif(not can_throttle(), reason="may mount no throttled disk")
+def test_a_throttled_disk_reads_at_its_rate_and_is_gone_afterwards(tmp_path):
+    with throttled_disk(tmp_path, 4e6, 2_000_000) as folder:
+        path = some_file(folder, 2_000_000)
+        evict([path])
+        size_bytes, took_ns = read_all([path])
+
+    assert size_bytes / took_ns * 1e9 == pytest.approx(4e6, rel=0.3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_no_disk_may_be_throttled_the_reader_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("windtunnel.cluster.stalls.run.can_throttle", lambda: False)
+    around = Surroundings(disk_bytes_per_s=1e6)
+
+    assert not around.is_throttled
+    monkeypatch.setattr("windtunnel.measure.disks.can_throttle", lambda: False)
+    with pytest.raises(InputError, match="may mount no throttled disk"), throttled_disk(tmp_path, 1e6, 1):
+        pass
 
 
 def test_an_image_comes_back_cut_out_and_perhaps_mirrored(tmp_path):
@@ -140,7 +169,7 @@ def test_a_slow_disk_is_named(tmp_path, capsys):
     assert [cause for cause in CAUSES if cause != "network"] == [
         one["cause"] for one in found["stalls"] if one["cause"] != "interconnect"
     ]
-    assert "limited to 1 MB/s" in found["environment"]["disk"]
+    assert "to 1 MB/s" in found["environment"]["disk"]
     assert "<h1>Stalls of relu-network:batch_size=64</h1>" in page.read_text(encoding="utf-8")
 
 

@@ -27,11 +27,12 @@ from windtunnel.cluster.stalls.job import job_of
 from windtunnel.cluster.stalls.model import RUNS, Reading, Stalls, stalls_of
 from windtunnel.errors import FlightError, InputError
 from windtunnel.hardware.cores import allowed_cores
-from windtunnel.measure.disks import evict, read_all, require_disk, resident_share
+from windtunnel.measure.disks import can_throttle, evict, read_all, require_disk, resident_share, throttled_disk
 from windtunnel.measure.links import ShapedLink, shaped_link
 from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
 from windtunnel.progress import Progress
+from windtunnel.workloads.workload import Workload
 
 __all__ = ["Surroundings", "measure_stalls"]
 
@@ -69,6 +70,11 @@ class Surroundings:
     folder: Path | None = None
     disk_bytes_per_s: float = 0.0
     reads: bool = True
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether the kernel keeps the disk to its rate; else whoever reads does."""
+        return bool(self.disk_bytes_per_s) and can_throttle()
 
     def runs(self) -> list[str]:
         """The runs that can be made here."""
@@ -115,7 +121,9 @@ def measure_stalls(
     runs = around.runs()
     with contextlib.ExitStack() as stack:
         files = stack.enter_context(_files(made, around, 2 * num_ranks * (num_batches + _NUM_WARMUP)))
-        reading = _reading(files, around.disk_bytes_per_s, made.batch_size) if files else None
+        reading = (
+            _reading(files, 0.0 if around.is_throttled else around.disk_bytes_per_s, made.batch_size) if files else None
+        )
         near = stack.enter_context(_ranks(job, files, num_ranks, None))
         far = None
         environment: dict[str, Any] = {
@@ -130,7 +138,8 @@ def measure_stalls(
             far = stack.enter_context(_ranks(job, files, num_ranks, link))
             environment["link"] = _checked_link(far, link, around)
         if around.disk_bytes_per_s:
-            environment["disk"] = f"a reader limited to {around.disk_bytes_per_s / 1e6:g} MB/s"
+            how = "a disk throttled by the kernel" if around.is_throttled else "a reader limited"
+            environment["disk"] = f"{how} to {around.disk_bytes_per_s / 1e6:g} MB/s"
         times: dict[str, list[float]] = {run: [] for run in runs}
         warnings: dict[str, None] = {}
         for turn in range(num_turns):
@@ -155,14 +164,19 @@ def measure_stalls(
 
 
 @contextlib.contextmanager
-def _files(made: Any, around: Surroundings, num_files: int) -> Iterator[list[Path]]:
-    """Twice as many files as a turn reads, in a folder on a disk."""
+def _files(made: Workload, around: Surroundings, num_files: int) -> Iterator[list[Path]]:
+    """Twice as many files as a turn reads, in a folder on a disk, which the kernel throttles where it may."""
     if not around.reads:
         yield []
         return
-    with tempfile.TemporaryDirectory(prefix="windtunnel-batches-", dir=around.folder) as folder:
-        require_disk(Path(folder))
-        yield write_batches(made, Path(folder), num_files)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-batches-", dir=around.folder)))
+        require_disk(folder)
+        if around.is_throttled:
+            (first,) = write_batches(made, folder, 1)
+            size_bytes = num_files * first.stat().st_size
+            folder = stack.enter_context(throttled_disk(folder, around.disk_bytes_per_s, size_bytes))
+        yield write_batches(made, folder, num_files)
 
 
 def _reading(files: Sequence[Path], disk_bytes_per_s: float, batch_size: int) -> Reading:
@@ -228,7 +242,7 @@ def _turn(
             )
     elif run == "cached":
         read_all(files)
-    limit = around.disk_bytes_per_s / num_ranks if is_cold else 0.0
+    limit = around.disk_bytes_per_s / num_ranks if is_cold and not around.is_throttled else 0.0
     order = Turn(num_batches, _NUM_WARMUP, run not in ("alone", "apart"), run in _READING, limit)
     return _all(workers, order, 1 if run == "alone" else num_ranks)
 
