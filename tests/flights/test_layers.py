@@ -244,6 +244,20 @@ def test_linear_layers_behind_a_dropout_are_asked_about_with_it(feeding_graph):
         structured_dropout(feeding_graph, place="rh")
 
 
+def test_the_dropout_before_a_layer_is_no_layer_of_its_own_in_a_ranking(feeding_graph):
+    from windtunnel.simulate import replay
+    from windtunnel.whatifs import Answer, parse_request
+    from windtunnel.whatifs.by_layer import by_layer, worth_it
+
+    change = structured_dropout(feeding_graph)
+    ones = np.ones(len(change.needs[0].program.calls))
+    after = change.finish(Ratios(0.5 * ones, 0.5 * ones, ones, float("nan"), float("nan")))
+    answer = Answer(parse_request("structured-dropout"), replay(feeding_graph), 1.0).keeping(after)
+
+    assert ["reduce"] == [one.layer for one in by_layer(answer)]
+    assert "" == worth_it(by_layer(answer))
+
+
 def test_convolutions_are_asked_about_and_those_of_groups_are_not(feeding_graph):
     assert ["conv", "expand", "reduce"] == replaced_layers(block_circulant(feeding_graph, k=8), feeding_graph)
     with pytest.raises(InputError, match="grouped is a convolution of 2 groups"):

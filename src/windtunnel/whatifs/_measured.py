@@ -25,6 +25,7 @@ from windtunnel.cost.rerun import (
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.graph.table import Strings
+from windtunnel.whatifs._replacing import weights_of
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = [
@@ -84,13 +85,16 @@ def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda c
         The graph comes from a source that keeps no program.
     """
     need = OperatorsNeed(captured_program(graph), form)
-    return Unpriced((need,), lambda ratios: then(_marked(apply_ratios(graph, ratios), form)))
+    return Unpriced((need,), lambda ratios: then(_marked(apply_ratios(graph, ratios), need.program, form)))
 
 
-def _marked(graph: Graph, form: Form) -> Graph:
-    """Say of the tasks that another layer runs who priced them."""
-    mask = np.isin(calls_of(graph), [place for place, _, _ in form.replaced]) if form.replaced else ~graph.all_tasks
-    return graph.set_duration(mask, graph.duration_ns[mask], cost_source=REPLACED) if mask.any() else graph
+def _marked(graph: Graph, program: Program, form: Form) -> Graph:
+    """Say of the tasks of layers with weights that another layer runs who priced them."""
+    places = [place for place, _, _ in form.replaced if weights_of(program, place)]
+    if not places:
+        return graph
+    mask = np.isin(calls_of(graph), places)
+    return graph.set_duration(mask, graph.duration_ns[mask], cost_source=REPLACED)
 
 
 def apply_ratios(graph: Graph, ratios: Ratios) -> Graph:
