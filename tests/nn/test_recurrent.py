@@ -231,3 +231,15 @@ def test_every_way_gives_one_loss():
 
     assert pytest.approx(found["dense"], rel=1e-12) == min(found.values())
     assert pytest.approx(found["dense"], rel=1e-12) == max(found.values())
+
+
+def test_sequences_of_many_lengths_are_timed_as_few_shapes():
+    from windtunnel.nn.dropout.ways import shape_of
+
+    weight = torch.zeros(8, 4)
+    shapes = {
+        shape_of(weight, spans([20] * length, draw(8, 0.5, range(length), seed=0), 1), 1) for length in range(1, 65)
+    }
+
+    assert 7 == len(shapes)
+    assert {20} == {shape.num_rows // shape.num_sets for shape in shapes}

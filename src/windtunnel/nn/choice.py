@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel.measure.rounds import elapsed_ns, quiet, rounds
 
-__all__ = ["quickest"]
+__all__ = ["coarse", "quickest"]
 
 _FEWEST, _MOST = 3, 15
 _MARGIN = 0.03  # what another way must win by
@@ -38,3 +38,21 @@ def quickest(ways: Mapping[str, Callable[[], Any]], plain: str, *, budget_s: flo
                 times_ns[name].append(spent_ns)
     best = min(ways, key=lambda name: quiet(times_ns[name]))
     return best if quiet(times_ns[best]) < (1 - _MARGIN) * quiet(times_ns[plain]) else plain
+
+
+def coarse(count: int, per_doubling: int = 1) -> int:
+    """The next of few sizes: a program has many, and what is quickest changes slowly with them.
+
+    Parameters
+    ----------
+    count : int
+    per_doubling : int
+        Sizes from one power of two to the next: 1, 2 or 4.
+
+    Examples
+    --------
+    >>> coarse(35), coarse(35, 4), coarse(20, 4), coarse(64), coarse(0)
+    (64, 40, 20, 64, 0)
+    """
+    unit = 1 << max((count - 1).bit_length() - per_doubling.bit_length(), 0)
+    return -(-count // unit) * unit

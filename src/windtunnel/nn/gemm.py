@@ -12,7 +12,7 @@ from functools import cache, partial
 
 import torch
 
-from windtunnel.nn.choice import quickest
+from windtunnel.nn.choice import coarse, quickest
 
 __all__ = ["add_product", "product"]
 
@@ -35,7 +35,7 @@ def _library(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     is_plain = a.dtype is torch.float32 and a.device.type == "cpu" and min(*a.shape, b.shape[1]) > 0
     if not (is_plain and torch.backends.mkldnn.is_available()):
         return torch.mm
-    rows, inner, columns = (1 << (size - 1).bit_length() for size in (*a.shape, b.shape[1]))
+    rows, inner, columns = map(coarse, (*a.shape, b.shape[1]))
     layout = a.stride(1) == 1, b.stride(1) == 1
     return _quicker(rows, inner, columns, layout, torch.get_num_threads())
 
@@ -44,7 +44,7 @@ def _library(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 def _quicker(
     rows: int, inner: int, columns: int, layout: tuple[bool, bool], threads: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Sizes are rounded up to powers of two: a program has many sizes and the answer changes slowly."""
+    """Sizes are powers of two."""
     del threads
     a, b = _filled(rows, inner, is_row_major=layout[0]), _filled(inner, columns, is_row_major=layout[1])
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"torch": torch.mm, "onednn": _onednn}

@@ -24,7 +24,7 @@ from functools import cache, partial
 import torch
 
 from windtunnel.errors import InputError
-from windtunnel.nn.choice import quickest
+from windtunnel.nn.choice import coarse, quickest
 from windtunnel.nn.circulant.algebra import Blocks, dense
 
 __all__ = ["AUTOMATIC", "WAYS", "checked_way", "multiply", "spectrum", "way_for"]
@@ -130,8 +130,7 @@ def multiply(x: Tensor, weight: Tensor, blocks: Blocks, way: str = "fft") -> Ten
 
 def way_for(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, trains: bool) -> str:
     """The quickest way for so many rows here, measured once; ``dense`` unless another is clearly quicker."""
-    rows = 1 << max(num_rows - 1, 0).bit_length()  # the answer changes slowly
-    return _quickest(blocks, rows, dtype, device, trains, torch.get_num_threads())
+    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads())
 
 
 @cache

@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from windtunnel.nn.choice import quickest
+from windtunnel.nn.choice import coarse, quickest
 from windtunnel.nn.dropout.keep import draw, factors_of, spans
 from windtunnel.nn.dropout.sequence import Dropped, Steps, gru, lstm, product
 from windtunnel.nn.dropout.ways import AUTOMATIC
@@ -105,10 +105,11 @@ class _Shape:
 
 
 def _shape_of(given: Direction, x: Tensor, steps: Steps, dropped: Dropped) -> _Shape:
-    num_sets = max(len(dropped.spans), 1)
+    num_steps = coarse(len(steps.batch_sizes))
+    period = -(-len(steps.batch_sizes) // max(len(dropped.spans), 1))
     return _Shape(
-        len(steps.batch_sizes), steps.batch_sizes[0], x.shape[1], given.states[0].shape[1],
-        dropped.spans[0].keep.num_kept if dropped.spans else x.shape[1], -(-len(steps.batch_sizes) // num_sets),
+        num_steps, coarse(steps.batch_sizes[0], 4), x.shape[1], given.states[0].shape[1],
+        dropped.spans[0].keep.num_kept if dropped.spans else x.shape[1], min(coarse(period), num_steps),
         dropped.group, given.is_lstm, bool(given.weights[2:]), x.dtype, x.device.type, torch.get_num_threads(),
         torch.is_grad_enabled(),
     )  # fmt: skip

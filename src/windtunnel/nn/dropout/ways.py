@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from windtunnel.errors import InputError
-from windtunnel.nn.choice import quickest
+from windtunnel.nn.choice import coarse, quickest
 from windtunnel.nn.dropout.keep import Span, draw, spans
 from windtunnel.nn.dropout.products import WAYS, Way
 
@@ -61,15 +61,19 @@ def way_for(name: str, product: str, shape: Shape | None) -> Way:
 
 
 def shape_of(weight: torch.Tensor, found: Sequence[Span], group: int) -> Shape | None:
-    """The shape of the products of some spans with a transposed weight; None without any."""
+    """About the shape of the products of some spans with a transposed weight; None without any.
+
+    Sets, and rows of each, are rounded up, so that sequences of many lengths have few shapes.
+    """
     if not found:
         return None
+    num_sets = coarse(len(found))
     return Shape(
-        num_rows=found[-1].last - found[0].first,
+        num_rows=num_sets * coarse(-(-(found[-1].last - found[0].first) // len(found)), 4),
         num_units=weight.shape[0],
         num_columns=weight.shape[1],
         num_kept=found[0].keep.num_kept,
-        num_sets=len(found),
+        num_sets=num_sets,
         group=group,
         dtype=weight.dtype,
         device=weight.device.type,
