@@ -107,6 +107,7 @@ BARS = (
     "gevo_search",
     "gevo_planted",
     "gevo_real",
+    "gevo_graph",
     "piper_exact",
     "planner_true",
     "schedules_valid",

@@ -38,6 +38,7 @@ SUBJECTS = {
     "training/uneven": {"model", "search", "run"},
     "kernels": {"model", "search", "run"},
     "cluster": {"model", "search"},  # what drives real ones is another part
+    "kernels/steps": {"model", "run"},  # the search is that of kernels
     "comm": {"model", "run"},
     "suite": {"model", "run"},  # a benchmark decides nothing
     "suite/utilization": {"model", "search", "run"},

@@ -6,7 +6,7 @@ import pytest
 from tests.kernels.texts import SCALE, scale_cases, scale_kernel
 from windtunnel.kernels.cases import Case, Out
 from windtunnel.kernels.edits import apply
-from windtunnel.kernels.fuzz import fuzzed
+from windtunnel.kernels.fuzz import BEYOND, fuzzed
 from windtunnel.kernels.ir import parse
 from windtunnel.kernels.model import Candidate, Evaluation, kernel_of
 from windtunnel.kernels.post import ladder, minimized
@@ -95,6 +95,9 @@ def test_a_proof_and_a_run_never_contradict_one_another():
 def test_drawn_inputs_keep_whole_numbers_within_bounds():
     case = Case("places", (np.arange(10), np.ones(4, np.float32), Out((3,)), 7))
     for one in fuzzed([case], 0):
+        if BEYOND in one.name:  # the original is asked first
+            assert one.arguments[0].min() < 0
+            continue
         places, floats, out, number = one.arguments
         assert 0 <= places.min()
         assert places.max() <= 9
@@ -190,3 +193,29 @@ def _clamp_dropped(function):
     users = [(one.uid, at) for one in function.instructions() for at, value in enumerate(one.operands)
              if value.uid == call]  # fmt: skip
     return (("-c", call), *(("-p", f"{user}.OP{at},{twice}") for user, at in users))
+
+
+def test_an_edit_that_needs_numbers_not_to_be_negative_is_found_by_inputs_beyond():
+    """An index of Python may be negative; no test here has one."""
+    from windtunnel.kernels.from_numba import flattened, module_of
+    from windtunnel.kernels.model import Kernel
+
+    def gather(x, index, out):
+        for i in range(index.shape[0]):
+            out[i] = x[index[i]]
+
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=500).astype(np.float32), draw.integers(0, 500, 300), Out((300,))
+    cases = [Case("places", flattened(values))]
+    kernel = Kernel("gather", parse(module_of(gather, values)), lambda _: cases,
+                    module_of(gather, values, is_simplified=False))  # fmt: skip
+    load = next(one.uid for one in kernel.function.instructions() if one.opcode == "load" and one.type == "float")
+    places = [one.uid for one in kernel.function.instructions() if one.opcode == "getelementptr"]
+    edits = frozenset([(("-p", f"{load}.OP0,{places[1]}"),)])  # the one before the length is added where it is negative
+    with Bench(kernel, num_workers=1, num_pairs=1) as bench:
+        on_tests = bench.evaluate([edits])[0]
+    with Bench(kernel, num_workers=1, num_pairs=1, checks=fuzzed(cases, 0)) as bench:
+        drawn = bench.evaluate([edits])[0]
+
+    assert "ok" == on_tests.kind, on_tests.detail
+    assert drawn.kind in ("wrong", "crash")

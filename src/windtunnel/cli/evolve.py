@@ -92,6 +92,56 @@ def run(
     _finish(document, folder, page, force=force, as_json=as_json)
 
 
+def step(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="mlp, or another whose step is model and loss.")],
+    parameters: Annotated[
+        str, typer.Option(metavar="LIST", help="Of the workload: batch_size=8,width=32,depth=3.")
+    ] = "",
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, metavar="RATIO", help="Error of loss and gradients that is right; 0: no bit.")
+    ] = 0.0,
+    population: Annotated[int, typer.Option(min=4, metavar="N", help="A multiple of four.")] = 8,
+    generations: Annotated[int, typer.Option(min=0, metavar="N", help="At most.")] = 20,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="No generation begins later.")
+    ] = "2min",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds draw equal edits.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve step mlp --parameters batch_size=8,width=32
+
+    Search a training step for operators that its loss and gradients do not need.
+    """
+    from windtunnel.kernels.search import Options
+    from windtunnel.kernels.steps.run import OPERATORS, evolve_step
+    from windtunnel.units import parse_duration
+
+    options = Options(population, generations, operators=OPERATORS, seed=seed,
+                      time_limit_s=parse_duration(time_limit) / 1e9)  # fmt: skip
+    with Progress("evolving") as progress:
+        found = evolve_step(workload, options, parameters=_numbers(parameters), tolerance=tolerance, progress=progress)
+    if as_json:
+        print_json(found.json())
+        return
+    if not found.edits:
+        say(f"{workload}: nothing that is surely faster; the step stays")
+        return
+    low, value, high = found.measured.low, found.measured.value, found.measured.high
+    say(f"{workload}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), predicted {found.predicted:.3f}x")
+    say(f"{found.num_left} of {found.num_operators} operators are left")
+    for words in found.words:
+        say_wrapped(f"  {words}")
+
+
+def _numbers(text: str) -> dict[str, Any]:
+    """``name=number`` with commas between."""
+    parts = [part.partition("=") for part in text.split(",") if part]
+    if not all(name and value.lstrip("-").isdecimal() for name, _, value in parts):
+        raise InputError(f"{text!r} is no list of numbers by name", where="--parameters",
+                         fix="write it like batch_size=8,width=32")  # fmt: skip
+    return {name.strip(): int(value) for name, _, value in parts}
+
+
 def show(
     folder: FolderPath,
     page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
@@ -185,4 +235,4 @@ def _needs(document: dict[str, Any]) -> str:
     return f"{together} work together" + (f", {stones} of which gain nothing alone" if stones else "")
 
 
-VERBS: dict[str, Callable[..., None]] = {"run": run, "show": show, "apply": apply}
+VERBS: dict[str, Callable[..., None]] = {"run": run, "step": step, "show": show, "apply": apply}

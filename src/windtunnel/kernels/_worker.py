@@ -9,13 +9,15 @@ from __future__ import annotations
 import gc
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.kernels._child import Origin, evaluate, golden
 from windtunnel.kernels.cases import Case
+from windtunnel.kernels.fuzz import BEYOND
 from windtunnel.kernels.ir import Function
-from windtunnel.measure.sandbox import Limits, contained
+from windtunnel.measure.sandbox import Limits, Lock, contained
 from windtunnel.measure.workers import Place
 
 __all__ = ["Order", "Setup", "main"]
@@ -44,8 +46,8 @@ class Order:
 
 def main(place: Place) -> int:
     """Prepare the original, then answer until there are no orders."""
-    setup: Setup = place.config
-    ending = contained(lambda _: _trial(setup), setup.limits)
+    setup: Setup = _bearable(place.config)
+    ending = contained(partial(_tried, setup), setup.limits)
     if ending.kind != "done":
         place.tell(InputError(
             f"the original fails its own tests: {ending.kind}, {ending.detail}", where=setup.function.name,
@@ -69,7 +71,18 @@ def main(place: Place) -> int:
         place.tell(_answer(origin, order, known, setup.limits))
 
 
-def _trial(setup: Setup) -> bytes:
+def _bearable(setup: Setup) -> Setup:
+    """Without the drawn inputs that the original does not bear."""
+    kept = [case for case in setup.checks if BEYOND not in case.name or _bears(setup, case)]
+    return replace(setup, checks=kept)
+
+
+def _bears(setup: Setup, case: Case) -> bool:
+    ending = contained(partial(_tried, replace(setup, cases=(), checks=(case,))), setup.limits)
+    return ending.kind == "done" and pickle.loads(ending.answer) is None
+
+
+def _tried(setup: Setup, _: Lock) -> bytes:
     """The original runs apart once before it runs in this process."""
     try:
         golden(setup.function, setup.raw, setup.cases, setup.checks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,7 +74,8 @@ def module_of(
     signature = tuple(_type_of(value, f"argument {at + 1} of {name}") for at, value in enumerate(values))
     jitted = numba.njit(error_model="numpy", boundscheck=False, fastmath=fastmath, debug=True)(plain)
     try:
-        with _as_written():
+        with _as_written(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", numba.core.errors.NumbaDebugInfoWarning)  # then there are no lines
             jitted.compile(signature)
     except numba.core.errors.NumbaError as error:
         said = str(error).strip().splitlines()

@@ -1,7 +1,8 @@
 """Inputs that nobody wrote: contents of arrays drawn anew in a kernel's own shapes (room kernels).
 
 In: cases. Out: more cases: constants, zeros, negatives, extremes, tiny and huge numbers, noise. Whole numbers stay
-within what the case has, as they may be places in other arrays. Not here: running them (``verdict``).
+within what the case has, as they may be places in other arrays; only in the form ``beyond`` they may also be negative,
+which counts only where the original itself bears it. Not here: running them (``verdict``).
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 
 from windtunnel.kernels.cases import Case, Value
 
-__all__ = ["fuzzed"]
+__all__ = ["BEYOND", "fuzzed"]
 
-_FORMS = ("noise", "constant", "zeros", "negative", "wide", "tiny", "sorted", "spikes")
+BEYOND = "beyond"
+
+_FORMS = ("noise", "constant", "zeros", "negative", "wide", "tiny", "sorted", "spikes", BEYOND)
 
 
-def fuzzed(cases: Sequence[Case], seed: int, num_each: int = 8) -> list[Case]:
+def fuzzed(cases: Sequence[Case], seed: int, num_each: int = 9) -> list[Case]:
     """So many variants of each case, all forms in turn."""
     found = []
     for at, case in enumerate(cases):
@@ -38,6 +41,7 @@ def _varied(value: Value, form: str, draw: np.random.Generator) -> Value:
         return _whole(value, form, draw)
     scale = float(np.abs(value).max()) or 1.0
     made = {
+        BEYOND: lambda: draw.normal(0, scale, value.shape),
         "noise": lambda: draw.normal(0, scale, value.shape),
         "constant": lambda: np.full(value.shape, draw.uniform(-scale, scale)),
         "zeros": lambda: np.where(draw.random(value.shape) < 0.5, 0.0, -0.0),
@@ -52,6 +56,9 @@ def _varied(value: Value, form: str, draw: np.random.Generator) -> Value:
 
 def _whole(value: NDArray[Any], form: str, draw: np.random.Generator) -> NDArray[Any]:
     low, high = int(value.min()), int(value.max())
+    if form == BEYOND:
+        least = -high - 1 if value.dtype.kind == "i" else low
+        return draw.integers(least, high + 1, value.shape).astype(value.dtype)
     if form in ("constant", "zeros"):
         return np.full_like(value, high if form == "constant" else low)
     if form == "sorted":

@@ -111,8 +111,11 @@ def evolve(
     folder: Path | None = None,
     progress: Progress | None = None,
     counts: Callable[[], dict[str, Any]] = dict,
+    seeds: Sequence[Individual] = (),
 ) -> Found:
     """Search; with a folder each generation is written there, and a search that was ended goes on from the last.
+
+    ``seeds`` are sets of edits that the first population shall hold, as far as they pass.
 
     Raises
     ------
@@ -130,7 +133,7 @@ def evolve(
                          fix="choose another with --output, or ask the same again")  # fmt: skip
     begun_s = time.monotonic()
     if page is None:
-        first = _first(function, evaluate, options)
+        first = _with_scanned(_first(function, evaluate, options), _passing(seeds, evaluate))
         page = _turned(Page(0, tuple(first), settings), counts())
         _keep(folder, page)
     while (
@@ -197,6 +200,12 @@ def _scanned(function: Function, evaluate: Evaluate, options: Options) -> list[C
     found = [Candidate(edits, said) for edits, said in zip(alone, evaluate(alone), strict=True)]
     better = [one for one in found if one.evaluation.kind == "ok" and one.evaluation.time_ratio < 1]
     return sorted(better, key=lambda one: one.evaluation.fitness)
+
+
+def _passing(seeds: Sequence[Individual], evaluate: Evaluate) -> list[Candidate]:
+    """Those of the given sets that pass, the quickest first."""
+    found = [Candidate(one, said) for one, said in zip(seeds, evaluate(seeds), strict=True) if said.kind == "ok"]
+    return sorted(found, key=lambda one: one.evaluation.fitness)
 
 
 def _with_scanned(population: list[Candidate], scanned: list[Candidate]) -> list[Candidate]:

@@ -7,6 +7,7 @@ timed anew in a fresh process, each of its edits named in words with what it res
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
@@ -14,7 +15,7 @@ from windtunnel.kernels.cases import FITNESS, HELD_OUT, Case
 from windtunnel.kernels.edits import Edit, Individual, apply, ordered, to_json
 from windtunnel.kernels.fuzz import fuzzed
 from windtunnel.kernels.ir import Function
-from windtunnel.kernels.model import Candidate, Evaluation, Kernel
+from windtunnel.kernels.model import Candidate, Kernel
 from windtunnel.kernels.post import Ladder, ladder, minimized
 from windtunnel.kernels.run import Bench
 from windtunnel.kernels.validation import is_same
@@ -23,8 +24,8 @@ from windtunnel.measure.stats import Estimate
 
 __all__ = ["Gene", "Verdict", "judge"]
 
-_FUZZ_SEED, _FUZZ_EACH, _MOST_FUZZED_BYTES = 104_729, 8, 1 << 20
-_PAIRS_AGAIN, _PAIRS_LAST = 21, 41
+_FUZZ_SEED, _FUZZ_EACH, _MOST_FUZZED_BYTES = 104_729, 9, 1 << 20
+_PAIRS_AGAIN, _PAIRS_LAST, _MOST_JUDGED = 21, 41, 8
 
 
 @dataclass(frozen=True)
@@ -119,59 +120,77 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
     held_out = list(kernel.cases(HELD_OUT))
     every = [*held_out, *kernel.cases(FITNESS)]
     small = [case for case in every if case.size_bytes <= _MOST_FUZZED_BYTES] or every[:1]
-    drawn = fuzzed(small, _FUZZ_SEED, max(_FUZZ_EACH, 64 // len(small)))
+    drawn = fuzzed(small, _FUZZ_SEED, max(_FUZZ_EACH, 72 // len(small)))
     reasons: list[str] = []
-    for one in candidates:
-        if not one.edits:
-            break
-        edits = minimized(one.edits, lambda sets: bench.again(sets, _PAIRS_AGAIN))
-        if not edits:
-            continue
-        function = apply(kernel.function, edits)
-        is_proven = is_same(kernel.function, function)
-        unseen = _check(kernel, held_out, [], edits, bench.tolerance)
-        if unseen.kind != "ok":
-            reasons.append(f"held-out: {unseen.detail or unseen.kind}")
-            continue
-        fuzz = _check(kernel, small[:1], drawn, edits, 0.0)
-        if is_faithful and fuzz.kind != "ok":
-            reasons.append(f"drawn inputs: {fuzz.detail or fuzz.kind}")
-            continue
-        timed = bench.time(edits, _PAIRS_LAST)
-        if timed.evaluation.kind != "ok" or not timed.speedup.low > 1:
-            reasons.append(f"timed again: {timed.evaluation.detail or 'not surely faster'}")
-            continue
-        genes = tuple(_gene(kernel, edit, small, drawn) for edit in ordered(edits))
-        is_exact = unseen.is_exact and timed.evaluation.is_exact
-        label = "exact" if is_proven and is_exact else "exact on tests" if is_exact else "approximate"
-        return Verdict(
-            edits, len(one.edits), timed.speedup, label, max(unseen.error, timed.evaluation.error), genes,
-            ladder(edits, lambda sets: bench.again(sets, _PAIRS_AGAIN)), len(reasons), tuple(reasons), len(drawn),
-        )  # fmt: skip
+    with ExitStack() as stack:
+        judges = _Judges(
+            kernel,
+            stack.enter_context(_bench(kernel, held_out, (), bench.tolerance)),
+            stack.enter_context(_bench(kernel, small[:1], drawn, 0.0)),
+        )
+        for one in [one for one in candidates if one.edits][:_MOST_JUDGED]:
+            edits = minimized(one.edits, lambda sets: bench.again(sets, _PAIRS_AGAIN))
+            if not edits:
+                continue
+            found = _verdict(judges, bench, edits, len(one.edits), reasons, is_faithful=is_faithful)
+            if found is not None:
+                return replace(found, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(drawn))
     return replace(_NOTHING, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(drawn))
 
 
-def _check(
-    kernel: Kernel, cases: Sequence[Case], checks: Sequence[Case], edits: Individual, tolerance: float
-) -> Evaluation:
-    """Whether a set of edits passes on cases, in a process of their own."""
+@dataclass(frozen=True)
+class _Judges:
+    """Processes that hold inputs which the search has not seen, and drawn ones."""
+
+    kernel: Kernel
+    unseen: Bench
+    drawn: Bench
+
+
+def _bench(kernel: Kernel, cases: Sequence[Case], checks: Sequence[Case], tolerance: float) -> Bench:
     asked = replace(kernel, cases=lambda _: cases)
-    with Bench(asked, tolerance=tolerance, num_workers=1, split=FITNESS, num_pairs=1, checks=checks) as bench:
-        return bench.evaluate([edits])[0]
+    return Bench(asked, tolerance=tolerance, num_workers=1, split=FITNESS, num_pairs=1, checks=checks)
 
 
-def _gene(kernel: Kernel, edit: Edit, small: Sequence[Case], drawn: Sequence[Case]) -> Gene:
-    words = describe(kernel.function, edit)
+def _verdict(
+    judges: _Judges, bench: Bench, edits: Individual, num_raw: int, reasons: list[str], *, is_faithful: bool
+) -> Verdict | None:
+    """The verdict on one list of edits; None with a reason where it does not hold."""
+    kernel = judges.kernel
+    unseen = judges.unseen.evaluate([edits])[0]
+    if unseen.kind != "ok":
+        reasons.append(f"held-out: {unseen.detail or unseen.kind}")
+        return None
+    if is_faithful and (fuzz := judges.drawn.evaluate([edits])[0]).kind != "ok":
+        reasons.append(f"drawn inputs: {fuzz.detail or fuzz.kind}")
+        return None
+    timed = bench.time(edits, _PAIRS_LAST)
+    if timed.evaluation.kind != "ok" or not timed.speedup.low > 1:
+        reasons.append(f"timed again: {timed.evaluation.detail or 'not surely faster'}")
+        return None
+    is_exact = unseen.is_exact and timed.evaluation.is_exact
+    reorders = _sums_floats(kernel.function) and any(edit[0][0] == "-h" for edit in edits)
+    is_proven = is_exact and not reorders and is_same(kernel.function, apply(kernel.function, edits))
+    return Verdict(
+        edits, num_raw, timed.speedup, "exact" if is_proven else "exact on tests" if is_exact else "approximate",
+        max(unseen.error, timed.evaluation.error), tuple(_gene(judges, edit) for edit in ordered(edits)),
+        ladder(edits, lambda sets: bench.again(sets, _PAIRS_AGAIN)),
+    )  # fmt: skip
+
+
+def _gene(judges: _Judges, edit: Edit) -> Gene:
+    function = judges.kernel.function
+    words = describe(function, edit)
     if edit[0][0] == "-a":
         return Gene(edit, words, "promise")
-    if edit[0][0] == "-h" and not _sums_floats(kernel.function):
+    if edit[0][0] == "-h" and not _sums_floats(function):
         return Gene(edit, words, "rules")
     try:
-        if is_same(kernel.function, apply(kernel.function, [edit])) and edit[0][0] != "-h":
+        if edit[0][0] != "-h" and is_same(function, apply(function, [edit])):
             return Gene(edit, words, "proof")
     except InputError:  # it only fits on top of others
         return Gene(edit, words, "fuzzing")
-    found = _check(kernel, small[:1], drawn, frozenset([edit]), 0.0)
+    found = judges.drawn.evaluate([frozenset([edit])])[0]
     return Gene(edit, words, "fuzzing" if found.kind == "ok" else "tests")
 
 
