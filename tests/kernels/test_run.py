@@ -8,7 +8,7 @@ import pytest
 from tests.kernels.texts import SCALE, scale_kernel
 from windtunnel.errors import InputError
 from windtunnel.kernels.cases import Case, Out
-from windtunnel.kernels.model import kernel_of
+from windtunnel.kernels.model import Candidate, Evaluation, kernel_of
 from windtunnel.kernels.run import Bench
 from windtunnel.measure.sandbox import Limits
 
@@ -146,3 +146,12 @@ def test_a_kernel_of_less_than_the_clock_can_tell_is_called_more_than_once():
     assert "ok" == outcome.kind
     assert all(before < 2000 for before, _ in outcome.times_ns)
     assert math.isfinite(outcome.time_ratio)
+
+
+def test_what_an_earlier_search_found_is_not_run_again(bench):
+    edits = frozenset({(("-c", uid(bench, "fmul")), ("-p", f"{uid(bench, 'call')}.OP0,C1"))})
+    before = dict(bench.counts.kinds)
+    bench.remember([Candidate(edits, Evaluation("ok", 0.25, 0.0))])
+
+    assert 0.25 == bench.evaluate([edits])[0].time_ratio
+    assert before == bench.counts.kinds

@@ -80,7 +80,7 @@ def run(
     folder = output if output is not None else Path(f"{Path(kernel).stem}.evolve")
     if (folder / "result.json").exists():
         require_free(folder, force=force)
-        for old in folder.glob("*.json"):
+        for old in [folder / "result.json", *folder.glob("generation-*.json")]:
             old.unlink()
     found = _open(kernel, test, function)
     limit_s, timeout_s = parse_duration(time_limit) / 1e9, parse_duration(timeout) / 1e9

@@ -19,6 +19,7 @@ from windtunnel.kernels.cases import FITNESS, Case, Cases, load_cases
 from windtunnel.kernels.compiling import optimize, read_module
 from windtunnel.kernels.edits import Individual, apply, from_json, to_json
 from windtunnel.kernels.fuzz import fuzzed
+from windtunnel.kernels.journal import last_page
 from windtunnel.kernels.model import Kernel, kernel_of
 from windtunnel.kernels.run import Bench
 from windtunnel.kernels.search import Found, Options, evolve
@@ -183,6 +184,8 @@ def evolve_kernel(
         checks = tuple(fuzzed(small, _CHECK_SEED))
     limits = Limits(wall_s=timeout_s, cpu_s=timeout_s)
     with Bench(kernel, tolerance=_TOLERANCE[allowed], num_workers=num_workers, limits=limits, checks=checks) as bench:
+        page = last_page(folder) if folder is not None else None
+        bench.remember(page.population if page is not None else ())
         found = evolve(kernel.function, bench.evaluate, options, folder=folder, progress=progress,
                        counts=lambda: _counts(bench))  # fmt: skip
         ranked = sorted({one.key: one for one in (*found.front, *found.population)}.values(),

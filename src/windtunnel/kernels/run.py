@@ -18,7 +18,7 @@ from windtunnel.hardware.cores import allowed_cores
 from windtunnel.kernels._worker import Order, Setup
 from windtunnel.kernels.cases import FITNESS, Case
 from windtunnel.kernels.edits import Individual, apply, key
-from windtunnel.kernels.model import Evaluation, Kernel
+from windtunnel.kernels.model import Candidate, Evaluation, Kernel
 from windtunnel.measure.rounds import quiet
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
@@ -220,17 +220,9 @@ class Bench:
     def _count(self, kind: str) -> None:
         self.counts.kinds[kind] = self.counts.kinds.get(kind, 0) + 1
 
-    def remember(self, known: dict[str, Evaluation]) -> None:
-        """Take over what was found before, by canonical key."""
-        self._by_key.update(known)
-        for one in known.values():
-            if one.digest:
-                self._by_digest.setdefault(one.digest, one)
-
-    @property
-    def memo(self) -> dict[str, Evaluation]:
-        """All that is known, by canonical key."""
-        return self._by_key
+    def remember(self, candidates: Sequence[Candidate]) -> None:
+        """Take over what an earlier search found, so that it is not run again."""
+        self._by_key.update({one.key: one.evaluation for one in candidates})
 
     def time(self, edits: Individual, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:
         """Run a candidate again, compiled anew in a new process, beside the original.
