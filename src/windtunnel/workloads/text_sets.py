@@ -190,9 +190,9 @@ class PairText:
 class Grammar:
     """Words by kind; numbers of both languages begin behind the special ones."""
 
-    num_nouns: int = 60
-    num_verbs: int = 30
-    num_adjectives: int = 30
+    num_nouns: int = 24
+    num_verbs: int = 12
+    num_adjectives: int = 12
 
     @property
     def vocabulary(self) -> int:

@@ -255,13 +255,16 @@ class _Translator(nn.Module):
         self.scores = Scores(case, width, vocabulary, p)
 
     def encode(self, source: Tensor) -> tuple[Tensor, list[Any]]:
-        encoded, states = self.encoder(self.source(source))
+        """What was read, 0 behind the end of a sentence, and the states behind it."""
+        encoded, states = self.encoder(self.source(source), lengths=(source != PAD).sum(0))
         return encoded, states
 
     def decode(self, words: Tensor, encoded: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
         """Scores [T, B, V] of the words behind each: attention by dot products (Luong et al., 2015)."""
         hidden, states = self.decoder(self.target(words), states)
-        weights = torch.einsum("tbd,sbd->tbs", hidden, encoded).softmax(dim=-1)
+        is_behind = (encoded == 0).all(-1).t().unsqueeze(0)  # [1, B, S]
+        fits = torch.einsum("tbd,sbd->tbs", hidden, encoded).masked_fill(is_behind, -torch.inf)
+        weights = fits.softmax(dim=-1)
         seen = torch.einsum("tbs,sbd->tbd", weights, encoded)
         return self.scores(torch.tanh(self.mixed(torch.cat([hidden, seen], dim=-1)))), states
 
@@ -292,8 +295,7 @@ def _translated(model: _Translator, pairs: Sequence[tuple[Any, Any]]) -> dict[st
     model.eval()
     longest = max(len(target) for _, target in pairs) + 1
     sources = nn.utils.rnn.pad_sequence([torch.from_numpy(source) for source, _ in pairs], padding_value=PAD)
-    padded = functional.pad(sources, (0, 0, 0, -len(sources) % 8), value=PAD)  # as batches of a training are
-    encoded, states = model.encode(padded)
+    encoded, states = model.encode(sources)
     words, said = torch.full((1, len(pairs)), BEGIN), []
     for _ in range(longest):
         scores, states = model.decode(words, encoded, states)
@@ -382,7 +384,7 @@ TASKS: dict[str, Task] = {
     ),
     "tagging": Task(tagging, "accuracy", False, CASES, 8, 100, 0.5, checked_case,
                     (("CoNLL-2003, F1", "about 91"), *_DROPOUT_PAPER)),
-    "translation": Task(translation, "exact", False, CASES, 10, 128, 0.3, checked_case, _DROPOUT_PAPER),
+    "translation": Task(translation, "exact", False, CASES, 15, 128, 0.2, checked_case, _DROPOUT_PAPER),
     "mnist": Task(_images("mnist", "perceptron"), "accuracy", False, _BLOCKS, 10, 512, 0.0, block_of,
                   (("MNIST (Wang et al.)", "99.0 %, 95.6 %"), *_BLOCKS_PAPER)),
     "cifar10": Task(_images("cifar10", "convolutions"), "accuracy", False, _BLOCKS, 15, 64, 0.0, block_of,
