@@ -1,9 +1,9 @@
 """The simulator of clusters beside what one can work out, and beside a naive simulator, event by event.
 
 Golden cases (one rack of two machines of 4 GPUs, three jobs); speeds of five models on four placements by the closed
-form, to 1e-6; 200 random workloads under all policies in a slow simulator of objects (``tests/cluster/reference.py``):
-every segment of every job, with its machines; network sensitivity is the harmonic mean of speeds, work is conserved,
-and GPU time held, idle and in checkpoints is the capacity.
+form, to 1e-6; 200 random workloads under all policies in a slow simulator of objects
+(``tests/cluster/reference.py``): every segment of every job, with its machines; network sensitivity is the harmonic
+mean of speeds, work is conserved, and GPU time held, idle and in checkpoints is the capacity.
 """
 
 import argparse

@@ -28,11 +28,20 @@ def folder():
     return found
 
 
+HELD_OUT = {  # on which no setting of ours was chosen: arrivals, and how many times as fast
+    "p50day, 64 GPUs, outer 1 Gbit/s": ((4, 4, 4), ONE, "p50day", 1.0),
+    "p100week x 3, 64 GPUs, outer 1 Gbit/s": ((4, 4, 4), ONE, "p100week", 3.0),
+    "p50day, 64 GPUs, all 10 Gbit/s": ((8, 4, 2), TEN, "p50day", 1.0),
+    "p100week x 3, 64 GPUs, all 10 Gbit/s": ((8, 4, 2), TEN, "p100week", 3.0),
+    "p100day x 4, 256 GPUs, outer 1 Gbit/s": ((8, 4, 8), ONE, "p100day", 4.0),
+}
+
+
 def setting(name):
     """Cluster and jobs."""
-    sizes, outer, arrivals = SETTINGS[name]
+    sizes, outer, arrivals, *faster = (SETTINGS | HELD_OUT)[name]
     cluster = Cluster(*sizes, (INNER, Link("rack", TEN, 5000), Link("network", outer, 50_000)))
-    return cluster, read_jobs(folder() / "jobs_500.csv", arrivals=arrivals).jobs
+    return cluster, read_jobs(folder() / "jobs_500.csv", arrivals=arrivals).jobs.compressed(*faster or (1.0,))
 
 
 def speeds_on(cluster, rule="exact", overlap=False):

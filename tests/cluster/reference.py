@@ -202,7 +202,7 @@ class Reference:
     def key(self, job):
         p, second = self.policy, job.arrival
         if p.order == "nw_sens":
-            key, second = self.sensitivity(job), job.since
+            key, second = round(self.sensitivity(job) * 1e9) / 1e9, job.since
         elif p.order == "las2d":
             key = self.attained(job)
         elif p.order == "srtf":
@@ -219,6 +219,7 @@ class Reference:
         else:
             key = self.attained(job)
             if p.order == "ends":
+                second = -int(job.work)
                 key = min(key, (job.work - job.done) * job.n / 1e9)
             key *= 1.0 - p.weight * (1.0 - self.sensitivity(job))
             if p.order == "ends":

@@ -47,7 +47,8 @@ def set_key(state: Any, rules: Any, job: int) -> None:
     """
     key, second = 0.0, state.jobs[job].arrival
     if rules.order == NW_SENS:
-        key, second = sensitivity(state, job), state.jobs[job].since
+        # rounded: jobs that were never hurt are equal, however their times were rounded to whole ns
+        key, second = np.rint(sensitivity(state, job) * 1e9) / 1e9, state.jobs[job].since
     elif rules.order == LAS:
         key = attained(state, job)
     elif rules.order == SRTF:
@@ -63,6 +64,7 @@ def set_key(state: Any, rules: Any, job: int) -> None:
     elif rules.order == MIXED:
         key = attained(state, job) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
     elif rules.order == ENDS:
+        second = -np.int64(state.jobs[job].work)  # of jobs that never ran, the longest: they decide the tail
         left = (state.jobs[job].work - state.jobs[job].done) * state.jobs[job].gpus / _NS_PER_S
         key = min(attained(state, job), left) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
         key /= (state.jobs[job].work * state.jobs[job].gpus / _NS_PER_S) ** rules.tail

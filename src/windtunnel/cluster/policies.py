@@ -64,7 +64,7 @@ def dally_consolidated(*, order: str = "nw_sens", fit: str = "best") -> Policy:
 
 @registry.policy("windtunnel", source="windtunnel; marginal timers, ageing and reservation over Dally and Tiresias")
 def windtunnel(
-    *, order: str = "ends", weight: float = 0.5, tail: float = 0.5, patience: float = 0.5, aging: float = 0.0,
+    *, order: str = "ends", weight: float = 0.5, tail: float = 0.8, patience: float = 0.5, aging: float = 0.0,
     reserve_after_h: float = 0.0, fit: str = "best",
 ) -> Policy:  # fmt: skip
     """Who was served little or has little left comes first; a spread offer is taken if it beats waiting."""
