@@ -12,7 +12,7 @@ from windtunnel.kernels.model import Candidate, Evaluation, kernel_of
 from windtunnel.kernels.post import ladder, minimized
 from windtunnel.kernels.run import Bench
 from windtunnel.kernels.validation import is_same
-from windtunnel.kernels.verdict import judge
+from windtunnel.kernels.verdict import _bench, _faithful_part, _Judges, judge
 
 FUNCTION = parse(SCALE)
 TWICE = """
@@ -219,3 +219,15 @@ def test_an_edit_that_needs_numbers_not_to_be_negative_is_found_by_inputs_beyond
 
     assert "ok" == on_tests.kind, on_tests.detail
     assert drawn.kind in ("wrong", "crash")
+
+
+def test_what_is_faithful_of_a_winner_is_kept_where_the_rest_is_not():
+    kernel = kernel_of(SLOW_CLAMP, slow_cases)
+    loop = next(one.uid for one in kernel.function.instructions() if one.opcode == "br" and one.operands)
+    hint, clamp = (("-h", f"{loop},unpredictable="),), _clamp_dropped(kernel.function)
+    cases = slow_cases("held-out")
+    with _bench(kernel, cases, (), 0.0) as unseen, _bench(kernel, cases, fuzzed(cases, 1), 0.0) as drawn:
+        judges = _Judges(kernel, unseen, drawn)
+
+        assert frozenset([hint]) == _faithful_part(judges, frozenset([hint, clamp]))
+        assert frozenset() == _faithful_part(judges, frozenset([hint]))

@@ -133,6 +133,8 @@ def judge(kernel: Kernel, bench: Bench, candidates: Sequence[Candidate], *, is_f
             if not edits:
                 continue
             found = _verdict(judges, bench, edits, len(one.edits), reasons, is_faithful=is_faithful)
+            if found is None and is_faithful and (rest := _faithful_part(judges, edits)):
+                found = _verdict(judges, bench, rest, len(one.edits), reasons, is_faithful=True)
             if found is not None:
                 return replace(found, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(drawn))
     return replace(_NOTHING, num_discarded=len(reasons), discarded=tuple(reasons), num_fuzzed=len(drawn))
@@ -176,6 +178,14 @@ def _verdict(
         max(unseen.error, timed.evaluation.error), tuple(_gene(judges, edit) for edit in ordered(edits)),
         ladder(edits, lambda sets: bench.again(sets, _PAIRS_AGAIN)),
     )  # fmt: skip
+
+
+def _faithful_part(judges: _Judges, edits: Individual) -> Individual:
+    """Those edits that drawn inputs find nothing wrong with, where others are wrong."""
+    every = ordered(edits)
+    found = judges.drawn.evaluate([frozenset([edit]) for edit in every])
+    kept = frozenset(edit for edit, said in zip(every, found, strict=True) if said.kind == "ok")
+    return kept if kept != edits else frozenset()
 
 
 def _gene(judges: _Judges, edit: Edit) -> Gene:
