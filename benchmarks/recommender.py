@@ -62,9 +62,7 @@ def main() -> None:
             chosen = advise_on([quoted(plain, *one) for one in zip(same, both, strict=True)]).best
             pairs += chosen is None or chosen.offer.count == 2
     holds = wrong == 0 and pairs == 0
-    bar.report(
-        "recommender", wrong, TARGET, holds, catalogs=given.catalogs, without_choice=num_none, pairs_taken=pairs
-    )
+    bar.report("recommender", wrong, TARGET, holds, catalogs=given.catalogs, without_choice=num_none, pairs_taken=pairs)
 
 
 if __name__ == "__main__":

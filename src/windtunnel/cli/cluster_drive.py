@@ -1,0 +1,112 @@
+"""``windtunnel cluster drive``: jobs through a real Slurm under a policy, beside what was predicted (room cli)."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.cli._console import Progress, print_json, print_table, say
+from windtunnel.cli._options import Json
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.cluster import Jobs
+    from windtunnel.cluster.model import ClusterRun
+    from windtunnel.cluster.slurm.drive import Driven
+
+__all__ = ["drive"]
+
+
+def drive(
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A CSV of jobs, in real seconds.")],
+    cluster: Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")],
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="With fixed timers.")
+    ] = "dally-manual:rack_timer_h=0.001,network_timer_h=0.002",
+    local: Annotated[bool, typer.Option("--local", help="Start a Slurm of this cluster on this host.")] = False,
+    command: Annotated[
+        str, typer.Option(metavar="TEXT", help="Of each job, with {job_id}, {gpus}, {seconds}.")
+    ] = "sleep {seconds}",
+    run: Annotated[
+        str, typer.Option(metavar="NAME", help="A killed driver of this name finds its jobs.")
+    ] = "windtunnel",
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster drive jobs.csv --cluster cluster.json --local
+
+    Submit jobs to Slurm as they arrive, wait as the policy's timers say, and compare with the simulation.
+    """
+    from windtunnel.cluster import policy_of, read_cluster, simulate
+    from windtunnel.cluster.formats import read_jobs
+    from windtunnel.cluster.slurm.drive import drive as driven
+    from windtunnel.cluster.slurm.local import local_slurm
+    from windtunnel.cluster.speeds import FreeCommunication
+    from windtunnel.whatifs import parse_step
+
+    shape, wanted = read_cluster(cluster), read_jobs(jobs).jobs
+    step = parse_step(policy, kind="policy")
+    rule = policy_of(step.name, **step.parameters)
+    predicted = simulate(shape, wanted, FreeCommunication(), rule)
+    with contextlib.ExitStack() as stack:
+        environment: dict[str, str] = {}
+        if local:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-slurm-")))
+            environment = stack.enter_context(local_slurm(shape, folder / "slurm"))
+        with Progress("driving", heartbeat=True) as progress:
+            found = driven(wanted, shape, rule, environment, command=_command(command), run=run, progress=progress)
+    rows = _beside(found, predicted)
+    if as_json:
+        print_json({"schema": "windtunnel.cluster-drive/1", "policy": policy, "jobs": rows})
+        return
+    _print(rows)
+
+
+def _command(template: str) -> Callable[[Jobs, int], str]:
+    def of(jobs: Jobs, row: int) -> str:
+        given = {"job_id": jobs.job_id[row], "gpus": jobs.gpus[row], "seconds": f"{jobs.work_ns[row] / 1e9:.3f}"}
+        try:
+            return template.format(**given)
+        except (KeyError, IndexError, ValueError) as cause:
+            raise InputError(
+                f"{template!r} cannot be filled in", where="--command", fix="use {job_id}, {gpus}, {seconds}"
+            ) from cause
+
+    return of
+
+
+def _beside(found: list[Driven], predicted: ClusterRun) -> list[dict[str, Any]]:
+    jobs = predicted.jobs
+    places = {str(name): row for row, name in enumerate(jobs.job_id)}
+    rows = []
+    for one in found:
+        row = places[one.job_id]
+        rows.append(
+            {
+                "job_id": one.job_id, "gpus": int(jobs.gpus[row]), "machines": one.machines, "state": one.state,
+                "submitted_s": one.submitted_s, "started_s": one.started_s, "ended_s": one.ended_s,
+                "predicted_start_s": predicted.first_ns[row] / 1e9, "predicted_end_s": predicted.end_ns[row] / 1e9,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    shown = [
+        (
+            str(row["job_id"]), str(row["gpus"]), row["machines"], f"{row['started_s']:.0f} s",
+            f"{row['predicted_start_s']:.0f} s", f"{row['ended_s']:.0f} s", f"{row['predicted_end_s']:.0f} s",
+        )
+        for row in rows
+    ]  # fmt: skip
+    head = ("job", "GPUs", "machines", "started", "predicted", "ended", "predicted")
+    print_table(head, shown, numbers=(1, 3, 4, 5, 6))
+    failed = [row for row in rows if row["state"] != "COMPLETED"]
+    for row in failed:
+        say(f"note: job {row['job_id']} is {row['state']}")
+    if failed:
+        raise typer.Exit(1)
