@@ -11,6 +11,7 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
+from windtunnel.cli.cluster_drive import drive
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def tune(
     _print_tuned(found)
 
 
-VERBS: dict[str, Callable[..., None]] = {"simulate": simulate, "compare": compare, "tune": tune}
+VERBS: dict[str, Callable[..., None]] = {"simulate": simulate, "compare": compare, "tune": tune, "drive": drive}
 
 
 class _Given:
