@@ -410,6 +410,8 @@ class Reference:
     def schedule(self):
         p = self.policy
         if not any(job.state == "waiting" for job in self.jobs):
+            if p.migrates:
+                self.migrate()
             return
         if p.reserve_after_s != INF:
             self.serve_reservation()

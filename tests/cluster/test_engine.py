@@ -35,6 +35,16 @@ def test_every_event_is_that_of_a_naive_simulator(name, seed):
     assert in_the_reference(slow) == happened(simulate(made, jobs, ShapeSpeeds(), POLICIES[name]))
 
 
+@pytest.mark.parametrize("seed", [1024, 1113])
+def test_gandiva_knows_who_is_left_on_a_machine_and_moves_jobs_when_nobody_waits(seed):
+    """Two worlds in which it once went by a job that had left, or stopped looking when the last one had started."""
+    made, jobs = world(seed)
+
+    slow = Reference(made, jobs, ShapeSpeeds(), POLICIES["gandiva"]).run()
+
+    assert in_the_reference(slow) == happened(simulate(made, jobs, ShapeSpeeds(), POLICIES["gandiva"]))
+
+
 @pytest.mark.parametrize("name", ["auto", "timers", "marginal", "tiresias"])
 def test_so_is_every_quantum(name):
     made, jobs = world(7)

@@ -13,6 +13,7 @@ from windtunnel.cluster.speeds import (
     GraphSpeeds,
     LayerSpeeds,
     Profile,
+    TableSpeeds,
     read_profile,
     read_profiles,
     read_speed_table,
@@ -143,13 +144,20 @@ def test_a_table_says_what_was_measured(tmp_path):
         speeds.speed("bert", 0, ((4, 3),))
 
 
+def test_speeds_above_one_are_kept_and_named():
+    speeds = TableSpeeds({("vgg", ((4, 4),)): 1.02, ("vgg", ((8,),)): 0.9})
+
+    assert 1.02 == speeds.speed("vgg", 0, ((4, 4),))
+    assert ["vgg 4+4"] == speeds.faster_than_ideal
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("vgg,4x4,8,1,0,me", "'4x4' is no shape"),
         ("vgg,4+4,7,1,0,me", "as many GPUs"),
         ("vgg,4+4,8,0,0,me", "compute is above 0"),
-        ("vgg,4+4,8,1,-1,me", "'-1' is no number"),
+        ("vgg,4+4,8,1,-2,me", "'-2' is no number of -1 or more"),
         ("vgg,4+4,8", "not as many fields"),
     ],
 )

@@ -226,7 +226,13 @@ def _given(
     if skip_too_large and large.any() and not large.all():
         notes.append(f"{int(large.sum())} jobs are larger than the cluster and were left out")
         jobs = jobs.take(~large)
-    return _Given(cluster, jobs.compressed(compress), _speeds(speeds, shape, cluster, overlap=overlap), notes)
+    found = _speeds(speeds, shape, cluster, overlap=overlap)
+    noisy = getattr(found, "faster_than_ideal", ())
+    if noisy:
+        notes.append(
+            f"{len(noisy)} rows of the table of speeds are above 1, which noise can cause: {', '.join(noisy[:4])}"
+        )
+    return _Given(cluster, jobs.compressed(compress), found, notes)
 
 
 def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds:

@@ -128,7 +128,7 @@ def schedule(state: Any, rules: Any) -> int:
     """Offer what is free to the waiting jobs, one after the other."""
     at = state.at
     if at[NUM_WAITING] == 0:
-        return DONE
+        return int(migrate(state, rules)) if rules.migrates else DONE
     if not at[IS_SERVED]:  # once in a pass, even if it is begun again
         if rules.reserve_after != NEVER:
             code = serve_reservation(state, rules)

@@ -16,6 +16,7 @@ from windtunnel.cluster._state import (
     MOST_OPEN_RACK,
     NEVER,
     NOW,
+    NUM_HOLDING,
     OPEN,
     PICKED,
     PICKED_TIER,
@@ -213,11 +214,19 @@ def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
 def offer_affine(state: Any, rules: Any, job: int) -> None:
     """As Gandiva: beside jobs of the same demand where most is free; random GPUs where no machine has enough."""
     num, best, best_free, is_affine = state.jobs[job].gpus, -1, 0, False
+    last = state.scratch  # the segment that came last of those that hold GPUs of each machine
+    last[: len(state.machines)] = -1
+    for place in range(state.at[NUM_HOLDING]):
+        segment = state.holding[place]
+        first = state.segments[segment].place
+        for row in range(first, first + state.segments[segment].width):
+            machine = state.places[row].machine
+            last[machine] = max(last[machine], segment)
     for machine in range(len(state.machines)):
         free = state.machines[machine].free
         if free < num or state.machines[machine].kept_for >= 0:
             continue
-        own = state.machines[machine].residents == 0 or state.machines[machine].affine == num
+        own = last[machine] < 0 or state.jobs[state.segments[last[machine]].job].gpus == num
         if (own and not is_affine) or (own == is_affine and free > best_free):
             best, best_free, is_affine = machine, free, own
     if best >= 0:

@@ -133,7 +133,6 @@ def give_back(state: Any, segment: int) -> None:
     for row in range(state.segments[segment].place, state.segments[segment].place + state.segments[segment].width):
         machine = state.places[row].machine
         change_free(state, machine, state.places[row].gpus)
-        state.machines[machine].residents -= 1
     at[NUM_HOLDING] -= 1
     moved = state.holding[at[NUM_HOLDING]]
     place = state.segments[segment].hold
@@ -162,8 +161,6 @@ def start(state: Any, rules: Any, job: int) -> int:
         machine, count = state.pick[row].machine, state.pick[row].gpus
         state.places[at[NUM_PLACES] + row].machine, state.places[at[NUM_PLACES] + row].gpus = machine, count
         change_free(state, machine, -count)
-        state.machines[machine].residents += 1
-        state.machines[machine].affine = state.jobs[job].gpus
     note_open(state)
     at[NUM_PLACES] += num
     at[NUM_SEGMENTS] += 1

@@ -52,11 +52,8 @@ JOB = np.dtype(
     ]
 )  # fmt: skip
 MACHINE = np.dtype(
-    [
-        ("rack", np.int64), ("free", np.int64), ("kept_for", np.int64),  # job for which it is drained, or -1
-        ("affine", np.int64), ("residents", np.int64),  # demand of the jobs on it, their number
-    ]
-)  # fmt: skip
+    [("rack", np.int64), ("free", np.int64), ("kept_for", np.int64)]
+)  # job for which it is drained, or -1
 EVENT = np.dtype([("time", np.int64), ("rank", np.int64), ("kind", np.int64), ("subject", np.int64)])  # segment or job
 SEGMENT = np.dtype(
     [
@@ -99,7 +96,7 @@ class State(NamedTuple):
 
 
 def kernel(function: Any) -> Any:
-    """Compile, and keep what was compiled."""
+    """Compile, and keep what was compiled; numba looks at the file of a function alone, not at those that it calls."""
     return njit(cache=True, nogil=True)(function)
 
 

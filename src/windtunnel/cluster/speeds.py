@@ -8,8 +8,6 @@ S = compute / (compute + communication that nothing hides).
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cluster.columns import number, read_rows
 from windtunnel.cluster.shapes import RULES, Shape, all_reduce_ns, parse_shape, shape_text
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
-from windtunnel.reading import ReadLimit, unpacked
 from windtunnel.simulate import replay
 
 __all__ = [
@@ -36,7 +34,6 @@ __all__ = [
     "iteration_graph",
     "read_profile",
     "read_profiles",
-    "read_rows",
     "read_speed_table",
 ]
 
@@ -345,56 +342,11 @@ def read_speed_table(path: Path) -> TableSpeeds:
             shape = parse_shape(row["shape"])
         except InputError as error:
             raise InputError(error.message, where=where, fix=error.fix) from error
-        compute, exposed = (number(row, name, path, line) for name in ("seconds_compute", "seconds_exposed"))
-        if compute <= 0 or sum(map(sum, shape)) != number(row, "gpus", path, line):
+        compute = number(row, "seconds_compute", path, line)
+        exposed = number(row, "seconds_exposed", path, line, least=-compute)  # below 0: noise, kept as it is
+        if compute + exposed <= 0 or compute <= 0 or sum(map(sum, shape)) != number(row, "gpus", path, line):
             raise InputError("compute is above 0, and the shape has as many GPUs as the row says", where=where)
         if (row["model"], shape) in rows:
             raise InputError(f"{row['model']} on {row['shape']} has two rows", where=where, fix="leave one out")
         rows[row["model"], shape] = compute / (compute + exposed)
     return TableSpeeds(rows, str(path))
-
-
-def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV file, packed with gzip or not, that has these columns.
-
-    Raises
-    ------
-    InputError
-        It cannot be read, has no rows, or lacks a column or a field.
-    """
-    data = unpacked(ReadLimit(path), cost=12, error=InputError)
-    try:
-        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")))
-        missing = [name for name in columns if name not in (reader.fieldnames or ())]
-        if missing:
-            raise InputError(
-                f"there is no column {missing[0]!r}", where=str(path), fix=f"the file needs {', '.join(columns)}"
-            )
-        rows = list(reader)
-    except (UnicodeDecodeError, csv.Error) as cause:
-        raise InputError(f"this is no CSV file: {cause}", where=str(path), fix="check the file") from cause
-    if not rows:
-        raise InputError("the file has no rows", where=str(path), fix="give one row per line after the names")
-    short = next((line for line, row in enumerate(rows, 2) if None in row or None in row.values()), None)
-    if short is not None:
-        raise InputError("the line has not as many fields as the file has names", where=f"{path}: line {short}")
-    return rows
-
-
-def number(row: Mapping[str, str], column: str, path: Path, line: int, *, least: float = 0.0) -> float:
-    """A field as a finite number.
-
-    Raises
-    ------
-    InputError
-        It is none, or below the least; names line and column.
-    """
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = float("nan")
-    if not least <= value < float("inf"):
-        raise InputError(
-            f"{row[column]!r} is no number of {least:g} or more", where=f"{path}: line {line}, column {column}"
-        )
-    return value

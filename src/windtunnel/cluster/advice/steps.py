@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.cluster.advice.model import Offer, StepTime
+from windtunnel.cluster.columns import number, read_rows
 from windtunnel.cluster.shapes import Shape
-from windtunnel.cluster.speeds import GraphSpeeds, number, read_rows
+from windtunnel.cluster.speeds import GraphSpeeds
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Instance, Link
