@@ -129,13 +129,13 @@ def honest_notes(run: ClusterRun) -> list[str]:
         without_h = (others.max() - jobs.arrival_ns.min()) / _HOUR_NS
         share = 1 - without_h / (run.makespan_ns / _HOUR_NS)
         lost = run.run_ns[last] / jobs.work_ns[last]
+        times = f", {lost:.1f} times as long as it needed," if lost > 1.5 else ","
         said = (
             f"the makespan ends with job {_described(run, last)}: {jobs.work_ns[last] / _HOUR_NS:.1f} h of work, "
-            f"ran {run.run_ns[last] / _HOUR_NS:.1f} h, waited {run.queueing_ns[last] / _HOUR_NS:.1f} h"
+            f"ran {run.run_ns[last] / _HOUR_NS:.1f} h{times} waited {run.queueing_ns[last] / _HOUR_NS:.1f} h"
         )
         if share > 0.1:
-            why = f", {lost:.1f} times as long as it needed" if lost > 1.5 else ""
-            said += f"; one straggler: without it the makespan is {100 * share:.0f} % shorter{why}"
+            said += f"; one straggler: without it the makespan is {100 * share:.0f} % shorter"
         notes.append(said)
     waited = int(run.longest_wait_ns.argmax())
     if run.longest_wait_ns[waited] > 10 * max(float(np.median(jobs.work_ns)), 1.0):
