@@ -30,6 +30,7 @@ VERBS = (
     "memory",
     "utilization",
     "stalls",
+    "recommend",
     "report",
     "receipts",
     "slice",
