@@ -20,7 +20,7 @@ STEPS = (
     ("mlp", {"batch_size": 16, "width": 16, "depth": 10}),
     ("relu-network", {"batch_size": 2}),
 )
-FEWEST, MOST_OFF, SEARCH_S = 3, 0.1, 40.0
+FEWEST, MOST_OFF, SEARCH_S = 3, 0.1, 15.0
 TARGET = "a faithful edit found, flown and predicted within 10 % on >= 3 captured steps"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.cores import allowed_cores
-from windtunnel.kernels.edits import Individual, apply, key, ordered
+from windtunnel.kernels.edits import Edit, Individual, apply, key, ordered
 from windtunnel.kernels.flow import is_target
 from windtunnel.kernels.ir import Function
 from windtunnel.kernels.model import Evaluation
@@ -31,7 +31,7 @@ __all__ = ["OPERATORS", "StepResult", "evolve_step"]
 
 OPERATORS = "crismp"
 _SEEDS, _UNSEEN = (0, 1), (0, 5, 6, 7)
-_PAIRS, _PAIRS_LAST = 7, 61
+_PAIRS, _PAIRS_LAST = 7, 201
 _MOST_JUDGED = 6
 
 
@@ -190,8 +190,10 @@ def evolve_step(
     with _StepBench(Setup(name, given, _SEEDS, limits), tolerance, num_workers) as bench:
         seeds = _skipping(bench)
         found = evolve(bench.function, bench.evaluate, options, folder=folder, progress=progress, seeds=seeds)
-        ranked = sorted((one for one in found.population if one.edits), key=lambda one: one.evaluation.fitness)
         costs, counts = bench.costs_ns, dict(bench.counts)
+    # a step's operators gain less each than a few timings tell apart: the flight decides among what is predicted best
+    ranked = sorted((one for one in found.population if one.edits),
+                    key=lambda one: predicted_ratio(step, apply(step.function, one.edits), costs))  # fmt: skip
     shortened = [_shortened(step, one.edits, costs) for one in ranked[:_MOST_JUDGED]]
     nothing = StepResult(name, frozenset(), 1.0, Estimate(1.0, 1.0, 1.0), len(costs), len(costs), (), counts)
     with _StepBench(Setup(name, given, _UNSEEN, limits), tolerance, 1) as fresh:
@@ -211,19 +213,35 @@ def evolve_step(
 
 def _skipping(bench: _StepBench) -> list[Individual]:
     """For each operator: let those who use its result use what it was made of; those that pass, and all together."""
-    alone: list[Individual] = []
-    for one in bench.function.instructions():
-        for operand in one.operands:
-            if one.type and operand.type == one.type and is_target(one):
-                uses = [
-                    ("-p", f"{user.uid}.OP{slot},{operand.uid}")
-                    for user in bench.function.instructions()
-                    for slot, value in enumerate(user.operands)
-                    if value.uid == one.uid
-                ]
-                alone.append(frozenset([(("-c", one.uid), *uses)]))
-    passing = [edits for edits, said in zip(alone, bench.evaluate(alone), strict=True) if said.kind == "ok"]
-    return [frozenset().union(*passing), *passing] if passing else []
+    function = bench.function
+    sources = {
+        one.uid: operand.uid
+        for one in function.instructions()
+        for operand in one.operands
+        if one.type and operand.type == one.type and is_target(one)
+    }
+    alone = [frozenset([_skip(function, uid, source)]) for uid, source in sources.items()]
+    said = dict(zip(sources, bench.evaluate(alone), strict=True))
+    passing = {uid: source for uid, source in sources.items() if said[uid].kind == "ok"}
+    whole = frozenset(_skip(function, uid, _origin_of(uid, passing)) for uid in passing)
+    return [whole, *(frozenset([_skip(function, uid, source)]) for uid, source in passing.items())] if passing else []
+
+
+def _origin_of(uid: str, sources: dict[str, str]) -> str:
+    """Where a value comes from once everything on the way is skipped."""
+    while uid in sources:
+        uid = sources[uid]
+    return uid
+
+
+def _skip(function: Function, uid: str, source: str) -> Edit:
+    uses = [
+        ("-p", f"{user.uid}.OP{slot},{source}")
+        for user in function.instructions()
+        for slot, value in enumerate(user.operands)
+        if value.uid == uid
+    ]
+    return (("-c", uid), *uses)
 
 
 def _shortened(step: Step, edits: Individual, costs: dict[str, float]) -> Individual:
