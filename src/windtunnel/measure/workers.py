@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -54,6 +55,14 @@ class Place:
     rendezvous: str
     config: Any
     line: Connection
+
+    def join(self, patience_s: float | None = None) -> None:
+        """Let ``torch.distributed`` find the other ranks, over gloo; by default with its own patience."""
+        import torch.distributed as dist
+
+        more: dict[str, Any] = {} if patience_s is None else {"timeout": timedelta(seconds=patience_s)}
+        meet = f"file://{self.rendezvous}"
+        dist.init_process_group("gloo", init_method=meet, rank=self.rank, world_size=self.num_ranks, **more)
 
     def tell(self, answer: Any) -> None:
         """Send an answer to the parent."""

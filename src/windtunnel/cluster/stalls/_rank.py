@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from multiprocessing.sharedctypes import Value
 from pathlib import Path
@@ -28,7 +27,7 @@ from windtunnel.measure.workers import Place
 
 __all__ = ["Orders", "Took", "Turn", "main"]
 
-_PATIENCE = timedelta(minutes=10)
+_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,7 @@ class Took:
 def main(place: Place) -> None:
     """Do turn after turn until there are no more."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place.rendezvous}", rank=place.rank, world_size=place.num_ranks,
-        timeout=_PATIENCE,
-    )  # fmt: skip
+    place.join(_PATIENCE_S)
     rank = _Rank(place.config, place.rank, place.num_ranks)
     place.tell("ready")
     try:

@@ -41,7 +41,7 @@ _NUM_WARMUP = 4  # more than a reader holds ready
 _MOST_RESIDENT = 0.02
 _MOST_OFF = 0.05  # of a shaped link's rate
 _MOST_APART = 0.25  # of a run's time, between its ranks
-_TRANSFER_S, _LEAST_TRANSFER_BYTES = 0.5, 1 << 20
+_TRANSFERS, _TRANSFER_S, _LEAST_TRANSFER_BYTES = 4, 0.5, 1 << 20
 _NUM_PREPARED = 8
 _NETWORK = ("network", "everything")
 _READING = ("cached", "cold", "everything")
@@ -217,8 +217,11 @@ def _checked_link(workers: Workers, link: ShapedLink, around: Surroundings) -> d
     """
     asked = link.bandwidth_bytes_per_s
     size_bytes = max(_LEAST_TRANSFER_BYTES, round(_TRANSFER_S * asked))
-    rate = max(_all(workers, Turn(transfer_bytes=size_bytes), workers.num_ranks))
-    if abs(rate / asked - 1) > _MOST_OFF:
+    for _ in range(_TRANSFERS):  # others may have the cores for a moment
+        rate = max(_all(workers, Turn(transfer_bytes=size_bytes), workers.num_ranks))
+        if abs(rate / asked - 1) <= _MOST_OFF:
+            break
+    else:
         raise FlightError(
             f"a link of {asked / 1e6:g} MB/s carries {rate / 1e6:g} MB/s",
             where=link.how,

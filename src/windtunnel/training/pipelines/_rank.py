@@ -128,8 +128,7 @@ def main(place: Place) -> None:
     orders: Orders = place.config
     torch.set_num_threads(1)
     hold_heap()
-    meet = f"file://{place.rendezvous}"
-    dist.init_process_group("gloo", init_method=meet, rank=place.rank, world_size=place.num_ranks)
+    place.join()
     spans = _rounds(orders, place)
     dist.barrier()
     dist.destroy_process_group()

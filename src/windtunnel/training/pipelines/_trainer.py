@@ -137,9 +137,7 @@ def main(place: Place) -> None:
     """Train as the orders say, under the launcher."""
     torch.set_num_threads(1)
     hold_heap()
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place.rendezvous}", rank=place.rank, world_size=place.num_ranks, timeout=PATIENCE
-    )
+    place.join(PATIENCE.total_seconds())
     orders: TrainOrders = place.config
     before = _alone(orders, place.rank)
     report = train_rank(orders, place.rank, place.tell)

@@ -12,7 +12,6 @@ import heapq
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,7 @@ from windtunnel.training.uneven.post import Post
 
 __all__ = ["NodeOrders", "NodeReport", "main"]
 
-_PATIENCE = timedelta(hours=2)
+_PATIENCE_S = 7200.0
 _LATE_NS = 5_000_000
 
 
@@ -68,10 +67,7 @@ class NodeReport:
 def main(place: Place) -> None:
     """Train until the time is over; tell the parent what was done."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place.rendezvous}", rank=place.rank, world_size=place.num_ranks,
-        timeout=_PATIENCE,
-    )  # fmt: skip
+    place.join(_PATIENCE_S)
     node = _RealNode(place.config, place.rank)
     place.tell(node.fingerprint())
     report = node.run(int(place.order()))
