@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -27,6 +28,8 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _CHUNK_BYTES = 1 << 16
 _BLKIO = Path("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device")
 _FILE_SYSTEM_BYTES = 32 << 20
+_TRIES, _PAUSE_S = 20, 0.1
+_MOUNTS, _PREFIX = Path("/proc/self/mounts"), "windtunnel-disk"
 
 
 def require_disk(folder: Path) -> None:
@@ -48,11 +51,10 @@ def require_disk(folder: Path) -> None:
 
 def _filesystem(folder: Path) -> str:
     """The kind of the file system that holds a folder; empty where that is not known."""
-    mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
+    if not _MOUNTS.exists():
         return ""
     best, kind, where = -1, "", folder.resolve()
-    for line in mounts.read_text(encoding="utf-8").splitlines():
+    for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
         point = Path(line.split()[1].replace("\\040", " "))
         if (point == where or point in where.parents) and len(point.parts) >= best:
             best, kind = len(point.parts), line.split()[2]
@@ -131,7 +133,9 @@ def throttled_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) 
             "this process may mount no throttled disk", fix="run as root with losetup, or limit the reader"
         )
     with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-disk-", dir=folder)))
+        _sweep()
+        prefix = f"{_PREFIX}-{os.getpid()}-"
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=folder)))
         image, mounted = place / "image", place / "mounted"
         mounted.mkdir()
         with image.open("wb") as file:
@@ -140,12 +144,32 @@ def throttled_disk(folder: Path, bandwidth_bytes_per_s: float, size_bytes: int) 
         device = _do("losetup", "--direct-io=on", "--show", "--find", str(image)).strip()
         stack.callback(run_to_end, ["losetup", "--detach", device])
         _do("mount", device, str(mounted))
-        stack.callback(run_to_end, ["umount", str(mounted)])
+        stack.callback(_unmount, mounted)
         number = Path(device).stat().st_rdev
         limit = f"{os.major(number)}:{os.minor(number)}"
         _BLKIO.write_text(f"{limit} {round(bandwidth_bytes_per_s)}", encoding="ascii")
         stack.callback(_BLKIO.write_text, f"{limit} 0", encoding="ascii")
         yield mounted
+
+
+def _unmount(mounted: Path) -> None:
+    """Also where a process that was killed still holds a file for a moment."""
+    for _ in range(_TRIES):
+        done = run_to_end(["umount", str(mounted)])
+        if done is not None and not done.code:
+            return
+        time.sleep(_PAUSE_S)
+    run_to_end(["umount", "--lazy", str(mounted)])
+
+
+def _sweep() -> None:
+    """Unmount what processes left that were killed."""
+    for line in _MOUNTS.read_text(encoding="utf-8").splitlines():
+        device, mounted = line.split()[:2]
+        found = re.search(rf"{_PREFIX}-(\d+)-[^/]*/mounted$", mounted)
+        if found and not Path(f"/proc/{found[1]}").exists():
+            run_to_end(["umount", "--lazy", mounted])
+            run_to_end(["losetup", "--detach", device])
 
 
 @cache

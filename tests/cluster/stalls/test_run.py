@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +83,22 @@ def test_a_throttled_disk_reads_at_its_rate_and_is_gone_afterwards(tmp_path):
 
     assert size_bytes / took_ns * 1e9 == pytest.approx(4e6, rel=0.3)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not can_throttle(), reason="may mount no throttled disk")
+def test_what_a_killed_process_left_mounted_is_swept(tmp_path):
+    code = """
+import os, pathlib, sys
+from windtunnel.measure.disks import throttled_disk
+with throttled_disk(pathlib.Path(sys.argv[1]), 1e6, 1000):
+    os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    assert -9 == done.returncode
+    assert (left / "mounted").is_mount()
+    with throttled_disk(tmp_path, 1e6, 1000):
+        assert not (left / "mounted").is_mount()
 
 
 def test_where_no_disk_may_be_throttled_the_reader_is(tmp_path, monkeypatch):
