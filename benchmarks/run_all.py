@@ -112,6 +112,16 @@ BARS = (
     "planner_true",
     "schedules_valid",
     "pipeline_error",
+    "cluster_exact",
+    "cluster_modes",
+    "cluster_speed",
+    "cluster_published",
+    "cluster_tuner",
+    "placement_model",
+    "slurm_driven",
+    "stash_flown",
+    "stall_features",
+    "recommender",
 )
 
 
