@@ -70,7 +70,7 @@ def virtual(case: Case) -> dict:
 
     name, seed, iterations = case
     torch.set_num_threads(1)
-    job = train_job("lenet:lr=0.02,shrink=2")
+    job = train_job(f"lenet:lr=0.02,shrink=2,steps={iterations}")  # the rate falls twice, as published
     fleet = free_fleet([1.0] * NUM_VIRTUAL)
     partition = Partition("dirichlet", {"alpha": 0.5, "min_size": job.batch_size}, seed)
     fleet = dataclasses.replace(fleet, partition=partition)
@@ -83,7 +83,7 @@ def virtual(case: Case) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=480)
+    parser.add_argument("--iterations", type=int, default=2400)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from tests.training.uneven.small import fleet_of, serial, small_job, trained, without_server
 from windtunnel.errors import FlightError, InputError
 from windtunnel.training.uneven.job import Samples
-from windtunnel.training.uneven.partitions import split
+from windtunnel.training.uneven.partitions import Partition, split
 from windtunnel.training.uneven.policy import Action, Finished, Policy, Worker
 
 ALONE = [("bsp", {}), ("ssp", {}), ("asp", {}), ("local-sgd", {"tau": 3}), ("adsp", {"period_s": 0.2, "commits": 4})]
@@ -185,3 +187,19 @@ def test_what_a_fleet_lacks_is_said(tmp_path):
 
     with pytest.raises(InputError, match="no route a → b"):
         trained(small_job(), read_fleet(path), "bsp")
+
+
+def _normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "is_warned"),
+    [(_normed, "by_label", True), (_normed, "iid", False), (None, "by_label", False)],
+)
+def test_batch_norms_on_skewed_shares_are_warned_of(tmp_path, model, kind, is_warned):
+    """Each worker's batches are then of its own classes alone."""
+    fleet = dataclasses.replace(fleet_of(tmp_path, [1.0, 1.0]), partition=Partition(kind))
+    run = trained(small_job(model=model), fleet, "bsp", 0.1)
+
+    assert is_warned == any("group-norm" in text for text in run.warnings)

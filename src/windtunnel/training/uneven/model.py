@@ -21,12 +21,13 @@ from windtunnel.training.uneven.endpoint import Endpoint, Outward, check_policy
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Point, Run
 from windtunnel.training.uneven.job import FlatModel, Samples, TrainJob, step_seed
-from windtunnel.training.uneven.partitions import split
+from windtunnel.training.uneven.partitions import label_skew, split
 from windtunnel.training.uneven.policy import Finished, Message, Policy, Probe, Send, Step
 
 __all__ = ["VirtualTraining", "mean_model", "train_virtually"]
 
 Heard = Callable[[Point], None]
+_MOST_SKEW = 0.2
 
 
 def train_virtually(
@@ -79,6 +80,7 @@ class VirtualTraining:
             Endpoint(self._flat.node(rank, num, size), policy, over_server=fleet.has_server)
             for rank, size in enumerate(sizes)
         ]
+        self._warn_of_norms()
         self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])
         self._queues: dict[tuple[int, int], deque[Send]] = {}
         self._computing: dict[int, int] = {}  # worker: since when
@@ -95,6 +97,17 @@ class VirtualTraining:
         for rank, end in enumerate(self._ends):
             self._do(rank, end.start())
         self._look()
+
+    def _warn_of_norms(self) -> None:
+        """Batch norms take a worker's batch for all data, which it is not where workers hold other classes."""
+        if not any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in self._flat.module.modules()):
+            return
+        skew = label_skew(self._job.sample_labels(), self._parts)
+        if skew > _MOST_SKEW:
+            self._ends[0].node.warn(
+                f"workers hold other classes than all together (by {skew:.0%}), and batch norms see one worker's "
+                "batches: windtunnel whatif STEP.wt group-norm"
+            )
 
     @property
     def now_ns(self) -> int:

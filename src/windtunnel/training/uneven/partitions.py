@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 
-__all__ = ["PARTITIONERS", "Partition", "partition_counts", "split"]
+__all__ = ["PARTITIONERS", "Partition", "label_skew", "partition_counts", "split"]
 
 Indices = NDArray[np.int64]
 
@@ -70,6 +70,19 @@ def partition_counts(labels_N: NDArray[Any], parts: Sequence[Indices]) -> NDArra
     """How many samples of each class each worker has, [workers, classes]."""
     classes = np.unique(labels_N)
     return np.array([[int((labels_N[part] == one).sum()) for one in classes] for part in parts], np.int64)
+
+
+def label_skew(labels_N: NDArray[Any], parts: Sequence[Indices]) -> float:
+    """How far classes of a worker are from those of all: mean total variation distance, 0 (alike) to 1.
+
+    Examples
+    --------
+    >>> label_skew(np.array([0, 0, 1, 1]), [np.array([0, 1]), np.array([2, 3])])
+    0.5
+    """
+    counts = partition_counts(labels_N, parts)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(np.abs(shares - counts.sum(axis=0) / counts.sum()).sum(axis=1).mean() / 2)
 
 
 def _iid(labels: NDArray[Any], num: int, rng: np.random.Generator) -> list[Indices]:
