@@ -118,6 +118,7 @@ BARS = (
     "cluster_published",
     "cluster_tuner",
     "placement_model",
+    "cluster_flown",
     "slurm_driven",
     "stash_flown",
     "stall_features",

@@ -15,11 +15,13 @@ from windtunnel.cli._options import Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.cluster import Jobs
+    from windtunnel.cluster import Cluster, Jobs, Policy
     from windtunnel.cluster.model import ClusterRun
     from windtunnel.cluster.slurm.drive import Driven
 
 __all__ = ["drive"]
+
+_SCHEMA = "windtunnel.cluster-drive/1"
 
 
 def drive(
@@ -29,6 +31,12 @@ def drive(
         str, typer.Option(metavar="NAME", help="With fixed timers.")
     ] = "dally-manual:rack_timer_h=0.001,network_timer_h=0.002",
     local: Annotated[bool, typer.Option("--local", help="Start a Slurm of this cluster on this host.")] = False,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="On processes and shaped links of this host instead of Slurm.")
+    ] = False,
+    gradients: Annotated[
+        str, typer.Option(metavar="SIZES", help="With --processes, by model: 'vgg=8MB resnet=1MB'.")
+    ] = "",
     command: Annotated[
         str, typer.Option(metavar="TEXT", help="Of each job, with {job_id}, {gpus}, {seconds}.")
     ] = "sleep {seconds}",
@@ -51,6 +59,13 @@ def drive(
     shape, wanted = read_cluster(cluster), read_jobs(jobs).jobs
     step = parse_step(policy, kind="policy")
     rule = policy_of(step.name, **step.parameters)
+    if processes:
+        found = _on_processes(shape, wanted, rule, _sizes(gradients))
+        if as_json:
+            print_json({"schema": _SCHEMA, "policy": policy, "jobs": found})
+        else:
+            _print(found)
+        return
     predicted = simulate(shape, wanted, FreeCommunication(), rule)
     with contextlib.ExitStack() as stack:
         environment: dict[str, str] = {}
@@ -61,9 +76,47 @@ def drive(
             found = driven(wanted, shape, rule, environment, command=_command(command), run=run, progress=progress)
     rows = _beside(found, predicted)
     if as_json:
-        print_json({"schema": "windtunnel.cluster-drive/1", "policy": policy, "jobs": rows})
+        print_json({"schema": _SCHEMA, "policy": policy, "jobs": rows})
         return
     _print(rows)
+
+
+def _on_processes(shape: Cluster, jobs: Jobs, rule: Policy, sizes: dict[str, int]) -> list[dict[str, Any]]:
+    """Measure each model on each shape, predict, really run the same policy."""
+    from windtunnel.cluster import simulate
+    from windtunnel.cluster.real.drive import drive as driven
+    from windtunnel.cluster.real.drive import measured_speeds
+    from windtunnel.cluster.real.slots import real_slots
+
+    with real_slots(shape) as slots:
+        with Progress("measuring") as progress:
+            speeds = measured_speeds(slots, jobs, shape, sizes, progress=progress)
+        predicted = simulate(shape, jobs, speeds, rule)
+        with Progress("driving", heartbeat=True) as progress:
+            run = driven(slots, jobs, shape, rule, speeds, sizes, progress=progress)
+    rows = []
+    for row in range(len(jobs)):
+        last = int(run.segments["place"][run.segments["job"] == row][-1])
+        width = int(run.segments["width"][run.segments["job"] == row][-1])
+        machines = ",".join(f"m{machine}" for machine in run.places["machine"][last : last + width])
+        rows.append(
+            {
+                "job_id": str(jobs.job_id[row]), "gpus": int(jobs.gpus[row]), "machines": machines,
+                "state": "COMPLETED", "submitted_s": jobs.arrival_ns[row] / 1e9, "started_s": run.first_ns[row] / 1e9,
+                "ended_s": run.end_ns[row] / 1e9, "predicted_start_s": predicted.first_ns[row] / 1e9,
+                "predicted_end_s": predicted.end_ns[row] / 1e9,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _sizes(text: str) -> dict[str, int]:
+    from windtunnel.units import parse_size
+
+    pairs = [piece.partition("=") for piece in text.split()]
+    if not all(sign for _, sign, _ in pairs):
+        raise InputError(f"{text!r} are no sizes", where="--gradients", fix="write 'vgg=8MB resnet=1MB'")
+    return {name: int(parse_size(size)) for name, _, size in pairs}
 
 
 def _command(template: str) -> Callable[[Jobs, int], str]:

@@ -23,6 +23,7 @@ from windtunnel.cluster._state import (
     DONE,
     IS_DUE,
     IS_SERVED,
+    LATER,
     MOST_OPEN,
     NEED_ROOM,
     NEED_SPEED,
@@ -58,8 +59,8 @@ _WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again aft
 
 
 @kernel
-def run_events(state: Any, rules: Any, max_events: int) -> int:
-    """Go on until all jobs are over or something is needed; see the top."""
+def run_events(state: Any, rules: Any, max_events: int, until: int = NEVER) -> int:
+    """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
     at = state.at
     while True:
         if at[IS_DUE]:
@@ -78,6 +79,9 @@ def run_events(state: Any, rules: Any, max_events: int) -> int:
         next_arrival = state.jobs[at[NEXT_ARRIVAL]].arrival if at[NEXT_ARRIVAL] < len(state.jobs) else NEVER
         next_event = state.events[0].time if at[NUM_EVENTS] else NEVER
         time = min(next_arrival, next_event)
+        if time > until or (time == NEVER and until < NEVER):
+            at[NOW] = max(at[NOW], until)
+            return LATER
         if time == NEVER:
             if at[WAKES] >= (1_000 if rules.asks else 1_000_000):
                 return STUCK

@@ -29,7 +29,7 @@ PICKED, PICKED_TIER, OPEN, MOST_OPEN, MOST_OPEN_RACK, RESERVER, NUM_HOLDING, IS_
 ASKING = 21  # whose speed was looked up last
 NUM_AT = 22
 
-DONE, NEED_SPEED, NEED_ROOM, ASK, STUCK = 0, 1, 2, 3, 4  # why the loop returned
+DONE, NEED_SPEED, NEED_ROOM, ASK, STUCK, LATER = 0, 1, 2, 3, 4, 5  # why the loop returned
 
 
 JOB = np.dtype(

@@ -25,7 +25,7 @@ from windtunnel.cluster.speeds import Speeds
 from windtunnel.errors import InputError
 from windtunnel.progress import Progress
 
-__all__ = ["ClusterRun", "simulate"]
+__all__ = ["ClusterRun", "new_state", "run_of", "simulate", "supply"]
 
 Ints = NDArray[np.int64]
 _EVENTS_PER_CALL = 2_000_000
@@ -126,16 +126,12 @@ def simulate(
     """
     jobs.require_fit(cluster.num_gpus)
     rules = policy.rules(cluster)
-    profiles, profile = np.unique(
-        np.array([f"{model}\0{batch}" for model, batch in zip(jobs.model, jobs.batch, strict=True)]),
-        return_inverse=True,
-    )
     notes = _checked(cluster, jobs, policy, quantum)
-    state = _new_state(cluster, jobs, policy, profile.astype(np.int64), quantum)
+    state, profiles = new_state(cluster, jobs, policy, quantum)
     most = _EVENTS_PER_CALL
 
     def supplied(state: State, code: int) -> State:
-        return _with_speed(state, profiles, speeds) if code == st.NEED_SPEED else _grown(state)
+        return supply(state, code, profiles, speeds)
 
     asked = Asked(policy, rules, cluster, jobs, supplied)
     while (code := run_events(state, rules, most)) != st.DONE:
@@ -153,7 +149,12 @@ def simulate(
                 where=f"job {jobs.job_id[state.waiting[0]]}, {jobs.gpus[state.waiting[0]]} GPUs",
                 fix="let the policy start them, or yield a Wake at the time when it will",
             )
-    return _run_of(state, cluster, jobs, policy, notes)
+    return run_of(state, cluster, jobs, policy, notes)
+
+
+def supply(state: State, code: int, profiles: NDArray[Any], speeds: Speeds) -> State:
+    """The speed, or the room, for want of which the loop returned."""
+    return _with_speed(state, profiles, speeds) if code == st.NEED_SPEED else _grown(state)
 
 
 def _checked(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tuple[str, ...]:
@@ -183,7 +184,12 @@ def _checked(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tupl
     return ()
 
 
-def _new_state(cluster: Cluster, jobs: Jobs, policy: Policy, profile: Ints, quantum: int) -> State:
+def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) -> tuple[State, NDArray[Any]]:
+    """Before anything has happened; and models with batches, by the number that jobs have of them."""
+    profiles, profile = np.unique(
+        np.array([f"{model}\0{batch}" for model, batch in zip(jobs.model, jobs.batch, strict=True)]),
+        return_inverse=True,
+    )
     num, machines, per_machine = len(jobs), cluster.num_machines, cluster.gpus_per_machine
     demands, demand = np.unique(jobs.gpus, return_inverse=True)
     widest = max(cluster.gpus_per_rack, per_machine)
@@ -198,7 +204,7 @@ def _new_state(cluster: Cluster, jobs: Jobs, policy: Policy, profile: Ints, quan
         quantum=quantum * jobs.iteration_ns, is_skewed=skewed, first=-1, end=-1, segment=-1, timer=st.NEVER,
     )  # fmt: skip
     numbers = np.arange(machines) // cluster.machines_per_rack
-    return State(
+    made = State(
         at=at,
         machines=_table(st.MACHINE, machines, rack=numbers, free=per_machine, kept_for=-1),
         rack_first=np.arange(cluster.num_racks + 1) * cluster.machines_per_rack,
@@ -220,6 +226,7 @@ def _new_state(cluster: Cluster, jobs: Jobs, policy: Policy, profile: Ints, quan
         gittins=np.array(policy.gittins, np.float64),
         loss=_losses(jobs, per_machine),
     )
+    return made, profiles
 
 
 def _table(kind: np.dtype[Any], size: int | tuple[int, int], **columns: Any) -> NDArray[Any]:
@@ -283,7 +290,8 @@ def _grown(state: State) -> State:
     return state._replace(**larger)
 
 
-def _run_of(state: State, cluster: Cluster, jobs: Jobs, policy: Policy, notes: tuple[str, ...]) -> ClusterRun:
+def run_of(state: State, cluster: Cluster, jobs: Jobs, policy: Policy, notes: tuple[str, ...] = ()) -> ClusterRun:
+    """What happened until now."""
     done = {
         name: state.jobs[name].copy() for name in ("first", "end", "run", "restarting", "longest_wait", "preempted")
     }

@@ -33,6 +33,7 @@ __all__ = [
     "receive_bytes",
     "send_bytes",
     "shaped_link",
+    "shaped_racks",
     "sleep_until",
 ]
 
@@ -173,6 +174,53 @@ def shaped_link(
             run_to_end(["ip", "netns", "delete", name])
 
 
+@contextlib.contextmanager
+def shaped_racks(
+    num_racks: int, machines_per_rack: int, rack_bytes_per_s: float, network_bytes_per_s: float
+) -> Iterator[ShapedLink]:
+    """Join machines by a switch in each rack, and racks by one over them; machines are counted rack by rack.
+
+    Parameters
+    ----------
+    num_racks, machines_per_rack : int
+    rack_bytes_per_s : float
+        Of each machine's cable.
+    network_bytes_per_s : float
+        Of each rack's cable to the upper switch, which its machines share.
+
+    Raises
+    ------
+    InputError
+        A number means nothing, or the kernel cannot do it here.
+    """
+    rates = (rack_bytes_per_s, network_bytes_per_s)
+    if min(num_racks, machines_per_rack) < 1 or not all(0 < rate < float("inf") for rate in rates):
+        raise InputError(f"no cables join {num_racks} racks of {machines_per_rack} machines at {rates} bytes/s")
+    if not can_shape():
+        raise InputError("this process may make no network namespaces", fix="run as root with iproute2")
+    _sweep()
+    begin = f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
+    machines = [f"{begin}-{number}" for number in range(num_racks * machines_per_rack)]
+    racks, top = [f"{begin}-rack{rack}" for rack in range(num_racks)], f"{begin}-top"
+    try:
+        for name in (*racks, top):
+            _switch(name)
+        for rack, name in enumerate(racks):
+            _cable(name, "up", top, f"port{rack}", network_bytes_per_s)
+            _do("ip", "-n", name, "link", "set", "up", "master", "bridge")
+        for machine, name in enumerate(machines):
+            _namespace(name)
+            _cable(name, _INTERFACE, racks[machine // machines_per_rack], f"port{machine}", rack_bytes_per_s)
+            _do("ip", "-n", name, "address", "add", f"{_address(machine)}/16", "dev", _INTERFACE)
+        prefixes = tuple(("ip", "netns", "exec", name) for name in machines)
+        addresses = tuple(_address(machine) for machine in range(len(machines)))
+        environment = {"GLOO_SOCKET_IFNAME": _INTERFACE, "TP_SOCKET_IFNAME": _INTERFACE}
+        yield ShapedLink(KERNEL, prefixes, addresses, environment, rack_bytes_per_s)
+    finally:
+        for name in (*machines, *racks, top):
+            run_to_end(["ip", "netns", "delete", name])
+
+
 @cache
 def can_shape() -> bool:
     """Whether this process may make network namespaces and shape links in them."""
@@ -190,25 +238,39 @@ def can_shape() -> bool:
 def _built(names: list[str], bandwidth_bytes_per_s: float, latency_ns: int) -> int:
     """Namespaces, a bridge in the last, shaped cables; latency that is left to user space, in ns."""
     *ranks, switch = names
-    for name in names:
-        _do("ip", "netns", "add", name)
-        _do("ip", "-n", name, "link", "set", "lo", "up")
-    _do("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-    _do("ip", "-n", switch, "link", "set", "bridge", "up")
+    for name in ranks:
+        _namespace(name)
+    _switch(switch)
     is_delayed = bool(latency_ns)
     for rank, name in enumerate(ranks):
-        port = f"port{rank}"
-        _do("ip", "-n", name, "link", "add", _INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
+        _cable(name, _INTERFACE, switch, f"port{rank}", bandwidth_bytes_per_s)
         _do("ip", "-n", name, "address", "add", f"{_address(rank)}/16", "dev", _INTERFACE)
-        _do("ip", "-n", switch, "link", "set", port, "master", "bridge")
-        for space, device in ((name, _INTERFACE), (switch, port)):
-            _do("ip", "-n", space, "link", "set", device, "up")
-            shape = ["tc", "-n", space, "qdisc", "add", "dev", device]
-            _do(*shape, "root", "handle", "1:", *_tbf(bandwidth_bytes_per_s))
         if is_delayed:  # once per way: where a rank sends
             netem = ["netem", "delay", f"{latency_ns // 1000}us", "limit", "100000"]
             is_delayed = _is_done("tc", "-n", name, "qdisc", "add", "dev", _INTERFACE, "parent", "1:", *netem)
     return 0 if is_delayed else latency_ns
+
+
+def _namespace(name: str) -> None:
+    _do("ip", "netns", "add", name)
+    _do("ip", "-n", name, "link", "set", "lo", "up")
+
+
+def _switch(name: str) -> None:
+    """A namespace with a bridge."""
+    _namespace(name)
+    _do("ip", "-n", name, "link", "add", "bridge", "type", "bridge")
+    _do("ip", "-n", name, "link", "set", "bridge", "up")
+
+
+def _cable(space: str, device: str, switch: str, port: str, bandwidth_bytes_per_s: float) -> None:
+    """A shaped cable from a namespace to a switch."""
+    _do("ip", "-n", space, "link", "add", device, "type", "veth", "peer", "name", port, "netns", switch)
+    _do("ip", "-n", switch, "link", "set", port, "master", "bridge")
+    for where, end in ((space, device), (switch, port)):
+        _do("ip", "-n", where, "link", "set", end, "up")
+        shape = ["tc", "-n", where, "qdisc", "add", "dev", end]
+        _do(*shape, "root", "handle", "1:", *_tbf(bandwidth_bytes_per_s))
 
 
 def _tbf(bandwidth_bytes_per_s: float) -> list[str]:

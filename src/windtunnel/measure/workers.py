@@ -198,6 +198,20 @@ class Workers:
         except (EOFError, ConnectionError) as error:
             raise self.death() from error
 
+    def has_answer(self, rank: int = 0) -> bool:
+        """Whether a rank's next answer is there.
+
+        Raises
+        ------
+        WorkerError
+            It has ended.
+        """
+        if self._lines[rank].poll(0):
+            return True
+        if self.exit_codes()[rank] is not None:
+            raise self.death()
+        return False
+
     def gather(self, heard: Callable[[Any], None] | None = None) -> list[Any]:
         """The last answer of each rank before it ends well; ``heard`` gets all that rank 0 says before.
 
