@@ -8,7 +8,6 @@ modules, and each of them registers what it holds.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 
 __all__ = [
     "KINDS",
@@ -252,5 +251,4 @@ def get(kind: str, name: str) -> Plugin:
     known = all(kind)
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or sorted(known)[:3]
-    raise InputError(f"no {kind} is called {name!r}", fix=f"did you mean {', '.join(near)}?")
+    raise InputError(f"no {kind} is called {name!r}", fix=did_you_mean(name, known))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import shlex
 import sys
@@ -47,7 +46,7 @@ from windtunnel.cli import (
 from windtunnel.cli import utilization as utilization
 from windtunnel.cli._console import advise, clean
 from windtunnel.cli._errors import show_error, show_usage_error
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
 __all__ = ["app", "run"]
 
@@ -69,10 +68,8 @@ class _Verbs(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            near = difflib.get_close_matches(args[0], self.commands, n=3, cutoff=0.3) or list(self.commands)[:3]
-            raise InputError(
-                f"there is no verb {args[0]!r}", where=ctx.command_path, fix=f"did you mean {', '.join(near)}?"
-            )
+            near = did_you_mean(args[0], self.commands)
+            raise InputError(f"there is no verb {args[0]!r}", where=ctx.command_path, fix=near)
         return super().resolve_command(ctx, args)
 
 

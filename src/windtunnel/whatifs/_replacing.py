@@ -6,12 +6,11 @@ they are replaced. Not here: the layers themselves, which are registered by name
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
 from windtunnel.cost.rerun import Call, Form, Program, tensors_of
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.errors import InputError, NotApplicableError, did_you_mean
 from windtunnel.whatifs._blocks import compiled_pattern
 
 __all__ = ["calls_in", "replacing", "weights_of"]
@@ -36,8 +35,7 @@ def calls_in(program: Program, operators: tuple[str, ...], layer: str, what: str
     matching = [place for place in found if pattern.fullmatch(program.calls[place].layer)]
     if not matching:
         known = sorted({program.calls[place].layer for place in found})
-        near = difflib.get_close_matches(layer, known, n=3, cutoff=0.3) or known[:3]
-        raise InputError(f"no {what} is called {layer!r}", where="layer=", fix=f"did you mean {', '.join(near)}?")
+        raise InputError(f"no {what} is called {layer!r}", where="layer=", fix=did_you_mean(layer, known))
     return matching
 
 

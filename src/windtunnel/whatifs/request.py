@@ -6,14 +6,13 @@ parameters. Not here: doing them (``edit``), asking many (``ask``).
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel import registry
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.whatifs._values import checked, written
 
 __all__ = ["Request", "Step", "parse_request", "parse_requests", "parse_step"]
@@ -150,7 +149,6 @@ def parse_step(text: str, kind: str = "whatif") -> Step:
 
 def _value(plugin: registry.Plugin, key: str, text: str) -> Any:
     if key not in plugin.parameters:
-        near = difflib.get_close_matches(key, plugin.parameters, n=3, cutoff=0.3) or sorted(plugin.parameters)[:3]
-        fix = f"did you mean {', '.join(near)}?" if near else "it has no parameters"
+        fix = did_you_mean(key, plugin.parameters) or "it has no parameters"
         raise InputError(f"{plugin.name} has no parameter {key!r}", fix=fix)
     return checked(key, plugin.parameters[key], text, plugin.name)

@@ -7,12 +7,11 @@ activation is a ReLU. Not here: where the zeros are (``sources``).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.extras import require
 from windtunnel.workloads.workload import Supervised, Workload
 
@@ -39,8 +38,7 @@ def relu_network(
     from windtunnel.workloads._images import image_batches
 
     if family not in FAMILIES:
-        near = difflib.get_close_matches(family, FAMILIES, n=3, cutoff=0.3) or FAMILIES
-        raise InputError(f"no family is called {family!r}", where="family", fix=f"did you mean {', '.join(near)}?")
+        raise InputError(f"no family is called {family!r}", where="family", fix=did_you_mean(family, FAMILIES))
     torch.manual_seed(seed)
     images = image_batches(pixels=_PIXELS, batch_size=batch_size, num_classes=_CLASSES, seed=seed)
     model = _network(family, has_norm=norm)

@@ -7,10 +7,9 @@ of 224 pixels leaves it get a global one, so that they take small images too. No
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.extras import require
 
 if TYPE_CHECKING:
@@ -111,8 +110,7 @@ def vision_model(name: str, *, size: int = 96, seed: int = 0) -> torch.nn.Module
         The extra ``suite`` is not installed.
     """
     if name not in vision_names():
-        near = difflib.get_close_matches(name, vision_names(), n=3, cutoff=0.3) or vision_names()[:3]
-        raise InputError(f"no vision model is called {name!r}", where="model", fix=f"did you mean {', '.join(near)}?")
+        raise InputError(f"no vision model is called {name!r}", where="model", fix=did_you_mean(name, vision_names()))
     require("torch", extra="torch")
     import torch
 

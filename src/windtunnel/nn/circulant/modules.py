@@ -5,14 +5,13 @@ In: a model, sizes of blocks by path. Out: the model with layers in place of oth
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
 from windtunnel.nn.circulant.layers import BlockCirculantLinear
 from windtunnel.nn.circulant.lstm import BlockCirculantLSTM
@@ -57,8 +56,7 @@ def named_modules(model: Module, names: list[str]) -> dict[str, Module]:
     known = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or sorted(filter(None, known))[:3]
-            raise InputError(f"no module is called {name!r}", fix=f"did you mean {', '.join(near)}?")
+            raise InputError(f"no module is called {name!r}", fix=did_you_mean(name, filter(None, known)))
     return {name: known[name] for name in names}
 
 

@@ -8,7 +8,6 @@ Source of the plans: PHAZE (Wang et al., ICML 2024), the expert plans that it co
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.planning.codesign.layers import Layers, layers_of
 from windtunnel.planning.codesign.model import Model
 from windtunnel.progress import Progress
@@ -68,8 +67,7 @@ def checked_network(name: str) -> str:
         No network is called so; offers the nearest.
     """
     if name not in EXPERTS:
-        near = difflib.get_close_matches(name.lower(), EXPERTS, n=3, cutoff=0.3) or list(EXPERTS)
-        raise InputError(f"no network is called {name!r}", where="MODEL", fix=f"did you mean {', '.join(near)}?")
+        raise InputError(f"no network is called {name!r}", where="MODEL", fix=did_you_mean(name.lower(), EXPERTS))
     return name
 
 
