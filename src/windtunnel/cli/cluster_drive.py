@@ -60,11 +60,7 @@ def drive(
     step = parse_step(policy, kind="policy")
     rule = policy_of(step.name, **step.parameters)
     if processes:
-        found = _on_processes(shape, wanted, rule, _sizes(gradients))
-        if as_json:
-            print_json({"schema": _SCHEMA, "policy": policy, "jobs": found})
-        else:
-            _print(found)
+        _show(_on_processes(shape, wanted, rule, _sizes(gradients)), policy, as_json=as_json)
         return
     predicted = simulate(shape, wanted, FreeCommunication(), rule)
     with contextlib.ExitStack() as stack:
@@ -74,11 +70,14 @@ def drive(
             environment = stack.enter_context(local_slurm(shape, folder / "slurm"))
         with Progress("driving", heartbeat=True) as progress:
             found = driven(wanted, shape, rule, environment, command=_command(command), run=run, progress=progress)
-    rows = _beside(found, predicted)
+    _show(_beside(found, predicted), policy, as_json=as_json)
+
+
+def _show(rows: list[dict[str, Any]], policy: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"schema": _SCHEMA, "policy": policy, "jobs": rows})
-        return
-    _print(rows)
+    else:
+        _print(rows)
 
 
 def _on_processes(shape: Cluster, jobs: Jobs, rule: Policy, sizes: dict[str, int]) -> list[dict[str, Any]]:

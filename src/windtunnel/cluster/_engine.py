@@ -59,7 +59,7 @@ _WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again aft
 
 
 @kernel
-def run_events(state: Any, rules: Any, max_events: int, until: int = NEVER) -> int:
+def run_events(state: Any, rules: Any, max_events: int, until: int = int(NEVER)) -> int:
     """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
     at = state.at
     while True:

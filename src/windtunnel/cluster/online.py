@@ -121,7 +121,7 @@ class Online:
                 starts.append(Start(job, _gpus(state.places[first : first + width].tolist())))
                 self._told[row] = False
             elif is_over:
-                if row in self._told:
+                if row in self._told and state.jobs["status"][job] != st.OVER:
                     stops.append(Stop(job))
                 self._told[row] = True
         return [*stops, *starts]

@@ -40,7 +40,7 @@ __all__ = [
 KERNEL, USER_SPACE = "network namespaces with tc tbf", "token bucket in user space"
 _PREFIX = "windtunnel"
 _NUMBERS = itertools.count()
-_INTERFACE, _PORT = "eth0", 47_113
+_INTERFACE, _UPLINK, _PORT = "eth0", "uplink", 47_113
 _BURST_S, _LEAST_BURST_BYTES = 0.002, 16_000
 _QUEUE_S, _LEAST_QUEUE_BYTES = 0.5, 1 << 20
 
@@ -206,8 +206,8 @@ def shaped_racks(
         for name in (*racks, top):
             _switch(name)
         for rack, name in enumerate(racks):
-            _cable(name, "up", top, f"port{rack}", network_bytes_per_s)
-            _do("ip", "-n", name, "link", "set", "up", "master", "bridge")
+            _cable(name, _UPLINK, top, f"port{rack}", network_bytes_per_s)
+            _do("ip", "-n", name, "link", "set", _UPLINK, "master", "bridge")
         for machine, name in enumerate(machines):
             _namespace(name)
             _cable(name, _INTERFACE, racks[machine // machines_per_rack], f"port{machine}", rack_bytes_per_s)

@@ -111,11 +111,11 @@ def test_real_jobs_take_about_as_long_as_predicted():
 @pytest.mark.slow
 @pytest.mark.skipif(not can_shape(), reason="needs network namespaces")
 def test_a_job_that_is_stopped_goes_on_where_it_was():
-    """Two jobs of all slots take turns; each does its iterations once."""
+    """Two jobs of all slots take turns; each does its iterations once, and ranks find each other at each turn."""
     jobs = Jobs.of(arrival_s=[0, 0.2], gpus=[8, 8], work_s=[3, 3], iteration_s=[0.05, 0.05], model=["m", "m"])
     cluster = dataclasses.replace(CLUSTER, lease_ns=SECOND)
     with real_slots(cluster) as slots:
         run = drive(slots, jobs, cluster, Policy(order="las2d"), FREE, {"m": 400}, patience_s=60)
 
     assert (run.num_preempted >= 1).all()
-    assert run.makespan_ns == pytest.approx(6 * SECOND, rel=0.4)
+    assert 6 * SECOND <= run.makespan_ns < 12 * SECOND
