@@ -14,8 +14,6 @@ WindtunnelError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 __all__ = [
     "FlightError",
     "GraphError",
@@ -27,7 +25,6 @@ __all__ = [
     "SchemaVersionError",
     "TraceError",
     "WindtunnelError",
-    "did_you_mean",
 ]
 
 
@@ -113,18 +110,3 @@ class FlightError(WindtunnelError):
 
 class MissingExtraError(WindtunnelError, ImportError):
     """An optional dependency is not installed; says which extra brings it."""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest three names that there are, as a fix; the first three where none is near, nothing where none is.
-
-    Examples
-    --------
-    >>> did_you_mean("recurent", ["recurrent", "decoder"])
-    'did you mean recurrent?'
-    """
-    import difflib
-
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:3]
-    return f"did you mean {', '.join(near)}?" if near else ""

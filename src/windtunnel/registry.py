@@ -8,6 +8,7 @@ modules, and each of them registers what it holds.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -15,18 +16,19 @@ import pkgutil
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError
 
 __all__ = [
     "KINDS",
     "Plugin",
     "all",
     "cost_model",
+    "did_you_mean",
     "discover",
     "flight",
     "get",
@@ -252,3 +254,16 @@ def get(kind: str, name: str) -> Plugin:
     if name in known:
         return known[name]
     raise InputError(f"no {kind} is called {name!r}", fix=did_you_mean(name, known))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest three names that there are, as a fix; the first three where none is near, nothing where none is.
+
+    Examples
+    --------
+    >>> did_you_mean("recurent", ["recurrent", "decoder"])
+    'did you mean recurrent, decoder?'
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:3]
+    return f"did you mean {', '.join(near)}?" if near else ""

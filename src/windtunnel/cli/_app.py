@@ -46,7 +46,8 @@ from windtunnel.cli import (
 from windtunnel.cli import utilization as utilization
 from windtunnel.cli._console import advise, clean
 from windtunnel.cli._errors import show_error, show_usage_error
-from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.registry import did_you_mean
 
 __all__ = ["app", "run"]
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from windtunnel.cost.rerun import Call, Form, Program, tensors_of
-from windtunnel.errors import InputError, NotApplicableError, did_you_mean
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.registry import did_you_mean
 from windtunnel.whatifs._blocks import compiled_pattern
 
 __all__ = ["calls_in", "replacing", "weights_of"]

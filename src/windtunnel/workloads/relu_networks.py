@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError
 from windtunnel.extras import require
+from windtunnel.registry import did_you_mean
 from windtunnel.workloads.workload import Supervised, Workload
 
 if TYPE_CHECKING:

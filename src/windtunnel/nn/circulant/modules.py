@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError
 from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
 from windtunnel.nn.circulant.layers import BlockCirculantLinear
 from windtunnel.nn.circulant.lstm import BlockCirculantLSTM
+from windtunnel.registry import did_you_mean
 
 __all__ = ["can_be", "circulant_of", "named_modules", "project", "unshared"]
 

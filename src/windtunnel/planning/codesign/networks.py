@@ -15,10 +15,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError
 from windtunnel.planning.codesign.layers import Layers, layers_of
 from windtunnel.planning.codesign.model import Model
 from windtunnel.progress import Progress
+from windtunnel.registry import did_you_mean
 from windtunnel.sources.dry.run import dry_run
 from windtunnel.workloads import transformer_parts
 
