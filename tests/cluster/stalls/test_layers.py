@@ -61,6 +61,7 @@ def test_layers_without_a_network_are_refused(capsys):
     assert "add --bandwidth" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_says_what_the_replay_says(capsys):
     asked = [
         "stalls",

@@ -164,6 +164,7 @@ def test_a_slow_network_is_named_and_really_measured(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @two_cores
 def test_a_slow_disk_is_named(tmp_path, capsys):
     """Batches of about 230 kB at half a MB/s for each rank."""
