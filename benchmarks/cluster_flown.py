@@ -32,7 +32,7 @@ def the_jobs():
 def ordered(one, other) -> float:
     """Share of pairs that start in the same order."""
     pairs = [(a, b) for a in range(len(one)) for b in range(a) if other[a] != other[b]]
-    return statistics.mean((one[a] < one[b]) == (other[a] < other[b]) for a, b in pairs)
+    return statistics.mean(float((one[a] < one[b]) == (other[a] < other[b])) for a, b in pairs)
 
 
 def main() -> None:
