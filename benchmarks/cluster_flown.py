@@ -36,12 +36,11 @@ def ordered(one, other) -> float:
 
 
 def main() -> None:
-    from windtunnel.cluster import policy_of, simulate
+    from windtunnel.cluster import read_policy, simulate
     from windtunnel.cluster.layout import Cluster
     from windtunnel.cluster.real.drive import drive, measured_speeds
     from windtunnel.cluster.real.slots import real_slots
     from windtunnel.hardware import Link
-    from windtunnel.whatifs import parse_step
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -56,8 +55,7 @@ def main() -> None:
     with real_slots(cluster) as slots:
         speeds = measured_speeds(slots, jobs, cluster, GRADIENTS)
         for text in POLICIES:
-            step = parse_step(text, kind="policy")
-            policy = policy_of(step.name, **step.parameters)
+            policy = read_policy(text)
             predicted = simulate(cluster, jobs, speeds, policy)
             for _ in range(given.repeats):
                 run = drive(slots, jobs, cluster, policy, speeds, GRADIENTS)

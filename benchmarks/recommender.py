@@ -18,7 +18,7 @@ PAIRS = (("p2.8xlarge", "p2.16xlarge"), ("p3.8xlarge", "p3.16xlarge"))
 
 
 def main() -> None:
-    from tests.cluster.advice.test_search import machine, plain_quote
+    from tests.cluster.advice.test_search import drawn, plain_quote
 
     from windtunnel.cluster.advice.model import Offer, Rented, StepTime, quoted
     from windtunnel.cluster.advice.search import advise_on
@@ -30,17 +30,7 @@ def main() -> None:
     wrong = num_none = pairs = 0
     for seed in range(given.catalogs):
         random = np.random.default_rng(seed)
-        job = Rented(
-            int(random.integers(1, 10**7)), int(random.integers(1, 20)), int(random.integers(1, 512)),
-            float(random.choice([0, 1e9, 1e12])), float(random.choice([0, 50, 5000])), float(random.choice([0, 2e8])),
-            float(random.choice([0, 1e9, 40e9])),
-        )  # fmt: skip
-        kinds = [
-            machine(f"m{at}", int(random.integers(1, 9)), float(random.uniform(0.1, 30)),
-                    vcpus=int(random.integers(1, 99)), memory=int(random.integers(2**30, 2**40)),
-                    chip=str(random.choice(["t4", "a10g", "a100-sxm4-80g"])))
-            for at in range(int(random.integers(1, 9)))
-        ]  # fmt: skip
+        job, kinds = drawn(random, 8)
         offers = [Offer(kind, count) for kind in kinds for count in (1, 2, 3, 4)]
         steps = [StepTime(*random.uniform(1e6, 1e9, 3)) for _ in offers]
         tried = [plain_quote(job, offer, step) for offer, step in zip(offers, steps, strict=True)]

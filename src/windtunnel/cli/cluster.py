@@ -15,7 +15,7 @@ from windtunnel.cli.cluster_drive import drive
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.cluster import Cluster, Jobs, Policy
+    from windtunnel.cluster import Cluster, Jobs
     from windtunnel.cluster.metrics import Summary
     from windtunnel.cluster.search import Outcome, Tuned
     from windtunnel.cluster.speeds import Speeds
@@ -81,6 +81,7 @@ def simulate(
 
     Predict when every job starts and ends under one policy, and what the result hangs on.
     """
+    from windtunnel.cluster import read_policy
     from windtunnel.cluster import simulate as simulated
     from windtunnel.cluster.metrics import document, summarize
     from windtunnel.cluster.search import Outcome
@@ -91,7 +92,9 @@ def simulate(
     given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                    skip_too_large=skip_too_large)  # fmt: skip
     with Progress("simulating", heartbeat=True) as progress:
-        run = simulated(given.cluster, given.jobs, given.speeds, _policy(policy), quantum=quantum, progress=progress)
+        run = simulated(
+            given.cluster, given.jobs, given.speeds, read_policy(policy), quantum=quantum, progress=progress
+        )
         summary = summarize(run)
     outcome = Outcome(policy, run, summary)
     if graph is not None:
@@ -133,6 +136,7 @@ def compare(
 
     Predict the same jobs under several policies, the smallest mean completion time first.
     """
+    from windtunnel.cluster import read_policy
     from windtunnel.cluster.metrics import document
     from windtunnel.cluster.search import compare as compared
 
@@ -140,7 +144,7 @@ def compare(
         require_free(output, force=force)
     given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                    skip_too_large=skip_too_large)  # fmt: skip
-    named = {text: _policy(text) for text in policies.split()}
+    named = {text: read_policy(text) for text in policies.split()}
     with Progress("simulating", heartbeat=True) as progress:
         found = compared(given.cluster, given.jobs, given.speeds, named, quantum=quantum, progress=progress)
     _write(given, found, output, force=force)
@@ -178,13 +182,14 @@ def tune(
 
     Find the delay timers with the smallest mean completion time, and say them as Slurm takes them.
     """
+    from windtunnel.cluster import read_policy
     from windtunnel.cluster.search import tune as tuned
 
     tries = _numbers(leases)
     given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                    skip_too_large=skip_too_large)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:
-        found = tuned(given.cluster, given.jobs, given.speeds, _policy(policy), leases=tries, progress=progress)
+        found = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
     if as_json:
         pairs = [
             {"rack_timer_s": rack, "network_timer_s": network, "mean_jct_h": one.mean_jct_h, "jct_h": one.jct_h,
@@ -249,16 +254,6 @@ def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds
 
         return of.GraphSpeeds({one.stem: load(one) for one in graphs}, cluster.links, rule=shape)
     return of.LayerSpeeds(of.read_profiles(path), cluster.links, rule=shape, overlap=overlap)
-
-
-def _policy(text: str) -> Policy:
-    from windtunnel import registry
-    from windtunnel.cluster import policy_of
-    from windtunnel.whatifs import parse_step
-
-    registry.get("policy", text.partition(":")[0])
-    step = parse_step(text, kind="policy")
-    return policy_of(step.name, **step.parameters)
 
 
 def _shares(text: str) -> dict[str, float]:

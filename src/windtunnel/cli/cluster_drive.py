@@ -49,16 +49,14 @@ def drive(
 
     Submit jobs to Slurm as they arrive, wait as the policy's timers say, and compare with the simulation.
     """
-    from windtunnel.cluster import policy_of, read_cluster, simulate
+    from windtunnel.cluster import read_cluster, read_policy, simulate
     from windtunnel.cluster.formats import read_jobs
     from windtunnel.cluster.slurm.drive import drive as driven
     from windtunnel.cluster.slurm.local import local_slurm
     from windtunnel.cluster.speeds import FreeCommunication
-    from windtunnel.whatifs import parse_step
 
     shape, wanted = read_cluster(cluster), read_jobs(jobs).jobs
-    step = parse_step(policy, kind="policy")
-    rule = policy_of(step.name, **step.parameters)
+    rule = read_policy(policy)
     if processes:
         _show(_on_processes(shape, wanted, rule, _sizes(gradients)), policy, as_json=as_json)
         return

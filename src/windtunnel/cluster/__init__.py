@@ -8,7 +8,7 @@ from windtunnel import registry
 from windtunnel.cluster.jobs import Jobs
 from windtunnel.cluster.layout import Cluster, read_cluster
 from windtunnel.cluster.model import ClusterRun, simulate
-from windtunnel.cluster.policy import Policy, Start, Stop, Wake, policy_of
+from windtunnel.cluster.policy import Policy, Start, Stop, Wake, policy_of, read_policy
 
 __all__ = [
     "Cluster",
@@ -20,6 +20,7 @@ __all__ = [
     "Wake",
     "policy_of",
     "read_cluster",
+    "read_policy",
     "simulate",
 ]
 

@@ -201,8 +201,8 @@ def is_before(state: Any, one: int, other: int) -> bool:
 
 
 @kernel
-def enqueue(state: Any, job: int) -> None:
-    """Put a job where its key says."""
+def place_of(state: Any, job: int) -> int:
+    """How many waiting jobs come before a job."""
     low, high = 0, state.at[NUM_WAITING]
     while low < high:
         middle = (low + high) >> 1
@@ -210,6 +210,13 @@ def enqueue(state: Any, job: int) -> None:
             low = middle + 1
         else:
             high = middle
+    return int(low)
+
+
+@kernel
+def enqueue(state: Any, job: int) -> None:
+    """Put a job where its key says."""
+    low = place_of(state, job)
     for place in range(state.at[NUM_WAITING], low, -1):
         state.waiting[place] = state.waiting[place - 1]
     state.waiting[low] = job
@@ -220,13 +227,7 @@ def enqueue(state: Any, job: int) -> None:
 @kernel
 def dequeue(state: Any, job: int) -> None:
     """Take a job out of those that wait."""
-    low, high = 0, state.at[NUM_WAITING]
-    while low < high:
-        middle = (low + high) >> 1
-        if is_before(state, state.waiting[middle], job):
-            low = middle + 1
-        else:
-            high = middle
+    low = place_of(state, job)
     state.at[NUM_WAITING] -= 1
     for place in range(low, state.at[NUM_WAITING]):
         state.waiting[place] = state.waiting[place + 1]

@@ -7,8 +7,6 @@ themselves (``real``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from windtunnel.cluster import _state as st
@@ -64,7 +62,8 @@ class Online:
         self._state, self._profiles = new_state(cluster, jobs, policy)
         self._state.jobs["work"] = _UNKNOWN_NS
         self._speeds = speeds
-        self._told: dict[int, bool] = {}  # segment: whether its end was told
+        self._open: dict[int, int] = {}  # segments that were told of and have not ended: their jobs
+        self._num_seen = 0
 
     @property
     def num_over(self) -> int:
@@ -87,12 +86,10 @@ class Online:
         self._go(now_ns)  # what was to happen before
         state = self._state
         if state.jobs["status"][job] == st.RUNNING:
-            self._told[int(state.jobs["segment"][job])] = True
+            self._open.pop(int(state.jobs["segment"][job]), None)
             end_segment(state, self._rules, job, True)
         else:  # it ended while it was told to stop
-            row = int(np.flatnonzero(state.waiting[: state.at[st.NUM_WAITING]] == job)[0])
-            state.waiting[row : state.at[st.NUM_WAITING] - 1] = state.waiting[row + 1 : state.at[st.NUM_WAITING]]
-            state.at[st.NUM_WAITING] -= 1
+            st.dequeue(state, job)
             state.at[st.NUM_OVER] += 1
             state.jobs["status"][job], state.jobs["end"][job] = st.OVER, now_ns
 
@@ -110,22 +107,14 @@ class Online:
 
     def _changes(self) -> list[Start | Stop]:
         """Segments that began or ended since the last look; ends come first, as they free what is taken."""
-        state, starts, stops = self._state, list[Start | Stop](), list[Start | Stop]()
-        segments = state.segments[: state.at[st.NUM_SEGMENTS]]
-        for row in range(len(segments)):
-            if self._told.get(row):
-                continue
-            job, is_over = int(segments["job"][row]), segments["end"][row] != st.NEVER
-            if row not in self._told and not is_over:
+        state, segments = self._state, self._state.segments
+        ended = [row for row in self._open if segments["end"][row] != st.NEVER]
+        jobs = [self._open.pop(row) for row in ended]
+        changes: list[Start | Stop] = [Stop(job) for job in jobs if state.jobs["status"][job] != st.OVER]
+        for row in range(self._num_seen, int(state.at[st.NUM_SEGMENTS])):
+            if segments["end"][row] == st.NEVER:
                 first, width = int(segments["place"][row]), int(segments["width"][row])
-                starts.append(Start(job, _gpus(state.places[first : first + width].tolist())))
-                self._told[row] = False
-            elif is_over:
-                if row in self._told and state.jobs["status"][job] != st.OVER:
-                    stops.append(Stop(job))
-                self._told[row] = True
-        return [*stops, *starts]
-
-
-def _gpus(places: list[tuple[int, int]]) -> Mapping[int, int]:
-    return dict(places)
+                self._open[row] = int(segments["job"][row])
+                changes.append(Start(self._open[row], dict(state.places[first : first + width].tolist())))
+        self._num_seen = int(state.at[st.NUM_SEGMENTS])
+        return changes

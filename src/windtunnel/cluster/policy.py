@@ -20,7 +20,7 @@ from windtunnel.cluster._state import NEVER
 from windtunnel.cluster.layout import Cluster
 from windtunnel.errors import InputError
 
-__all__ = ["FITS", "ORDERS", "Decision", "Policy", "Start", "Stop", "Wake", "policy_of"]
+__all__ = ["FITS", "ORDERS", "Decision", "Policy", "Start", "Stop", "Wake", "policy_of", "read_policy"]
 
 ORDERS = ("nw_sens", "las2d", "srtf", "fifo", "queues", "gittins", "mixed", "ends", "ftf", "max_min")
 FITS = ("first", "best", "frag")
@@ -186,6 +186,20 @@ class Policy:
 
 def _whole_ns(seconds: float) -> int:
     return int(NEVER) if seconds * 1e9 >= float(NEVER) else round(seconds * 1e9)
+
+
+def read_policy(text: str) -> Policy:
+    """A policy by its name and, behind a colon, its settings: ``dally-manual:rack_timer_h=2``.
+
+    Raises
+    ------
+    InputError
+        The name or a setting is not known, or a value does not fit.
+    """
+    from windtunnel.whatifs.request import parse_step
+
+    step = parse_step(text, kind="policy")
+    return policy_of(step.name, **step.parameters)
 
 
 def policy_of(name: str, **parameters: Any) -> Policy:

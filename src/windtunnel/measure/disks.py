@@ -20,7 +20,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.measure.links import Bucket, sleep_until
-from windtunnel.measure.workers import run_to_end
+from windtunnel.measure.workers import required, run_to_end
 
 __all__ = ["can_throttle", "evict", "read_all", "read_at", "require_disk", "resident_share", "throttled_disk"]
 
@@ -180,8 +180,4 @@ def can_throttle() -> bool:
 
 
 def _do(*command: str) -> str:
-    done = run_to_end(command)
-    if done is None or done.code:
-        said = done.stderr.strip() if done is not None else "it could not be started"
-        raise InputError(f"a disk cannot be throttled: {said}", where=" ".join(command), fix="limit the reader instead")
-    return done.stdout
+    return required(command, "a disk cannot be throttled", "limit the reader instead")

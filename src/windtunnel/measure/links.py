@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from windtunnel.errors import InputError
-from windtunnel.measure.workers import run_to_end
+from windtunnel.measure.workers import required, run_to_end
 
 __all__ = [
     "KERNEL",
@@ -298,7 +298,4 @@ def _is_done(*command: str) -> bool:
 
 
 def _do(*command: str) -> None:
-    done = run_to_end(command)
-    if done is None or done.code:
-        said = done.stderr.strip() if done is not None else "it could not be started"
-        raise InputError(f"a link cannot be shaped: {said}", where=" ".join(command), fix="is_in_kernel=False")
+    required(command, "a link cannot be shaped", "is_in_kernel=False")

@@ -23,10 +23,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import FlightError
+from windtunnel.errors import FlightError, InputError
 from windtunnel.measure._worker import die_with
 
-__all__ = ["Done", "Place", "WorkerError", "Workers", "die_with", "run_to_end"]
+__all__ = ["Done", "Place", "WorkerError", "Workers", "die_with", "required", "run_to_end"]
 
 _LOG_TAIL_BYTES = 4000
 _POLL_S = 0.2
@@ -347,6 +347,21 @@ class Done:
     stdout: str
     stderr: str
     elapsed_ns: int
+
+
+def required(command: Sequence[str], refused: str, fix: str) -> str:
+    """Run a command that has to succeed; gives what it prints.
+
+    Raises
+    ------
+    InputError
+        It does not: ``refused``, and what it says.
+    """
+    done = run_to_end(command)
+    if done is None or done.code:
+        said = done.stderr.strip() if done is not None else "it could not be started"
+        raise InputError(f"{refused}: {said}", where=" ".join(command), fix=fix)
+    return done.stdout
 
 
 def run_to_end(

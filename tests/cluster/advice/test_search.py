@@ -20,6 +20,22 @@ def machine(name, num_devices, usd, *, vcpus=8, memory=1 << 36, chip="t4"):
     )  # fmt: skip
 
 
+def drawn(random, most_kinds):
+    """A training, and one to ``most_kinds`` kinds of machines."""
+    job = Rented(
+        int(random.integers(1, 10**7)), int(random.integers(1, 20)), int(random.integers(1, 512)),
+        float(random.choice([0, 1e9, 1e12])), float(random.choice([0, 50, 5000])), float(random.choice([0, 2e8])),
+        float(random.choice([0, 1e9, 40e9])),
+    )  # fmt: skip
+    chips = ["t4", "a10g", "a100-sxm4-80g"]
+    kinds = [
+        machine(f"m{at}", int(random.integers(1, 9)), float(random.uniform(0.1, 30)), vcpus=int(random.integers(1, 99)),
+                memory=int(random.integers(2**30, 2**40)), chip=str(random.choice(chips)))
+        for at in range(int(random.integers(1, most_kinds + 1)))
+    ]  # fmt: skip
+    return job, kinds
+
+
 def plain_quote(job, offer, step):
     """The formulas once more, epoch by epoch."""
     if job.device_bytes > offer.instance.device.memory_bytes:
@@ -42,17 +58,7 @@ def plain_quote(job, offer, step):
 @given(seed=st.integers(0, 2**32 - 1))
 def test_it_is_what_trying_everything_gives(seed):
     random = np.random.default_rng(seed)
-    job = Rented(
-        int(random.integers(1, 10**7)), int(random.integers(1, 20)), int(random.integers(1, 512)),
-        float(random.choice([0, 1e9, 1e12])), float(random.choice([0, 50, 5000])), float(random.choice([0, 2e8])),
-        float(random.choice([0, 1e9, 40e9])),
-    )  # fmt: skip
-    chips = ["t4", "a10g", "a100-sxm4-80g"]
-    kinds = [
-        machine(f"m{at}", int(random.integers(1, 9)), float(random.uniform(0.1, 30)), vcpus=int(random.integers(1, 99)),
-                memory=int(random.integers(2**30, 2**40)), chip=str(random.choice(chips)))
-        for at in range(int(random.integers(1, 6)))
-    ]  # fmt: skip
+    job, kinds = drawn(random, 5)
     offers = [Offer(kind, count) for kind in kinds for count in (1, 2, 3)]
     steps = [StepTime(*random.uniform(1e6, 1e9, 3)) for _ in offers]
     deadline, budget = random.uniform(10, 1e6), random.uniform(0.1, 1e4)

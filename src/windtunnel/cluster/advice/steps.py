@@ -56,6 +56,7 @@ class GraphSteps:
 
     def __post_init__(self) -> None:
         self._forecasts: dict[str, Forecast] = {}
+        self._speeds: dict[str, GraphSpeeds] = {}
 
     def of(self, offers: Sequence[Offer], *, progress: Progress | None = None) -> list[StepTime]:
         """The step of each offer.
@@ -81,7 +82,9 @@ class GraphSteps:
             )
         priced = self._forecasts[machine.device.name]
         compute_ns = float(priced.makespan_ns)
-        speeds = GraphSpeeds({_ONE: priced.graph}, _links(machine))
+        if machine.name not in self._speeds:
+            self._speeds[machine.name] = GraphSpeeds({_ONE: priced.graph}, _links(machine))
+        speeds = self._speeds[machine.name]  # remembers shapes: one machine is asked for by every number of them
 
         def with_averaging(count: int) -> float:
             shape: Shape = ((machine.num_devices,) * count,)

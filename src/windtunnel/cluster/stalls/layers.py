@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from windtunnel.cluster.stalls.job import job_of
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import Graph, Kind
+from windtunnel.graph import Kind
 from windtunnel.graph.collectives import all_reduces
 from windtunnel.measure.threads import threads
 from windtunnel.progress import Progress
 from windtunnel.whatifs.answer import Answer
 from windtunnel.whatifs.ask import whatif
+from windtunnel.whatifs.request import parse_requests
 
 __all__ = ["BucketStall", "NetworkForecast", "Remedy", "covered_ns", "network_forecast"]
 
@@ -108,21 +109,17 @@ def network_forecast(
         over = f"data-parallel:num_ranks={num_ranks},num_cores={num_ranks},latency_ns="
         request = f"{over}{latency_ns},bandwidth_bytes_per_s={bandwidth_bytes_per_s:.0f}"
         free = f"{over}0,bandwidth_bytes_per_s={_LOOPBACK_BYTES_PER_S:.0f}"
-        plain, fast = (_answer(graph, one, progress) for one in (request, free))
-        for one in (plain, fast):
-            if not one.is_applicable:
-                raise NotApplicableError(one.reason, where=job, fix=one.advice)
-        changed = [_answer(graph, f"{request}+{one}", progress) for one in remedies]
+        asked = parse_requests([request, free, *(f"{request}+{one}" for one in remedies)])
+        answers = {str(one.request): one for one in whatif(graph, asked, progress=progress)}
+    plain, fast, *changed = (answers[str(one)] for one in asked)
+    for one in (plain, fast):
+        if not one.is_applicable:
+            raise NotApplicableError(one.reason, where=job, fix=one.advice)
     iteration_ns = _per_batch_ns(plain, num_ranks)
     found = [Remedy(str(one.request), _per_batch_ns(one, num_ranks)) for one in changed if one.is_applicable]
     better = sorted((one for one in found if one.iteration_ns < iteration_ns), key=lambda one: one.iteration_ns)
     stall_ns = iteration_ns - _per_batch_ns(fast, num_ranks)
     return NetworkForecast(request, iteration_ns, stall_ns, _exposed(plain), tuple(better))
-
-
-def _answer(graph: Graph, request: str, progress: Progress | None) -> Answer:
-    (answer,) = whatif(graph, request, progress=progress)
-    return answer
 
 
 def _per_batch_ns(answer: Answer, num_ranks: int) -> float:

@@ -6,6 +6,7 @@ a fresh process. Not here: drawing edits and choosing among them, which are thos
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,32 +89,28 @@ class _StepBench:
         self._setup, self._tolerance = setup, tolerance
         self._cores = allowed_cores()[:num_workers]
         self._workers: list[Workers] = []
+        self._ends = contextlib.ExitStack()
         self._known: dict[str, Evaluation] = {}
         self.counts: dict[str, int] = {}
         self.function: Function
         self.costs_ns: dict[str, float] = {}
 
     def __enter__(self) -> _StepBench:
-        try:
-            for core in self._cores:
-                workers = Workers("windtunnel.kernels.steps._worker", self._setup, title="process that runs steps",
-                                  cores=[[core]], environment={"OMP_NUM_THREADS": "1"})  # fmt: skip
-                self._workers.append(workers.__enter__())
+        with contextlib.ExitStack() as stack:
+            self._workers = [
+                stack.enter_context(
+                    Workers("windtunnel.kernels.steps._worker", self._setup, title="process that runs steps",
+                            cores=[[core]], environment={"OMP_NUM_THREADS": "1"})
+                )
+                for core in self._cores
+            ]  # fmt: skip
             for one in self._workers:
                 self.function, self.costs_ns = one.receive()
-        except BaseException:
-            self.close()
-            raise
+            self._ends = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all processes."""
-        for workers in self._workers:
-            workers.close()
-        self._workers = []
+        self._ends.close()
 
     def evaluate(self, candidates: Sequence[Individual]) -> list[Evaluation]:
         """What becomes of each; those not seen before are run."""
