@@ -292,8 +292,8 @@ class StrategyContract(PluginContract):
         """What is trained."""
         return "mlp:hidden=8"
 
-    def trained(self, folder: Path) -> Any:
-        """A ``Run`` in virtual time."""
+    def trained(self, folder: Path, speeds: Sequence[float] = (1.0, 0.5), first: str = "") -> Any:
+        """A ``Run`` in virtual time; ``first`` is more about the first worker."""
         from windtunnel.training.uneven.fleet import read_fleet
         from windtunnel.training.uneven.goal import Goal
         from windtunnel.training.uneven.jobs import train_job
@@ -301,7 +301,8 @@ class StrategyContract(PluginContract):
 
         path = folder / "cluster.toml"
         card = 'up = "10 MB/s"\ndown = "10 MB/s"\n'
-        workers = "".join(f"[[workers]]\nspeed = {speed}\n{card}" for speed in (1.0, 0.5))
+        workers = "".join(f"[[workers]]\nspeed = {speed}\n{card}" for speed in speeds)
+        workers = workers.replace("[[workers]]", f"[[workers]]\n{first}", 1)
         path.write_text(f'step_time = "100 ms"\n[server]\n{card}{workers}', encoding="utf-8")
         policy = self.plugin.function(**self.parameters)
         goal = Goal(2 * 10**9, every_ns=10**9)
@@ -315,6 +316,20 @@ class StrategyContract(PluginContract):
         assert first.weights.tobytes() == second.weights.tobytes()
         assert first.steps.tobytes() == second.steps.tobytes()
         assert first.messages.tobytes() == second.messages.tobytes()
+
+    def test_it_goes_on_without_a_worker_or_says_that_it_cannot(self, tmp_path: Path) -> None:
+        """Where the first of three workers is lost, the others learn on; nothing that it sent keeps them waiting."""
+        speeds, lost_ns = (1.0, 0.8, 0.5), 730_000_000
+        if self.plugin.function(**self.parameters).goes_on == "never":
+            with pytest.raises(InputError, match=r"w0.*lost at 730 ms"):
+                self.trained(tmp_path, speeds, 'lost_at = "730 ms"')
+            return
+        run = self.trained(tmp_path, speeds, 'lost_at = "730 ms"')
+        last_ns = [int(run.steps[run.steps[:, 0] == rank, 2].max()) for rank in range(3)]
+        assert last_ns[0] <= lost_ns
+        assert min(last_ns[1:]) > 1_600_000_000
+        assert all(math.isfinite(point.loss) for point in run.points)
+        assert run.lost == ((0, lost_ns),)
 
 
 class LayerContract(PluginContract):

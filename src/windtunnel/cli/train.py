@@ -158,7 +158,7 @@ def predict(
         require_free(output, force=force)
     fleet, one = read_fleet(cluster), _candidate(policy)
     made = registry.get("strategy", one.name).function(**one.numbers)
-    check_policy(one.name, made, has_server=fleet.has_server)
+    check_policy(one.name, made, fleet)
     with Progress("predicting", heartbeat=True):
         graph = strategy_graph(fleet, str(one), made, steps, parse_size(weights))
         timeline = replay(graph)

@@ -212,8 +212,10 @@ class Workers:
             raise self.death()
         return False
 
-    def gather(self, heard: Callable[[Any], None] | None = None) -> list[Any]:
+    def gather(self, heard: Callable[[Any], None] | None = None, *, may_die: Sequence[int] = ()) -> list[Any]:
         """The last answer of each rank before it ends well; ``heard`` gets all that rank 0 says before.
+
+        Ranks that ``may_die`` may also be killed by SIGKILL; the answer is then what they said last, or None.
 
         Raises
         ------
@@ -235,13 +237,20 @@ class Workers:
                 if heard is not None and rank == 0 and rank in last:
                     heard(last[rank])
                 last[rank] = answer
-            if any(self.exit_codes()):
+            if self._has_failed(may_die):
                 raise self.death()
             if time.monotonic() > until_s:
                 raise self.death(f"nothing was heard of it for {self.patience_s:.0f} s")
-        if self.wait(_GRACE_S) and not any(self.exit_codes()) and len(last) == self.num_ranks:
-            return [last[rank] for rank in range(self.num_ranks)]
+        killed = [rank for rank in may_die if self.exit_codes()[rank] == -signal.SIGKILL]
+        if self.wait(_GRACE_S) and not self._has_failed(may_die) and len({*last, *killed}) == self.num_ranks:
+            return [last.get(rank) for rank in range(self.num_ranks)]
         raise self.death()
+
+    def _has_failed(self, may_die: Sequence[int]) -> bool:
+        """Whether a rank has ended badly, apart from those that may be killed."""
+        return any(
+            code and not (rank in may_die and code == -signal.SIGKILL) for rank, code in enumerate(self.exit_codes())
+        )
 
     def wait(self, patience_s: float) -> bool:
         """Wait until rank 0 has ended; False if it has not in time."""

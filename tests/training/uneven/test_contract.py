@@ -26,3 +26,4 @@ def test_a_strategy_keeps_the_contract(strategy, tmp_path):
     held.test_it_says_what_it_does_in_a_sentence()
     held.test_a_near_name_is_offered_it()
     held.test_it_trains_and_says_the_same_twice(tmp_path)
+    held.test_it_goes_on_without_a_worker_or_says_that_it_cannot(tmp_path)

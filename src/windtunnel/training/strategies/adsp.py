@@ -123,6 +123,10 @@ class _AdspServer(Server):
             self._is_searching, self._tried = True, None
         return self._new_period(now_ns)
 
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        self._commits.share = 1 / len(self.node.alive)
+        return ()
+
     def retune(self, number: float) -> None:
         """Another number of commits from the next period on, which is no longer searched."""
         self._fixed = self._increment = int(number)
@@ -147,8 +151,7 @@ class _AdspServer(Server):
         most = max(self._commits.counts)  # what is on its way is not counted yet, and not asked for twice
         self._target = target = min(max(self._target, most), most + self._increment) + self._increment
         orders: list[Action] = [
-            Send(worker, "period", about={"target": target, "period_ns": self._period_ns})
-            for worker in range(self.node.num_workers)
+            Send(worker, "period", about={"target": target, "period_ns": self._period_ns}) for worker in self.node.alive
         ]
         return [*orders, Timer(self._period_ns, "period")]
 
@@ -165,4 +168,7 @@ def adsp(period_s: float = 60.0, epoch_periods: int = 20, commits: int = 0) -> P
         )
     period_ns = round(period_s * 1e9)
     shape = Shape(keeps_training=True, per_period=commits, period_ns=period_ns) if commits else None
-    return Policy(_Adsp, lambda node: _AdspServer(node, period_ns, epoch_periods, commits), shape, tuned="commits")
+    return Policy(
+        _Adsp, lambda node: _AdspServer(node, period_ns, epoch_periods, commits), shape, tuned="commits",
+        goes_on="always",
+    )  # fmt: skip

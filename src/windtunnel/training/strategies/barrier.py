@@ -42,7 +42,7 @@ class _Bsp(Worker):
 @registry.strategy("bsp", source="Valiant, CACM 1990")
 def bsp(reduce: str = "mean") -> Policy:
     """Take the mean of all gradients after each step (or ``sum``: that of all updates), and wait for it."""
-    return Policy(lambda node: _Bsp(node, rate_scale(node, reduce, "mean")), shape=Shape())
+    return Policy(lambda node: _Bsp(node, rate_scale(node, reduce, "mean")), shape=Shape(), goes_on="over-server")
 
 
 def rate_scale(node: Node, reduce: str, usual: str) -> float:
@@ -97,7 +97,7 @@ class LocalSgd(Worker):
 def local_sgd(tau: int = 8) -> Policy:
     """Let each worker take ``tau`` steps alone, then average all weights and wait for it."""
     _check_tau(tau)
-    return Policy(lambda node: LocalSgd(node, tau), shape=Shape(every=tau), tuned="tau")
+    return Policy(lambda node: LocalSgd(node, tau), shape=Shape(every=tau), tuned="tau", goes_on="over-server")
 
 
 class _Adacomm(LocalSgd):
@@ -138,7 +138,7 @@ def adacomm(tau: int = 16, interval_s: float = 10.0, decay: float = 0.5) -> Poli
             where="adacomm",
             fix="decay=0.5,interval_s=10",
         )
-    return Policy(lambda node: _Adacomm(node, tau, round(interval_s * 1e9), decay))
+    return Policy(lambda node: _Adacomm(node, tau, round(interval_s * 1e9), decay), goes_on="over-server")
 
 
 class _BatchTune(Worker):
@@ -162,6 +162,8 @@ class _BatchTune(Worker):
         self.node.apply(gradient / weight)
         if self._step != _PROFILED:
             return (Step(),)
+        if not speeds.all():  # a worker is lost: no share for it
+            speeds, num = speeds.clamp(min=1e-9), int(speeds.count_nonzero())
         shares = largest_remainders(speeds.tolist(), num * self.node.batch_size)
         return (Batch(shares[self.node.rank]), Step())
 
@@ -169,7 +171,7 @@ class _BatchTune(Worker):
 @registry.strategy("batchtune", source="baseline of ADSP: Hu, Wang, Wu, AAAI 2020")
 def batchtune() -> Policy:
     """BSP with each worker's batch in proportion to its speed, as measured in the first steps."""
-    return Policy(_BatchTune)
+    return Policy(_BatchTune, goes_on="over-server")
 
 
 def joined(values: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:

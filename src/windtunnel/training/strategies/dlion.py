@@ -129,17 +129,32 @@ class _Dlion(Paced):
         self.node.weights.add_(message.values - self.node.weights, alpha=self._numbers.transfer)
         return ()
 
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        self._batches.pop(worker, None)
+        self._powers.pop(worker, None)
+        for said in self._said.values():
+            said.pop(worker, None)
+        for step in sorted(self._parts):
+            self._whole(step)
+        transfers = [one for number in list(self._said) for one in self._transfer(number)]
+        return [*self._new_batch(), *transfers, *super().lost(worker, now_ns)]
+
     # --- what is sent ----------------------------------------------------------------------------------------
 
     def _learn(self, step: int, source: int, part: tuple[Any, torch.Tensor, float]) -> None:
         """Every sample counts once: at once by the batches last known, or, where all wait, when all are there."""
-        self._batches[source] = part[2]
+        if source in self._batches:
+            self._batches[source] = part[2]
         if self._numbers.staleness:
             self._descend([part], sum(self._batches.values()))
             return
-        parts = self._parts.setdefault(step, {})
-        parts[source] = part
-        if len(parts) == self.node.num_workers:
+        self._parts.setdefault(step, {})[source] = part
+        self._whole(step)
+
+    def _whole(self, step: int) -> None:
+        """Apply a step of which all gradients are there."""
+        parts = self._parts[step]
+        if all(rank in parts for rank in self.node.alive):
             del self._parts[step]
             self._descend([parts[rank] for rank in sorted(parts)], sum(one[2] for one in parts.values()))
 
@@ -203,13 +218,14 @@ class _Dlion(Paced):
 
     def _new_batch(self) -> list[Action]:
         """Once all have said theirs, batches with which all steps take one time."""
-        said = [self._powers[rank] for rank in sorted(self._powers)]
-        if len(said) < self.node.num_workers or len({one.round for one in said}) > 1:
+        alive = self.node.alive
+        said = [self._powers[rank] for rank in alive if rank in self._powers]
+        if len(said) < len(alive) or len({one.round for one in said}) > 1:
             return []
-        first = self.node.batch_size * self.node.num_workers
+        first = self.node.batch_size * len(alive)
         plan = BatchPlan(first, round(sum(one.num_samples for one in said)), first, 1.5)
         shares = equal_times(said, plan.after(round(said[0].round)))
-        self._batch = shares[self.node.rank]
+        self._batch = shares[alive.index(self.node.rank)]
         return [] if self._is_profiled else [Batch(self._batch)]
 
     # --- weights of the best ---------------------------------------------------------------------------------
@@ -226,10 +242,10 @@ class _Dlion(Paced):
 
     def _transfer(self, number: int) -> list[Action]:
         said = self._said.get(number, {})
-        if len(said) < self.node.num_workers:
+        if not all(rank in said for rank in self.node.alive):
             return []
         del self._said[number]
-        best = min(said, key=lambda rank: (said[rank], rank))
+        best = min(self.node.alive, key=lambda rank: (said[rank], rank))
         own = said[self.node.rank]
         return [Send(best, "want")] if best != self.node.rank and own > (1 + _LEAST_GAIN) * said[best] else []
 
@@ -319,4 +335,4 @@ def dlion(
             fix="adjust_every=20,transfer_every=100,transfer=0.75,least=0.85",
         )
     numbers = Numbers(adjust_every, transfer_every, transfer, least, staleness, accumulates)
-    return Policy(lambda node: _Dlion(node, numbers))
+    return Policy(lambda node: _Dlion(node, numbers), goes_on="always")

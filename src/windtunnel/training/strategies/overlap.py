@@ -224,7 +224,8 @@ def _policy(setting: Setting) -> Policy:
             fix="take tau of 1 or more, a delay from 0 to tau, 1 fragment or more",
         )
     waits = setting.delay == 0 and setting.num_fragments == 1
-    return Policy(lambda node: _Overlap(node, setting), shape=Shape(every=setting.period) if waits else None)
+    shape = Shape(every=setting.period) if waits else None
+    return Policy(lambda node: _Overlap(node, setting), shape=shape, goes_on="over-server")
 
 
 _AT_ONE = {

@@ -47,7 +47,8 @@ class Paced(Worker):
 
     def hear(self, source: int, step: int) -> None:
         """A peer has made so many steps."""
-        self._heard[source] = max(self._heard[source], step)
+        if source in self._heard:  # what a lost worker sent may come later
+            self._heard[source] = max(self._heard[source], step)
 
     def go_on(self) -> Sequence[Action]:
         """The next step, now or once enough has been heard."""
@@ -59,6 +60,10 @@ class Paced(Worker):
     def after_hearing(self) -> Sequence[Action]:
         """The next step where one was waited for."""
         return self.go_on() if self._is_waiting else ()
+
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        self._heard.pop(worker, None)
+        return self.after_hearing()
 
     def descend(self, gradient: torch.Tensor, share: float) -> None:
         """A part of the common step of plain SGD."""
@@ -72,14 +77,14 @@ class _AllToAll(Paced):
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self.num_steps += 1
-        self.descend(step.gradient, 1 / self.node.num_workers)
+        self.descend(step.gradient, 1 / len(self.node.alive))
         about = {"step": self.num_steps}
         size_bytes = dense_bytes(step.gradient)
         sends = [Send(peer, "gradient", step.gradient, size_bytes, about) for peer in self.node.peers]
         return [*sends, *self.go_on()]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
-        self.descend(message.values, 1 / self.node.num_workers)
+        self.descend(message.values, 1 / len(self.node.alive))
         self.hear(message.source, int(message.about["step"]))
         return self.after_hearing()
 
@@ -88,7 +93,7 @@ class _AllToAll(Paced):
 def all_to_all(staleness: int = 0) -> Policy:
     """Send whole gradients to all others; wait where more than ``staleness`` steps ahead (0: each step, -1: never)."""
     check_staleness(staleness)
-    return Policy(lambda node: _AllToAll(node, staleness))
+    return Policy(lambda node: _AllToAll(node, staleness), goes_on="always")
 
 
 class _Ako(Paced):
@@ -100,7 +105,7 @@ class _Ako(Paced):
         self._gathered = node.weights.new_zeros(node.weights.shape)
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
-        self.descend(step.gradient, 1 / self.node.num_workers)
+        self.descend(step.gradient, 1 / len(self.node.alive))
         self._gathered += step.gradient
         at, total = self.num_steps % self._num, len(self._gathered)
         begin, end = at * total // self._num, (at + 1) * total // self._num
@@ -114,7 +119,7 @@ class _Ako(Paced):
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
         begin = int(message.about["begin"])
         part = self.node.weights[begin : begin + len(message.values)]
-        part.add_(message.values, alpha=-self.node.learning_rate / self.node.num_workers)
+        part.add_(message.values, alpha=-self.node.learning_rate / len(self.node.alive))
         return ()
 
 
@@ -123,7 +128,7 @@ def ako(partitions: int = 4) -> Policy:
     """Send one of ``partitions`` of the gathered gradient per step to all others, in turn; wait for nobody."""
     if partitions < 1:
         raise InputError(f"a gradient has no {partitions} partitions", where="partitions", fix="take 1 or more")
-    return Policy(lambda node: _Ako(node, partitions))
+    return Policy(lambda node: _Ako(node, partitions), goes_on="always")
 
 
 class _Hop(Paced):
@@ -136,7 +141,7 @@ class _Hop(Paced):
 
     def sources(self) -> list[int]:
         rank, num = self.node.rank, self.node.num_workers
-        return sorted({(rank + 1) % num, (rank - 1) % num} - {rank})
+        return sorted({(rank + 1) % num, (rank - 1) % num} - {rank} - self.node.lost)
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         self._mix()
@@ -152,6 +157,10 @@ class _Hop(Paced):
         self._last[message.source] = at, message.values
         self.hear(message.source, at)
         return self.after_hearing()
+
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        self._last.pop(worker, None)
+        return super().lost(worker, now_ns)
 
     def _mix(self) -> None:
         """With those that are not too old."""
@@ -169,7 +178,7 @@ def hop(staleness: int = 5, backup: int = 1) -> Policy:
     check_staleness(staleness)
     if backup < 0:
         raise InputError(f"there are no {backup} workers that nobody waits for", where="backup", fix="take 0 or more")
-    return Policy(lambda node: _Hop(node, staleness, backup))
+    return Policy(lambda node: _Hop(node, staleness, backup), goes_on="always")
 
 
 def check_staleness(staleness: int) -> None:

@@ -39,14 +39,14 @@ class Commits:
     """
 
     def __init__(self, node: Node, share: float) -> None:
-        self.weights, self._share = node.weights, share
+        self.weights, self.share = node.weights, share
         self._given = [node.weights.clone() for _ in range(node.num_workers)]
         self.counts = [0] * node.num_workers
 
     def add(self, worker: int, weights: torch.Tensor) -> None:
         """A worker's commit."""
         learned = weights.double() - self._given[worker]
-        self.weights.copy_(self.weights + learned * self._share)
+        self.weights.copy_(self.weights + learned * self.share)
         self.counts[worker] += 1
 
     def answer(self, worker: int) -> Send:
@@ -80,8 +80,17 @@ class _Bounded(Server):
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
         self._commits.add(message.source, message.values)
         self._waiting.append(message.source)
+        return self._answers()
+
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        self._commits.share = 1 / len(self.node.alive)
+        self._waiting = [one for one in self._waiting if one != worker]
+        return self._answers()
+
+    def _answers(self) -> list[Action]:
         counts = self._commits.counts
-        free = [one for one in self._waiting if counts[one] - min(counts) <= self._most_ahead]
+        slowest = min(counts[one] for one in self.node.alive)
+        free = [one for one in self._waiting if counts[one] - slowest <= self._most_ahead]
         self._waiting = [one for one in self._waiting if one not in free]
         return [self._commits.answer(one) for one in free]
 
@@ -91,10 +100,12 @@ def ssp(staleness: int = 3) -> Policy:
     """Commit each step to a server; wait where one is more than ``staleness`` commits ahead of the slowest."""
     if staleness < 0:
         raise InputError(f"no worker can be {staleness} commits ahead", where="staleness", fix="take 0 or more")
-    return Policy(_Committing, lambda node: _Bounded(node, staleness), Shape(most_ahead=staleness))
+    shape = Shape(most_ahead=staleness)
+    return Policy(_Committing, lambda node: _Bounded(node, staleness), shape, goes_on="always")
 
 
 @registry.strategy("asp", source="Recht et al., NIPS 2011")
 def asp() -> Policy:
     """Commit each step to a server, and wait for nobody."""
-    return Policy(_Committing, lambda node: _Bounded(node, float("inf")), Shape(most_ahead=float("inf")))
+    shape = Shape(most_ahead=float("inf"))
+    return Policy(_Committing, lambda node: _Bounded(node, float("inf")), shape, goes_on="always")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
@@ -46,6 +47,7 @@ class _Exchanging(Worker):
         self._step, self._scale = 0, rate_scale(node, reduce, "sum")
         self._heard: dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
         self._kept = node.weights.new_zeros(node.weights.shape)
+        self._is_waiting = False
 
     def stepped(self, step: Finished, now_ns: int) -> Sequence[Action]:
         before = self.node.weights.clone()
@@ -60,17 +62,22 @@ class _Exchanging(Worker):
         sends = [
             Send(peer, "update", (indices, values), size_bytes or CONTROL_BYTES, about) for peer in self.node.peers
         ]
+        self._is_waiting = True
         return [*sends, *self._go_on()]
 
     def received(self, message: Message, now_ns: int) -> Sequence[Action]:
         self._heard.setdefault(int(message.about["step"]), {})[message.source] = message.values
-        return self._go_on() if int(message.about["step"]) == self._step else ()
+        return self._go_on()
+
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        return self._go_on()
 
     def _go_on(self) -> Sequence[Action]:
         """Add what all others sent for this step, in the order of ranks; then the next one."""
         heard = self._heard.get(self._step, {})
-        if len(heard) < self.node.num_workers - 1:
+        if not self._is_waiting or not all(peer in heard for peer in self.node.peers):
             return ()
+        self._is_waiting = False
         for source in sorted(heard):
             indices, values = heard[source]
             self.node.weights[indices] += values
@@ -111,7 +118,7 @@ def gaia(threshold: float = 0.2, reduce: str = "sum") -> Policy:
     """Send entries whose pending update is more than ``threshold`` of the weight; the rest is kept for later."""
     if threshold < 0:
         raise InputError(f"no update is {threshold} of a weight", where="threshold", fix="take 0 or more, such as 0.2")
-    return Policy(lambda node: Gaia(node, threshold, reduce), tuned="threshold")
+    return Policy(lambda node: Gaia(node, threshold, reduce), tuned="threshold", goes_on="always")
 
 
 class Dgc(_Exchanging):
@@ -153,7 +160,8 @@ def dgc(sparsity: float = 0.999, warm_up: int = 1000, masks_momentum: bool = Tru
             where="dgc",
             fix="sparsity=0.999,warm_up=1000",
         )
-    return Policy(lambda node: Dgc(node, sparsity, warm_up, masks_momentum, reduce), tuned="warm_up")
+    made = partial(Dgc, sparsity=sparsity, warm_up=warm_up, masks_momentum=masks_momentum, reduce=reduce)
+    return Policy(made, tuned="warm_up", goes_on="always")
 
 
 @registry.strategy("fedavg", source="McMahan et al., AISTATS 2017")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +62,7 @@ class NodeReport:
     computed_ns: list[int] = field(default_factory=list)
     num_late: int = 0
     under_way: int | None = None
+    lost: dict[int, int] = field(default_factory=dict)
     serves: bool = False
     warnings: list[str] = field(default_factory=list)
 
@@ -70,9 +73,15 @@ def main(place: Place) -> None:
     place.join(_PATIENCE_S)
     node = _RealNode(place.config, place.rank)
     place.tell(node.fingerprint())
-    report = node.run(int(place.order()))
+    report = node.run(int(place.order()), vanish=partial(_vanish, place))
     dist.destroy_process_group()
     place.tell(report)
+
+
+def _vanish(place: Place, report: NodeReport) -> None:
+    """Be killed, as a machine that is taken away; what it did until then is told first."""
+    place.tell(report)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _RealNode:
@@ -89,12 +98,12 @@ class _RealNode:
         self._samples = Samples(part, orders.seed, rank)
         policy = registry.get("strategy", orders.strategy).function(**orders.numbers)
         self._end = Endpoint(self._flat.node(rank, num, len(part)), policy, over_server=self._fleet.has_server)
-        self._post = Post(rank, self._fleet, self._deliver)
+        self._post = Post(rank, self._fleet, self._deliver, self._gone)
         self._report = NodeReport(serves=self._end.serves)
         self._lock = threading.RLock()  # the strategy's state
         self._ordered = threading.Condition(self._lock)
         self._begin_ns: int | None = None  # of a step that is asked for
-        self._clock = _Alarm(self._post.now_ns, self._lock)
+        self._clock = _Alarm(self._post.now_ns, self._ordered)
         if self._is_worker:  # the first pass through a network takes longer
             chosen = torch.as_tensor(part[: job.batch_size])
             for _ in range(2):
@@ -105,17 +114,21 @@ class _RealNode:
         begun = torch.cat([self._flat.initial, self._flat.initial_buffers.to(self._flat.initial.dtype)])
         return hashlib.sha256(begun.numpy().tobytes()).hexdigest()
 
-    def run(self, zero_ns: int) -> NodeReport:
+    def run(self, zero_ns: int, vanish: Callable[[NodeReport], None]) -> NodeReport:
         self._post.start(zero_ns)
         self._clock.start()
         sleep_until(zero_ns)
         for at_ns in range(0, self._orders.duration_ns, self._orders.every_ns):
             self._clock.at(at_ns, self._look)
+        lost_ns = self._fleet.workers[self._rank].lost_ns if self._is_worker else None
+        if lost_ns is not None:
+            self._clock.at(lost_ns, partial(vanish, self._report))
         with self._lock:
             self._do(self._end.start(), 0)
         while self._is_worker and self._step():
             pass
-        sleep_until(zero_ns + self._orders.duration_ns)
+        if self._clock.error is None:
+            sleep_until(zero_ns + self._orders.duration_ns)
         self._clock.close()
         self._look()
         self._post.close()
@@ -193,6 +206,16 @@ class _RealNode:
         self._report.messages.append((message.source, self._rank, message.sent_ns, due_ns, message.size_bytes))
         self._do(self._end.received(message, due_ns), due_ns)
 
+    def _gone(self, rank: int) -> None:
+        """Another node no longer answers."""
+        now_ns = self._post.now_ns()
+        if now_ns < self._orders.duration_ns:
+            self._clock.at(now_ns, partial(self._lose, rank, now_ns))
+
+    def _lose(self, rank: int, now_ns: int) -> None:
+        self._report.lost[rank] = now_ns
+        self._do(self._end.lost(rank, now_ns), now_ns)
+
     def _look(self) -> None:
         weights = self._end.model().numpy().copy()
         buffers = self._end.node.buffers.numpy().copy()
@@ -200,10 +223,10 @@ class _RealNode:
 
 
 class _Alarm:
-    """Calls what is due, in order of time, under a lock."""
+    """Calls what is due, in order of time, under the lock of a condition, which is notified of an error."""
 
-    def __init__(self, now_ns: Callable[[], int], lock: threading.RLock) -> None:
-        self._now_ns, self._lock = now_ns, lock
+    def __init__(self, now_ns: Callable[[], int], state: threading.Condition) -> None:
+        self._now_ns, self._state = now_ns, state
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._changed = threading.Condition()
         self._count, self._is_open = 0, True
@@ -234,9 +257,10 @@ class _Alarm:
                 if not self._is_open:
                     return
                 _, _, call = heapq.heappop(self._heap)
-            with self._lock:
+            with self._state:
                 try:
                     call()
-                except Exception as error:  # told by the main thread when the time is over
+                except Exception as error:  # told by the main thread
                     self.error = error
+                    self._state.notify()
                     return

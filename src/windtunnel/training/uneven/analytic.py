@@ -49,6 +49,7 @@ def strategy_graph(fleet: Fleet, name: str, policy: Policy, num_steps: int, mess
             fix="train it in virtual time: windtunnel train run CLUSTER --virtual; adsp: give it commits=N",
         )
     changing = [one.name for one in fleet.workers if len(one.speed.values) > 1]
+    changing += [one.name for one in fleet.workers if one.lost_ns is not None]
     changing += [one.name for one in fleet.wires if len(one.bytes_per_s.values) > 1]
     if changing:
         raise NotApplicableError(

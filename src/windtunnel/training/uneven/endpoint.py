@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from windtunnel.errors import FlightError, InputError
+from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.policy import (
     Action,
     Batch,
@@ -27,8 +28,9 @@ from windtunnel.training.uneven.policy import (
     Worker,
 )
 from windtunnel.training.uneven.reduction import Ring, Star, StarCenter
+from windtunnel.units import format_duration
 
-__all__ = ["Endpoint", "check_policy"]
+__all__ = ["Endpoint", "check_policy", "goes_on"]
 
 Outward = Step | Send | Timer | Probe
 _SUM = "sum:"
@@ -87,10 +89,7 @@ class Endpoint:
             return self._outward(self._logic.received(message, now_ns), now_ns)
         if self._is_server:
             center = self._centers.setdefault(message.tag, StarCenter(self.node, message.tag))
-            sends = center.received(message)
-            if sends:
-                del self._centers[message.tag]
-            return list(sends)
+            return self._closed(message.tag, center.received(message))
         return self._outward(self._advanced(message.tag, self._sum(message.tag).received(message), now_ns), now_ns)
 
     def fired(self, tag: str, now_ns: int) -> list[Outward]:
@@ -102,9 +101,25 @@ class Endpoint:
         assert isinstance(self._logic, Worker)
         return self._outward(self._logic.probed(tag, loss, accuracy, now_ns), now_ns)
 
+    def lost(self, worker: int, now_ns: int) -> list[Outward]:
+        """A worker is gone for good."""
+        self.node.lost.add(worker)
+        sums = [send for tag, one in list(self._centers.items()) for send in self._closed(tag, one.whole())]
+        return [*sums, *self._outward(self._logic.lost(worker, now_ns), now_ns)]
+
+    def _closed(self, tag: str, sends: Sequence[Send]) -> list[Outward]:
+        if sends:
+            del self._centers[tag]
+        return list(sends)
+
     def retune(self, number: float) -> None:
         """Go on with another value of the number that the strategy lets change."""
         self._logic.retune(number)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this is no worker."""
+        return self._is_server
 
     @property
     def serves(self) -> bool:
@@ -142,16 +157,31 @@ class Endpoint:
         return self._sums[tag]
 
 
-def check_policy(name: str, policy: Policy, *, has_server: bool) -> None:
-    """Refuse a strategy that needs a server where there is none.
+def check_policy(name: str, policy: Policy, fleet: Fleet) -> None:
+    """Refuse a strategy that needs a server where there is none, or a worker that is lost.
 
     Raises
     ------
     InputError
     """
-    if policy.server is not None and not has_server:
+    if policy.server is not None and not fleet.has_server:
         raise InputError(
             f"{name} needs a parameter server, and the cluster has none",
             where="cluster file",
             fix="add a [server] table to it, or choose a strategy without one",
         )
+    lost = [one for one in fleet.workers if one.lost_ns is not None]
+    if lost and not goes_on(policy, fleet):
+        is_ring = policy.goes_on == "over-server"
+        raise InputError(
+            f"{name} cannot go on without {lost[0].name}, which is lost at {format_duration(lost[0].lost_ns or 0)}"
+            + (": its sums go around a ring of all workers" if is_ring else ""),
+            where=f"cluster {fleet.name}",
+            fix=("add a [server] table, " if is_ring else "")
+            + "choose a strategy such as asp, ssp, adsp, hop or dlion",
+        )
+
+
+def goes_on(policy: Policy, fleet: Fleet) -> bool:
+    """Whether a strategy trains on when a worker is lost."""
+    return policy.goes_on == "always" or (policy.goes_on == "over-server" and fleet.has_server)

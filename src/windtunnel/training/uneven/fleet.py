@@ -40,10 +40,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class FleetWorker:
-    """One worker: a step takes ``step_ns / speed``."""
+    """One worker: a step takes ``step_ns / speed``; from ``lost_ns`` on it is gone."""
 
     name: str
     speed: Trace
+    lost_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,9 @@ def read_fleet(path: Path) -> Fleet:
     """A cluster file.
 
     ``step_time`` and ``overhead_time`` are durations (``"20 ms"``), ``[partition]`` has a ``kind`` and its numbers,
-    each ``[[workers]]`` a ``speed`` (a number, or a CSV file ``t_s,speed``), ``count``, and the rates ``up`` and
-    ``down`` of its card (or a CSV file ``t_s,bytes_per_s``) with a ``latency``; ``[server]`` likewise; ``[[links]]`` of
+    each ``[[workers]]`` a ``speed`` (a number, or a CSV file ``t_s,speed``), ``count``, perhaps ``lost_at`` (a time at
+    which it is gone), and the rates ``up`` and ``down`` of its card (or a CSV file ``t_s,bytes_per_s``) with a
+    ``latency``; ``[server]`` has a card likewise; ``[[links]]`` of
     two names (``from``, ``to``, ``rate``, ``latency``; both directions unless ``one_way``) come before cards.
 
     Raises
@@ -145,7 +147,7 @@ def read_fleet(path: Path) -> Fleet:
 
 _KNOWN = {
     "": {"name", "step_time", "overhead_time", "partition", "workers", "server", "links"},
-    "workers": {"name", "speed", "count", "up", "down", "latency"},
+    "workers": {"name", "speed", "count", "lost_at", "up", "down", "latency"},
     "server": {"up", "down", "latency"},
     "links": {"from", "to", "rate", "latency", "one_way"},
 }
@@ -162,9 +164,15 @@ def _fleet(document: Mapping[str, Any], path: Path) -> Fleet:
         twice = next(one for one in names if names.count(one) > 1)
         raise InputError(f"two workers are called {twice}", where="[[workers]]", fix="give each its own name")
     workers = tuple(
-        FleetWorker(name, _trace(one.get("speed", 1.0), _SPEED_COLUMN, path, f"speed of {name}"))
+        FleetWorker(
+            name,
+            _trace(one.get("speed", 1.0), _SPEED_COLUMN, path, f"speed of {name}"),
+            _duration(one, "lost_at") if "lost_at" in one else None,
+        )
         for name, one in zip(names, tables, strict=True)
     )
+    if all(one.lost_ns is not None for one in workers):
+        raise InputError("all workers are lost", where="lost_at", fix="let one stay")
     server = document.get("server")
     if server is not None:
         _check(server, "server")

@@ -70,6 +70,8 @@ class Run:
         What nodes said, once each.
     under_way : tuple of (worker, begin ns)
         Steps that had not ended.
+    lost : tuple of (worker, ns)
+        Workers that are gone since then.
     """
 
     strategy: str
@@ -81,6 +83,7 @@ class Run:
     weights: NDArray[np.float32]
     warnings: tuple[str, ...] = ()
     under_way: tuple[tuple[int, int], ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
 
     def time_to(self, *, loss: float | None = None, accuracy: float | None = None) -> float | None:
         """Ns to a loss or an accuracy, on the line between two looks; None if it was never reached."""
@@ -91,12 +94,13 @@ class Run:
         return time_to(times, [-one.accuracy for one in self.points], -accuracy)
 
     def wait_shares(self) -> list[float]:
-        """Share of the time that each worker did not compute."""
+        """Share of the time that each worker did not compute, as long as it was there."""
         busy = np.zeros(self.num_workers)
         np.add.at(busy, self.steps[:, 0], np.minimum(self.steps[:, 2], self.elapsed_ns) - self.steps[:, 1])
         for worker, begin_ns in self.under_way:
             busy[worker] += self.elapsed_ns - begin_ns
-        return [float(max(0.0, 1 - one / self.elapsed_ns)) for one in busy]
+        until_ns = {**dict.fromkeys(range(self.num_workers), self.elapsed_ns), **dict(self.lost)}
+        return [float(max(0.0, 1 - one / max(until_ns[at], 1))) for at, one in enumerate(busy)]
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Bytes from one node to another."""
@@ -113,6 +117,7 @@ class Run:
             "warnings": list(self.warnings),
             "num_steps": [int((self.steps[:, 0] == worker).sum()) for worker in range(self.num_workers)],
             "wait_shares": self.wait_shares(),
+            "lost": [{"worker": worker, "time_ns": time_ns} for worker, time_ns in self.lost],
             "bytes": [
                 {"source": one, "target": other, "size_bytes": size}
                 for (one, other), size in sorted(self.bytes_by_pair().items())

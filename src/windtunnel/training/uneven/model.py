@@ -67,7 +67,7 @@ class VirtualTraining:
         self, job: TrainJob, fleet: Fleet, strategy: str, policy: Policy, goal: Goal, *, seed: int = 0,
         heard: Heard | None = None,
     ) -> None:  # fmt: skip
-        check_policy(strategy, policy, has_server=fleet.has_server)
+        check_policy(strategy, policy, fleet)
         self._job, self._fleet, self._strategy, self._goal, self._heard = job, fleet, strategy, goal, heard
         self._seed = seed
         self._flat = FlatModel(job, seed)
@@ -83,6 +83,8 @@ class VirtualTraining:
         self._warn_of_norms()
         self._clock = EventClock([wire.bytes_per_s.at(0) for wire in fleet.wires])
         self._queues: dict[tuple[int, int], deque[Send]] = {}
+        self._flows: dict[tuple[int, int], int] = {}  # of the message under way
+        self._lost: dict[int, int] = {}  # worker: since when
         self._computing: dict[int, int] = {}  # worker: since when
         self._probes: list[deque[Probe]] = [deque() for _ in range(num)]
         self._wants_step = [False] * num
@@ -94,6 +96,9 @@ class VirtualTraining:
         for number, wire in enumerate(self._fleet.wires):
             for time_ns, rate in zip(wire.bytes_per_s.times_ns[1:], wire.bytes_per_s.values[1:], strict=True):
                 self._clock.at(time_ns, partial(self._clock.flows.set_rate, number, rate))
+        for rank, worker in enumerate(fleet.workers):
+            if worker.lost_ns is not None:
+                self._clock.at(worker.lost_ns, partial(self._lose, rank))
         for rank, end in enumerate(self._ends):
             self._do(rank, end.start())
         self._look()
@@ -146,24 +151,30 @@ class VirtualTraining:
         chosen = torch.arange(num_samples) * len(self._job.inputs) // num_samples
         buffers = self._mean_buffers()
         inputs, targets = self._job.inputs[chosen], self._job.targets[chosen]
-        return self._flat.judged(mean_model(self._ends), buffers, inputs, targets)[0]
+        return self._flat.judged(self._model(), buffers, inputs, targets)[0]
 
     def run(self) -> Run:
         """What it was like so far."""
         return Run(
             self._strategy, tuple(self._points), self.now_ns,
             np.array(self._steps, np.int64).reshape(-1, 4), np.array(self._messages, np.int64).reshape(-1, 5),
-            self._fleet.num_workers, mean_model(self._ends).numpy().copy(),
+            self._fleet.num_workers, self._model().numpy().copy(),
             tuple(dict.fromkeys(text for end in self._ends for text in end.node.warnings)),
-            tuple(self._computing.items()),
+            tuple(self._computing.items()), tuple(self._lost.items()),
         )  # fmt: skip
 
+    def _alive(self) -> list[Endpoint]:
+        return [end for rank, end in enumerate(self._ends) if rank not in self._lost]
+
+    def _model(self) -> torch.Tensor:
+        return mean_model(self._alive())
+
     def _mean_buffers(self) -> torch.Tensor:
-        return torch.stack([end.node.buffers for end in self._ends[: self._fleet.num_workers]]).mean(0)
+        return torch.stack([end.node.buffers for end in self._alive() if not end.is_server]).mean(0)
 
     def _look(self) -> None:
         """Judge the model; the clock stands still meanwhile."""
-        loss, accuracy = self._flat.evaluate(mean_model(self._ends), self._mean_buffers())
+        loss, accuracy = self._flat.evaluate(self._model(), self._mean_buffers())
         point = Point(self.now_ns, loss, accuracy, len(self._steps))
         self._points.append(point)
         if self._heard is not None:
@@ -177,6 +188,17 @@ class VirtualTraining:
                 where=f"{len(self._steps)} steps had been made",
                 fix="this is a defect of the strategy",
             )
+
+    def _lose(self, rank: int) -> None:
+        """A worker is gone: what it does, has sent in part, and is sent, is lost."""
+        self._lost[rank] = self.now_ns
+        self._computing.pop(rank, None)
+        for pair in [pair for pair in self._queues if rank in pair]:
+            self._clock.flows.cancel(self._flows[pair])
+            del self._queues[pair]
+        for other, end in enumerate(self._ends):
+            if other not in self._lost:
+                self._do(other, end.lost(rank, self.now_ns))
 
     # --- what nodes do ---------------------------------------------------------------------------------------
 
@@ -197,7 +219,8 @@ class VirtualTraining:
                 self._clock.after(max(action.delay_ns, 0), partial(self._fire, rank, action.tag))
 
     def _fire(self, rank: int, tag: str) -> None:
-        self._do(rank, self._ends[rank].fired(tag, self.now_ns))
+        if rank not in self._lost:
+            self._do(rank, self._ends[rank].fired(tag, self.now_ns))
 
     def _compute(self, rank: int) -> None:
         """Begin what a worker is to do next, unless it is at something: looks at weights come before steps."""
@@ -217,6 +240,8 @@ class VirtualTraining:
         )
 
     def _probed(self, rank: int, tag: str, found: tuple[float, float]) -> None:
+        if rank in self._lost:
+            return
         del self._computing[rank]
         self._do(rank, self._ends[rank].probed(tag, *found, self.now_ns))
         self._compute(rank)
@@ -234,6 +259,8 @@ class VirtualTraining:
         self._clock.at(end_ns, partial(self._finish, rank, finished))
 
     def _finish(self, rank: int, finished: Finished) -> None:
+        if rank in self._lost:
+            return
         del self._computing[rank]
         self._wants_step[rank] = False
         self._steps.append((rank, finished.begun_ns, self.now_ns, finished.num_samples))
@@ -245,6 +272,8 @@ class VirtualTraining:
     def _post(self, source: int, send: Send) -> None:
         """Send at once, or behind what is on its way to the same node."""
         pair = source, send.target
+        if send.target in self._lost:
+            return
         waiting = self._queues.get(pair)
         if waiting is not None:
             waiting.append(send)
@@ -254,7 +283,8 @@ class VirtualTraining:
 
     def _start(self, pair: tuple[int, int], send: Send) -> None:
         begun_ns = self.now_ns
-        self._clock.flows.start(self._fleet.route(*pair), send.size_bytes, partial(self._sent, pair, send, begun_ns))
+        sent = partial(self._sent, pair, send, begun_ns)
+        self._flows[pair] = self._clock.flows.start(self._fleet.route(*pair), send.size_bytes, sent)
 
     def _sent(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
         source, target = pair
@@ -268,6 +298,8 @@ class VirtualTraining:
 
     def _arrive(self, pair: tuple[int, int], send: Send, begun_ns: int) -> None:
         source, target = pair
+        if target in self._lost:
+            return
         self._messages.append((source, target, begun_ns, self.now_ns, send.size_bytes))
         message = Message(source, send.tag, send.values, send.size_bytes, send.about, begun_ns)
         self._do(target, self._ends[target].received(message, self.now_ns))

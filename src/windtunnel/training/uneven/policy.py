@@ -169,6 +169,8 @@ class Node:
         Of this worker's partition.
     sum_ratio : float
         What a sum over all workers takes on the links for each of them, over the size of its vector.
+    lost : set of int
+        Workers that are gone.
     """
 
     rank: int
@@ -182,6 +184,7 @@ class Node:
     warnings: list[str] = field(default_factory=list)
     num_samples: int = 0
     sum_ratio: float = 0.0
+    lost: set[int] = field(default_factory=set)
 
     @property
     def server(self) -> int:
@@ -194,9 +197,14 @@ class Node:
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
+    def alive(self) -> list[int]:
+        """All workers that are not lost."""
+        return [one for one in range(self.num_workers) if one not in self.lost]
+
+    @property
     def peers(self) -> list[int]:
-        """All other workers."""
-        return [one for one in range(self.num_workers) if one != self.rank]
+        """All others of them."""
+        return [one for one in self.alive if one != self.rank]
 
     def apply(self, gradient: torch.Tensor, scale: float = 1.0) -> None:
         """One step of the local rule on ``weights``, at ``scale`` times its rate."""
@@ -258,6 +266,10 @@ class Worker:
         """Weights were judged."""
         return ()
 
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        """Another worker is gone for good, and no longer among ``node.peers``."""
+        return ()
+
     def retune(self, number: float) -> None:
         """Another value from now on of what ``Policy.tuned`` names."""
 
@@ -282,6 +294,10 @@ class Server:
 
     def fired(self, tag: str, now_ns: int) -> Sequence[Action]:
         """A timer ran out."""
+        return ()
+
+    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
+        """A worker is gone for good, and no longer among ``node.alive``."""
         return ()
 
     def retune(self, number: float) -> None:
@@ -329,12 +345,16 @@ class Policy:
         None where what is sent, and when, hangs on gradients.
     tuned : str
         The one of its numbers that may change while it trains; empty where none may.
+    goes_on : str
+        Without a worker that is lost: ``never``, ``over-server`` where sums go over a server, which then takes them
+        over those that are left, or ``always``.
     """
 
     worker: Callable[[Node], Worker]
     server: Callable[[Node], Server] | None = None
     shape: Shape | None = None
     tuned: str = ""
+    goes_on: str = "never"
 
 
 def spans(sizes: Sequence[int]) -> list[slice]:

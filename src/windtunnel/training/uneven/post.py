@@ -107,11 +107,16 @@ class Post:
     deliver : callable
         Of a message and the time (ns from ``zero_ns``) at which it has arrived; called from any thread, perhaps before
         that time.
+    gone : callable
+        Of a node that no longer answers, once; called from any thread.
     """
 
-    def __init__(self, rank: int, fleet: Fleet, deliver: Callable[[Message, int], None]) -> None:
+    def __init__(
+        self, rank: int, fleet: Fleet, deliver: Callable[[Message, int], None], gone: Callable[[int], None]
+    ) -> None:
         self.fleet, self.zero_ns = fleet, 0
-        self._rank, self._deliver = rank, deliver
+        self._rank, self._deliver, self._tell_gone = rank, deliver, gone
+        self._lost: set[int] = set()
         self._wires = {
             number: _Wire(self, number)
             for number in sorted({route[0] for (source, _), route in fleet.routes.items() if source == rank})
@@ -159,12 +164,24 @@ class Post:
         self._put(parcel.target, (send.tag, send.values, send.size_bytes, dict(send.about), parcel.begun_ns, left_ns))
 
     def _put(self, target: int, what: Any) -> None:
+        if target in self._lost:
+            return
         body = torch.frombuffer(bytearray(pickle.dumps(what, protocol=5)), dtype=torch.uint8)
         with self._send_lock:  # the two parts of a message stay together
-            dist.send(torch.tensor([len(body)]), target)
-            dist.send(body, target)
+            try:
+                dist.send(torch.tensor([len(body)]), target)
+                dist.send(body, target)
+            except RuntimeError:
+                pass  # whoever listens to it will tell
 
     def _receive(self, source: int) -> None:
+        try:
+            self._listen(source)
+        except RuntimeError:
+            self._lost.add(source)
+            self._tell_gone(source)
+
+    def _listen(self, source: int) -> None:
         route = self.fleet.routes.get((source, self._rank), ())
         latency_ns = sum(self.fleet.wires[one].latency_ns for one in route)
         size = torch.zeros(1, dtype=torch.int64)

@@ -85,21 +85,33 @@ class Star:
 
 
 class StarCenter:
-    """The server's part: vectors are added in the order of ranks once all are there."""
+    """The server's part: vectors are added in the order of ranks once all are there.
+
+    Where a worker is lost before it sent its own, the sum is that of the others, scaled to the number of all, so that
+    who divides by that number has a mean.
+    """
 
     def __init__(self, node: Node, tag: str) -> None:
-        self._num, self._tag = node.num_workers, tag
+        self._node, self._tag = node, tag
         self._parts: dict[int, torch.Tensor] = {}
 
     def received(self, message: Message) -> list[Send]:
         """A worker's vector arrived."""
         self._parts[message.source] = message.values
-        if len(self._parts) < self._num:
+        return self.whole()
+
+    def whole(self) -> list[Send]:
+        """The sum to all workers, once nobody's part is missing."""
+        alive = self._node.alive
+        if not all(rank in self._parts for rank in alive):
             return []
-        total = self._parts[0].clone()
-        for rank in range(1, self._num):
+        first, *others = sorted(self._parts)
+        total = self._parts[first].clone()
+        for rank in others:
             total += self._parts[rank]
-        return [Send(rank, self._tag, total, dense_bytes(total)) for rank in range(self._num)]
+        if len(self._parts) < self._node.num_workers:
+            total *= self._node.num_workers / len(self._parts)
+        return [Send(rank, self._tag, total, dense_bytes(total)) for rank in alive]
 
 
 def _chunked(values: torch.Tensor, num: int) -> Iterator[torch.Tensor]:

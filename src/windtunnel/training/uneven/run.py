@@ -19,7 +19,7 @@ from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
 from windtunnel.training.uneven._node import NodeOrders, NodeReport
-from windtunnel.training.uneven.endpoint import check_policy
+from windtunnel.training.uneven.endpoint import check_policy, goes_on
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Point, Run
 from windtunnel.training.uneven.job import FlatModel, TrainJob
@@ -62,7 +62,7 @@ def train_really(
         no number.
     """
     policy = registry.get("strategy", strategy).function(**numbers)
-    check_policy(strategy, policy, has_server=fleet.has_server)
+    check_policy(strategy, policy, fleet)
     made = train_job(job)
     check_room(made, fleet)
     orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns)
@@ -79,7 +79,8 @@ def train_really(
         zero_ns = time.monotonic_ns() + _HEADROOM_NS
         for rank in range(fleet.num_nodes):
             workers.send(zero_ns, rank)
-        reports: list[NodeReport] = workers.gather()
+        may_die = range(fleet.num_workers) if goes_on(policy, fleet) else ()
+        reports: list[NodeReport] = [one or NodeReport() for one in workers.gather(may_die=may_die)]
     _check_late(fleet, reports)
     return _run(made, fleet, strategy, reports, goal, seed)
 
@@ -139,14 +140,16 @@ def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
 
 def _run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
     flat = FlatModel(job, seed)
-    judged = [reports[-1]] if reports[-1].serves else reports[: fleet.num_workers]
+    lost = {rank: at_ns for one in reports for rank, at_ns in one.lost.items()}
     workers = reports[: fleet.num_workers]
     points, weights = [], flat.initial
-    for at in range(min(len(one.looks) for one in reports)):
+    for at in range(min(len(one.looks) for rank, one in enumerate(reports) if rank not in lost)):
+        alive = [one for one in workers if at < len(one.looks)]
+        judged = [reports[-1]] if reports[-1].serves else alive
         weights = torch.as_tensor(np.mean([one.looks[at][1] for one in judged], axis=0, dtype=np.float64)).float()
-        buffers = torch.as_tensor(np.mean([one.looks[at][2] for one in workers], axis=0))
+        buffers = torch.as_tensor(np.mean([one.looks[at][2] for one in alive], axis=0))
         time_ns = int(np.median([one.looks[at][0] for one in judged]))
-        num_steps = sum(one.looks[at][3] for one in workers)
+        num_steps = sum(one.looks[min(at, len(one.looks) - 1)][3] for one in workers if one.looks)
         points.append(Point(time_ns, *flat.evaluate(weights, buffers), num_steps))
     steps = sorted((step for one in reports for step in one.steps), key=lambda step: (step[2], step[0]))
     messages = sorted((message for one in reports for message in one.messages), key=lambda one: (one[3], one[0]))
@@ -155,4 +158,5 @@ def _run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], 
         np.array(messages, np.int64).reshape(-1, 5), fleet.num_workers, weights.numpy(),
         tuple(dict.fromkeys(text for one in reports for text in one.warnings)),
         tuple((rank, one.under_way) for rank, one in enumerate(reports) if one.under_way is not None),
+        tuple(sorted(lost.items())),
     )  # fmt: skip
