@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.cli._console import print_json, print_table, say, say_wrapped
+from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _SHOWN = 12
 
 
 def codesign_circulant(
-    path: Path, chip_name: str, loss: float, multipliers: int, memory_blocks: int, *, as_json: bool
+    path: Path, chip_name: str, loss: float, multipliers: int, memory_blocks: int, report: Path | None, *, as_json: bool
 ) -> None:
     """Choose a block for each layer and an engine, and print the front."""
     from windtunnel.hardware import device
@@ -30,6 +30,11 @@ def codesign_circulant(
     if not isinstance(chip, AcceleratorChip) or chip.fourier_engine is None:
         raise InputError(f"{chip_name} has no engine of transforms", where="--chip", fix="take fourier-engine")
     answer = design(read_layers(path), Limits(loss, multipliers, memory_blocks, chip.fourier_engine.word_bits), chip)
+    if report is not None:
+        from windtunnel.reports.layers import circulant_page
+
+        circulant_page(answer, chip.name, report, overwrite=True)
+        advise(f"written: {report}")
     if as_json:
         print_json({"schema": _SCHEMA, "chip": chip.name, **answer.to_dict()})
     else:

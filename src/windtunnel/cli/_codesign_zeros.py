@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph
 from windtunnel.errors import InputError
 
@@ -16,16 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["codesign_zeros"]
 
 _SCHEMA = "windtunnel.codesign-zeros/1"
-_WORDS = {
-    "dc": "dense",
-    "in": "zero operands skipped",
-    "out": "masked gradients skipped",
-    "in+out": "both skipped",
-    "in+out+wr": "both, work shared",
-}
 
 
-def codesign_zeros(names: Sequence[str], chip_name: str, *, is_checked: bool, as_json: bool) -> None:
+def codesign_zeros(
+    names: Sequence[str], chip_name: str, report: Path | None, *, is_checked: bool, as_json: bool
+) -> None:
     """Simulate the layers of a file of masks, and print what the chip wins by each way to skip."""
     from windtunnel.hardware import device
     from windtunnel.hardware.accelerators import Accelerator
@@ -47,6 +42,11 @@ def codesign_zeros(names: Sequence[str], chip_name: str, *, is_checked: bool, as
         graph = open_graph(Path(graphs[0]), progress=progress) if graphs else None
         answers = [on_grid(records.at(one), chip, graph, progress=progress) for one in records.iterations]
         wrong = miscounted(answers[-1], progress=progress) if is_checked else ()
+    if report is not None:
+        from windtunnel.reports.layers import zeros_page
+
+        zeros_page(answers, records.program, report, overwrite=True)
+        advise(f"written: {report}")
     if as_json:
         shown = [one.to_dict() for one in answers]
         checked = {"miscounted": list(wrong)} if is_checked else {}
@@ -86,8 +86,10 @@ def _print(answer: GridAnswer) -> None:
         f"{answer.speedup('in+out+wr'):.2f}x, energy {answer.speedup('in+out+wr', what='energy_j'):.2f}x less; with "
         f"memory and the looking through masks {answer.speedup('in+out+wr', what='step_cycles'):.2f}x"
     )
+    from windtunnel.reports.layers import MODES
+
     for mode, step_ns in answer.steps_ns.items():
-        say(f"  {_WORDS[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
+        say(f"  {MODES[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
     if answer.unmatched:
         say_wrapped(f"  not in the graph: {', '.join(answer.unmatched)}")
 

@@ -102,10 +102,12 @@ def codesign(
     """
     from windtunnel.planning.codesign.answer import GOALS, shared_chip
 
+    if report is not None:
+        require_free(report, force=force)
     if any(name.endswith(".npz") for name in models):
         from windtunnel.cli._codesign_zeros import codesign_zeros
 
-        codesign_zeros(models, chip or "sparse-grid", is_checked=check, as_json=as_json)
+        codesign_zeros(models, chip or "sparse-grid", report, is_checked=check, as_json=as_json)
         return
     if any(name.endswith(".json") for name in models):
         from windtunnel.cli._codesign_circulant import codesign_circulant
@@ -113,11 +115,9 @@ def codesign(
         if len(models) > 1:
             raise InputError("one file of layers is designed for at a time", where=", ".join(models))
         path, chip = Path(models[0]), chip or "fourier-engine"
-        codesign_circulant(path, chip, accuracy_loss, multipliers, memory_blocks, as_json=as_json)
+        codesign_circulant(path, chip, accuracy_loss, multipliers, memory_blocks, report, as_json=as_json)
         return
     chip = chip or _TPU_V4
-    if report is not None:
-        require_free(report, force=force)
     if fixed_plan and fixed_chip:
         raise InputError("with both fixed there is nothing to choose", where="--fixed-plan --fixed-chip")
     parts: tuple[str, ...] = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._options import Json
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
 
 if TYPE_CHECKING:
     from windtunnel.training.layers.run import Qualities
@@ -29,6 +31,8 @@ def layers(
     width: Annotated[int, typer.Option(min=0, metavar="N", help="Units of a layer; 0: the task's own.")] = 0,
     share: Annotated[float, typer.Option("-p", metavar="SHARE", help="To drop; below 0: the task's own.")] = -1.0,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="Trainings at once.")] = 1,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Quality by epoch as a picture.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel train layers mnist --cases 'dense k=8 k=16' --seeds 3
@@ -37,11 +41,18 @@ def layers(
     """
     from windtunnel.training.layers.run import compare_layers
 
+    if report is not None:
+        require_free(report, force=force)
     with Progress("training") as progress:
         found = compare_layers(
             task, cases.split(), num_seeds=seeds, epochs=epochs or None, width=width or None,
             p=None if share < 0 else share, processes=processes, progress=progress,
         )  # fmt: skip
+    if report is not None:
+        from windtunnel.reports.layers import quality_page
+
+        quality_page(found, report, overwrite=force)
+        advise(f"written: {report}")
     if as_json:
         print_json({"schema": _SCHEMA, **found.to_dict()})
         return

@@ -16,6 +16,7 @@ __all__ = ["Bar", "Curve", "bars", "curves"]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#332288", "#8c939b")
 _DASHES = ("", "6 3", "2 3")
+_MOST_MARKS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,16 @@ def bars(rows: Sequence[Bar], label: str, *, top: float = 0.0, show: Callable[[f
     return _svg(bottom + 22, "".join(body), label)
 
 
-def curves(lines: Sequence[Curve], label: str, *, x_label: str, y_label: str) -> str:
-    """Lines over a logarithmic x axis whose marks are the points' own places; y starts at zero."""
+def curves(lines: Sequence[Curve], label: str, *, x_label: str, y_label: str, is_log: bool = True) -> str:
+    """Lines over an x axis, logarithmic or not, whose marks are the points' own places; y starts at zero."""
     left, right, top, height = 76.0, 250.0, 20.0, 260.0
     places = sorted({x for line in lines for x, _ in line.points})
     ticks = _ticks(max([y for line in lines for _, y in line.points] + [1e-9]))
-    low, high = math.log(places[0]), math.log(places[-1])
+    scale: Callable[[float], float] = math.log if is_log else float
+    low, high = scale(places[0]), scale(places[-1])
 
     def point(x: float, y: float) -> tuple[float, float]:
-        across = (math.log(x) - low) / ((high - low) or 1.0)
+        across = (scale(x) - low) / ((high - low) or 1.0)
         return left + (WIDTH - left - right) * across, top + height * (1 - y / ticks[-1])
 
     body = [_text(left - 8, 12, y_label, anchor="start", style=' class="soft"')]
@@ -81,7 +83,7 @@ def curves(lines: Sequence[Curve], label: str, *, x_label: str, y_label: str) ->
         y = point(places[0], tick)[1]
         body.append(f'<line class="axis" x1="{left}" x2="{WIDTH - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(_text(left - 8, y + 4, f"{tick:g}", anchor="end", style=' class="soft"'))
-    for place in places:
+    for place in places[:: -(-len(places) // _MOST_MARKS)]:
         x = point(place, 0)[0]
         body.append(_text(x, top + height + 17, f"{place:g}", anchor="middle", style=' class="soft"'))
     body.append(_text(WIDTH - right, top + height + 34, x_label, anchor="end", style=' class="soft"'))

@@ -69,6 +69,9 @@ def test_the_command_prints_the_front(tmp_path):
     found = json.loads(document.stdout)
     assert "windtunnel.codesign-circulant/1" == found["schema"]
     assert all(one["lost_points"] <= 0.5 + 1e-9 for one in found["front"])
+    page = tmp_path / "front.html"
+    assert 0 == windtunnel("codesign", path, "--report", page).code
+    assert "accuracy lost, points" in page.read_text(encoding="utf-8")
     assert 1 == windtunnel("codesign", path, "--memory-blocks", "1", "--accuracy-loss", "0").code
     refused = windtunnel("codesign", path, "--chip", "tpu-v4-like")
     assert 2 == refused.code
