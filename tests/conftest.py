@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from windtunnel.measure import disturbance
+
+# tests run side by side: a thread that spins while it waits for work takes the core of another test
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # the first call of a compiled kernel takes seconds; noise of the machine is no failure
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
