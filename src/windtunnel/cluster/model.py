@@ -25,10 +25,29 @@ from windtunnel.cluster.speeds import Speeds
 from windtunnel.errors import InputError
 from windtunnel.progress import Progress
 
-__all__ = ["ClusterRun", "new_state", "run_of", "simulate", "supply"]
+__all__ = ["ClusterRun", "Watch", "new_state", "run_of", "simulate", "supply"]
 
 Ints = NDArray[np.int64]
 _EVENTS_PER_CALL = 2_000_000
+_MOST_DECLINED = 10_000
+
+
+@dataclass
+class Watch:
+    """One job, looked at closely.
+
+    Attributes
+    ----------
+    job : int
+    takes_at_ns : int
+        When it takes whatever it is offered; -1: never anything but what the policy takes.
+    declined : records
+        What it was offered and did not take: ``time``, ``tier``, ``machines`` (their number), ``speed`` (S). Filled in.
+    """
+
+    job: int
+    takes_at_ns: int = -1
+    declined: NDArray[Any] = field(default_factory=lambda: np.empty(0, st.DECLINED))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +119,7 @@ def simulate(
     policy: Policy,
     *,
     quantum: int = 0,
+    watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> ClusterRun:
     """Run jobs on a cluster under a policy.
@@ -113,6 +133,8 @@ def simulate(
     policy : Policy
     quantum : int
         Iterations per GPU after which a job may end or give way, as published; 0: at any time (fluid).
+    watch : Watch, optional
+        One job.
     progress : callable, optional
         Hears how many jobs are over.
 
@@ -128,6 +150,9 @@ def simulate(
     rules = policy.rules(cluster)
     notes = _checked(cluster, jobs, policy, quantum)
     state, profiles = new_state(cluster, jobs, policy, quantum)
+    if watch is not None:
+        state.at[st.WATCHED], state.at[st.EAGER] = watch.job, watch.takes_at_ns
+        state = state._replace(declined=_table(st.DECLINED, _MOST_DECLINED))
     most = _EVENTS_PER_CALL
 
     def supplied(state: State, code: int) -> State:
@@ -149,6 +174,8 @@ def simulate(
                 where=f"job {jobs.job_id[state.waiting[0]]}, {jobs.gpus[state.waiting[0]]} GPUs",
                 fix="let the policy start them, or yield a Wake at the time when it will",
             )
+    if watch is not None:
+        watch.declined = np.asarray(state.declined[: state.at[st.NUM_DECLINED]])
     return run_of(state, cluster, jobs, policy, notes)
 
 
@@ -195,7 +222,7 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
     widest = max(cluster.gpus_per_rack, per_machine)
     at = np.zeros(st.NUM_AT, np.int64)
     at[st.OPEN], at[st.MOST_OPEN], at[st.MOST_OPEN_RACK] = cluster.num_gpus, per_machine, cluster.gpus_per_rack
-    at[st.RESERVER] = -1
+    at[st.RESERVER] = at[st.WATCHED] = at[st.EAGER] = -1
     open_count = np.zeros(per_machine + 1, np.int64)
     open_count[per_machine] = machines
     skewed = [any(name.lower().startswith(one) for one in policy.skewed_models) for name in jobs.model]
@@ -224,6 +251,7 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
         scratch=np.zeros(max(machines, cluster.num_racks), np.int64),
         thresholds=np.array(policy.thresholds_gpu_s, np.float64),
         gittins=np.array(policy.gittins, np.float64),
+        declined=_table(st.DECLINED, 0),
         loss=_losses(jobs, per_machine),
     )
     return made, profiles
