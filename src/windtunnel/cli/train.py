@@ -103,6 +103,8 @@ def run(
     every: Every = "",
     virtual: Annotated[bool, typer.Option("--virtual", help="In virtual time only; a loss ends it.")] = False,
     seed: Seed = 0,
+    graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep steps and messages as a graph.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel train run cluster.toml --policy adsp:period_s=10 --duration 60s
@@ -115,6 +117,8 @@ def run(
     from windtunnel.training.uneven.model import train_virtually
     from windtunnel.training.uneven.run import train_really
 
+    if graph is not None:
+        require_free(graph, force=force)
     fleet, one, goal = read_fleet(cluster), _candidate(policy), _goal(loss, duration, every)
     with Progress("training", heartbeat=True) as progress, stdout_to_stderr():
         if virtual:
@@ -126,6 +130,12 @@ def run(
             )  # fmt: skip
         else:
             ran = train_really(job, fleet, one.name, one.numbers, goal, seed=seed)
+    if graph is not None:
+        from windtunnel.graph import save
+        from windtunnel.training.uneven.events import run_graph
+
+        save(run_graph(ran, fleet), graph, overwrite=force)
+        advise(f"next: windtunnel replay {graph}")
     if as_json:
         kind = "virtual" if virtual else "real"
         print_json({"schema": _SCHEMA, "cluster": fleet.name, "job": job, "kind": kind, **ran.to_dict()})

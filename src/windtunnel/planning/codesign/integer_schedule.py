@@ -68,10 +68,12 @@ def integer_schedule(
     limited: set[int] = set()
     while not known.is_optimal:
         programme = _Programme(operations, single_N, spread_N, cores, known.cycles, limited)
-        found, bound = programme.solved(gap, time_limit_s)
+        found, promised, bound = programme.solved(gap, time_limit_s)
         if found is None:
             return replace(known, bound_cycles=max(known.bound_cycles, bound))
         short = {int(kind) for kind in operations.kind_N[found.unplaced]}
+        if found.cycles > promised and limited < {TENSOR, VECTOR}:
+            short.add(FUSED)  # a pair waits for a core of the type that is no part of the programme yet
         if not short:
             best = min(known, found, key=lambda one: one.cycles)
             return replace(best, bound_cycles=min(best.cycles, max(bound, known.bound_cycles)))
@@ -91,8 +93,11 @@ class _Programme:
     ordered: dict[tuple[int, int], int] = field(default_factory=dict)
     core: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def solved(self, gap: float, time_limit_s: float) -> tuple[Schedule | None, int]:
-        """A schedule, if the solver finds one, in which operators of types that are not limited may lack a core."""
+    def solved(self, gap: float, time_limit_s: float) -> tuple[Schedule | None, int, int]:
+        """A schedule, if the solver finds one, in which operators of types that are not limited may lack a core.
+
+        With it how many cycles it was to take, and that none can take fewer than so many.
+        """
         num = len(self.operations)
         total = self.model.column(0.0, 1.0, cost=1.0)  # in parts of the horizon: large factors make solvers careless
         start = [self.model.column(0.0, 1.0) for _ in range(num)]
@@ -104,7 +109,7 @@ class _Programme:
         bound = int(np.ceil((found.bound - _ROUNDING) * self.horizon)) if found.bound > 0 else 0
         values = found.values
         if values is None:
-            return None, bound
+            return None, self.horizon, bound
         is_spread_N = values[spread] > 0.5
         core_N = np.full(num, -1, np.int64)
         for (node, number), column in self.core.items():
@@ -114,7 +119,7 @@ class _Programme:
         order = sorted(range(num), key=lambda node: (round(values[start[node]], 9), depth_N[node]))
         order = sorted(order, key=lambda node: depth_N[node]) if self._is_broken(order) else order
         given = (self.operations, self.single_N, self.spread_N, self.cores, order, is_spread_N, core_N)
-        return replayed(*given), bound
+        return replayed(*given), int(np.rint(values[total] * self.horizon)), bound
 
     def _is_broken(self, order: list[int]) -> bool:
         place = np.argsort(order)
