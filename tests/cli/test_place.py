@@ -112,6 +112,7 @@ def test_a_profile_is_cut_into_stages(capsys, tmp_path):
         assert (2, True) == (code, message in err)
 
 
+@pytest.mark.slow
 def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr("windtunnel.cli._console.COLUMNS", 160)  # names are folded where there is little room

@@ -146,6 +146,7 @@ def test_files_come_in_turn_without_end(tmp_path):
     assert all(torch.equal(targets[at], targets[at + 3]) for at in range(3))
 
 
+@pytest.mark.slow
 @two_cores
 @shapes_links
 def test_a_slow_network_is_named_and_really_measured(tmp_path):

@@ -244,6 +244,7 @@ def test_predictions_know_parts_and_copies_of_weights(job):
     assert predicted_ns(job, two, quick, split) == predicted_ns(job, two, slow, split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_batches"), [("zbv", 1), ("2bw", 3)])
 def test_a_job_of_chunks_or_versions_is_flown_beside_its_prediction(name, num_batches):
     table = generate(name, 2, 4, num_batches=num_batches)

@@ -129,7 +129,7 @@ def test_tune_prints_what_it_tried_and_what_to_run_next(tmp_path, capsys):
 def test_compare_ranks_by_time_and_keeps_receipts(tmp_path):
     """The one that reaches the first one's loss soonest is in front; both are flown."""
     job, fleet = _job(tmp_path), _slow(tmp_path, [1.0, 0.25])
-    goal = Goal(4 * 10**9, every_ns=2 * 10**8)
+    goal = Goal(2 * 10**9, every_ns=2 * 10**8)
     candidates = [Candidate("bsp"), Candidate("asp"), Candidate("local-sgd", {"tau": 4})]
     found = compare(job, fleet, candidates, goal, num_flown=1)
     times = [one.predicted_ns for one in found.outcomes]
