@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import bar
 from windtunnel.flights import verify
-from windtunnel.measure import StopRule
+from windtunnel.measure import ProfileDatabase, StopRule
 from windtunnel.sources.targets import WorkloadName
 from windtunnel.whatifs import parse_step
 
@@ -85,7 +85,8 @@ def _flown(workload: str, request: str, limit_s: float) -> dict[str, object]:
     target = WorkloadName(step.name, step.parameters)
     rule = StopRule(rounds=16, precision=0.01, time_limit_s=limit_s, warmup=2)
     with tempfile.TemporaryDirectory() as folder:
-        receipt = verify(target, request, rule=rule, ledger=Path(folder) / "receipts.db")
+        prices = ProfileDatabase(Path(folder) / "profile.db")  # nothing of an earlier run
+        receipt = verify(target, request, rule=rule, ledger=Path(folder) / "receipts.db", database=prices)
     low, high = receipt.measured_interval
     return {
         "workload": workload,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +35,15 @@ def drive(
     processes: Annotated[
         bool, typer.Option("--processes", help="On processes and shaped links of this host instead of Slurm.")
     ] = False,
+    leases: Annotated[
+        bool, typer.Option("--leases", help="Start and stop as the policy says; a {command} goes on from {state}.")
+    ] = False,
     gradients: Annotated[
         str, typer.Option(metavar="SIZES", help="With --processes, by model: 'vgg=8MB resnet=1MB'.")
     ] = "",
     command: Annotated[
-        str, typer.Option(metavar="TEXT", help="Of each job, with {job_id}, {gpus}, {seconds}.")
-    ] = "sleep {seconds}",
+        str, typer.Option(metavar="TEXT", help="Of each job, with {job_id}, {gpus}, {seconds}; by default sleep.")
+    ] = "",
     run: Annotated[
         str, typer.Option(metavar="NAME", help="A killed driver of this name finds its jobs.")
     ] = "windtunnel",
@@ -67,7 +71,12 @@ def drive(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-slurm-")))
             environment = stack.enter_context(local_slurm(shape, folder / "slurm"))
         with Progress("driving", heartbeat=True) as progress:
-            found = driven(wanted, shape, rule, environment, command=_command(command), run=run, progress=progress)
+            if leases:
+                really = _with_leases(shape, wanted, rule, environment, command, run, progress)
+                _show(_rows(really, predicted), policy, as_json=as_json)
+                return
+            how = _command(command or "sleep {seconds}")
+            found = driven(wanted, shape, rule, environment, command=how, run=run, progress=progress)
     _show(_beside(found, predicted), policy, as_json=as_json)
 
 
@@ -91,7 +100,27 @@ def _on_processes(shape: Cluster, jobs: Jobs, rule: Policy, sizes: dict[str, int
         predicted = simulate(shape, jobs, speeds, rule)
         with Progress("driving", heartbeat=True) as progress:
             run = driven(slots, jobs, shape, rule, speeds, sizes, progress=progress)
-    rows = []
+    return _rows(run, predicted)
+
+
+def _with_leases(
+    shape: Cluster, jobs: Jobs, rule: Policy, environment: dict[str, str], command: str, run: str, progress: Progress
+) -> ClusterRun:
+    """Let the policy start and stop jobs of Slurm."""
+    from windtunnel.cluster.slurm.leases import drive_leases, resuming
+    from windtunnel.cluster.speeds import FreeCommunication
+
+    folder = Path.cwd() / f"{run}.state"
+    folder.mkdir(exist_ok=True)
+    how = _command(command, folder) if command else resuming(folder)
+    done = drive_leases(jobs, shape, rule, FreeCommunication(), environment, how, run=run, progress=progress)
+    shutil.rmtree(folder)
+    return done
+
+
+def _rows(run: ClusterRun, predicted: ClusterRun) -> list[dict[str, Any]]:
+    """Where each job ended, and when, beside what was predicted."""
+    rows, jobs = [], run.jobs
     for row in range(len(jobs)):
         last = int(run.segments["place"][run.segments["job"] == row][-1])
         width = int(run.segments["width"][run.segments["job"] == row][-1])
@@ -116,14 +145,15 @@ def _sizes(text: str) -> dict[str, int]:
     return {name: int(parse_size(size)) for name, _, size in pairs}
 
 
-def _command(template: str) -> Callable[[Jobs, int], str]:
+def _command(template: str, folder: Path = Path()) -> Callable[[Jobs, int], str]:
     def of(jobs: Jobs, row: int) -> str:
-        given = {"job_id": jobs.job_id[row], "gpus": jobs.gpus[row], "seconds": f"{jobs.work_ns[row] / 1e9:.3f}"}
+        given = {"job_id": jobs.job_id[row], "gpus": jobs.gpus[row], "seconds": f"{jobs.work_ns[row] / 1e9:.3f}",
+                 "state": folder / str(jobs.job_id[row])}  # fmt: skip
         try:
             return template.format(**given)
         except (KeyError, IndexError, ValueError) as cause:
             raise InputError(
-                f"{template!r} cannot be filled in", where="--command", fix="use {job_id}, {gpus}, {seconds}"
+                f"{template!r} cannot be filled in", where="--command", fix="use {job_id}, {gpus}, {seconds}, {state}"
             ) from cause
 
     return of

@@ -1,10 +1,13 @@
 """Linear layers and convolutions of circulant blocks (what-if family "layers").
 
-In: a captured graph with such layers. Out: these layers with a k-th of the weights, as they run here, and updates
-without the weights that are gone.
+In: a captured graph with such layers. Out: these layers with a k-th of the weights, as they run here, and updates of
+what is left of their weights.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Call, Program, UpdateForm
@@ -57,9 +60,15 @@ def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
             where=f"{program.calls[found[0]].layer} {problems[found[0]]}",
             fix="take a smaller k",
         )
-    gone = {_weight(program.calls[place]) for place in places}
-    form = replacing(places, "block-circulant", k=k)
-    return with_update(graph, form, UpdateForm(frozen=frozenset(program.parameters[one] for one in gone)))
+    calls = [program.calls[place] for place in places]
+    columns = {program.parameters[_weight(call)]: _first_columns(call.shapes[_WEIGHT], k) for call in calls}
+    return with_update(graph, replacing(places, "block-circulant", k=k), UpdateForm(reshaped=columns))
+
+
+def _first_columns(shape: Sequence[int], k: int) -> tuple[int, ...]:
+    """What is trained in place of a weight: the first column of each block, for each place of a kernel."""
+    outputs, inputs, *kernel = shape
+    return (*((math.prod(kernel),) if kernel else ()), -(-outputs // k), -(-inputs // k), k)
 
 
 def _weight(call: Call) -> int:

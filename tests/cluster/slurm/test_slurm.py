@@ -3,14 +3,18 @@
 import math
 import threading
 
+import numpy as np
 import pytest
 
 from windtunnel.cluster.jobs import Jobs
 from windtunnel.cluster.layout import Cluster
+from windtunnel.cluster.model import simulate
 from windtunnel.cluster.policy import Policy
-from windtunnel.cluster.slurm.drive import drive
+from windtunnel.cluster.slurm.drive import drive, fields_of
 from windtunnel.cluster.slurm.files import clock_text, slurm_conf, submission, topology_conf
+from windtunnel.cluster.slurm.leases import drive_leases, resuming
 from windtunnel.cluster.slurm.local import can_run_slurm, local_slurm, told
+from windtunnel.cluster.speeds import FreeCommunication
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
 
@@ -106,3 +110,28 @@ def test_a_job_leaves_its_one_machine_when_its_timer_runs_out_and_is_found_again
     assert {one.slurm_id for one in again} == {one.slurm_id for one in found.values()}
     assert "m[0-1]" == found["two"].machines
     assert 4 <= found["two"].waited_s <= 8
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_a_policy_with_leases_starts_and_stops_jobs_on_the_processors_it_chose(tmp_path):
+    """Two jobs take turns on a machine by attained service; a wide one gets one processor here and two there."""
+    cluster = Cluster(2, 2, 1, (LINK, LINK, LINK), lease_ns=3_000_000_000, checkpoint_ns_per_gpu=1)
+    jobs = Jobs.of(
+        job_id=["long", "wide", "late"], arrival_s=[0, 0.1, 2], gpus=[1, 3, 2], work_s=[9, 6, 3],
+    )  # fmt: skip
+    policy = Policy(order="las2d")
+    predicted = simulate(cluster, jobs, FreeCommunication(), policy)
+    with local_slurm(cluster, tmp_path / "slurm") as environment:
+        run = drive_leases(jobs, cluster, policy, FreeCommunication(), environment, resuming(tmp_path), patience_s=120)
+        said = told(["scontrol", "--oneliner", "show", "job"], environment)
+
+    assert predicted.num_preempted.sum() > 0
+    assert run.num_preempted.tolist() == predicted.num_preempted.tolist()
+    order = [run.segments["job"].tolist() for run in (predicted, run)]
+    assert order[0] == order[1]
+    assert np.abs(run.end_ns - predicted.end_ns).max() < 4e9
+    assert [float((tmp_path / name).read_text()) / 1e6 for name in jobs.job_id] == pytest.approx([9, 6, 3], abs=0.3)
+    rows = [fields_of(line) for line in said.splitlines()]
+    wide = next(row for row in rows if row["JobName"] == "windtunnel.wide.1")
+    assert ("3", "m[0-1]") == (wide["NumCPUs"], wide["NodeList"])

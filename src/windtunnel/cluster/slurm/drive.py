@@ -22,10 +22,10 @@ from windtunnel.cluster.slurm.local import told
 from windtunnel.errors import FlightError
 from windtunnel.progress import Progress
 
-__all__ = ["Driven", "drive", "sleeping"]
+__all__ = ["OVER", "Driven", "drive", "fields_of", "sleeping"]
 
 _POLL_S = 0.5
-_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Opened:
         found = []
         for name, one in self.jobs.items():
             row = rows.get(one.slurm_id)
-            if row is not None and row["JobState"] in _OVER:
+            if row is not None and row["JobState"] in OVER:
                 submitted, started, ended = (
                     _time(row[key]) - self.begun for key in ("SubmitTime", "StartTime", "EndTime")
                 )
@@ -188,19 +188,19 @@ class _Opened:
 
     def _state(self, slurm_id: int) -> str:
         said = told(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
-        return _fields(said).get("JobState", "")
+        return fields_of(said).get("JobState", "")
 
     def _rows(self) -> list[dict[str, str]]:
         said = told(["scontrol", "--oneliner", "show", "job"], self.environment)
-        return [row for row in map(_fields, said.splitlines()) if "JobId" in row]
+        return [row for row in map(fields_of, said.splitlines()) if "JobId" in row]
 
 
-def _fields(line: str) -> dict[str, str]:
+def fields_of(line: str) -> dict[str, str]:
     """``Key=value`` pairs of a line.
 
     Examples
     --------
-    >>> _fields("JobId=7 JobName=a.b JobState=RUNNING")
+    >>> fields_of("JobId=7 JobName=a.b JobState=RUNNING")
     {'JobId': '7', 'JobName': 'a.b', 'JobState': 'RUNNING'}
     """
     return dict(re.findall(r"(\w+)=(\S*)", line))

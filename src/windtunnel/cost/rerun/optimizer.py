@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,16 +48,20 @@ class UpdateForm:
         Names of parameters that are no longer updated.
     threads : int
         0: as captured.
+    reshaped : mapping of str to tuple of int
+        Shapes of parameters, by name, that have another one.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     threads: int = 0
+    reshaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """What is different, as one line of text."""
-        return json.dumps([dict(self.options), sorted(self.frozen), self.threads], separators=(",", ":"))
+        changed = [dict(self.options), sorted(self.frozen), self.threads]
+        return json.dumps([*changed, *([dict(self.reshaped)] if self.reshaped else [])], separators=(",", ":"))
 
 
 class Factor(float):
@@ -220,7 +224,7 @@ def step_of(
     for group in description["groups"]:
         options = {name: _restored(value) for name, value in group["options"].items() if name in known}
         tensors = [
-            _trained(torch, shape, dtype, touched.get(name, 1.0), is_sparse=is_sparse)
+            _trained(torch, form.reshaped.get(name, shape), dtype, touched.get(name, 1.0), is_sparse=is_sparse)
             for name, shape, dtype, is_sparse in zip(
                 group["parameters"], group["shapes"], group["dtypes"], _sparse(group), strict=True
             )
@@ -262,7 +266,7 @@ def sparse_parameters(optimizers: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _trained(torch_module: Any, shape: list[int], dtype: str, touched: float, *, is_sparse: bool) -> torch.Tensor:
+def _trained(torch_module: Any, shape: Sequence[int], dtype: str, touched: float, *, is_sparse: bool) -> torch.Tensor:
     made: torch.Tensor = torch_module.rand(shape, dtype=getattr(torch_module, dtype)).requires_grad_()
     if is_sparse:
         made.grad = _sparse_gradient(torch_module, made, touched)

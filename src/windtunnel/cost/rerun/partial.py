@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel import __version__
 from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.errors import PriceError
@@ -297,7 +298,10 @@ def _key(program: Program, place: int, phase: str, new: Form, old: Form) -> _Key
     # the same operator costs otherwise in other company (its inputs' types in the new form),
     # so the program is part of the key
     call = program.calls[place]
-    change = f"{old.label} -> {new.label} (method {_METHOD})"
+    ours = (
+        f", windtunnel {__version__}" if new.replaced or old.replaced else ""
+    )  # layers change from release to release
+    change = f"{old.label} -> {new.label} (method {_METHOD}{ours})"
     signature = f"{call.shapes} {call.types} {program.fingerprint}.{_digest(call.schema + call.signature)}"
     return call.operator, signature, phase, change, program.threads, machine(), libraries()
 
