@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel import __version__
 from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.errors import PriceError
@@ -24,7 +23,7 @@ from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.disturbance import MOST_WAITED, watched
-from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.fingerprint import installed_versions, libraries, machine
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_ratio
 from windtunnel.progress import Progress
 
@@ -298,9 +297,8 @@ def _key(program: Program, place: int, phase: str, new: Form, old: Form) -> _Key
     # the same operator costs otherwise in other company (its inputs' types in the new form),
     # so the program is part of the key
     call = program.calls[place]
-    ours = (
-        f", windtunnel {__version__}" if new.replaced or old.replaced else ""
-    )  # layers change from release to release
+    # layers of ours change from release to release
+    ours = f", windtunnel {installed_versions().get('windtunnel', '')}" if new.replaced or old.replaced else ""
     change = f"{old.label} -> {new.label} (method {_METHOD}{ours})"
     signature = f"{call.shapes} {call.types} {program.fingerprint}.{_digest(call.schema + call.signature)}"
     return call.operator, signature, phase, change, program.threads, machine(), libraries()
