@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -297,11 +298,16 @@ def _key(program: Program, place: int, phase: str, new: Form, old: Form) -> _Key
     # the same operator costs otherwise in other company (its inputs' types in the new form),
     # so the program is part of the key
     call = program.calls[place]
-    # layers of ours change from release to release
-    ours = f", windtunnel {installed_versions().get('windtunnel', '')}" if new.replaced or old.replaced else ""
+    ours = f", windtunnel {_release()}" if new.replaced or old.replaced else ""
     change = f"{old.label} -> {new.label} (method {_METHOD}{ours})"
     signature = f"{call.shapes} {call.types} {program.fingerprint}.{_digest(call.schema + call.signature)}"
     return call.operator, signature, phase, change, program.threads, machine(), libraries()
+
+
+@cache
+def _release() -> str:
+    """Layers of ours change from one to the next."""
+    return installed_versions().get("windtunnel", "")
 
 
 def _digest(text: str) -> str:
