@@ -196,6 +196,22 @@ def test_an_adapter_begins_as_its_base_and_can_be_merged():
     torch.testing.assert_close(adapter.merged()(x), adapter(x), rtol=1e-4, atol=1e-5)
 
 
+def test_only_layers_that_are_measured_quicker_are_replaced_where_rows_are_said(monkeypatch):
+    """The choice is asked with the size of each layer; a convolution stays dense."""
+    asked = []
+
+    def is_quicker(blocks, num_rows, *_, trains):
+        asked.append((blocks.num_outputs, blocks.num_inputs, num_rows, trains))
+        return blocks.num_inputs > 16
+
+    monkeypatch.setattr("windtunnel.nn.circulant.modules.is_quicker", is_quicker)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.Linear(64, 16), torch.nn.Linear(16, 8))
+    project(model, 8, rows=32)
+
+    assert [torch.nn.Conv2d, BlockCirculantLinear, torch.nn.Linear] == [type(one) for one in model]
+    assert [(16, 64, 32, True), (8, 16, 32, True)] == asked
+
+
 def test_a_model_is_projected_layer_by_layer():
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     project(model, {"0": 8, "2": 4})

@@ -18,7 +18,14 @@ import torch
 from windtunnel.errors import InputError
 from windtunnel.nn.circulant import algebra
 from windtunnel.nn.circulant.algebra import Blocks, nearest
-from windtunnel.nn.circulant.products import AUTOMATIC, by_spectrum, checked_way, multiply, spectrum, way_for
+from windtunnel.nn.circulant.products import (
+    AUTOMATIC,
+    checked_way,
+    multiply,
+    multiply_prepared,
+    prepared,
+    way_for,
+)
 
 __all__ = ["BlockCirculantLinear", "CirculantAdapter", "CirculantProduct", "checked_dtype"]
 
@@ -60,22 +67,16 @@ class CirculantProduct(torch.nn.Module):
         way = self.way
         if way == AUTOMATIC:
             way = way_for(self.blocks, x.shape[:-1].numel(), x.dtype, x.device.type, trains=trains)
-        if trains or way == "dft":
+        if trains:
             return multiply(x, self.weight, self.blocks, way)
-        made = self._made(way)
-        if way == "dense":
-            return torch.nn.functional.linear(x, made)
-        return by_spectrum(x.reshape(-1, x.shape[-1]), made, self.blocks).reshape(
-            *x.shape[:-1], self.blocks.num_outputs
-        )
+        return multiply_prepared(x, self._made(way), self.blocks, way)
 
     def _made(self, way: str) -> Tensor:
-        """Spectrum or dense matrix, kept until the weight changes."""
+        """What the way multiplies with, kept until the weight changes."""
         version = hash((self.weight._version, self.weight.data_ptr(), way))
         if self._kept is None or self._kept[0] != version:
             with torch.no_grad():
-                made = spectrum(self.weight).contiguous() if way == "fft" else algebra.dense(self.weight, self.blocks)
-            self._kept = version, made
+                self._kept = version, prepared(self.weight, self.blocks, way)
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from windtunnel.errors import InputError
+from windtunnel.nn.circulant.algebra import Blocks
 from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
 from windtunnel.nn.circulant.layers import BlockCirculantLinear
 from windtunnel.nn.circulant.lstm import BlockCirculantLSTM
+from windtunnel.nn.circulant.products import is_quicker
 from windtunnel.registry import did_you_mean
 
 __all__ = ["can_be", "circulant_of", "named_modules", "project", "unshared"]
@@ -91,7 +93,7 @@ def unshared(model: Module, path: str, module: Module) -> None:
             )
 
 
-def project(model: Module, k: int | Mapping[str, int]) -> Module:
+def project(model: Module, k: int | Mapping[str, int], *, rows: int = 0) -> Module:
     """Put the nearest block-circulant layers in place of dense ones, in the model itself.
 
     Parameters
@@ -100,6 +102,9 @@ def project(model: Module, k: int | Mapping[str, int]) -> Module:
     k : int or mapping of path to int
         One size for every linear layer and convolution whose smaller side has as many units, or one for each layer
         that is named.
+    rows : int
+        Samples times steps of a product: where one size is for all, layers that would not be quicker in training with
+        so many, as measured here, stay dense. 0: all are replaced.
 
     Returns
     -------
@@ -112,7 +117,8 @@ def project(model: Module, k: int | Mapping[str, int]) -> Module:
         A named layer is not there, is shared or tied, or is none that can be replaced.
     """
     if isinstance(k, int):
-        sizes = {name: k for name, module in model.named_modules() if _smaller_side(module) >= k}
+        large = {name: module for name, module in model.named_modules() if _smaller_side(module) >= k}
+        sizes = {name: k for name, module in large.items() if not rows or _pays(module, k, rows)}
     else:
         sizes = dict(k)
     for name, module in named_modules(model, list(sizes)).items():
@@ -128,6 +134,15 @@ def project(model: Module, k: int | Mapping[str, int]) -> Module:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, made)
     return model
+
+
+def _pays(module: Any, k: int, rows: int) -> bool:
+    """Convolutions of blocks are written out as dense ones, which never is quicker."""
+    if type(module) is not torch.nn.Linear:
+        return False
+    weight: torch.Tensor = module.weight
+    blocks = Blocks(module.out_features, module.in_features, k)
+    return is_quicker(blocks, rows, weight.dtype, weight.device.type, trains=True)
 
 
 def _smaller_side(module: Any) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -27,11 +28,13 @@ from windtunnel.errors import InputError
 from windtunnel.nn.choice import coarse, quickest
 from windtunnel.nn.circulant.algebra import Blocks, dense
 
-__all__ = ["AUTOMATIC", "WAYS", "checked_way", "multiply", "spectrum", "way_for"]
+__all__ = ["AUTOMATIC", "WAYS", "checked_way", "is_quicker", "multiply", "multiply_prepared", "prepared", "way_for"]
 
 Tensor = torch.Tensor
-Product = Callable[[Tensor, Tensor, Blocks], Tensor]
+Prepare = Callable[[Tensor, Blocks], Tensor]
+Apply = Callable[[Tensor, Tensor, Blocks], Tensor]
 AUTOMATIC = "auto"
+_LINEAR = "linear"
 
 
 def _cut(x: Tensor, blocks: Blocks) -> Tensor:
@@ -47,20 +50,15 @@ def _joined(y: Tensor, blocks: Blocks) -> Tensor:
     return y.reshape(len(y), -1)[:, : blocks.num_outputs]
 
 
-def spectrum(weight: Tensor) -> Tensor:
-    """Frequencies of first columns, [F, q, p] complex: what ``fft`` multiplies with."""
+def _spectrum(weight: Tensor) -> Tensor:
+    """Frequencies of first columns, [F, q, p] complex."""
     frequencies: Tensor = torch.fft.rfft(weight)
-    return frequencies.permute(2, 1, 0)
+    return frequencies.permute(2, 1, 0).contiguous()
 
 
-def _fft(x: Tensor, weight: Tensor, blocks: Blocks) -> Tensor:
-    return by_spectrum(x, spectrum(weight), blocks)
-
-
-def by_spectrum(x: Tensor, weight: Tensor, blocks: Blocks) -> Tensor:
-    """The product with frequencies [F, q, p] that are there already."""
+def _by_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
     frequencies = torch.fft.rfft(_cut(x, blocks)).permute(2, 0, 1)  # [F, R, q]
-    product = torch.bmm(frequencies, weight)  # [F, R, p]
+    product = torch.bmm(frequencies, made)  # [F, R, p]
     return _joined(torch.fft.irfft(product.permute(1, 2, 0), n=blocks.size), blocks)
 
 
@@ -78,24 +76,32 @@ def _transform(k: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]
     return ahead.to(dtype=dtype, device=device), back.to(dtype=dtype, device=device)
 
 
-def _dft(x: Tensor, weight: Tensor, blocks: Blocks) -> Tensor:
+def _real_spectrum(weight: Tensor, blocks: Blocks) -> Tensor:
+    """The same in real numbers, [F, 2 q, 2 p]: real and imaginary parts of inputs to those of outputs."""
+    p, q, k = blocks.shape
+    ahead, _ = _transform(k, weight.dtype, weight.device.type)
+    real, imaginary = (weight @ ahead).view(p, q, 2, k // 2 + 1).permute(2, 3, 1, 0)  # [F, q, p]
+    return torch.cat([torch.cat([real, imaginary], dim=2), torch.cat([-imaginary, real], dim=2)], dim=1)
+
+
+def _by_real_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
     p, q, k = blocks.shape
     num_frequencies = k // 2 + 1
     ahead, back = _transform(k, x.dtype, x.device.type)
-    real, imaginary = (_cut(x, blocks) @ ahead).view(-1, q, 2, num_frequencies).permute(2, 3, 0, 1)  # [F, R, q]
-    w_real, w_imaginary = (weight @ ahead).view(p, q, 2, num_frequencies).permute(2, 3, 1, 0)  # [F, q, p]
-    both = torch.cat([real, imaginary], dim=2)  # [F, R, 2 q]
-    y_real = torch.bmm(both, torch.cat([w_real, -w_imaginary], dim=1))
-    y_imaginary = torch.bmm(both, torch.cat([w_imaginary, w_real], dim=1))
-    product = torch.stack([y_real, y_imaginary]).permute(2, 3, 0, 1).reshape(-1, p, 2 * num_frequencies)
-    return _joined(product @ back, blocks)
+    cut = _cut(x, blocks)
+    # frequencies first: what is copied lies in rows of q and of p
+    parts = (ahead.t() @ cut.reshape(-1, k).t()).view(2, num_frequencies, len(cut), q)
+    product = torch.bmm(parts.permute(1, 2, 0, 3).reshape(num_frequencies, len(cut), 2 * q), made)  # [F, R, 2 p]
+    both = product.view(num_frequencies, len(cut), 2, p).permute(2, 0, 1, 3).reshape(2 * num_frequencies, -1)
+    return _joined((both.t() @ back).view(len(cut), p, k), blocks)
 
 
-def _dense(x: Tensor, weight: Tensor, blocks: Blocks) -> Tensor:
-    return torch.nn.functional.linear(x, dense(weight, blocks))
-
-
-WAYS: dict[str, Product] = {"fft": _fft, "dft": _dft, "dense": _dense}
+WAYS: dict[str, tuple[Prepare, Apply]] = {
+    "fft": (lambda weight, _: _spectrum(weight), _by_spectrum),
+    "dft": (_real_spectrum, _by_real_spectrum),
+    "dense": (dense, lambda x, made, _: torch.nn.functional.linear(x, made)),
+}
+"""What is made of the weights, which may be kept while they do not change, and the product of rows with it."""
 
 
 def checked_way(name: str) -> str:
@@ -124,31 +130,51 @@ def multiply(x: Tensor, weight: Tensor, blocks: Blocks, way: str = "fft") -> Ten
     blocks : Blocks
     way : str
     """
-    rows = WAYS[way](x.reshape(-1, x.shape[-1]), weight, blocks)
+    return multiply_prepared(x, prepared(weight, blocks, way), blocks, way)
+
+
+def prepared(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
+    """What the way multiplies with."""
+    return WAYS[way][0](weight, blocks)
+
+
+def multiply_prepared(x: Tensor, made: Tensor, blocks: Blocks, way: str) -> Tensor:
+    """The product with what ``prepared`` gave."""
+    rows = WAYS[way][1](x.reshape(-1, x.shape[-1]), made, blocks)
     return rows.reshape(*x.shape[:-1], blocks.num_outputs)
 
 
 def way_for(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, trains: bool) -> str:
     """The quickest way for so many rows here, measured once; ``dense`` unless another is clearly quicker."""
-    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads())
+    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads(), False)
+
+
+def is_quicker(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, trains: bool) -> bool:
+    """Whether any way is quicker than a dense linear layer of the same size here, measured once."""
+    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads(), True) != _LINEAR
 
 
 @cache
-def _quickest(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, trains: bool, threads: int) -> str:
+def _quickest(
+    blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, trains: bool, threads: int, with_linear: bool
+) -> str:
     del threads
-    x = torch.full((num_rows, blocks.num_inputs), 0.01, dtype=dtype, device=device, requires_grad=trains)
-    weight = torch.full(blocks.shape, 0.01, dtype=dtype, device=device, requires_grad=trains)
+    about: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": trains}
+    x = torch.full((num_rows, blocks.num_inputs), 0.01, **about)
+    weight = torch.full(blocks.shape, 0.01, **about)
+    matrix = torch.full((blocks.num_outputs, blocks.num_inputs), 0.01, **about) if with_linear else weight
+    linear = partial(torch.nn.functional.linear, x, matrix)
     if trains:
-        return quickest({name: partial(_trained, way, x, weight, blocks) for name, way in WAYS.items()}, plain="dense")
-    made = dense(weight, blocks)
-    ways = {
-        "fft": partial(by_spectrum, x, spectrum(weight).contiguous(), blocks),
-        "dft": partial(_dft, x, weight, blocks),
-    }
+        ways = {name: partial(_trained, partial(multiply, x, weight, blocks, name), [x, weight]) for name in WAYS}
+        return quickest(ways | {_LINEAR: partial(_trained, linear, [x, matrix])} if with_linear else ways,
+                        plain=_LINEAR if with_linear else "dense")  # fmt: skip
     with torch.no_grad():
-        return quickest({**ways, "dense": partial(torch.nn.functional.linear, x, made)}, plain="dense")
+        ways = {name: partial(multiply_prepared, x, prepared(weight, blocks, name), blocks, name) for name in WAYS}
+        if with_linear:  # the dense way is that
+            ways[_LINEAR] = ways.pop("dense")
+        return quickest(ways, plain=_LINEAR if with_linear else "dense")
 
 
-def _trained(way: Product, x: Tensor, weight: Tensor, blocks: Blocks) -> None:
+def _trained(product: Callable[[], Tensor], wanted: list[Tensor]) -> None:
     with torch.enable_grad():
-        torch.autograd.grad(way(x, weight, blocks).sum(), [x, weight])
+        torch.autograd.grad(product().sum(), wanted)
