@@ -235,4 +235,39 @@ def _needs(document: dict[str, Any]) -> str:
     return f"{together} work together" + (f", {stones} of which gain nothing alone" if stones else "")
 
 
-VERBS: dict[str, Callable[..., None]] = {"run": run, "step": step, "show": show, "apply": apply}
+def rank(
+    graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
+    factor: Annotated[float, typer.Option(metavar="X", help="How much faster each operator is taken to be.")] = 1.3,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that are shown.")] = 15,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve rank train.wt
+
+    Say which operator a faster kernel would be worth it for: by what the whole step gains, not by its own time.
+    """
+    from windtunnel.cli._files import open_graph
+    from windtunnel.kernels.rank import by_operator
+    from windtunnel.simulate import replay
+    from windtunnel.units import format_duration, format_ratio
+
+    with Progress("replaying", heartbeat=True) as progress:
+        opened = open_graph(graph, progress=progress)
+        found = by_operator(replay(opened), factor)
+    if as_json:
+        about = {"schema": "windtunnel.evolve-rank/1", "factor": factor}
+        print_json({**about, "operators": [one.to_dict() for one in found]})
+        return
+    say(f"if each operator alone were {factor:g} times as fast:")
+    rows = [
+        (one.operator, f"{one.num_tasks:g}", format_duration(one.own_ns), f"{one.speedup:.3f}x",
+         format_ratio(one.hidden), one.at_hand)
+        for one in found[:top]
+    ]  # fmt: skip
+    head = ("operator", "tasks", "own time", "step gains", "hidden", "kernel at hand")
+    print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
+    say_wrapped("hidden: share of the time saved that lies beside the critical path, and wins nothing")
+    kernel = next((one.at_hand for one in found[:top] if one.at_hand), "")
+    suggest("windtunnel", "evolve", "run", kernel or "kernel.ll")
+
+
+VERBS: dict[str, Callable[..., None]] = {"rank": rank, "run": run, "step": step, "show": show, "apply": apply}

@@ -115,23 +115,23 @@ def test_a_job_leaves_its_one_machine_when_its_timer_runs_out_and_is_found_again
 @pytest.mark.slow
 @needs_slurm
 def test_a_policy_with_leases_starts_and_stops_jobs_on_the_processors_it_chose(tmp_path):
-    """Two jobs take turns on a machine by attained service; a wide one gets one processor here and two there."""
-    cluster = Cluster(2, 2, 1, (LINK, LINK, LINK), lease_ns=3_000_000_000, checkpoint_ns_per_gpu=1)
-    jobs = Jobs.of(
-        job_id=["long", "wide", "late"], arrival_s=[0, 0.1, 2], gpus=[1, 3, 2], work_s=[9, 6, 3],
-    )  # fmt: skip
+    """Three jobs take turns by attained service; Slurm takes a few seconds to end and to begin a segment."""
+    cluster = Cluster(2, 2, 1, (LINK, LINK, LINK), lease_ns=10 * 10**9, checkpoint_ns_per_gpu=1)
+    jobs = Jobs.of(job_id=["long", "wide", "late"], arrival_s=[0, 0.1, 7], gpus=[1, 3, 2], work_s=[18, 16, 6])
     policy = Policy(order="las2d")
     predicted = simulate(cluster, jobs, FreeCommunication(), policy)
     with local_slurm(cluster, tmp_path / "slurm") as environment:
-        run = drive_leases(jobs, cluster, policy, FreeCommunication(), environment, resuming(tmp_path), patience_s=120)
+        run = drive_leases(jobs, cluster, policy, FreeCommunication(), environment, resuming(tmp_path), patience_s=200)
         said = told(["scontrol", "--oneliner", "show", "job"], environment)
 
-    assert predicted.num_preempted.sum() > 0
-    assert run.num_preempted.tolist() == predicted.num_preempted.tolist()
-    order = [run.segments["job"].tolist() for run in (predicted, run)]
-    assert order[0] == order[1]
-    assert np.abs(run.end_ns - predicted.end_ns).max() < 4e9
-    assert [float((tmp_path / name).read_text()) / 1e6 for name in jobs.job_id] == pytest.approx([9, 6, 3], abs=0.3)
-    rows = [fields_of(line) for line in said.splitlines()]
-    wide = next(row for row in rows if row["JobName"] == "windtunnel.wide.1")
-    assert ("3", "m[0-1]") == (wide["NumCPUs"], wide["NodeList"])
+    counts = [np.bincount(one.segments["job"], minlength=3) for one in (predicted, run)]
+    assert predicted.num_preempted.tolist() == [1, 1, 0]
+    assert (counts[1] >= counts[0]).all()
+    assert ((run.end_ns - predicted.end_ns) / 1e9 < 6 * counts[1]).all()
+    assert run.first_ns.argsort().tolist() == predicted.first_ns.argsort().tolist() == [0, 1, 2]
+    # what each says of itself: it went on where it was stopped, and no longer than its work
+    assert [float((tmp_path / name).read_text()) / 1e6 for name in jobs.job_id] == pytest.approx([18, 16, 6], abs=0.3)
+    rows = {row["JobName"]: row for row in map(fields_of, said.splitlines())}
+    wide = rows["windtunnel.wide.1"]
+    assert ("3", "m[0-1]", "CANCELLED") == (wide["NumCPUs"], wide["NodeList"], wide["JobState"])
+    assert len(rows) == len(run.segments)

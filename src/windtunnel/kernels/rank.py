@@ -1,0 +1,115 @@
+"""Which operators of a step a faster kernel would be worth it for (room kernels).
+
+In: a replayed graph. Out: operators in the order of what the iteration would gain if each alone were faster: what lies
+beside the critical path gains nothing, however long it takes. Not here: making kernels faster.
+
+Source: GEVO's choice of kernels is by their own time; by the critical path as Coz, SOSP 2015, and Daydream, ATC 2020.
+"""
+
+# K operators, T tasks
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Kind
+from windtunnel.simulate import Timeline, replay_many
+
+__all__ = ["OperatorGain", "by_operator"]
+
+_MOST = 256  # operators by their own time
+# kernels at hand, with which a search can begin
+_AT_HAND = {
+    "layer_norm": "layernorm",
+    "softmax": "softmax",
+    "cross_entropy": "cross-entropy",
+    "nll_loss": "cross-entropy",
+    "conv2d": "conv3x3",
+    "convolution": "conv3x3",
+}
+
+
+@dataclass(frozen=True)
+class OperatorGain:
+    """One operator.
+
+    Attributes
+    ----------
+    operator : str
+    num_tasks : int
+        In an iteration.
+    own_ns : float
+        Its own work in an iteration.
+    speedup : float
+        Of the iteration, if this operator alone were so much faster.
+    hidden : float
+        Share of the time saved that lies beside the critical path, and wins nothing.
+    at_hand : str
+        A kernel that computes such an operator, or empty.
+    """
+
+    operator: str
+    num_tasks: float
+    own_ns: float
+    speedup: float
+    hidden: float
+    at_hand: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values with raw units."""
+        return asdict(self)
+
+
+def by_operator(timeline: Timeline, factor: float = 1.3) -> list[OperatorGain]:
+    """Operators, the most worthwhile first.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        A replay of the graph.
+    factor : float
+        How much faster each is taken to be.
+
+    Raises
+    ------
+    InputError
+        The factor is not above 1.
+    NotApplicableError
+        The graph does not say which operators its tasks are of.
+    """
+    if not 1 < factor < float("inf"):
+        raise InputError(f"nothing is gained by {factor} times as fast", where="factor", fix="1.3 is usual")
+    graph = timeline.graph
+    if "op" not in graph.tasks:
+        raise NotApplicableError("this graph does not say which operators its tasks are of", fix="capture a step")
+    names, computes = graph.tasks.strings("op"), graph.select(kind=(Kind.COMPUTE, Kind.HOST))
+    own_ns = np.bincount(names.codes[computes], graph.duration_ns[computes], minlength=len(names.values))
+    codes = np.argsort(-own_ns, kind="stable")[:_MOST]
+    codes = codes[own_ns[codes] > 0]
+    durations_KT = np.stack([_faster(graph.duration_ns, computes & (names.codes == code), factor) for code in codes])
+    ends_ns = replay_many(graph, durations_KT, like=timeline).makespan_ns
+    num = max(graph.num_iterations, 1)
+    found = []
+    for code, durations_T, end_ns in zip(codes.tolist(), durations_KT, ends_ns.tolist(), strict=True):
+        saved_ns = float((graph.duration_ns - durations_T).sum())
+        won_ns = timeline.makespan_ns - end_ns
+        count = int((computes & (names.codes == code)).sum())
+        found.append(
+            OperatorGain(
+                names.values[code], count / num, float(own_ns[code]) / num, timeline.makespan_ns / end_ns,
+                min(max(1 - won_ns / saved_ns, 0.0), 1.0) if saved_ns else 0.0, _at_hand(names.values[code]),
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda one: -one.speedup)
+
+
+def _faster(duration_ns: np.ndarray, chosen: np.ndarray, factor: float) -> np.ndarray:
+    return np.where(chosen, np.rint(duration_ns / factor), duration_ns).astype(np.int64)
+
+
+def _at_hand(operator: str) -> str:
+    return next((kernel for part, kernel in _AT_HAND.items() if part in operator and "backward" not in operator), "")
