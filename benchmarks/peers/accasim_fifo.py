@@ -4,12 +4,19 @@ In: an .swf of jobs, machines, processors of each. Out: one line of JSON with th
 of processor time of the simulation, without reading of modules. A job that does not fit lets those behind it pass.
 """
 
+import collections
+import collections.abc
 import json
 import sys
 import time
 from pathlib import Path
 
 PATH, NUM_MACHINES, PER_MACHINE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+# AccaSim 1.1.3 takes names from there that Python has had in collections.abc alone since 3.10
+for name in ("Mapping", "MutableMapping", "Iterable"):
+    setattr(collections, name, getattr(collections.abc, name))
 
 
 def main() -> None:
