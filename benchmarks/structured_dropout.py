@@ -20,7 +20,7 @@ from tests.nn.test_products import counted
 
 from benchmarks import bar
 from windtunnel.flights import verify
-from windtunnel.measure import StopRule
+from windtunnel.measure import ProfileDatabase, StopRule
 from windtunnel.nn import StructuredLSTM
 from windtunnel.nn.dropout.keep import draw, spans
 from windtunnel.nn.dropout.products import WAYS, multiply_adds
@@ -240,7 +240,7 @@ def _predicted(units: int, p: float, place: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         receipt = verify(
             step, f"structured-dropout:p={p},place={place}", model=model, optimizer=optimizer, rule=RULE,
-            ledger=Path(folder) / "receipts.db",
+            ledger=Path(folder) / "receipts.db", database=ProfileDatabase(Path(folder) / "profile.db"),
         )  # fmt: skip
     return {"predicted": receipt.predicted, "measured": receipt.measured, "error": receipt.error_ratio}
 
