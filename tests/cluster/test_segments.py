@@ -11,9 +11,10 @@ from tests.cli.command import windtunnel
 from tests.cluster.test_inputs import TIERS
 from tests.cluster.worlds import INF, POLICIES, ShapeSpeeds, cluster, world
 from windtunnel.cluster import Jobs, Policy, simulate
-from windtunnel.cluster.metrics import honest_notes, summarize, use_over_time
+from windtunnel.cluster.metrics import honest_notes, shared_link_share, summarize, use_over_time
 from windtunnel.cluster.search import compare, tune
 from windtunnel.cluster.segments import segments_graph
+from windtunnel.cluster.speeds import FreeCommunication
 from windtunnel.errors import InputError
 from windtunnel.graph import load, save
 from windtunnel.reports.cluster import cluster_page
@@ -60,6 +61,26 @@ def test_equal_jobs_alone_have_the_numbers_that_one_can_say():
         summary.utilization,
     )  # fmt: skip
     assert np.isnan(summary.mean_jct_single_h)
+
+
+def test_how_long_jobs_sent_over_the_same_link_is_counted():
+    """Two jobs of 6 on two machines of 4 and one: the second's 2 GPUs of the second machine send beside the first."""
+    jobs = Jobs.of(arrival_s=[0, 40], gpus=[6, 4], work_s=[100, 100], model=["vgg", "vgg"])
+    speeds = FreeCommunication()
+    alone = simulate(cluster(4, 3), jobs.take(np.array([0])), speeds, Policy(order="fifo", has_lease=False))
+    both = simulate(cluster(4, 3), jobs, speeds, Policy(order="fifo", has_lease=False))
+    apart = simulate(cluster(4, 4), jobs, speeds, Policy(order="fifo", has_lease=False))
+
+    assert 0.0 == shared_link_share(alone)
+    # the second takes the whole third machine: nothing is shared
+    assert 0.0 == shared_link_share(both) == shared_link_share(apart)
+    wide = Jobs.of(arrival_s=[0, 40], gpus=[6, 5], work_s=[100, 100], model=["vgg", "vgg"])
+    shared = simulate(cluster(4, 3), wide, speeds, Policy(order="fifo", has_lease=False))
+    # from 40 to 100 s both send from the second machine; each runs 100 s
+    assert shared_link_share(shared) == pytest.approx((60 + 60) / 200)
+    assert not [text for text in honest_notes(shared) if "same link" in text]  # communication costs nothing here
+    costly = simulate(cluster(4, 3), wide, ShapeSpeeds(), Policy(order="fifo", has_lease=False))
+    assert [text for text in honest_notes(costly) if "another job sent over the same link" in text]
 
 
 def test_a_headline_that_hangs_on_one_straggler_says_so():

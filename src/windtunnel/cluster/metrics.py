@@ -146,7 +146,47 @@ def honest_notes(run: ClusterRun) -> list[str]:
     single = jobs.gpus == 1
     if single.any() and (~single).any() and run.policy.order == "nw_sens" and not run.policy.aging:
         notes.append("jobs of one GPU lose nothing to communication and are served last under this order")
+    shared = shared_link_share(run)
+    if shared > 0.01 and communication_ns(run).any():
+        notes.append(
+            f"{100 * shared:.0f} % of the time on several machines another job sent over the same link; speeds are "
+            "those of a job alone, so too high there"
+        )
     return notes
+
+
+def shared_link_share(run: ClusterRun) -> float:
+    """Of the time that jobs ran on several machines, the share in which another such job sent over a link of theirs.
+
+    S is that of a job alone, so it is too high there. A job's ring leaves each of its machines by that machine's card,
+    and each of its racks by that rack's uplink where it spans several.
+    """
+    segments = run.segments
+    length_ns = (segments["end"] - segments["begin"]).clip(min=0)
+    is_spread = (segments["width"] > 1) & (length_ns > 0)
+    if not is_spread.any():
+        return 0.0
+    rows, places = run.segment_places
+    kept = is_spread[rows]
+    rows, machine = rows[kept], run.places["machine"][places[kept]].astype(np.int64)
+    crosses = segments["tier"][rows] == 2
+    rack = run.cluster.num_machines + machine // run.cluster.machines_per_rack
+    # one row for each job and link: machines count from 0, racks behind them
+    owner, link = np.unique(
+        np.stack([np.concatenate([rows, rows[crosses]]), np.concatenate([machine, rack[crosses]])]), axis=1
+    )
+    shared_ns = np.zeros(len(segments))
+    for one in np.unique(link):
+        users = owner[link == one]
+        begin, end = segments["begin"][users], segments["end"][users]
+        time = np.concatenate([begin, end])
+        order = np.argsort(time, kind="stable")
+        count = np.cumsum(np.where(order < len(users), 1, -1))
+        time = time[order]
+        busy_ns = np.concatenate([[0], np.cumsum(np.diff(time) * (count[:-1] > 1))])
+        within_ns = busy_ns[np.searchsorted(time, end)] - busy_ns[np.searchsorted(time, begin)]
+        np.maximum.at(shared_ns, users, within_ns)
+    return float(shared_ns.sum() / length_ns[is_spread].sum())
 
 
 def _described(run: ClusterRun, job: int) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from tests.training.uneven.small import fleet_of, small_job, trained, without_se
 from tests.training.uneven.test_run import _job
 from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.measure.workers import WorkerError
 from windtunnel.training.uneven.fleet import read_fleet
 from windtunnel.training.uneven.goal import Goal
 from windtunnel.training.uneven.job import Samples
@@ -119,3 +124,46 @@ def test_a_killed_process_is_lost_as_in_virtual_time(tmp_path, strategy):
     assert abs(real.lost[0][1] - 1_550_000_000) < 300_000_000
     assert len(real.points) == len(virtual.points)
     assert real.steps[real.steps[:, 0] == 1, 2].max() <= 1_550_000_000 + 100_000_000
+
+
+def _kill_soon(rank: int, after_s: float) -> None:
+    """One of this process's own workers, from outside."""
+    own = f"PPid:\t{os.getpid()}\n"
+    pids = sorted(
+        int(one.name)
+        for one in Path("/proc").iterdir()
+        if one.name.isdecimal()
+        and own in _read(one / "status")
+        and "windtunnel.measure._worker" in _read(one / "cmdline")
+    )
+    threading.Timer(after_s, os.kill, [pids[rank], signal.SIGKILL]).start()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended meanwhile
+        return ""
+
+
+@pytest.mark.parametrize("strategy", ["asp", "bsp"])
+def test_a_process_that_somebody_kills_is_lost_or_ends_the_run_with_its_name(tmp_path, strategy):
+    """Nobody said before that it would be."""
+    fleet_of(tmp_path, [1.0, 0.5, 0.5])
+    text = (tmp_path / "cluster.toml").read_text(encoding="utf-8").replace('"10 ms"', '"100 ms"')
+    (tmp_path / "cluster.toml").write_text(text, encoding="utf-8")
+    fleet = read_fleet(tmp_path / "cluster.toml")
+    fleet = fleet if strategy == "asp" else without_server(fleet)
+    goal = Goal(3 * 10**9, every_ns=10**9)
+
+    def train():
+        return train_really(_job(tmp_path), fleet, strategy, {}, goal, heard=lambda _: _kill_soon(1, 2.0))
+
+    if strategy == "bsp":
+        with pytest.raises(WorkerError, match="rank 1 was killed by SIGKILL"):
+            train()
+        return
+    run = train()
+    assert [rank for rank, _ in run.lost] == [1]
+    assert 0.5e9 < run.lost[0][1] < 2.5e9
+    assert min(int(run.steps[run.steps[:, 0] == rank, 2].max()) for rank in (0, 2)) > 2_500_000_000
