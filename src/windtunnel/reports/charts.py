@@ -19,7 +19,7 @@ from windtunnel.reports.colors import IDLE
 from windtunnel.reports.packing import shortened
 from windtunnel.units import format_duration, format_ratio, format_size
 
-__all__ = ["Mark", "Part", "Step", "areas", "escape", "forest", "stacked_bar", "waterfall"]
+__all__ = ["Frame", "Mark", "Part", "Step", "areas", "drawing", "escape", "forest", "stacked_bar", "waterfall", "words"]
 
 WIDTH = 1132
 _KEYS_PER_LINE = 6
@@ -80,6 +80,43 @@ def _svg(height: float, body: str, label: str) -> str:
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", style: str = "", limit: int = 60) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text, limit)}</text>'
+
+
+def words(x: float, y: float, text: str, anchor: str = "start") -> str:
+    """A small label; ``anchor`` is start, middle or end."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" text-anchor="{anchor}">{escape(text, 40)}</text>'
+
+
+def drawing(height: float, body: Sequence[str], label: str) -> str:
+    """What was drawn, as wide as a page."""
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">{"".join(body)}</svg>'
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where the axes of a chart lie; shares of an axis count from its origin."""
+
+    left: float
+    top: float
+    floor: float
+    right: float
+
+    def x(self, share: float) -> float:
+        """Of a share of the axis across."""
+        return self.left + (self.right - self.left) * share
+
+    def y(self, share: float) -> float:
+        """Of a share of the axis upwards."""
+        return self.floor - (self.floor - self.top) * share
+
+    def axes(self, below: Sequence[str], beside: Sequence[str]) -> list[str]:
+        """Both, with evenly spaced labels from the origin to the ends; where there are none, no labels."""
+        body = [f'<path d="M{self.left},{self.top}V{self.floor}H{self.right}" fill="none" stroke="#8a9099"/>']
+        for at, text in enumerate(below):
+            body.append(words(self.x(at / (len(below) - 1)), self.floor + 15, text, "middle"))
+        for at, text in enumerate(beside):
+            body.append(words(self.left - 6, self.y(at / (len(beside) - 1)) + 4, text, "end"))
+        return body
 
 
 def stacked_bar(parts: Sequence[Part], label: str) -> str:

@@ -15,7 +15,7 @@ from windtunnel.cluster.layout import TIERS
 from windtunnel.cluster.metrics import communication_ns, honest_notes, use_over_time
 from windtunnel.cluster.model import ClusterRun
 from windtunnel.cluster.search import Outcome
-from windtunnel.reports.charts import WIDTH, escape
+from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.units import format_ratio
@@ -24,6 +24,8 @@ __all__ = ["cluster_page"]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333")
 _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 120.0, 36.0, 14.0, 190.0
+_FRAME = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - _RIGHT)
+_PERCENT = [f"{100 * step // 4} %" for step in range(5)]
 _ROW, _MOST_RECTANGLES, _MOST_MACHINES = 13.0, 6000, 64
 _HOUR_NS = 3.6e12
 
@@ -95,27 +97,23 @@ def _curves(found: Sequence[Outcome]) -> str:
     least_h = max(min(float(one.run.jct_ns.min()) for one in found) / _HOUR_NS, 1e-3)
     most_h = max(float(one.run.jct_ns.max()) for one in found) / _HOUR_NS
     low, high = np.log10(least_h), max(np.log10(most_h), np.log10(least_h) + 0.1)
-    body, floor, right = _axes([f"{100 * step // 4} %" for step in range(5)])
+    body = _FRAME.axes((), _PERCENT)
     for power in range(int(np.ceil(low)), int(np.floor(high)) + 1):
-        x = _LEFT + (right - _LEFT) * (power - low) / (high - low)
-        body.append(_words(x, floor + 15, f"{10.0**power:g} h", "middle"))
+        body.append(words(_FRAME.x((power - low) / (high - low)), _FRAME.floor + 15, f"{10.0**power:g} h", "middle"))
     levels = np.linspace(0, 1, 101)
     for at, one in enumerate(found[: len(_COLORS)]):
         hours = np.quantile(one.run.jct_ns / _HOUR_NS, levels)
-        xs = _LEFT + (right - _LEFT) * (np.log10(np.maximum(hours, least_h)) - low) / (high - low)
-        body += _line(xs, floor - (floor - _TOP) * levels, at, one.name)
-    return _svg(_HEIGHT, body, "distribution of completion times") + "<p>The axis of time is logarithmic.</p>"
+        body += _line((np.log10(np.maximum(hours, least_h)) - low) / (high - low), levels, at, one.name)
+    return drawing(_HEIGHT, body, "distribution of completion times") + "<p>The axis of time is logarithmic.</p>"
 
 
 def _use(found: Sequence[Outcome]) -> str:
-    body, floor, right = _axes([f"{100 * step // 4} %" for step in range(5)])
     most_h = max(one.run.makespan_ns for one in found) / _HOUR_NS
-    for step in range(5):
-        body.append(_words(_LEFT + (right - _LEFT) * step / 4, floor + 15, f"{most_h * step / 4:,.0f} h", "middle"))
+    body = _FRAME.axes([f"{most_h * step / 4:,.0f} h" for step in range(5)], _PERCENT)
     for at, one in enumerate(found[: len(_COLORS)]):
         hours, share = use_over_time(one.run)
-        body += _line(_LEFT + (right - _LEFT) * hours / most_h, floor - (floor - _TOP) * share, at, one.name)
-    return _svg(_HEIGHT, body, "GPUs held over time")
+        body += _line(hours / most_h, share, at, one.name)
+    return drawing(_HEIGHT, body, "GPUs held over time")
 
 
 def _communication(found: Sequence[Outcome]) -> str:
@@ -163,16 +161,16 @@ def _gantt(run: ClusterRun) -> str:
         )
     for machine in range(machines):
         y = _TOP + machine * (_ROW + 3) + 10
-        body.append(_words(_LEFT - 6, y, run.cluster.machine_name(machine), "end"))
+        body.append(words(_LEFT - 6, y, run.cluster.machine_name(machine), "end"))
     height = _TOP + machines * (_ROW + 3) + 24
-    body.append(_words(_LEFT, height - 8, "0", "start"))
-    body.append(_words(WIDTH - 20, height - 8, f"{span_ns / _HOUR_NS:,.0f} h", "end"))
+    body.append(words(_LEFT, height - 8, "0", "start"))
+    body.append(words(WIDTH - 20, height - 8, f"{span_ns / _HOUR_NS:,.0f} h", "end"))
     left_out = len(rows) - len(shown)
     note = (
         f"<p>{left_out:,} short segments or machines beyond the first {machines} are not drawn.</p>" if left_out else ""
     )
     key = "<p>Pale: in one machine. Darker: in one rack. Full: over racks.</p>"
-    return _svg(height, body, "segments by machine") + key + note
+    return drawing(height, body, "segments by machine") + key + note
 
 
 def _lowest(held: Sequence[tuple[int, int]], count: int) -> int:
@@ -185,27 +183,12 @@ def _lowest(held: Sequence[tuple[int, int]], count: int) -> int:
     return slot
 
 
-def _axes(labels: Sequence[str]) -> tuple[list[str], float, float]:
-    floor, right = _HEIGHT - _BOTTOM, WIDTH - _RIGHT
-    body = [f'<path d="M{_LEFT},{_TOP}V{floor}H{right}" fill="none" stroke="#8a9099"/>']
-    for step, label in enumerate(labels):
-        body.append(_words(_LEFT - 6, floor - (floor - _TOP) * step / (len(labels) - 1) + 4, label, "end"))
-    return body, floor, right
-
-
 def _line(xs: NDArray[np.float64], ys: NDArray[np.float64], at: int, name: str) -> list[str]:
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs.tolist(), ys.tolist(), strict=True))
-    right, key = WIDTH - _RIGHT, _TOP + 16 * at
+    """By shares of both axes."""
+    points = " ".join(f"{_FRAME.x(x):.1f},{_FRAME.y(y):.1f}" for x, y in zip(xs.tolist(), ys.tolist(), strict=True))
+    right, key = _FRAME.right, _TOP + 16 * at
     return [
         f'<polyline points="{points}" fill="none" stroke="{_COLORS[at]}" stroke-width="1.6" stroke-dasharray="5 3"/>',
         f'<rect x="{right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{_COLORS[at]}"/>',
-        _words(right + 30, key + 9, name, "start"),
+        words(right + 30, key + 9, name, "start"),
     ]
-
-
-def _svg(height: float, body: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">{"".join(body)}</svg>'
-
-
-def _words(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" text-anchor="{anchor}">{escape(text, 40)}</text>'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from windtunnel.planning.codesign.answer import Answer, chip_name
 from windtunnel.planning.codesign.search import Choice
-from windtunnel.reports.charts import WIDTH, escape
+from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 
@@ -62,11 +62,15 @@ def _picture(answer: Answer) -> str:
     most_x = 1.05 * max(one.area_um2 for one in shown)
     most_y = 1.1 * max(one.samples_per_s for one in shown)
 
-    def place(one: Choice) -> tuple[float, float]:
-        x = _LEFT + (WIDTH - _LEFT - 20) * one.area_um2 / most_x
-        return x, _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * one.samples_per_s / most_y
+    frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - 20)
 
-    lines = _axes(most_x, most_y)
+    def place(one: Choice) -> tuple[float, float]:
+        return frame.x(one.area_um2 / most_x), frame.y(one.samples_per_s / most_y)
+
+    lines = frame.axes([f"{step / 4 * most_x / _MM2:,.0f}" for step in range(5)],
+                       [f"{step / 4 * most_y:,.0f}" for step in range(5)])  # fmt: skip
+    lines.append(words(frame.right, frame.floor + 31, "area of a chip, mm2", "end"))
+    lines.append(words(4, _TOP - 4, "sequences per second, all devices"))
     path = ""
     for x, y in map(place, front):
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f},{_HEIGHT - _BOTTOM:.1f}V{y:.1f}"
@@ -85,23 +89,7 @@ def _picture(answer: Answer) -> str:
                      f'stroke-width="2.5"/><text x="{_LEFT + 28}" y="{key + 9}" font-size="12">'
                      f"{escape(label)}: {one.samples_per_s:,.1f}</text>")  # fmt: skip
     note = "<p>Predicted, so hollow. The dashed line is the most that any chip of at most so much area yields.</p>"
-    return (f'<svg viewBox="0 0 {WIDTH} {_HEIGHT:.0f}" role="img" aria-label="throughput over area">'
-            f"{''.join(lines)}</svg>{note}")  # fmt: skip
-
-
-def _axes(most_x: float, most_y: float) -> list[str]:
-    floor, right = _HEIGHT - _BOTTOM, WIDTH - 20
-    lines = [f'<path d="M{_LEFT},{_TOP}V{floor}H{right}" fill="none" stroke="#8a9099"/>']
-    for step in range(5):
-        share = step / 4
-        x, y = _LEFT + (right - _LEFT) * share, floor - (floor - _TOP) * share
-        lines.append(f'<text x="{x:.1f}" y="{floor + 15}" font-size="11" text-anchor="middle">'
-                     f"{share * most_x / _MM2:,.0f}</text>")  # fmt: skip
-        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end">'
-                     f"{share * most_y:,.0f}</text>")  # fmt: skip
-    lines.append(f'<text x="{right}" y="{floor + 31}" font-size="12" text-anchor="end">area of a chip, mm2</text>')
-    lines.append(f'<text x="4" y="{_TOP - 4}" font-size="12">sequences per second, all devices</text>')
-    return lines
+    return drawing(_HEIGHT, lines, "throughput over area") + note
 
 
 def _words(answer: Answer, one: Choice, part: str) -> str:

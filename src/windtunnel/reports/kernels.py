@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.reports.charts import WIDTH, escape
+from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 
@@ -79,30 +79,18 @@ def _scatter(points: Sequence[tuple[float, float]], across: str, up: str, *, is_
         return "<p>Nothing was measured.</p>"
     most_x = max(1e-12, 1.05 * max(x for x, _ in points))
     most_y = max(1e-12, 1.1 * max(y for _, y in points))
-    floor, right = _HEIGHT - _BOTTOM, WIDTH - 20
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return _LEFT + (right - _LEFT) * x / most_x, floor - (floor - _TOP) * y / most_y
-
-    lines = [f'<path d="M{_LEFT},{_TOP}V{floor}H{right}" fill="none" stroke="#8a9099"/>']
-    for step in range(5):
-        share = step / 4
-        x, y = place(share * most_x, share * most_y)
-        lines.append(f'<text x="{x:.1f}" y="{floor + 15}" font-size="11" text-anchor="middle">'
-                     f"{share * most_x:.3g}</text>")  # fmt: skip
-        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end">'
-                     f"{share * most_y:.3g}</text>")  # fmt: skip
+    frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - 20)
+    lines = frame.axes(*([f"{step / 4 * most:.3g}" for step in range(5)] for most in (most_x, most_y)))
+    places = [(frame.x(x / most_x), frame.y(y / most_y)) for x, y in points]
     if is_line:
-        path = "L".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
+        path = "L".join(f"{x:.1f},{y:.1f}" for x, y in places)
         lines.append(f'<path d="M{path}" fill="none" stroke="{_SOLID}" stroke-width="1.6"/>')
-    for point in points:
-        x, y = place(*point)
+    for point, (x, y) in zip(points, places, strict=True):
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{_SOLID}">'
                      f"<title>{point[0]:.4g}, {point[1]:.4g}</title></circle>")  # fmt: skip
-    lines.append(f'<text x="{right}" y="{floor + 33}" font-size="12" text-anchor="end">{escape(across)}</text>')
-    lines.append(f'<text x="4" y="{_TOP - 8}" font-size="12">{escape(up)}</text>')
-    return (f'<svg viewBox="0 0 {WIDTH} {_HEIGHT:.0f}" role="img" aria-label="{escape(up)} over {escape(across)}">'
-            f"{''.join(lines)}</svg>")  # fmt: skip
+    lines.append(words(frame.right, frame.floor + 33, across, "end"))
+    lines.append(words(4, _TOP - 8, up))
+    return drawing(_HEIGHT, lines, f"{up} over {across}")
 
 
 def _ladder_title(document: Mapping[str, Any]) -> str:

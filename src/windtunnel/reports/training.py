@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from windtunnel.reports.charts import WIDTH, escape
+from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.training.uneven.fleet import Fleet
@@ -59,34 +59,26 @@ def _losses(found: Comparison) -> str:
     runs = [one.predicted for one in found.outcomes] + [one.flown for one in found.outcomes if one.flown is not None]
     most_ns = max(run.elapsed_ns for run in runs)
     most = 1.05 * max(run.points[0].loss for run in runs)
-    floor, right = _HEIGHT - _BOTTOM, WIDTH - _RIGHT
-
-    def place(time_ns: float, loss: float) -> str:
-        x = _LEFT + (right - _LEFT) * time_ns / most_ns
-        return f"{x:.1f},{floor - (floor - _TOP) * min(loss, most) / most:.1f}"
-
-    body = [f'<path d="M{_LEFT},{_TOP}V{floor}H{right}" fill="none" stroke="#8a9099"/>']
-    for step in range(5):
-        share = step / 4
-        x, y = _LEFT + (right - _LEFT) * share, floor - (floor - _TOP) * share
-        body.append(_words(x, floor + 15, format_duration(share * most_ns), "middle"))
-        body.append(_words(_LEFT - 6, y + 4, f"{share * most:.2f}", "end"))
-    y = floor - (floor - _TOP) * found.target_loss / most
-    body.append(f'<path d="M{_LEFT},{y:.1f}H{right}" stroke="#8a9099" stroke-dasharray="2 4"/>')
+    frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - _RIGHT)
+    body = frame.axes([format_duration(step / 4 * most_ns) for step in range(5)],
+                      [f"{step / 4 * most:.2f}" for step in range(5)])  # fmt: skip
+    y = frame.y(found.target_loss / most)
+    body.append(f'<path d="M{_LEFT},{y:.1f}H{frame.right}" stroke="#8a9099" stroke-dasharray="2 4"/>')
     for at, one in enumerate(found.outcomes):
         color = _COLORS[at % len(_COLORS)]
         for run, width, dash in ((one.predicted, 1.6, "5 3"), (one.flown, 2.6, "")):
             if run is not None:
-                line = " ".join(place(point.time_ns, point.loss) for point in run.points)
+                line = " ".join(
+                    f"{frame.x(point.time_ns / most_ns):.1f},{frame.y(min(point.loss, most) / most):.1f}"
+                    for point in run.points
+                )
                 body.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}" '
                             f'stroke-dasharray="{dash}"><title>{escape(run.strategy)}</title></polyline>')  # fmt: skip
         key = _TOP + 16 * at
-        body.append(f'<rect x="{right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{color}"/>')
-        body.append(_words(right + 30, key + 9, str(one.candidate), "start"))
+        body.append(f'<rect x="{frame.right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{color}"/>')
+        body.append(words(frame.right + 30, key + 9, str(one.candidate), "start"))
     note = "<p>Dashed: in virtual time. Solid: really run.</p>"
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {_HEIGHT:.0f}" role="img" aria-label="loss over time">{"".join(body)}</svg>{note}'
-    )
+    return drawing(_HEIGHT, body, "loss over time") + note
 
 
 def _table(found: Comparison) -> str:
@@ -150,19 +142,15 @@ def _gantt(fleet: Fleet, run: Run) -> str:
     body = []
     for worker in range(run.num_workers):
         y = _TOP + worker * (_ROW + 4)
-        body.append(_words(_LEFT - 6, y + 12, fleet.node_name(worker), "end"))
+        body.append(words(_LEFT - 6, y + 12, fleet.node_name(worker), "end"))
         for _, begin_ns, end_ns, _ in _of(steps.tolist(), worker):
             left, width = _LEFT + begin_ns * scale, max((min(end_ns, window_ns) - begin_ns) * scale - 0.5, 0.4)
             body.append(f'<rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_ROW}" fill="#0072b2"/>')
     height = _TOP + run.num_workers * (_ROW + 4) + 24
-    body.append(_words(_LEFT, height - 8, "0", "start"))
-    body.append(_words(WIDTH - 60, height - 8, format_duration(window_ns), "end"))
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="steps of workers">{"".join(body)}</svg>'
+    body.append(words(_LEFT, height - 8, "0", "start"))
+    body.append(words(WIDTH - 60, height - 8, format_duration(window_ns), "end"))
+    return drawing(height, body, "steps of workers")
 
 
 def _of(steps: Sequence[Sequence[int]], worker: int) -> list[Sequence[int]]:
     return [one for one in steps if one[0] == worker]
-
-
-def _words(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" text-anchor="{anchor}">{escape(text, 40)}</text>'
