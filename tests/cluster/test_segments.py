@@ -157,7 +157,7 @@ def test_the_verbs_answer_in_words_and_in_json(files):
     assert document["makespan_h"] > 0
     assert 0 == windtunnel("replay", files / "run.wt").code
 
-    tuned = json.loads(windtunnel("cluster", "tune", *given, "--leases", "0 2", "--json").stdout)
+    tuned = json.loads(windtunnel("cluster", "tune", *given, "--leases", "0,2", "--json").stdout)
     assert 3 == len(tuned["pairs"])
     more = windtunnel("cluster", "simulate", *given, "--generate", "30", "--models", "vgg=1", "--overlap", "--json")
     assert 0 == more.code, more.stderr

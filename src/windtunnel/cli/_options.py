@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -83,18 +84,21 @@ def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
     return [int(part) for part in parts]
 
 
-def numbers(text: str, option: str) -> list[float]:
-    """The same with fractions; whole numbers stay whole.
+def numbers(text: str, option: str, *, least: float | None = None) -> list[float]:
+    """The same with fractions; whole numbers stay whole. Where a least is given, one number must be there.
 
     Raises
     ------
     InputError
-        Something else.
+        Something else, or a number below the least.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        return [int(part) if part.isdecimal() else float(part) for part in parts]
-    except ValueError as error:
-        raise InputError(
-            f"{text!r} is no list of numbers", where=option, fix=f"write it like {option} 0.1,2,4"
-        ) from error
+        found = [int(part) if part.isdecimal() else float(part) for part in parts]
+    except ValueError:
+        found = [math.nan]
+    is_wrong = any(not math.isfinite(one) for one in found)
+    if is_wrong or (least is not None and (not found or min(found) < least)):
+        more = "" if least is None else f" of {least:g} or more"
+        raise InputError(f"{text!r} is no list of numbers{more}", where=option, fix=f"write it like {option} 0.1,2,4")
+    return found

@@ -27,10 +27,9 @@ from windtunnel.cli._cluster import (
 )
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli._options import Force, Json, numbers
 from windtunnel.cli.cluster_drive import drive
 from windtunnel.cli.cluster_explain import explain
-from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.cluster.metrics import Summary
@@ -159,7 +158,9 @@ def tune(
     jobs: JobsPath,
     cluster: ClusterPath,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Whose order and fit are kept.")] = "dally-manual",
-    leases: Annotated[str, typer.Option(metavar="LIST", help="Timers to try, in leases.")] = "0 1 2 4 8 16 32 64",
+    leases: Annotated[
+        str, typer.Option(metavar="LIST", help="Timers to try, in leases, with commas between.")
+    ] = "0,1,2,4,8,16,32,64",
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
@@ -178,7 +179,7 @@ def tune(
     from windtunnel.cluster import read_policy
     from windtunnel.cluster.search import tune as tuned
 
-    tries = _numbers(leases)
+    tries = numbers(leases, "--leases", least=0.0)
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                    skip_too_large=skip_too_large)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:
@@ -198,16 +199,6 @@ def tune(
 VERBS: dict[str, Callable[..., None]] = {
     "simulate": simulate, "compare": compare, "tune": tune, "explain": explain, "drive": drive,
 }  # fmt: skip
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        numbers = [float(piece) for piece in text.split()]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(0 <= one < float("inf") for one in numbers):
-        raise InputError(f"{text!r} are no numbers of leases", where="--leases", fix="write --leases '0 1 2 4'")
-    return numbers
 
 
 def _write(given: Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:
