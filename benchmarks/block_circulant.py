@@ -25,7 +25,8 @@ from windtunnel.hardware.engines import FourierEngine
 from windtunnel.nn import BlockCirculantConv2d, BlockCirculantLinear
 from windtunnel.nn.circulant.algebra import Blocks, dense, nearest
 from windtunnel.nn.circulant.fixed import multiply_fixed, quantize, spectra_of
-from windtunnel.nn.circulant.products import WAYS, is_quicker, multiply
+from windtunnel.nn.circulant.layers import is_quicker
+from windtunnel.nn.circulant.products import WAYS, multiply
 from windtunnel.pareto import is_best
 from windtunnel.planning.codesign import circulant
 from windtunnel.planning.codesign.circulant import Layer, Limits, design
@@ -192,7 +193,7 @@ def _speed(units: int, k: int, rows: int, trains: bool, rounds: int) -> float:
 
 def _is_picked(units: int, k: int, rows: int, trains: bool) -> bool:
     """Whether the measured choice takes circulant blocks there."""
-    return is_quicker(Blocks(units, units, k), rows, torch.float32, "cpu", trains=trains)
+    return is_quicker(units, units, k, rows, torch.empty(0), trains=trains)
 
 
 # --- trained -------------------------------------------------------------------------------------------------

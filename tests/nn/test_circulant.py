@@ -200,9 +200,9 @@ def test_only_layers_that_are_measured_quicker_are_replaced_where_rows_are_said(
     """The choice is asked with the size of each layer; a convolution stays dense."""
     asked = []
 
-    def is_quicker(blocks, num_rows, *_, trains):
-        asked.append((blocks.num_outputs, blocks.num_inputs, num_rows, trains))
-        return blocks.num_inputs > 16
+    def is_quicker(inputs, outputs, k, num_rows, like, *, trains):
+        asked.append((outputs, inputs, num_rows, trains))
+        return inputs > 16
 
     monkeypatch.setattr("windtunnel.nn.circulant.modules.is_quicker", is_quicker)
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.Linear(64, 16), torch.nn.Linear(16, 8))

@@ -11,11 +11,14 @@ Source: CirCNN, MICRO 2017; Liao et al., ICCAD 2017.
 from __future__ import annotations
 
 import math
+import warnings
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from windtunnel.errors import InputError
+from windtunnel.nn.choice import quickest
 from windtunnel.nn.circulant import algebra
 from windtunnel.nn.circulant.algebra import Blocks, nearest
 from windtunnel.nn.circulant.products import (
@@ -27,7 +30,7 @@ from windtunnel.nn.circulant.products import (
     way_for,
 )
 
-__all__ = ["BlockCirculantLinear", "CirculantAdapter", "CirculantProduct", "checked_dtype"]
+__all__ = ["BlockCirculantLinear", "CirculantAdapter", "CirculantProduct", "checked_dtype", "is_quicker"]
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float32, torch.float64)
@@ -185,6 +188,32 @@ class BlockCirculantLinear(CirculantProduct):
     def extra_repr(self) -> str:
         """Size, blocks, padding."""
         return self.describe()
+
+
+def is_quicker(inputs: int, outputs: int, k: int, num_rows: int, like: Tensor, *, trains: bool) -> bool:
+    """Whether such a layer is clearly quicker here than ``torch.nn.Linear``, for so many rows, measured once."""
+    return _is_quicker(inputs, outputs, k, num_rows, like.dtype, str(like.device), trains, torch.get_num_threads())
+
+
+@cache
+def _is_quicker(
+    inputs: int, outputs: int, k: int, num_rows: int, dtype: torch.dtype, device: str, trains: bool, threads: int
+) -> bool:
+    del threads
+    about: dict[str, Any] = {"dtype": dtype, "device": device}
+    x = torch.full((num_rows, inputs), 0.01, requires_grad=trains, **about)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # padding is said where k is asked for
+        layers = {"ours": BlockCirculantLinear(inputs, outputs, k, **about),
+                  "dense": torch.nn.Linear(inputs, outputs, **about)}  # fmt: skip
+
+    def step(layer: torch.nn.Module) -> None:
+        with torch.set_grad_enabled(trains):
+            y = layer(x)
+            if trains:
+                torch.autograd.grad(y.sum(), [x, *layer.parameters()])
+
+    return quickest({name: partial(step, layer) for name, layer in layers.items()}, plain="dense") == "ours"
 
 
 class CirculantAdapter(torch.nn.Module):

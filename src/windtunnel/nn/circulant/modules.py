@@ -12,11 +12,9 @@ from typing import Any
 import torch
 
 from windtunnel.errors import InputError
-from windtunnel.nn.circulant.algebra import Blocks
 from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
-from windtunnel.nn.circulant.layers import BlockCirculantLinear
+from windtunnel.nn.circulant.layers import BlockCirculantLinear, is_quicker
 from windtunnel.nn.circulant.lstm import BlockCirculantLSTM
-from windtunnel.nn.circulant.products import is_quicker
 from windtunnel.registry import did_you_mean
 
 __all__ = ["can_be", "circulant_of", "named_modules", "project", "unshared"]
@@ -140,9 +138,7 @@ def _pays(module: Any, k: int, rows: int) -> bool:
     """Convolutions of blocks are written out as dense ones, which never is quicker."""
     if type(module) is not torch.nn.Linear:
         return False
-    weight: torch.Tensor = module.weight
-    blocks = Blocks(module.out_features, module.in_features, k)
-    return is_quicker(blocks, rows, weight.dtype, weight.device.type, trains=True)
+    return is_quicker(module.in_features, module.out_features, k, rows, module.weight, trains=True)
 
 
 def _smaller_side(module: Any) -> int:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import torch
 
@@ -28,13 +27,12 @@ from windtunnel.errors import InputError
 from windtunnel.nn.choice import coarse, quickest
 from windtunnel.nn.circulant.algebra import Blocks, dense
 
-__all__ = ["AUTOMATIC", "WAYS", "checked_way", "is_quicker", "multiply", "multiply_prepared", "prepared", "way_for"]
+__all__ = ["AUTOMATIC", "WAYS", "checked_way", "multiply", "multiply_prepared", "prepared", "way_for"]
 
 Tensor = torch.Tensor
 Prepare = Callable[[Tensor, Blocks], Tensor]
 Apply = Callable[[Tensor, Tensor, Blocks], Tensor]
 AUTOMATIC = "auto"
-_LINEAR = "linear"
 
 
 def _cut(x: Tensor, blocks: Blocks) -> Tensor:
@@ -146,35 +144,21 @@ def multiply_prepared(x: Tensor, made: Tensor, blocks: Blocks, way: str) -> Tens
 
 def way_for(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, trains: bool) -> str:
     """The quickest way for so many rows here, measured once; ``dense`` unless another is clearly quicker."""
-    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads(), False)
-
-
-def is_quicker(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, trains: bool) -> bool:
-    """Whether any way is quicker than a dense linear layer of the same size here, measured once."""
-    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads(), True) != _LINEAR
+    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads())
 
 
 @cache
-def _quickest(
-    blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, trains: bool, threads: int, with_linear: bool
-) -> str:
+def _quickest(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, trains: bool, threads: int) -> str:
     del threads
-    about: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": trains}
-    x = torch.full((num_rows, blocks.num_inputs), 0.01, **about)
-    weight = torch.full(blocks.shape, 0.01, **about)
-    matrix = torch.full((blocks.num_outputs, blocks.num_inputs), 0.01, **about) if with_linear else weight
-    linear = partial(torch.nn.functional.linear, x, matrix)
+    x = torch.full((num_rows, blocks.num_inputs), 0.01, dtype=dtype, device=device, requires_grad=trains)
+    weight = torch.full(blocks.shape, 0.01, dtype=dtype, device=device, requires_grad=trains)
     if trains:
-        ways = {name: partial(_trained, partial(multiply, x, weight, blocks, name), [x, weight]) for name in WAYS}
-        return quickest(ways | {_LINEAR: partial(_trained, linear, [x, matrix])} if with_linear else ways,
-                        plain=_LINEAR if with_linear else "dense")  # fmt: skip
+        return quickest({name: partial(_trained, name, x, weight, blocks) for name in WAYS}, plain="dense")
     with torch.no_grad():
         ways = {name: partial(multiply_prepared, x, prepared(weight, blocks, name), blocks, name) for name in WAYS}
-        if with_linear:  # the dense way is that
-            ways[_LINEAR] = ways.pop("dense")
-        return quickest(ways, plain=_LINEAR if with_linear else "dense")
+        return quickest(ways, plain="dense")
 
 
-def _trained(product: Callable[[], Tensor], wanted: list[Tensor]) -> None:
+def _trained(way: str, x: Tensor, weight: Tensor, blocks: Blocks) -> None:
     with torch.enable_grad():
-        torch.autograd.grad(product().sum(), wanted)
+        torch.autograd.grad(multiply(x, weight, blocks, way).sum(), [x, weight])
