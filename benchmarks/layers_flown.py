@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import bar
-from windtunnel.flights import verify
-from windtunnel.measure import ProfileDatabase, StopRule
+from benchmarks.whatif_error import fresh_prices
+from windtunnel.flights import Ledger, verify
+from windtunnel.measure import StopRule
 from windtunnel.sources.targets import WorkloadName
 from windtunnel.whatifs import parse_step
 
@@ -85,8 +86,8 @@ def _flown(workload: str, request: str, limit_s: float) -> dict[str, object]:
     target = WorkloadName(step.name, step.parameters)
     rule = StopRule(rounds=16, precision=0.01, time_limit_s=limit_s, warmup=2)
     with tempfile.TemporaryDirectory() as folder:
-        prices = ProfileDatabase(Path(folder) / "profile.db")  # nothing of an earlier run
-        receipt = verify(target, request, rule=rule, ledger=Path(folder) / "receipts.db", database=prices)
+        ledger = Ledger(Path(folder) / "receipts.db")
+        receipt = verify(target, request, rule=rule, ledger=ledger, **fresh_prices(ledger))
     low, high = receipt.measured_interval
     return {
         "workload": workload,

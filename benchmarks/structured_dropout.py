@@ -19,8 +19,9 @@ from tests.nn.masked import gru_layer, lstm_layer, masks
 from tests.nn.test_products import counted
 
 from benchmarks import bar
-from windtunnel.flights import verify
-from windtunnel.measure import ProfileDatabase, StopRule
+from benchmarks.whatif_error import fresh_prices
+from windtunnel.flights import Ledger, verify
+from windtunnel.measure import StopRule
 from windtunnel.nn import StructuredLSTM
 from windtunnel.nn.dropout.keep import draw, spans
 from windtunnel.nn.dropout.products import WAYS, multiply_adds
@@ -238,9 +239,10 @@ def _predicted(units: int, p: float, place: str) -> dict[str, float]:
         return loss.detach()
 
     with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "receipts.db")
         receipt = verify(
             step, f"structured-dropout:p={p},place={place}", model=model, optimizer=optimizer, rule=RULE,
-            ledger=Path(folder) / "receipts.db", database=ProfileDatabase(Path(folder) / "profile.db"),
+            ledger=ledger, **fresh_prices(ledger),
         )  # fmt: skip
     return {"predicted": receipt.predicted, "measured": receipt.measured, "error": receipt.error_ratio}
 
