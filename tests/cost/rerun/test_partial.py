@@ -157,6 +157,25 @@ def test_an_update_is_flown_by_itself():
     assert measured.measurement.rounds >= 5
 
 
+def test_parameters_of_another_shape_are_updated_in_it(monkeypatch):
+    """What a circulant layer keeps of its weight still takes an update, and is another key of the database."""
+    made = []
+    monkeypatch.setattr(
+        "windtunnel.cost.rerun.optimizer._trained",
+        lambda torch_module, shape, *_, **__: made.append(tuple(shape)) or torch_module.ones(shape, requires_grad=True),
+    )
+    (optimizer,) = perceptron_graph(width=64).meta.optimizers
+    name = optimizer["groups"][0]["parameters"][0]
+    form = UpdateForm(reshaped={name: (2, 3, 8)})
+    step_of(optimizer, form)()
+
+    assert (2, 3, 8) == made[0]
+    assert [tuple(shape) for shape in optimizer["groups"][0]["shapes"][1:]] == made[
+        1 : len(optimizer["groups"][0]["shapes"])
+    ]
+    assert form.label != UpdateForm().label
+
+
 def described(*, is_sparse: bool, width: int = 3) -> list[dict]:
     """A table of ten rows and a bias, as a capture keeps them."""
     group = {
