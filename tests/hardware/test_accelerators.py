@@ -127,3 +127,11 @@ def test_a_chip_of_two_kinds_of_arrays_is_no_template(tmp_path):
 def test_arrays_need_positive_tiles():
     with pytest.raises(InputError, match="tile_sides must be above zero"):
         Arrays(4, 4, 4, tile_sides=(0, 64))
+
+
+def test_a_chunk_is_a_word_of_the_bitmaps():
+    """Said twice, as hardware is looked up where numba is not installed."""
+    from windtunnel.bitmaps import WORD_BITS
+    from windtunnel.hardware.engines import CHUNK
+
+    assert WORD_BITS == CHUNK

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.bitmaps import WORD_BITS
 from windtunnel.errors import InputError
 from windtunnel.hardware.parts import check_positive
 
 __all__ = ["CHUNK", "MEMORY_BLOCK_BITS", "FourierEngine", "SparseGrid"]
 
-CHUNK = WORD_BITS
+CHUNK = 32  # a word of ``bitmaps``, which needs numba; hardware is looked up without it
 """Operands that are stored together: one word of bits, then those that are not zero."""
 MEMORY_BLOCK_BITS = 36 * 1024
 """Of a block of memory, as an FPGA has them."""
