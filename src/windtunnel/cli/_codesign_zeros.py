@@ -86,10 +86,10 @@ def _print(answer: GridAnswer) -> None:
         f"{answer.speedup('in+out+wr'):.2f}x, energy {answer.speedup('in+out+wr', what='energy_j'):.2f}x less; with "
         f"memory and the looking through masks {answer.speedup('in+out+wr', what='step_cycles'):.2f}x"
     )
-    from windtunnel.reports.layers import MODES
+    from windtunnel.planning.codesign.skipping import MODE_WORDS
 
     for mode, step_ns in answer.steps_ns.items():
-        say(f"  {MODES[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
+        say(f"  {MODE_WORDS[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
     if answer.unmatched:
         say_wrapped(f"  not in the graph: {', '.join(answer.unmatched)}")
 

@@ -5,7 +5,7 @@ inventing jobs (``generator``).
 
 The format is known by its columns: ours (``job_id,arrival_s,gpus,model,iterations,s_per_iteration``), Philly
 (``job,submit_s,duration_s,gpus,vc``), Helios (``job_id,gpu_num,submit_time,duration``), Alibaba's openb pods
-(``name,num_gpu,gpu_milli,creation_time,scheduled_time,deletion_time``), Tiresias (``gpus,submit_s,duration_s,model``)
+(``name,num_gpu,gpu_milli,creation_time,scheduled_time,deletion_time``), Tiresias (``gpus,submit_s,duration_s,model``),
 the 500 jobs of Dally (``total_iterations,time_per_iteration_s,arrival_s_...``), and what a Slurm cluster keeps of its
 own jobs (``sacct -a -P -o JobID,Submit,Start,End,AllocTRES``).
 """

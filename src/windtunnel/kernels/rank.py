@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Kind
+from windtunnel.errors import InputError
 from windtunnel.simulate import Timeline, replay_many
+from windtunnel.whatifs.faster import operator_work
 
 __all__ = ["OperatorGain", "by_operator"]
 
@@ -84,10 +84,7 @@ def by_operator(timeline: Timeline, factor: float = 1.3) -> list[OperatorGain]:
     if not 1 < factor < float("inf"):
         raise InputError(f"nothing is gained by {factor} times as fast", where="factor", fix="1.3 is usual")
     graph = timeline.graph
-    if "op" not in graph.tasks:
-        raise NotApplicableError("this graph does not say which operators its tasks are of", fix="capture a step")
-    names, computes = graph.tasks.strings("op"), graph.select(kind=(Kind.COMPUTE, Kind.HOST))
-    own_ns = np.bincount(names.codes[computes], graph.duration_ns[computes], minlength=len(names.values))
+    names, computes, own_ns = operator_work(graph)
     codes = np.argsort(-own_ns, kind="stable")[:_MOST]
     codes = codes[own_ns[codes] > 0]
     durations_KT = np.stack([_faster(graph.duration_ns, computes & (names.codes == code), factor) for code in codes])

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windtunnel.cost.accelerators.sparse.shape import PHASES
-from windtunnel.planning.codesign.circulant import CirculantAnswer
-from windtunnel.planning.codesign.skipping import GridAnswer
+from windtunnel.planning.codesign.skipping import MODE_WORDS, GridAnswer
 from windtunnel.reports.charts import WIDTH, _svg, _text, escape
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.reports.suite_charts import Curve, curves
-from windtunnel.training.layers.run import Qualities
 from windtunnel.units import format_count
 
-__all__ = ["MODES", "circulant_page", "quality_page", "zeros_page"]
+if TYPE_CHECKING:  # neither torch nor a search is needed to draw
+    from windtunnel.planning.codesign.circulant import CirculantAnswer
+    from windtunnel.training.layers.run import Qualities
 
-MODES = {
-    "dc": "dense",
-    "in": "zero operands skipped",
-    "out": "masked gradients skipped",
-    "in+out": "both skipped",
-    "in+out+wr": "both, work shared",
-}
+__all__ = ["circulant_page", "quality_page", "zeros_page"]
+
 _PHASE_COLORS = dict(zip(PHASES, ("#0072b2", "#d55e00", "#009e73"), strict=True))
 _PHASE_LABELS = dict(zip(PHASES, ("forward", "gradients of inputs", "gradients of weights"), strict=True))
 
@@ -102,7 +98,7 @@ def zeros_page(answers: Sequence[GridAnswer], program: str, path: str | Path, *,
 def _stacked(answer: GridAnswer) -> str:
     """A row of a layer for each mode; all share one axis of cycles."""
     left, row = 330.0, 15.0
-    most = max(one.total(mode) for one in answer.layers for mode in MODES) or 1.0
+    most = max(one.total(mode) for one in answer.layers for mode in MODE_WORDS) or 1.0
     body, y = [], 24.0
     for at, phase in enumerate(PHASES):
         x = left + 180.0 * at
@@ -110,7 +106,7 @@ def _stacked(answer: GridAnswer) -> str:
         body.append(_text(x + 17, 12, _PHASE_LABELS[phase]))
     for layer in answer.layers:
         body.append(_text(0, y + 11, layer.name, limit=24))
-        for mode, label in MODES.items():
+        for mode, label in MODE_WORDS.items():
             x = left
             body.append(_text(left - 8, y + 11, label, anchor="end", style=' class="soft"'))
             for phase in PHASES:

@@ -13,12 +13,12 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, lags
+from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags
 from windtunnel.registry import did_you_mean
 from windtunnel.whatifs._blocks import compiled_pattern
 from windtunnel.whatifs._kernels import is_on_host, rescale
 
-__all__ = ["faster_cpu", "faster_device", "faster_link", "faster_operator"]
+__all__ = ["faster_cpu", "faster_device", "faster_link", "faster_operator", "operator_work"]
 
 
 def _checked(factor: float) -> float:
@@ -58,6 +58,21 @@ def faster_device(graph: Graph, factor: float = 2.0) -> Graph:
     return rescale(graph, chosen, ratio, "assumed factor")
 
 
+def operator_work(graph: Graph) -> tuple[Strings, np.ndarray, np.ndarray]:
+    """Operators of tasks, which tasks compute (bool [T]), and the ns that each operator takes of its own.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph does not say which operators its tasks are of.
+    """
+    if "op" not in graph.tasks:
+        raise NotApplicableError("this graph does not say which operators its tasks are of", fix="capture a step")
+    names, computes = graph.tasks.strings("op"), graph.select(kind=(Kind.COMPUTE, Kind.HOST))
+    own_ns = np.bincount(names.codes[computes], graph.duration_ns[computes], minlength=len(names.values))
+    return names, computes, own_ns
+
+
 @registry.whatif("faster-operator", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
 def faster_operator(graph: Graph, operator: str = "", factor: float = 2.0) -> Graph:
     """Run all tasks of one operator ``factor`` times as fast, as a better kernel for it would.
@@ -77,10 +92,7 @@ def faster_operator(graph: Graph, operator: str = "", factor: float = 2.0) -> Gr
         None is called so; the nearest are offered.
     """
     ratio = _checked(factor)
-    if "op" not in graph.tasks:
-        raise NotApplicableError("the tasks do not say which operators they are of", fix="capture a step")
-    names, computes = graph.tasks.strings("op"), graph.select(kind=(Kind.COMPUTE, Kind.HOST))
-    own_ns = np.bincount(names.codes[computes], graph.duration_ns[computes], minlength=len(names.values))
+    names, computes, own_ns = operator_work(graph)
     if not own_ns.any():
         raise NotApplicableError("no operator takes any time")
     pattern = compiled_pattern(operator or re.escape(names.values[int(own_ns.argmax())]))

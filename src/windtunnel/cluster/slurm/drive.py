@@ -22,7 +22,7 @@ from windtunnel.cluster.slurm.local import told
 from windtunnel.errors import FlightError
 from windtunnel.progress import Progress
 
-__all__ = ["OVER", "Driven", "drive", "fields_of", "sleeping"]
+__all__ = ["OVER", "Driven", "drive", "fields_of", "rows_of", "sleeping"]
 
 _POLL_S = 0.5
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -147,7 +147,7 @@ class _Opened:
     def __post_init__(self) -> None:
         self.known = {
             row["JobName"].removeprefix(f"{self.run}."): row
-            for row in self._rows()
+            for row in rows_of(self.environment)
             if row["JobName"].startswith(f"{self.run}.")
         }
 
@@ -174,7 +174,7 @@ class _Opened:
 
     def over(self) -> list[Driven]:
         """What has ended."""
-        rows = {int(row["JobId"]): row for row in self._rows()}
+        rows = {int(row["JobId"]): row for row in rows_of(self.environment)}
         found = []
         for name, one in self.jobs.items():
             row = rows.get(one.slurm_id)
@@ -190,9 +190,11 @@ class _Opened:
         said = told(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
         return fields_of(said).get("JobState", "")
 
-    def _rows(self) -> list[dict[str, str]]:
-        said = told(["scontrol", "--oneliner", "show", "job"], self.environment)
-        return [row for row in map(fields_of, said.splitlines()) if "JobId" in row]
+
+def rows_of(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """All jobs that Slurm remembers."""
+    said = told(["scontrol", "--oneliner", "show", "job"], environment)
+    return [row for row in map(fields_of, said.splitlines()) if "JobId" in row]
 
 
 def fields_of(line: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from windtunnel.cluster.layout import Cluster
 from windtunnel.cluster.model import ClusterRun
 from windtunnel.cluster.online import Online
 from windtunnel.cluster.policy import Policy, Start
-from windtunnel.cluster.slurm.drive import OVER, fields_of
+from windtunnel.cluster.slurm.drive import OVER, rows_of
 from windtunnel.cluster.slurm.files import machine_names
 from windtunnel.cluster.slurm.local import told
 from windtunnel.cluster.speeds import Speeds
@@ -124,15 +124,11 @@ class _Segments:
 
     def states(self) -> dict[int, str]:
         """Of all jobs that Slurm remembers."""
-        said = told(["scontrol", "--oneliner", "show", "job"], self.environment)
-        rows = [fields_of(line) for line in said.splitlines()]
-        return {int(row["JobId"]): row["JobState"] for row in rows if "JobId" in row}
+        return {int(row["JobId"]): row["JobState"] for row in rows_of(self.environment)}
 
     def found(self) -> list[int]:
         """Segments that an earlier driver of this name left."""
-        said = told(["scontrol", "--oneliner", "show", "job"], self.environment)
-        rows = [fields_of(line) for line in said.splitlines()]
-        mine = [row for row in rows if row.get("JobName", "").startswith(f"{self.run}.")]
+        mine = [row for row in rows_of(self.environment) if row["JobName"].startswith(f"{self.run}.")]
         return [int(row["JobId"]) for row in mine if row["JobState"] not in OVER]
 
     def submit(self, job: int, name: str, gpus: Mapping[int, int], command: str) -> None:

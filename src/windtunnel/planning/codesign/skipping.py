@@ -34,7 +34,7 @@ from windtunnel.sources.zeros.records import LayerRecord
 from windtunnel.whatifs.forecast import forecast
 from windtunnel.whatifs.sparse_accelerator import layer_tasks
 
-__all__ = ["GridAnswer", "miscounted", "on_grid", "zeros_of"]
+__all__ = ["MODE_WORDS", "GridAnswer", "miscounted", "on_grid", "zeros_of"]
 
 _COST_SOURCE = "sparse grid, simulated"
 
@@ -46,6 +46,16 @@ def zeros_of(record: LayerRecord) -> LayerZeros:
     return LayerZeros(
         record.layer, shape, record.X_bits, record.dY_bits, is_masked=record.is_masked, is_first=record.is_first
     )
+
+
+MODE_WORDS = {
+    "dc": "dense",
+    "in": "zero operands skipped",
+    "out": "masked gradients skipped",
+    "in+out": "both skipped",
+    "in+out+wr": "both, work shared",
+}
+"""Ways to skip, in words."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class _AdspServer(Server):
 
     def __init__(self, node: Node, period_ns: int, epoch_periods: int, fixed: int) -> None:
         super().__init__(node)
-        self._commits = Commits(node, 1 / node.num_workers)
+        self._commits = Commits(node)
         self._period_ns, self._epoch_periods, self._fixed = period_ns, epoch_periods, fixed
         self._increment = fixed or 1
         self._period = self._target = 0
@@ -122,10 +122,6 @@ class _AdspServer(Server):
         if not self._fixed and self._period % self._epoch_periods == 0:
             self._is_searching, self._tried = True, None
         return self._new_period(now_ns)
-
-    def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
-        self._commits.share = 1 / len(self.node.alive)
-        return ()
 
     def retune(self, number: float) -> None:
         """Another number of commits from the next period on, which is no longer searched."""

@@ -34,19 +34,20 @@ __all__ = ["Commits", "asp", "ssp"]
 class Commits:
     """A server's weights, to which workers add what they learned since it last answered them.
 
-    A worker sends its weights; the server knows what it gave that worker, and adds the difference times ``share``. In
-    float64 a difference and its sum are exact, so that one worker trains as if there were no server.
+    A worker sends its weights; the server knows what it gave that worker, and adds the difference, shared over those
+    that are not lost. In float64 a difference and its sum are exact, so that one worker trains as if there were no
+    server.
     """
 
-    def __init__(self, node: Node, share: float) -> None:
-        self.weights, self.share = node.weights, share
+    def __init__(self, node: Node) -> None:
+        self._node, self.weights = node, node.weights
         self._given = [node.weights.clone() for _ in range(node.num_workers)]
         self.counts = [0] * node.num_workers
 
     def add(self, worker: int, weights: torch.Tensor) -> None:
         """A worker's commit."""
         learned = weights.double() - self._given[worker]
-        self.weights.copy_(self.weights + learned * self.share)
+        self.weights.copy_(self.weights + learned * (1 / len(self._node.alive)))
         self.counts[worker] += 1
 
     def answer(self, worker: int) -> Send:
@@ -73,7 +74,7 @@ class _Bounded(Server):
 
     def __init__(self, node: Node, most_ahead: float) -> None:
         super().__init__(node)
-        self._commits = Commits(node, 1 / node.num_workers)
+        self._commits = Commits(node)
         self._most_ahead = most_ahead
         self._waiting: list[int] = []
 
@@ -83,7 +84,6 @@ class _Bounded(Server):
         return self._answers()
 
     def lost(self, worker: int, now_ns: int) -> Sequence[Action]:
-        self._commits.share = 1 / len(self.node.alive)
         self._waiting = [one for one in self._waiting if one != worker]
         return self._answers()
 

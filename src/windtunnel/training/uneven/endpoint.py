@@ -52,10 +52,10 @@ class Endpoint:
         node.sum_ratio = 2.0 if over_server else 2 * (node.num_workers - 1) / node.num_workers
         self.batch_size = node.batch_size
         self._over_server = over_server
-        self._is_server = node.rank == node.num_workers
+        self.is_server = node.rank == node.num_workers
         self._serves = policy.server is not None
         self._logic: Worker | Server
-        if self._is_server:
+        if self.is_server:
             self._logic = (policy.server or Server)(node)
         else:
             self._logic = policy.worker(node)
@@ -87,7 +87,7 @@ class Endpoint:
         """A message arrived."""
         if not message.tag.startswith(_SUM):
             return self._outward(self._logic.received(message, now_ns), now_ns)
-        if self._is_server:
+        if self.is_server:
             center = self._centers.setdefault(message.tag, StarCenter(self.node, message.tag))
             return self._closed(message.tag, center.received(message))
         return self._outward(self._advanced(message.tag, self._sum(message.tag).received(message), now_ns), now_ns)
@@ -117,14 +117,9 @@ class Endpoint:
         self._logic.retune(number)
 
     @property
-    def is_server(self) -> bool:
-        """Whether this is no worker."""
-        return self._is_server
-
-    @property
     def serves(self) -> bool:
         """Whether this is a server whose weights are the job's."""
-        return self._is_server and self._serves
+        return self.is_server and self._serves
 
     def model(self) -> torch.Tensor:
         """What this node would be judged by."""
