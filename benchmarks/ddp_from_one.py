@@ -18,7 +18,7 @@ from windtunnel.comm.run import measure_link
 from windtunnel.errors import WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.hardware.sheet import write_link
-from windtunnel.measure.links import can_shape
+from windtunnel.measure.spaces import can_shape
 from windtunnel.measure.threads import threads
 from windtunnel.sources.torch.script import capture_script
 from windtunnel.whatifs import whatif

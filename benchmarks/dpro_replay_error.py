@@ -22,7 +22,7 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.flights._processes import LaneConfig, ProcessLane
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Link, link
-from windtunnel.measure.links import can_shape
+from windtunnel.measure.spaces import can_shape
 from windtunnel.simulate import replay
 from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.ranks import capture_ranks

@@ -6,6 +6,8 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
+from windtunnel.cluster.links import link_use
+
 INF = math.inf
 MASK = (1 << 64) - 1
 
@@ -42,6 +44,9 @@ class Segment:
     end: int | None = None
     back: int | None = None
     quanta: int = 0
+    alone: float = 0.0  # its speed if nobody else sent
+    rated: int = 0  # since when it has its speed
+    carried: float = 0.0  # work before that
 
 
 @dataclass
@@ -133,7 +138,7 @@ class Reference:
 
     def last_ns(self, segment):
         left = segment.job.work - segment.job.done
-        return segment.begin + max(math.ceil(left / segment.speed), 1)
+        return segment.rated + max(math.ceil((left - segment.carried) / segment.speed), 1)
 
     def quantum_end(self, segment):
         count = segment.quanta + 1
@@ -148,11 +153,12 @@ class Reference:
         elif job.quantum and self.now == segment.stop:
             job.done += min(segment.quanta * job.quantum, left)
         else:
-            job.done += min(ran * segment.speed, left)
+            job.done += min(segment.carried + max(self.now - segment.rated, 0) * segment.speed, left)
         job.run += ran
         job.segment, segment.end, job.since = None, self.now, self.now
         job.state = "over" if is_last else "waiting"
         job.end = self.now if is_last else None
+        self.share()
         segment.back = self.now + self.c * job.n
         self.post(segment.back, "returned", segment)
         return False
@@ -462,6 +468,7 @@ class Reference:
         restart = self.restart * job.n if job.starts else 0
         expires = self.now + self.lease if self.policy.has_lease else INF
         segment = Segment(job, self.now, self.now + restart, self.speed_of(job, place), dict(place), expires)
+        segment.alone, segment.rated = segment.speed, segment.begin
         for machine, count in place.items():
             self.free[machine] -= count
             assert self.free[machine] >= 0
@@ -471,6 +478,38 @@ class Reference:
         segment.stop = self.quantum_end(segment) if job.quantum else min(self.last_ns(segment), expires)
         self.post(segment.stop, "stopped", (segment, segment.stop))
         self.segments.append(segment)
+        self.share()
+
+    # shared links
+
+    def senders(self):
+        return [j.segment for j in self.jobs if j.segment and len(j.segment.place) > 1]
+
+    def use(self, segment):
+        """Parts on cards, on uplinks; load of a card; part on uplinks that cards hold up."""
+        return link_use(self.speed, segment.job.model, 0, self.shape(segment.place), self.cluster.links)
+
+    def racks_of(self, segment):
+        racks = {m // self.MR for m in segment.place}
+        return racks if len(racks) > 1 else set()
+
+    def share(self):
+        """Every job that sends goes on at the speed that the others now leave it."""
+        if not self.cluster.shares_links:
+            return
+        for one in self.senders():
+            card, uplink, _, both = self.use(one)
+            others = [other for other in self.senders() if other is not one]
+            on_cards = max(sum(self.use(o)[2] for o in others if m in o.place) for m in one.place)
+            on_uplinks = max(
+                (sum(self.use(o)[1] for o in others if r in self.racks_of(o)) for r in self.racks_of(one)), default=0
+            )
+            speed = one.alone / (1 + card * on_cards + max(uplink * on_uplinks, both * on_cards))
+            if abs(speed - one.speed) > 1e-12 * one.speed:
+                one.carried += max(self.now - one.rated, 0) * one.speed
+                one.rated, one.speed = max(self.now, one.rated), speed
+                one.stop = min(self.last_ns(one), one.expires)
+                self.post(one.stop, "stopped", (one, one.stop))
 
     def migrate(self):
         running = [j for j in self.jobs if j.state == "running" and len(j.segment.place) > 1]

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.measure.links import KERNEL, USER_SPACE, Bucket, can_shape, shaped_link
+from windtunnel.measure.links import KERNEL, USER_SPACE, Bucket, shaped_link
+from windtunnel.measure.spaces import can_shape
 from windtunnel.measure.workers import Workers
 
 needs_namespaces = pytest.mark.skipif(not can_shape(), reason="this process may make no network namespaces")

@@ -5,6 +5,7 @@ In: paths and texts. Out: cluster, jobs, speeds. Not here: any verb.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,7 @@ __all__ = [
     "Quantum",
     "Seed",
     "ShapeRule",
+    "SharedLinks",
     "Skip",
     "SpeedsPath",
     "given_of",
@@ -50,6 +52,7 @@ SpeedsPath = Annotated[
 ShapeRule = Annotated[
     str, typer.Option("--shape", metavar="RULE", help="Of uneven placements: exact, published, flat.")
 ]
+SharedLinks = Annotated[bool, typer.Option("--shared-links", help="Jobs that send over one link slow each other.")]
 Overlap = Annotated[bool, typer.Option("--overlap", help="Sums of gradients run beside the backward pass.")]
 Arrivals = Annotated[str, typer.Option(metavar="NAME", help="Of several columns of arrivals, such as p100day.")]
 Compress = Annotated[float, typer.Option(metavar="X", help="Jobs arrive so many times as fast.")]
@@ -69,13 +72,14 @@ class Given:
 
 def given_of(
     jobs_path: Path, cluster_path: Path, speeds: str, shape: str, arrivals: str, compress: float, models: str,
-    num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool,
+    num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool, shares_links: bool,
 ) -> Given:  # fmt: skip
     from windtunnel.cluster import read_cluster
     from windtunnel.cluster.formats import read_jobs
     from windtunnel.cluster.generator import fit_mix, generate, with_models
 
     cluster = read_cluster(cluster_path)
+    cluster = replace(cluster, shares_links=cluster.shares_links or shares_links)
     trace = read_jobs(jobs_path, arrivals=arrivals)
     jobs, notes = trace.jobs, list(trace.notes)
     if num_generated:

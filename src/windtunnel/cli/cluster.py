@@ -21,6 +21,7 @@ from windtunnel.cli._cluster import (
     Quantum,
     Seed,
     ShapeRule,
+    SharedLinks,
     Skip,
     SpeedsPath,
     given_of,
@@ -57,6 +58,7 @@ def simulate(
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
+    shared_links: SharedLinks = False,
     arrivals: Arrivals = "",
     compress: Compress = 1.0,
     models: Models = "",
@@ -82,7 +84,7 @@ def simulate(
         if path is not None:
             require_free(path, force=force)
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
-                   skip_too_large=skip_too_large)  # fmt: skip
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     with Progress("simulating", heartbeat=True) as progress:
         run = simulated(
             given.cluster, given.jobs, given.speeds, read_policy(policy), quantum=quantum, progress=progress
@@ -113,6 +115,7 @@ def compare(
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
+    shared_links: SharedLinks = False,
     arrivals: Arrivals = "",
     compress: Compress = 1.0,
     models: Models = "",
@@ -135,7 +138,7 @@ def compare(
     if output is not None:
         require_free(output, force=force)
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
-                   skip_too_large=skip_too_large)  # fmt: skip
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     named = {text: read_policy(text) for text in policies.split()}
     with Progress("simulating", heartbeat=True) as progress:
         found = compared(given.cluster, given.jobs, given.speeds, named, quantum=quantum, progress=progress)
@@ -164,6 +167,7 @@ def tune(
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
+    shared_links: SharedLinks = False,
     arrivals: Arrivals = "",
     compress: Compress = 1.0,
     models: Models = "",
@@ -181,7 +185,7 @@ def tune(
 
     tries = numbers(leases, "--leases", least=0.0)
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
-                   skip_too_large=skip_too_large)  # fmt: skip
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     with Progress("tuning", heartbeat=True) as progress:
         found = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
     if as_json:

@@ -18,6 +18,7 @@ from windtunnel.cli._cluster import (
     Overlap,
     Seed,
     ShapeRule,
+    SharedLinks,
     Skip,
     SpeedsPath,
     given_of,
@@ -41,6 +42,7 @@ def explain(
     speeds: SpeedsPath = FREE,
     shape: ShapeRule = "exact",
     overlap: Overlap = False,
+    shared_links: SharedLinks = False,
     arrivals: Arrivals = "",
     compress: Compress = 1.0,
     models: Models = "",
@@ -58,7 +60,7 @@ def explain(
     from windtunnel.cluster.model import simulate as simulated
 
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
-                   skip_too_large=skip_too_large)  # fmt: skip
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
     made = read_policy(policy)
     with Progress("simulating", heartbeat=True) as progress:
         if not job:

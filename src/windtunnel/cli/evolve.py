@@ -15,6 +15,7 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.kernels.model import Kernel
+    from windtunnel.measure.stats import Estimate
 
 __all__ = ["SUMMARY", "VERBS", "evolve"]
 
@@ -270,4 +271,55 @@ def rank(
     suggest("windtunnel", "evolve", "run", kernel or "kernel.ll")
 
 
-VERBS: dict[str, Callable[..., None]] = {"rank": rank, "run": run, "step": step, "show": show, "apply": apply}
+def place(
+    graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="That evolve run wrote.")],
+    operator: Annotated[
+        str, typer.Option(metavar="NAME", help="That the kernel computes, where it is not one of ours.")
+    ] = "",
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve place train.wt softmax.evolve -o faster.wt
+
+    Put kernels that became faster where a step computes them: what the step gains, from what was measured of each.
+    """
+    from windtunnel.cli._files import open_graph
+    from windtunnel.graph import save
+    from windtunnel.kernels.evolving import read_result
+    from windtunnel.kernels.variant import place_winners
+    from windtunnel.simulate import replay
+
+    if output is not None:
+        require_free(output, force=force)
+    winners = [read_result(folder) for folder in folders]
+    with Progress("replaying", heartbeat=True) as progress:
+        opened = open_graph(graph, progress=progress)
+        changed, placed = place_winners(opened, winners, operator)
+        gain = replay(opened).makespan_ns / replay(changed).makespan_ns
+    if output is not None:
+        save(changed, output, overwrite=force)
+    if as_json:
+        about = {"schema": "windtunnel.evolve-place/1", "speedup": gain}
+        print_json({**about, "placed": [one.to_dict() for one in placed]})
+        return
+    rows = [(one.kernel, one.operator, _interval(one.measured), one.label, _interval(one.step)) for one in placed]
+    print_table(("kernel", "operator", "measured", "its edits are", "step gains"), rows, numbers=(2, 4), gives_way=1)
+    say_wrapped(f"all together: {gain:.3f}x, if the step's operators are what the searches began with")
+    if output is not None:
+        advise(f"next: windtunnel diff {graph} {output}")
+
+
+def _interval(found: Estimate) -> str:
+    return f"{found.value:.3f}x ({found.low:.3f}-{found.high:.3f})"
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "rank": rank,
+    "run": run,
+    "step": step,
+    "show": show,
+    "apply": apply,
+    "place": place,
+}

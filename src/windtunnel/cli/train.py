@@ -18,7 +18,7 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.training.uneven.goal import Goal, Run
-    from windtunnel.training.uneven.search import Candidate, Comparison
+    from windtunnel.training.uneven.search import Candidate, Comparison, Outcome
 
 __all__ = ["SUMMARY", "VERBS", "train"]
 
@@ -34,6 +34,10 @@ JobName = Annotated[
 Duration = Annotated[str, typer.Option(metavar="TIME", help="At most, by the clock of the cluster.")]
 Every = Annotated[str, typer.Option(metavar="TIME", help="Between two looks at the model; by default a twentieth.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal runs in virtual time.")]
+KernelLinks = Annotated[
+    bool,
+    typer.Option("--kernel-links", help="Real links are shaped by the kernel (root and iproute2), not in user space."),
+]
 Loss = Annotated[float, typer.Option(metavar="LOSS", help="To come to; 0: what the first strategy comes to.")]
 
 
@@ -52,6 +56,8 @@ def compare(
     duration: Duration = "60s",
     every: Every = "",
     fly: Annotated[int, typer.Option(min=0, metavar="N", help="Really run the N best, and the first named.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="How often each is really run, in turns.")] = 1,
+    kernel_links: KernelLinks = False,
     seed: Seed = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of loss, waiting and traffic.")
@@ -75,8 +81,9 @@ def compare(
     candidates = [_candidate(one) for one in policies.split()]
     with Progress("training") as progress, stdout_to_stderr():
         found = compared(
-            job, fleet, candidates, _goal(loss, duration, every), num_flown=fly, seed=seed, progress=progress
-        )
+            job, fleet, candidates, _goal(loss, duration, every), num_flown=fly, num_rounds=rounds,
+            is_in_kernel=kernel_links, seed=seed, progress=progress,
+        )  # fmt: skip
     kept = receipts_of_comparison(found)
     if kept:
         book = Ledger(ledger)
@@ -102,6 +109,7 @@ def run(
     duration: Duration = "20s",
     every: Every = "",
     virtual: Annotated[bool, typer.Option("--virtual", help="In virtual time only; a loss ends it.")] = False,
+    kernel_links: KernelLinks = False,
     seed: Seed = 0,
     graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep steps and messages as a graph.")] = None,
     force: Force = False,
@@ -129,7 +137,7 @@ def run(
                 heard=lambda point: progress("training", min(point.time_ns // goal.every_ns, total), total),
             )  # fmt: skip
         else:
-            ran = train_really(job, fleet, one.name, one.numbers, goal, seed=seed)
+            ran = train_really(job, fleet, one.name, one.numbers, goal, seed=seed, is_in_kernel=kernel_links)
     if graph is not None:
         from windtunnel.graph import save
         from windtunnel.training.uneven.events import run_graph
@@ -276,13 +284,15 @@ def _document(found: Comparison) -> dict[str, Any]:
         "job": found.job,
         "target_loss": found.target_loss,
         "baseline": str(found.baseline),
+        "links": found.links,
         "outcomes": [
             {
                 "strategy": str(one.candidate),
                 "predicted_ns": one.predicted_ns,
-                "flown_ns": one.flown_ns,
+                "flown_ns": one.median_ns,
+                "flown_rounds_ns": list(one.flown_ns),
                 "predicted": one.predicted.to_dict(),
-                "flown": None if one.flown is None else one.flown.to_dict(),
+                "flown": [run.to_dict() for run in one.flown],
             }
             for one in found.outcomes
         ],
@@ -301,7 +311,7 @@ def _print(found: Comparison) -> None:
             (
                 str(one.candidate),
                 "not reached" if one.predicted_ns is None else format_duration(one.predicted_ns),
-                "" if one.flown is None else "not reached" if one.flown_ns is None else format_duration(one.flown_ns),
+                _said_times(one),
                 f"{one.predicted.points[-1].loss:.3f}",
                 format_ratio(sum(waits) / len(waits)),
                 format_size(sum(one.predicted.bytes_by_pair().values())),
@@ -310,6 +320,19 @@ def _print(found: Comparison) -> None:
     print_table(("strategy", "predicted", "really", "last loss", "waiting", "sent"), rows, numbers=(1, 2, 3, 4, 5))
     for text in dict.fromkeys(text for one in found.outcomes for text in one.predicted.warnings):
         say(f"note: {text}")
+
+
+def _said_times(one: Outcome) -> str:
+    """Real times to the target: their median, and the ends of what was seen where there were several."""
+    from windtunnel.units import format_duration
+
+    if not one.flown:
+        return ""
+    times_ns = [time_ns for time_ns in one.flown_ns if time_ns is not None]
+    if one.median_ns is None:
+        return f"reached {len(times_ns)} of {len(one.flown)} times" if len(one.flown) > 1 else "not reached"
+    spread = f" ({format_duration(min(times_ns))} to {format_duration(max(times_ns))})" if len(times_ns) > 1 else ""
+    return format_duration(one.median_ns) + spread
 
 
 def _print_run(ran: Run, names: list[str]) -> None:

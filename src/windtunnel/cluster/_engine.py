@@ -17,7 +17,8 @@ import numpy as np
 
 from windtunnel.cluster._offers import add_pick, best_machine, offer, pick_any, pick_rack
 from windtunnel.cluster._order import rank_waiting, set_key
-from windtunnel.cluster._running import end_quantum, end_segment, give_back, has_room, is_final, is_running, start
+from windtunnel.cluster._running import end_quantum, end_segment, give_back, has_room, is_final, start
+from windtunnel.cluster._sharing import is_running
 from windtunnel.cluster._state import (
     ASK,
     DONE,

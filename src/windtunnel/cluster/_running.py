@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cluster._order import set_key
+from windtunnel.cluster._sharing import final_stop, share_links, use_of
 from windtunnel.cluster._state import (
     DONE,
     NEED_ROOM,
@@ -27,6 +28,7 @@ from windtunnel.cluster._state import (
     RESERVER,
     RETURN,
     RUNNING,
+    SHARES,
     STARTED,
     STOP,
     change_free,
@@ -42,18 +44,11 @@ from windtunnel.cluster._timers import AUTO, record_wait
 
 
 @kernel
-def is_running(state: Any, segment: int) -> bool:
-    """Whether a segment is the one that its job is in."""
-    job = state.segments[segment].job
-    return bool(state.jobs[job].status == RUNNING and state.jobs[job].segment == segment)
-
-
-@kernel
 def has_room(state: Any) -> bool:
     """Whether what one event or start may add finds a place."""
     at = state.at
     return bool(
-        at[NUM_EVENTS] + 4 < len(state.events)
+        at[NUM_EVENTS] + 4 + at[SHARES] * (at[NUM_HOLDING] + 1) < len(state.events)
         and at[NUM_SEGMENTS] < len(state.segments)
         and at[NUM_PLACES] + len(state.machines) < len(state.places)
     )
@@ -63,13 +58,6 @@ def has_room(state: Any) -> bool:
 def is_final(state: Any, job: int) -> bool:
     """Whether a job's work is done when its segment ends."""
     return bool(state.jobs[job].stop == final_stop(state, job))
-
-
-@kernel
-def final_stop(state: Any, job: int) -> int:
-    """When a running job's work is done if nobody interferes, in whole ns."""
-    left = state.jobs[job].work - state.jobs[job].done
-    return int(state.jobs[job].begin + max(np.int64(np.ceil(left / state.jobs[job].speed)), 1))
 
 
 @kernel
@@ -107,7 +95,8 @@ def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
     elif state.jobs[job].quantum > 0 and at[NOW] == state.jobs[job].stop:
         progress = min(state.jobs[job].quanta * state.jobs[job].quantum, left)
     else:
-        progress = min(ran * state.jobs[job].speed, left)
+        here = max(at[NOW] - state.jobs[job].rated, 0)
+        progress = min(state.jobs[job].carried + here * state.jobs[job].speed, left)
     state.segments[segment].end, state.segments[segment].done = at[NOW], progress
     state.jobs[job].run += ran
     state.jobs[job].restarting += min(at[NOW], state.jobs[job].begin) - state.segments[segment].start
@@ -121,6 +110,9 @@ def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
         state.jobs[job].preempted += 1
         set_key(state, rules, job)
         enqueue(state, job)
+    if at[SHARES] and state.segments[segment].tier > 0:
+        state.segments[segment].speed = progress / ran if ran > 0 else state.jobs[job].alone
+        share_links(state)
     back = at[NOW] + rules.checkpoint * state.jobs[job].gpus
     state.segments[segment].back = back
     push_event(state, back, RETURN, segment)
@@ -176,6 +168,7 @@ def start(state: Any, rules: Any, job: int) -> int:
         state.jobs[job].first = now
     state.jobs[job].status, state.jobs[job].segment, state.jobs[job].speed = RUNNING, segment, speed
     state.jobs[job].begin, state.jobs[job].quanta, state.jobs[job].timer = now + restart, 0, NEVER
+    state.jobs[job].rated, state.jobs[job].carried, state.jobs[job].alone = now + restart, 0.0, speed
     state.jobs[job].num_starts += 1
     state.jobs[job].expires = NEVER if rules.lease == NEVER else now + rules.lease
     if state.jobs[job].quantum > 0:
@@ -183,6 +176,9 @@ def start(state: Any, rules: Any, job: int) -> int:
     else:
         state.jobs[job].stop = min(final_stop(state, job), state.jobs[job].expires)
     push_event(state, state.jobs[job].stop, STOP, segment)
+    if at[SHARES] and at[PICKED_TIER] > 0:
+        use_of(state, job, at[PICKED])
+        share_links(state)
     return DONE
 
 

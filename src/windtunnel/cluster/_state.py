@@ -32,7 +32,8 @@ WATCHED, EAGER, NUM_DECLINED = (
     23,
     24,
 )  # a job whose offers are noted (-1: none); when it takes whatever it is offered
-NUM_AT = 25
+SHARES = 25  # 1: links that several jobs send over are shared
+NUM_AT = 26
 
 DONE, NEED_SPEED, NEED_ROOM, ASK, STUCK, LATER = 0, 1, 2, 3, 4, 5  # why the loop returned
 
@@ -51,6 +52,9 @@ JOB = np.dtype(
         ("expires", np.int64),  # end of its lease
         ("stop", np.int64),  # when its segment ends if nobody interferes
         ("speed", np.float64), ("segment", np.int64), ("quanta", np.int64),  # -1: none; in this segment
+        ("rated", np.int64), ("carried", np.float64),  # since when it has this speed; ns of work in its segment before
+        ("alone", np.float64),  # its speed if nobody else sent
+        ("card", np.float64), ("uplink", np.float64), ("load", np.float64), ("both", np.float64),  # as in ``SPEED``
         ("timer", np.int64),  # when it is looked at again, or NEVER
         ("num_starts", np.int64), ("preempted", np.int64), ("longest_wait", np.int64),
         ("key", np.float64), ("second", np.int64),
@@ -71,7 +75,14 @@ SEGMENT = np.dtype(
     ]
 )  # fmt: skip
 PLACE = np.dtype([("machine", np.int64), ("gpus", np.int64)])
-SPEED = np.dtype([("profile", np.int64), ("first", np.uint64), ("second", np.uint64), ("speed", np.float64)])
+SPEED = np.dtype(
+    [
+        ("profile", np.int64), ("first", np.uint64), ("second", np.uint64), ("speed", np.float64),
+        # Parts of an iteration in which a job alone sends over machines' cards and racks' uplinks; what it adds to the
+        # load of a card; the part on uplinks that grows with the load of its cards (``_sharing.py``).
+        ("card", np.float64), ("uplink", np.float64), ("load", np.float64), ("both", np.float64),
+    ]
+)  # fmt: skip
 WAITS = np.dtype([("head", np.int64), ("tail", np.int64), ("is_stale", np.bool_), ("leases", np.float64)])
 
 
@@ -101,6 +112,7 @@ class State(NamedTuple):
     thresholds: Array  # float64, of attained service
     gittins: Array  # float64 [2, K], ages and the index from there on
     declined: Array  # DECLINED, what the watched job was offered and did not take
+    loads: Array  # float64 [M + R], of machines' cards and racks' uplinks by jobs that send over them
     loss: Array  # float64 [G + 1, G + 1], of future placements by free GPUs and GPUs taken
 
 

@@ -20,7 +20,7 @@ TIERS = ("machine", "rack", "network")
 """What a placement spans at most, inner to outer."""
 
 _NS_PER_S = 10**9
-_FIELDS = {"name", "tiers", "lease_s", "checkpoint_s_per_gpu", "restart_s_per_gpu"}
+_FIELDS = {"name", "tiers", "lease_s", "checkpoint_s_per_gpu", "restart_s_per_gpu", "shares_links"}
 _TIER_FIELDS = {"name", "count", "link"}
 _LINK_FIELDS = {"gbytes_s", "latency_us", "kind"}
 
@@ -38,6 +38,9 @@ class Cluster:
         How long a job keeps its GPUs before all of them are offered again.
     checkpoint_ns_per_gpu, restart_ns_per_gpu : int
         GPUs of a job that stops come back so much later for each of them; a job that goes on begins so much later.
+    shares_links : bool
+        Jobs that send over one card or uplink at the same time slow each other down; False: S ignores other jobs, as
+        published.
     name : str
 
     Raises
@@ -54,6 +57,7 @@ class Cluster:
     checkpoint_ns_per_gpu: int = _NS_PER_S
     restart_ns_per_gpu: int = 0
     name: str = "cluster"
+    shares_links: bool = False
 
     def __post_init__(self) -> None:
         for field in ("gpus_per_machine", "machines_per_rack", "num_racks", "lease_ns"):
@@ -110,6 +114,7 @@ class Cluster:
             "lease_s": self.lease_ns / _NS_PER_S,
             "checkpoint_s_per_gpu": self.checkpoint_ns_per_gpu / _NS_PER_S,
             "restart_s_per_gpu": self.restart_ns_per_gpu / _NS_PER_S,
+            "shares_links": self.shares_links,
         }
 
 
@@ -117,8 +122,8 @@ def read_cluster(path: Path) -> Cluster:
     """Read a cluster file.
 
     ``{"tiers": [{"name": "machine", "count": 8, "link": {"gbytes_s": 50, "latency_us": 0, "kind": "ring"}}, ...],
-    "lease_s": 3600, "checkpoint_s_per_gpu": 1, "restart_s_per_gpu": 0}`` with the tiers ``machine`` (GPUs in one),
-    ``rack`` (machines in one) and ``network`` (racks).
+    "lease_s": 3600, "checkpoint_s_per_gpu": 1, "restart_s_per_gpu": 0, "shares_links": false}``
+    with the tiers ``machine`` (GPUs in one), ``rack`` (machines in one) and ``network`` (racks).
 
     Raises
     ------
@@ -162,6 +167,7 @@ def _cluster(document: Any, stem: str) -> Cluster:
         checkpoint_ns_per_gpu=_seconds(document, "checkpoint_s_per_gpu", 1.0),
         restart_ns_per_gpu=_seconds(document, "restart_s_per_gpu", 0.0),
         name=str(document.get("name", stem)),
+        shares_links=_flag(document, "shares_links"),
     )
 
 
@@ -191,6 +197,13 @@ def _check(table: Any, known: set[str], where: str) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18  # NaN compares False
+
+
+def _flag(document: Mapping[str, Any], field: str) -> bool:
+    value = document.get(field, False)
+    if not isinstance(value, bool):
+        raise InputError(f"{field} is true or false, not {shown(value)}", where=field)
+    return value
 
 
 def _seconds(document: Mapping[str, Any], field: str, default: float) -> int:

@@ -146,11 +146,11 @@ def honest_notes(run: ClusterRun) -> list[str]:
     single = jobs.gpus == 1
     if single.any() and (~single).any() and run.policy.order == "nw_sens" and not run.policy.aging:
         notes.append("jobs of one GPU lose nothing to communication and are served last under this order")
-    shared = shared_link_share(run)
+    shared = 0.0 if run.cluster.shares_links else shared_link_share(run)
     if shared > 0.01 and communication_ns(run).any():
         notes.append(
             f"{100 * shared:.0f} % of the time on several machines another job sent over the same link; speeds are "
-            "those of a job alone, so too high there"
+            "those of a job alone, so too high there: --shared-links"
         )
     return notes
 

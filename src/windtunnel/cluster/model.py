@@ -19,6 +19,7 @@ from windtunnel.cluster._engine import run_events
 from windtunnel.cluster._state import State
 from windtunnel.cluster.jobs import Jobs
 from windtunnel.cluster.layout import Cluster
+from windtunnel.cluster.links import link_use
 from windtunnel.cluster.policy import Policy
 from windtunnel.cluster.shapes import Shape, canonical, shape_text
 from windtunnel.cluster.speeds import Speeds
@@ -156,7 +157,7 @@ def simulate(
     most = _EVENTS_PER_CALL
 
     def supplied(state: State, code: int) -> State:
-        return supply(state, code, profiles, speeds)
+        return supply(state, code, profiles, speeds, cluster)
 
     asked = Asked(policy, rules, cluster, jobs, supplied)
     while (code := run_events(state, rules, most)) != st.DONE:
@@ -179,9 +180,9 @@ def simulate(
     return run_of(state, cluster, jobs, policy, notes)
 
 
-def supply(state: State, code: int, profiles: NDArray[Any], speeds: Speeds) -> State:
+def supply(state: State, code: int, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
     """The speed, or the room, for want of which the loop returned."""
-    return _with_speed(state, profiles, speeds) if code == st.NEED_SPEED else _grown(state)
+    return _with_speed(state, profiles, speeds, cluster) if code == st.NEED_SPEED else _grown(state)
 
 
 def _checked(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tuple[str, ...]:
@@ -189,6 +190,11 @@ def _checked(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tupl
     lease_ns = policy.lease_ns(cluster)
     if quantum < 0:
         raise InputError(f"a quantum of {quantum} iterations cannot be", fix="give 0 or more")
+    if quantum and cluster.shares_links:
+        raise InputError(
+            "jobs that share links change their speed within a quantum", where=f"a quantum of {quantum} iterations",
+            fix="leave the quantum out, or let links be everybody's own",
+        )  # fmt: skip
     if not policy.has_lease:
         return ()
     most = int(jobs.gpus.max())
@@ -222,6 +228,7 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
     widest = max(cluster.gpus_per_rack, per_machine)
     at = np.zeros(st.NUM_AT, np.int64)
     at[st.OPEN], at[st.MOST_OPEN], at[st.MOST_OPEN_RACK] = cluster.num_gpus, per_machine, cluster.gpus_per_rack
+    at[st.SHARES] = cluster.shares_links
     at[st.RESERVER] = at[st.WATCHED] = at[st.EAGER] = -1
     open_count = np.zeros(per_machine + 1, np.int64)
     open_count[per_machine] = machines
@@ -252,6 +259,7 @@ def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) ->
         thresholds=np.array(policy.thresholds_gpu_s, np.float64),
         gittins=np.array(policy.gittins, np.float64),
         declined=_table(st.DECLINED, 0),
+        loads=np.zeros(machines + cluster.num_racks, np.float64),
         loss=_losses(jobs, per_machine),
     )
     return made, profiles
@@ -274,7 +282,7 @@ def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
     return losses
 
 
-def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds) -> State:
+def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
     """The picked placement's speed, in the table."""
     num, job = int(state.at[st.PICKED]), int(state.at[st.ASKING])
     shape = _picked_shape(state, num)
@@ -286,7 +294,8 @@ def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds) -> State:
     if 2 * int((~np.isnan(state.table["speed"])).sum()) > len(state.table):
         state = _larger_table(state)
     one, two = st.shape_keys(state, num)
-    _put(state, profile, np.uint64(one), np.uint64(two), value)
+    use = link_use(speeds, model, int(batch), shape, cluster.links) if cluster.shares_links else (0.0, 0.0, 0.0, 0.0)
+    _put(state, (profile, np.uint64(one), np.uint64(two), value, *use))
     return state
 
 
@@ -297,15 +306,15 @@ def _picked_shape(state: State, num: int) -> Shape:
     return canonical(racks.values())
 
 
-def _put(state: State, profile: int, one: np.uint64, two: np.uint64, value: float) -> None:
-    row = np.array((profile, one, two, value), st.SPEED)
-    state.table[st.table_slot(state, profile, one, two)] = row
+def _put(state: State, row: tuple[Any, ...]) -> None:
+    profile, one, two = row[0], np.uint64(row[1]), np.uint64(row[2])
+    state.table[st.table_slot(state, profile, one, two)] = np.array(row, st.SPEED)
 
 
 def _larger_table(state: State) -> State:
     larger = state._replace(table=_table(st.SPEED, 2 * len(state.table), speed=np.nan))
-    for profile, one, two, value in state.table[~np.isnan(state.table["speed"])].tolist():
-        _put(larger, profile, np.uint64(one), np.uint64(two), value)
+    for row in state.table[~np.isnan(state.table["speed"])].tolist():
+        _put(larger, row)
     return larger
 
 

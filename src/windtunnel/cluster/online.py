@@ -7,6 +7,8 @@ themselves (``real``).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from windtunnel.cluster import _state as st
@@ -59,7 +61,8 @@ class Online:
         jobs.require_fit(cluster.num_gpus)
         self.cluster, self.jobs, self.policy = cluster, jobs, policy
         self._rules = policy.rules(cluster)
-        self._state, self._profiles = new_state(cluster, jobs, policy)
+        # shared links move ends, which nobody knows here
+        self._state, self._profiles = new_state(replace(cluster, shares_links=False), jobs, policy)
         self._state.jobs["work"] = _UNKNOWN_NS
         self._speeds = speeds
         self._open: dict[int, int] = {}  # segments that were told of and have not ended: their jobs
@@ -99,7 +102,7 @@ class Online:
                 break
             if code not in (st.NEED_SPEED, st.NEED_ROOM):
                 raise InputError("jobs wait on an idle cluster and the policy starts none of them", where=str(now_ns))
-            self._state = supply(self._state, code, self._profiles, self._speeds)
+            self._state = supply(self._state, code, self._profiles, self._speeds, self.cluster)
 
     def run(self) -> ClusterRun:
         """What happened until now."""

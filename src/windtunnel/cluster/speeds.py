@@ -108,6 +108,17 @@ class LayerSpeeds:
         self.profiles, self.links, self.rule, self.overlap = profiles, links, rule, overlap
         self._sums_ns: dict[tuple[str, Shape], NDArray[np.int64]] = {}
 
+    def profile(self, model: str) -> Profile:
+        """Layers of a model.
+
+        Raises
+        ------
+        PriceError
+            No profile has this name; lists those that are there.
+        """
+        found: Profile = _named(self.profiles, model)
+        return found
+
     def speed(self, model: str, batch: int, shape: Shape) -> float:
         """S; compute grows with the batch, gradients do not.
 
@@ -118,7 +129,7 @@ class LayerSpeeds:
         """
         if sum(map(sum, shape)) == 1:
             return 1.0
-        profile: Profile = _named(self.profiles, model)
+        profile = self.profile(model)
         scale = batch / profile.batch if batch else 1.0
         key = profile.name, shape
         if key not in self._sums_ns:

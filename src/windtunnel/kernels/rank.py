@@ -19,7 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.simulate import Timeline, replay_many
 from windtunnel.whatifs.faster import operator_work
 
-__all__ = ["OperatorGain", "by_operator"]
+__all__ = ["OperatorGain", "by_operator", "kernel_for"]
 
 _MOST = 256  # operators by their own time
 # kernels at hand, with which a search can begin
@@ -98,7 +98,7 @@ def by_operator(timeline: Timeline, factor: float = 1.3) -> list[OperatorGain]:
         found.append(
             OperatorGain(
                 names.values[code], count / num, float(own_ns[code]) / num, timeline.makespan_ns / end_ns,
-                min(max(1 - won_ns / saved_ns, 0.0), 1.0) if saved_ns else 0.0, _at_hand(names.values[code]),
+                min(max(1 - won_ns / saved_ns, 0.0), 1.0) if saved_ns else 0.0, kernel_for(names.values[code]),
             )
         )  # fmt: skip
     return sorted(found, key=lambda one: -one.speedup)
@@ -108,5 +108,6 @@ def _faster(duration_ns: np.ndarray, chosen: np.ndarray, factor: float) -> np.nd
     return np.where(chosen, np.rint(duration_ns / factor), duration_ns).astype(np.int64)
 
 
-def _at_hand(operator: str) -> str:
+def kernel_for(operator: str) -> str:
+    """The kernel at hand that computes an operator, or empty."""
     return next((kernel for part, kernel in _AT_HAND.items() if part in operator and "backward" not in operator), "")

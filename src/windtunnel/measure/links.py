@@ -9,27 +9,32 @@ here: what is sent.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import re
-import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from windtunnel.errors import InputError
-from windtunnel.measure.workers import required, run_to_end
+from windtunnel.measure.spaces import (
+    ENVIRONMENT,
+    INTERFACE,
+    address,
+    cable,
+    can_shape,
+    do,
+    is_done,
+    machine,
+    prefix,
+    shape,
+    spaces,
+    switch,
+)
 
 __all__ = [
     "KERNEL",
     "USER_SPACE",
     "Bucket",
     "ShapedLink",
-    "can_shape",
     "receive_bytes",
     "send_bytes",
     "shaped_link",
@@ -38,11 +43,7 @@ __all__ = [
 ]
 
 KERNEL, USER_SPACE = "network namespaces with tc tbf", "token bucket in user space"
-_PREFIX = "windtunnel"
-_NUMBERS = itertools.count()
-_INTERFACE, _UPLINK, _PORT = "eth0", "uplink", 47_113
-_BURST_S, _LEAST_BURST_BYTES = 0.002, 16_000
-_QUEUE_S, _LEAST_QUEUE_BYTES = 0.5, 1 << 20
+_UPLINK, _PORT = "uplink", 47_113
 
 
 class Bucket:
@@ -160,18 +161,11 @@ def shaped_link(
         local = ("127.0.0.1",) * num_ranks
         yield ShapedLink(USER_SPACE, ((),) * num_ranks, local, {}, bandwidth_bytes_per_s, latency_ns)
         return
-    _sweep()
-    which = next(_NUMBERS)  # two jobs may run beside each other
-    names = [f"{_PREFIX}-{os.getpid()}-{which}-{number}" for number in range(num_ranks + 1)]  # the last is the switch
-    try:
+    with spaces(num_ranks + 1) as names:  # the last is the switch
         delay_ns = _built(names, bandwidth_bytes_per_s, latency_ns)
-        prefixes = tuple(("ip", "netns", "exec", name) for name in names[:-1])
-        addresses = tuple(_address(rank) for rank in range(num_ranks))
-        environment = {"GLOO_SOCKET_IFNAME": _INTERFACE, "TP_SOCKET_IFNAME": _INTERFACE}
-        yield ShapedLink(KERNEL, prefixes, addresses, environment, bandwidth_bytes_per_s, delay_ns)
-    finally:
-        for name in names:
-            run_to_end(["ip", "netns", "delete", name])
+        prefixes = tuple(prefix(name) for name in names[:-1])
+        addresses = tuple(address(rank) for rank in range(num_ranks))
+        yield ShapedLink(KERNEL, prefixes, addresses, ENVIRONMENT, bandwidth_bytes_per_s, delay_ns)
 
 
 @contextlib.contextmanager
@@ -198,104 +192,36 @@ def shaped_racks(
         raise InputError(f"no cables join {num_racks} racks of {machines_per_rack} machines at {rates} bytes/s")
     if not can_shape():
         raise InputError("this process may make no network namespaces", fix="run as root with iproute2")
-    _sweep()
-    begin = f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
-    machines = [f"{begin}-{number}" for number in range(num_racks * machines_per_rack)]
-    racks, top = [f"{begin}-rack{rack}" for rack in range(num_racks)], f"{begin}-top"
-    try:
+    num_machines = num_racks * machines_per_rack
+    with spaces(num_machines + num_racks + 1) as names:
+        machines, racks, top = names[:num_machines], names[num_machines:-1], names[-1]
         for name in (*racks, top):
-            _switch(name)
+            switch(name)
         for rack, name in enumerate(racks):
-            _cable(name, _UPLINK, top, f"port{rack}", network_bytes_per_s)
-            _do("ip", "-n", name, "link", "set", _UPLINK, "master", "bridge")
-        for machine, name in enumerate(machines):
-            _namespace(name)
-            _cable(name, _INTERFACE, racks[machine // machines_per_rack], f"port{machine}", rack_bytes_per_s)
-            _do("ip", "-n", name, "address", "add", f"{_address(machine)}/16", "dev", _INTERFACE)
-        prefixes = tuple(("ip", "netns", "exec", name) for name in machines)
-        addresses = tuple(_address(machine) for machine in range(len(machines)))
-        environment = {"GLOO_SOCKET_IFNAME": _INTERFACE, "TP_SOCKET_IFNAME": _INTERFACE}
-        yield ShapedLink(KERNEL, prefixes, addresses, environment, rack_bytes_per_s)
-    finally:
-        for name in (*machines, *racks, top):
-            run_to_end(["ip", "netns", "delete", name])
-
-
-@cache
-def can_shape() -> bool:
-    """Whether this process may make network namespaces and shape links in them."""
-    if not sys.platform.startswith("linux") or not (shutil.which("ip") and shutil.which("tc")):
-        return False
-    name = f"{_PREFIX}-{os.getpid()}-probe"
-    try:
-        return _is_done("ip", "netns", "add", name) and _is_done(
-            "ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", *_tbf(1e6)
-        )
-    finally:
-        run_to_end(["ip", "netns", "delete", name])
+            cable(name, _UPLINK, top, f"port{rack}")
+            do("ip", "-n", name, "link", "set", _UPLINK, "master", "bridge")
+            shape(name, _UPLINK, network_bytes_per_s)
+            shape(top, f"port{rack}", network_bytes_per_s)
+        for number, name in enumerate(machines):
+            rack_name = racks[number // machines_per_rack]
+            machine(name, number, rack_name, f"port{number}")
+            shape(name, INTERFACE, rack_bytes_per_s)
+            shape(rack_name, f"port{number}", rack_bytes_per_s)
+        prefixes = tuple(prefix(name) for name in machines)
+        addresses = tuple(address(number) for number in range(num_machines))
+        yield ShapedLink(KERNEL, prefixes, addresses, ENVIRONMENT, rack_bytes_per_s)
 
 
 def _built(names: list[str], bandwidth_bytes_per_s: float, latency_ns: int) -> int:
-    """Namespaces, a bridge in the last, shaped cables; latency that is left to user space, in ns."""
-    *ranks, switch = names
-    for name in ranks:
-        _namespace(name)
-    _switch(switch)
+    """Machines and a switch, the last, with shaped cables; latency that is left to user space, in ns."""
+    *ranks, middle = names
+    switch(middle)
     is_delayed = bool(latency_ns)
     for rank, name in enumerate(ranks):
-        _cable(name, _INTERFACE, switch, f"port{rank}", bandwidth_bytes_per_s)
-        _do("ip", "-n", name, "address", "add", f"{_address(rank)}/16", "dev", _INTERFACE)
+        machine(name, rank, middle, f"port{rank}")
+        shape(name, INTERFACE, bandwidth_bytes_per_s)
+        shape(middle, f"port{rank}", bandwidth_bytes_per_s)
         if is_delayed:  # once per way: where a rank sends
             netem = ["netem", "delay", f"{latency_ns // 1000}us", "limit", "100000"]
-            is_delayed = _is_done("tc", "-n", name, "qdisc", "add", "dev", _INTERFACE, "parent", "1:", *netem)
+            is_delayed = is_done("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "parent", "1:", *netem)
     return 0 if is_delayed else latency_ns
-
-
-def _namespace(name: str) -> None:
-    _do("ip", "netns", "add", name)
-    _do("ip", "-n", name, "link", "set", "lo", "up")
-
-
-def _switch(name: str) -> None:
-    """A namespace with a bridge."""
-    _namespace(name)
-    _do("ip", "-n", name, "link", "add", "bridge", "type", "bridge")
-    _do("ip", "-n", name, "link", "set", "bridge", "up")
-
-
-def _cable(space: str, device: str, switch: str, port: str, bandwidth_bytes_per_s: float) -> None:
-    """A shaped cable from a namespace to a switch."""
-    _do("ip", "-n", space, "link", "add", device, "type", "veth", "peer", "name", port, "netns", switch)
-    _do("ip", "-n", switch, "link", "set", port, "master", "bridge")
-    for where, end in ((space, device), (switch, port)):
-        _do("ip", "-n", where, "link", "set", end, "up")
-        shape = ["tc", "-n", where, "qdisc", "add", "dev", end]
-        _do(*shape, "root", "handle", "1:", *_tbf(bandwidth_bytes_per_s))
-
-
-def _tbf(bandwidth_bytes_per_s: float) -> list[str]:
-    burst = max(_LEAST_BURST_BYTES, round(_BURST_S * bandwidth_bytes_per_s))
-    queue = max(_LEAST_QUEUE_BYTES, round(_QUEUE_S * bandwidth_bytes_per_s))
-    return ["tbf", "rate", f"{round(8 * bandwidth_bytes_per_s)}bit", "burst", f"{burst}", "limit", f"{queue}"]
-
-
-def _address(rank: int) -> str:
-    return f"10.77.{(rank + 1) // 250}.{(rank + 1) % 250 + 1}"
-
-
-def _sweep() -> None:
-    """Remove what processes left that were killed."""
-    folder = Path("/run/netns")
-    for entry in folder.glob(f"{_PREFIX}-*") if folder.is_dir() else ():
-        found = re.fullmatch(rf"{_PREFIX}-(\d+)-[\w-]+", entry.name)
-        if found and not Path(f"/proc/{found[1]}").exists():
-            run_to_end(["ip", "netns", "delete", entry.name])
-
-
-def _is_done(*command: str) -> bool:
-    done = run_to_end(command)
-    return done is not None and done.code == 0
-
-
-def _do(*command: str) -> None:
-    required(command, "a link cannot be shaped", "is_in_kernel=False")

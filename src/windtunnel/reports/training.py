@@ -40,7 +40,7 @@ def training_page(found: Comparison, path: str | Path, *, overwrite: bool = Fals
         Section("traffic", "Traffic", "Bytes from node to node", _traffic(found)),
         *(
             Section(f"workers-{at}", f"Workers: {one.candidate}", f"What the workers did under {one.candidate}",
-                    _gantt(found.fleet, one.flown or one.predicted))
+                    _gantt(found.fleet, one.flown[0] if one.flown else one.predicted))
             for at, one in enumerate(found.outcomes[:3])
         ),
     ]  # fmt: skip
@@ -56,7 +56,7 @@ def _title(found: Comparison) -> str:
 
 
 def _losses(found: Comparison) -> str:
-    runs = [one.predicted for one in found.outcomes] + [one.flown for one in found.outcomes if one.flown is not None]
+    runs = [run for one in found.outcomes for run in (one.predicted, *one.flown)]
     most_ns = max(run.elapsed_ns for run in runs)
     most = 1.05 * max(run.points[0].loss for run in runs)
     frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - _RIGHT)
@@ -66,18 +66,17 @@ def _losses(found: Comparison) -> str:
     body.append(f'<path d="M{_LEFT},{y:.1f}H{frame.right}" stroke="#8a9099" stroke-dasharray="2 4"/>')
     for at, one in enumerate(found.outcomes):
         color = _COLORS[at % len(_COLORS)]
-        for run, width, dash in ((one.predicted, 1.6, "5 3"), (one.flown, 2.6, "")):
-            if run is not None:
-                line = " ".join(
-                    f"{frame.x(point.time_ns / most_ns):.1f},{frame.y(min(point.loss, most) / most):.1f}"
-                    for point in run.points
-                )
-                body.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}" '
-                            f'stroke-dasharray="{dash}"><title>{escape(run.strategy)}</title></polyline>')  # fmt: skip
+        for run, width, dash in ((one.predicted, 1.6, "5 3"), *((run, 2.6, "") for run in one.flown)):
+            line = " ".join(
+                f"{frame.x(point.time_ns / most_ns):.1f},{frame.y(min(point.loss, most) / most):.1f}"
+                for point in run.points
+            )
+            body.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}" '
+                        f'stroke-dasharray="{dash}"><title>{escape(run.strategy)}</title></polyline>')  # fmt: skip
         key = _TOP + 16 * at
         body.append(f'<rect x="{frame.right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{color}"/>')
         body.append(words(frame.right + 30, key + 9, str(one.candidate), "start"))
-    note = "<p>Dashed: in virtual time. Solid: really run.</p>"
+    note = f"<p>Dashed: in virtual time. Solid: really run (links: {escape(found.links)}).</p>"
     return drawing(_HEIGHT, body, "loss over time") + note
 
 
@@ -86,7 +85,7 @@ def _table(found: Comparison) -> str:
         (
             str(one.candidate),
             _time(one.predicted_ns),
-            _time(one.flown_ns) if one.flown is not None else "",
+            _time(one.median_ns) if one.flown else "",
             _error(one),
             f"{one.predicted.points[-1].loss:.3f}",
             f"{one.predicted.points[-1].accuracy:.3f}",
@@ -103,9 +102,9 @@ def _time(time_ns: float | None) -> str:
 
 
 def _error(one: Outcome) -> str:
-    if one.predicted_ns is None or one.flown_ns is None:
+    if one.predicted_ns is None or one.median_ns is None:
         return ""
-    return format_ratio(one.predicted_ns / one.flown_ns - 1)
+    return format_ratio(one.predicted_ns / one.median_ns - 1)
 
 
 def _waits(found: Comparison) -> str:
@@ -113,8 +112,7 @@ def _waits(found: Comparison) -> str:
     rows = [
         (f"{one.candidate}{how}", *(format_ratio(share) for share in run.wait_shares()))
         for one in found.outcomes
-        for run, how in ((one.predicted, ""), (one.flown, ", really run"))
-        if run is not None
+        for run, how in ((one.predicted, ""), *((run, ", really run") for run in one.flown))
     ]
     return render_table(("strategy", *names), rows, numbers=tuple(range(1, len(names) + 1)))
 

@@ -16,7 +16,7 @@ from windtunnel.cluster.real.slots import real_slots
 from windtunnel.cluster.speeds import FreeCommunication
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
-from windtunnel.measure.links import can_shape
+from windtunnel.measure.spaces import can_shape
 
 FREE = FreeCommunication()
 WIRES = (Link("machine", 1e9, latency_ns=0), Link("rack", 50e6, latency_ns=0), Link("network", 10e6, latency_ns=0))

@@ -28,7 +28,8 @@ from windtunnel.measure.disks import (  # noqa: E402
     resident_share,
     throttled_disk,
 )
-from windtunnel.measure.links import Bucket, can_shape  # noqa: E402
+from windtunnel.measure.links import Bucket  # noqa: E402
+from windtunnel.measure.spaces import can_shape  # noqa: E402
 
 two_cores = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
 shapes_links = pytest.mark.skipif(not can_shape(), reason="needs network namespaces")

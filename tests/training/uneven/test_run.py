@@ -131,13 +131,17 @@ def test_compare_ranks_by_time_and_keeps_receipts(tmp_path):
     job, fleet = _job(tmp_path), _slow(tmp_path, [1.0, 0.25])
     goal = Goal(2 * 10**9, every_ns=2 * 10**8)
     candidates = [Candidate("bsp"), Candidate("asp"), Candidate("local-sgd", {"tau": 4})]
-    found = compare(job, fleet, candidates, goal, num_flown=1)
+    found = compare(job, fleet, candidates, goal, num_flown=1, num_rounds=2)
     times = [one.predicted_ns for one in found.outcomes]
 
     assert times == sorted(times)
-    assert found.of_baseline.flown is not None
-    assert found.outcomes[0].flown is not None
+    assert len(found.of_baseline.flown) == len(found.outcomes[0].flown) == 2
+    assert sum(bool(one.flown) for one in found.outcomes) <= 2
     receipts = receipts_of_comparison(found)
+    best = next(one for one in receipts if one.parameters["strategy"] == str(found.outcomes[0].candidate))
+    both_ns = found.outcomes[0].flown_ns
+    assert (2, min(both_ns), max(both_ns)) == (best.num_rounds, best.changed.low, best.changed.high)
+    assert not any("once" in note for note in best.notes)
     assert all(one.predicted >= 1 for one in receipts if one.parameters["strategy"] == str(found.outcomes[0].candidate))
 
 

@@ -50,6 +50,7 @@ class NodeOrders:
     seed: int
     duration_ns: int
     every_ns: int
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass
@@ -98,7 +99,7 @@ class _RealNode:
         self._samples = Samples(part, orders.seed, rank)
         policy = registry.get("strategy", orders.strategy).function(**orders.numbers)
         self._end = Endpoint(self._flat.node(rank, num, len(part)), policy, over_server=self._fleet.has_server)
-        self._post = Post(rank, self._fleet, self._deliver, self._gone)
+        self._post = Post(rank, self._fleet, self._deliver, self._gone, orders.addresses)
         self._report = NodeReport(serves=self._end.serves)
         self._lock = threading.RLock()  # the strategy's state
         self._ordered = threading.Condition(self._lock)

@@ -3,12 +3,14 @@
 In: sends of one node, in order; a fleet. Out: the same at the other node, not before a link of that rate and latency
 would have brought them. Each wire that a node sends over has a thread with a bucket of tokens; messages to several
 nodes over one wire take turns by chunks. What comes in over a card waits for the card's own bucket, from its first byte
-on, so that a message is not held up twice. Not here: what is sent.
+on, so that a message is not held up twice. Where the kernel shapes the wires, each message is followed by as many bytes
+as it has over a plain socket instead, and is there when the last of them is. Not here: what is sent.
 """
 
 from __future__ import annotations
 
 import pickle
+import queue
 import threading
 import time
 from collections import deque
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.policy import Message, Send
+from windtunnel.training.uneven.sockets import Sockets
 
 __all__ = ["Post"]
 
@@ -97,6 +100,32 @@ class _Wire:
             self._post.transmit(parcel, due_ns)
 
 
+class _Line:
+    """A way to one node that the kernel shapes; its thread sends one message after the other."""
+
+    def __init__(self, post: Post, sockets: Sockets, target: int) -> None:
+        self._post, self._sockets, self._target = post, sockets, target
+        self._waiting: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
+        self._is_open = True
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def put(self, parcel: _Parcel) -> None:
+        self._waiting.put(parcel)
+
+    def close(self) -> None:
+        self._is_open = False
+        self._waiting.put(None)
+        self.thread.join()
+
+    def _work(self) -> None:
+        while (parcel := self._waiting.get()) is not None and self._is_open:
+            parcel.begun_ns = self._post.now_ns()
+            self._post.transmit(parcel, parcel.begun_ns)
+            if not self._sockets.send(self._target, parcel.send.size_bytes):
+                return
+
+
 class Post:
     """The lines of one node to all others.
 
@@ -109,18 +138,21 @@ class Post:
         that time.
     gone : callable
         Of a node that no longer answers, once; called from any thread.
+    addresses : tuple of str
+        Of all nodes, where the kernel shapes the wires between them.
     """
 
     def __init__(
-        self, rank: int, fleet: Fleet, deliver: Callable[[Message, int], None], gone: Callable[[int], None]
-    ) -> None:
+        self, rank: int, fleet: Fleet, deliver: Callable[[Message, int], None], gone: Callable[[int], None],
+        addresses: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.fleet, self.zero_ns = fleet, 0
         self._rank, self._deliver, self._tell_gone = rank, deliver, gone
         self._lost: set[int] = set()
-        self._wires = {
-            number: _Wire(self, number)
-            for number in sorted({route[0] for (source, _), route in fleet.routes.items() if source == rank})
-        }
+        self._targets = {target: route for (source, target), route in sorted(fleet.routes.items()) if source == rank}
+        sources = [source for source, target in sorted(fleet.routes) if target == rank]
+        self._sockets = Sockets(rank, addresses, sources, self._targets, self.now_ns) if addresses else None
+        self._lines: dict[int, _Wire | _Line] = {}  # by target
         self._cards: dict[int, Bucket] = {}
         self._card_lock = threading.Lock()
         self._send_lock = threading.Lock()
@@ -131,6 +163,16 @@ class Post:
     def start(self, zero_ns: int) -> None:
         """Listen; ``zero_ns`` is the moment of the monotonic clock from which this run counts."""
         self.zero_ns = zero_ns
+        wires: dict[int, _Wire] = {}
+        for target, route in self._targets.items():
+            if self._sockets is not None:
+                self._lines[target] = _Line(self, self._sockets, target)
+            else:
+                if route[0] not in wires:
+                    wires[route[0]] = _Wire(self, route[0])
+                self._lines[target] = wires[route[0]]
+        if self._sockets is not None:
+            self._sockets.start()
         for one in self._receivers:
             one.start()
 
@@ -146,13 +188,15 @@ class Post:
         InputError
             There is no way to it.
         """
-        number = self.fleet.route(self._rank, send.target)[0]
-        self._wires[number].put(_Parcel(send.target, send, float(send.size_bytes)))
+        self.fleet.route(self._rank, send.target)
+        self._lines[send.target].put(_Parcel(send.target, send, float(send.size_bytes)))
 
     def close(self) -> None:
         """Drop what has not left, and wait until the others have done the same."""
-        for wire in self._wires.values():
-            wire.close()
+        if self._sockets is not None:
+            self._sockets.close()
+        for line in set(self._lines.values()):
+            line.close()
         for one in self._others:
             self._put(one, _BYE)
         for thread in self._receivers:
@@ -193,9 +237,14 @@ class Post:
             if what == _BYE:
                 return
             tag, values, size_bytes, about, begun_ns, left_ns = what
-            arrived_ns = left_ns
-            for card in route[1:]:
-                arrived_ns = max(arrived_ns, self._through_card(card, size_bytes, begun_ns))
+            if self._sockets is None:
+                arrived_ns = left_ns
+                for card in route[1:]:
+                    arrived_ns = max(arrived_ns, self._through_card(card, size_bytes, begun_ns))
+            elif (came_ns := self._sockets.arrival_ns(source)) is not None:
+                arrived_ns = came_ns
+            else:
+                continue  # it was cut off; what comes next says why
             message = Message(source, tag, values, size_bytes, about, begun_ns)
             self._deliver(message, arrived_ns + latency_ns)
 

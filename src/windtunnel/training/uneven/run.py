@@ -1,13 +1,16 @@
 """Training by real processes of this host, throttled to a fleet's speeds and links (room training; the real thing).
 
-In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. What nodes looked like every now
-and then is judged after the run, so that judging takes no time from it. Not here: the processes (``_node``).
+In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. Links are buckets of tokens in
+user space, or are shaped by the kernel. What nodes looked like every now and then is judged after the run, so that
+judging takes no time from it. Not here: the processes (``_node``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from windtunnel import registry
 from windtunnel.errors import FlightError
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.rounds import elapsed_ns, quiet
+from windtunnel.measure.wires import ShapedWires, shaped_wires
 from windtunnel.measure.workers import Workers
 from windtunnel.training.uneven._node import NodeOrders, NodeReport
 from windtunnel.training.uneven.endpoint import check_policy, goes_on
@@ -42,6 +46,7 @@ def train_really(
     goal: Goal,
     *,
     seed: int = 0,
+    is_in_kernel: bool = False,
     heard: Callable[[str], None] | None = None,
 ) -> Run:
     """Train for ``goal.duration_ns`` with one process per node; the goal's loss does not end it.
@@ -52,11 +57,13 @@ def train_really(
         As ``train_job`` reads it.
     numbers : mapping
         Parameters of the strategy.
+    is_in_kernel : bool
+        Each node has a network namespace of its own, and the kernel shapes its wires, headers of packets counted.
 
     Raises
     ------
     InputError
-        The fleet lacks a server or a route.
+        The fleet lacks a server or a route, or the kernel cannot shape its wires here.
     FlightError
         This host is too small for the fleet's steps, a process died, nodes begin with other weights, or a gradient is
         no number.
@@ -65,24 +72,64 @@ def train_really(
     check_policy(strategy, policy, fleet)
     made = train_job(job)
     check_room(made, fleet)
-    orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns)
     cores = allowed_cores()
     mine = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
     patience_s = goal.duration_ns / 1e9 + _PATIENCE_S
-    with Workers(
-        "windtunnel.training.uneven._node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
-        environment={"OMP_NUM_THREADS": "1"}, patience_s=patience_s,
-    ) as workers:  # fmt: skip
-        _check_equal(fleet, [workers.receive(rank) for rank in range(fleet.num_nodes)])
-        if heard is not None:
-            heard(f"{fleet.num_nodes} processes train for {goal.duration_ns / 1e9:.0f} s")
-        zero_ns = time.monotonic_ns() + _HEADROOM_NS
-        for rank in range(fleet.num_nodes):
-            workers.send(zero_ns, rank)
-        may_die = range(fleet.num_workers) if goes_on(policy, fleet) else ()
-        reports: list[NodeReport] = [one or NodeReport() for one in workers.gather(may_die=may_die)]
+    with _wired(fleet, is_in_kernel=is_in_kernel) as wires:
+        orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns, wires.addresses)
+        with Workers(
+            "windtunnel.training.uneven._node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
+            environment={"OMP_NUM_THREADS": "1", **wires.environment}, patience_s=patience_s, prefixes=wires.prefixes,
+        ) as workers:  # fmt: skip
+            _check_equal(fleet, [workers.receive(rank) for rank in range(fleet.num_nodes)])
+            if heard is not None:
+                heard(f"{fleet.num_nodes} processes train for {goal.duration_ns / 1e9:.0f} s")
+            zero_ns = time.monotonic_ns() + _HEADROOM_NS
+            for rank in range(fleet.num_nodes):
+                workers.send(zero_ns, rank)
+            may_die = range(fleet.num_workers) if goes_on(policy, fleet) else ()
+            with _changing(fleet, wires, zero_ns):
+                reports: list[NodeReport] = [one or NodeReport() for one in workers.gather(may_die=may_die)]
     _check_late(fleet, reports)
     return _run(made, fleet, strategy, reports, goal, seed)
+
+
+@contextlib.contextmanager
+def _wired(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
+    """Wires that the kernel shapes; or none, and messages wait in user space."""
+    if not is_in_kernel:
+        yield ShapedWires((), (), {}, {})
+        return
+    rates = [wire.bytes_per_s.at(0) for wire in fleet.wires]
+    with shaped_wires(fleet.num_nodes, fleet.routes, rates) as wires:
+        yield wires
+
+
+@contextlib.contextmanager
+def _changing(fleet: Fleet, wires: ShapedWires, zero_ns: int) -> Iterator[None]:
+    """Change the rates of shaped wires when their traces do, beside the run."""
+    changes = sorted(
+        (at_ns, number, rate)
+        for number in wires.ends
+        for at_ns, rate in zip(
+            fleet.wires[number].bytes_per_s.times_ns[1:], fleet.wires[number].bytes_per_s.values[1:], strict=True
+        )
+    )
+    is_over = threading.Event()
+
+    def work() -> None:
+        for at_ns, number, rate in changes:
+            if is_over.wait(max(zero_ns + at_ns - time.monotonic_ns(), 0) / 1e9):
+                return
+            wires.set_rate(number, rate)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def check_room(job: TrainJob, fleet: Fleet) -> None:

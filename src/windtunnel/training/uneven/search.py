@@ -7,12 +7,14 @@ best. Not here: how a run is done (``model``, ``run``).
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.measure.links import KERNEL, USER_SPACE
 from windtunnel.progress import Progress
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Run
@@ -48,15 +50,23 @@ class Outcome:
         In virtual time.
     predicted_ns : float or None
         To the target; None if it was not reached.
-    flown : Run, optional
-    flown_ns : float or None
+    flown : tuple of Run
+        Real runs, one a round.
+    flown_ns : tuple of float or None
+        Of each of them, to the target; None if it was not reached.
     """
 
     candidate: Candidate
     predicted: Run
     predicted_ns: float | None
-    flown: Run | None = None
-    flown_ns: float | None = None
+    flown: tuple[Run, ...] = ()
+    flown_ns: tuple[float | None, ...] = ()
+
+    @property
+    def median_ns(self) -> float | None:
+        """Median of real times to the target; None if a run did not reach it, or there was none."""
+        reached = [one for one in self.flown_ns if one is not None]
+        return statistics.median(reached) if reached and len(reached) == len(self.flown_ns) else None
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,8 @@ class Comparison:
     baseline : Candidate
         The first that was named; times are compared with its.
     target_loss : float
+    links : str
+        What shaped the links of real runs.
     """
 
     job: str
@@ -75,6 +87,7 @@ class Comparison:
     baseline: Candidate
     target_loss: float
     outcomes: tuple[Outcome, ...]
+    links: str = USER_SPACE
 
     @property
     def of_baseline(self) -> Outcome:
@@ -89,6 +102,8 @@ def compare(
     goal: Goal,
     *,
     num_flown: int = 0,
+    num_rounds: int = 1,
+    is_in_kernel: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -103,6 +118,10 @@ def compare(
         Without a loss, the target is what the first strategy comes to in the end.
     num_flown : int
         So many of the best are really run, the first that was named besides; 0 for none.
+    num_rounds : int
+        How often each of them is run, in turns.
+    is_in_kernel : bool
+        The kernel shapes the links of real runs, see ``train_really``.
     progress : callable, optional
         Of what is done, how much of it, and how much there is.
 
@@ -132,8 +151,13 @@ def compare(
     outcomes = [Outcome(one, run, run.time_to(loss=goal.loss)) for one, run in runs]
     outcomes.sort(key=_rank)
     chosen = {at for at, one in enumerate(outcomes) if at < num_flown or (num_flown and one.candidate == candidates[0])}
-    flown = [_flown(job, fleet, one, goal, seed, progress) if at in chosen else one for at, one in enumerate(outcomes)]
-    return Comparison(made.name, fleet, candidates[0], goal.loss, tuple(flown))
+    for number in range(num_rounds):
+        for at in sorted(chosen):
+            if progress is not None:
+                progress(f"{outcomes[at].candidate} really, round {number + 1}", at, total)
+            outcomes[at] = _flown(job, fleet, outcomes[at], goal, seed, is_in_kernel=is_in_kernel)
+    links = KERNEL if is_in_kernel else USER_SPACE
+    return Comparison(made.name, fleet, candidates[0], goal.loss, tuple(outcomes), links)
 
 
 def _rank(outcome: Outcome) -> tuple[float, float]:
@@ -141,20 +165,13 @@ def _rank(outcome: Outcome) -> tuple[float, float]:
     return time_ns, outcome.predicted.points[-1].loss
 
 
-def _flown(
-    job: str,
-    fleet: Fleet,
-    outcome: Outcome,
-    goal: Goal,
-    seed: int,
-    progress: Progress | None,
-) -> Outcome:
-    """The same with a real run, a quarter longer than it is said to take."""
+def _flown(job: str, fleet: Fleet, outcome: Outcome, goal: Goal, seed: int, *, is_in_kernel: bool) -> Outcome:
+    """The same with one real run more, a quarter longer than it is said to take."""
     wanted_ns = goal.duration_ns if outcome.predicted_ns is None else round(_SLACK * outcome.predicted_ns)
     duration_ns = max(1, -(-wanted_ns // goal.every_ns)) * goal.every_ns
-    if progress is not None:
-        progress(f"{outcome.candidate} for {duration_ns / 1e9:.0f} s", 0, 1)
     one = outcome.candidate
-    run = train_really(job, fleet, one.name, one.numbers, replace(goal, duration_ns=duration_ns), seed=seed)
+    longer = replace(goal, duration_ns=duration_ns)
+    run = train_really(job, fleet, one.name, one.numbers, longer, seed=seed, is_in_kernel=is_in_kernel)
     assert goal.loss is not None
-    return replace(outcome, flown=run, flown_ns=run.time_to(loss=goal.loss))
+    times_ns = (*outcome.flown_ns, run.time_to(loss=goal.loss))
+    return replace(outcome, flown=(*outcome.flown, run), flown_ns=times_ns)

@@ -1,0 +1,108 @@
+"""Winners of searches as variants of a captured step's operators (room kernels).
+
+In: a graph, what searches came to. Out: the graph with the operators that those kernels compute as much faster as was
+measured, each task with its evidence; what the step gains by each alone, with the interval of the measurement. Not
+here: searching, and measuring.
+
+The step's own operator is taken to be what the search began with: how much faster a kernel became is what was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph
+from windtunnel.kernels.rank import kernel_for
+from windtunnel.measure.stats import Estimate
+from windtunnel.simulate import replay, replay_many
+from windtunnel.whatifs.faster import faster_operator, operator_work
+
+__all__ = ["Placed", "place_winners"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One winner in a step.
+
+    Attributes
+    ----------
+    kernel : str
+    operator : str
+    measured : Estimate
+        Of the kernel: the original's time over that of the winner.
+    label : str
+        What its edits rest on.
+    step : Estimate
+        Of the iteration, by this winner alone.
+    """
+
+    kernel: str
+    operator: str
+    measured: Estimate
+    label: str
+    step: Estimate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def place_winners(graph: Graph, winners: Sequence[Mapping[str, Any]], operator: str = "") -> tuple[Graph, list[Placed]]:
+    """Put winners where they are computed, the one by which the step gains the most first.
+
+    Parameters
+    ----------
+    graph : Graph
+        A captured step.
+    winners : sequence of mapping
+        What ``kernels.evolving.read_result`` gives.
+    operator : str
+        Of the one winner that there is; by default those that its kernel is known to compute.
+
+    Raises
+    ------
+    InputError
+        Two winners for one operator, an operator for several winners, or the step has none of it.
+    NotApplicableError
+        A search found nothing, it is not known which operator its kernel computes, or the graph knows no operators.
+    """
+    if operator and len(winners) != 1:
+        raise InputError("one operator is one kernel's", where="--operator", fix="place one search, or leave it out")
+    baseline, changed, placed = replay(graph), graph, []
+    for winner in winners:
+        kernel, edits = str(winner["kernel"]), winner["edits"]
+        if not edits:
+            raise NotApplicableError(
+                f"the search for {kernel} found nothing that is surely faster", fix="leave it out, or search longer"
+            )
+        found = operator or _operator_of(graph, kernel)
+        if found in (one.operator for one in placed):
+            raise InputError(f"two kernels compute {found}", where=kernel, fix="place one of them")
+        measured = Estimate(*(float(winner[name]) for name in ("speedup", "speedup_low", "speedup_high")))
+        factors = (measured.value, measured.low, measured.high)
+        tries = [faster_operator(graph, re.escape(found), factor).duration_ns for factor in factors]
+        ends_ns = replay_many(graph, np.stack(tries), like=baseline).makespan_ns
+        gains = [baseline.makespan_ns / int(end_ns) for end_ns in ends_ns]
+        placed.append(Placed(kernel, found, measured, str(winner["label"]), Estimate(*gains)))
+    for one in placed:
+        low, high = one.measured.low, one.measured.high
+        evidence = f"evolved {one.kernel}, measured {one.measured.value:.3f}x ({low:.3f}-{high:.3f}), {one.label}"
+        changed = faster_operator(changed, re.escape(one.operator), one.measured.value, evidence)
+    return changed, sorted(placed, key=lambda one: -one.step.value)
+
+
+def _operator_of(graph: Graph, kernel: str) -> str:
+    """The operator of a step that a kernel of ours computes, the longest of several."""
+    names, _, own_ns = operator_work(graph)
+    known = [code for code, name in enumerate(names.values) if own_ns[code] > 0 and kernel_for(name) == kernel]
+    if not known:
+        raise NotApplicableError(
+            f"it is not known which operator of this step {kernel} computes", fix="name it with --operator"
+        )
+    return str(names.values[max(known, key=lambda code: own_ns[code])])

@@ -1,0 +1,119 @@
+"""Wires of unequal rates between processes of one host, shaped by its kernel (room measure).
+
+In: which wires lie on the way between any two nodes, and their rates. Out: how each node is started, and a way to
+change a rate while they run. A node sends over its first wire, and hears over the last one, so that a class of the
+kernel's token buckets holds each: of the node's own interface or of its port at the switch. Only what goes to one port
+is shaped; what processes need besides goes as fast as the host. Not here: what is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError
+from windtunnel.measure.spaces import (
+    ENVIRONMENT,
+    INTERFACE,
+    address,
+    burst_bytes,
+    can_shape,
+    do,
+    machine,
+    prefix,
+    spaces,
+    switch,
+)
+
+__all__ = ["WIRE_PORT", "ShapedWires", "shaped_wires"]
+
+WIRE_PORT = 47_114
+_MIN_RATE_BYTES_PER_S = 1.0
+
+
+@dataclass(frozen=True)
+class ShapedWires:
+    """How nodes are started on their wires.
+
+    Attributes
+    ----------
+    prefixes : tuple of str tuples
+        What comes before the command of each node (``Workers(prefixes=...)``).
+    addresses : tuple of str
+        Of each node; what comes to its ``WIRE_PORT`` is shaped.
+    environment : dict
+        What gloo needs to find the others.
+    ends : mapping of a wire's number to (namespace, device)
+        Where its rate is kept, of wires that some way leads over.
+    """
+
+    prefixes: tuple[tuple[str, ...], ...]
+    addresses: tuple[str, ...]
+    environment: Mapping[str, str]
+    ends: Mapping[int, tuple[str, str]]
+
+    def set_rate(self, wire: int, bandwidth_bytes_per_s: float) -> None:
+        """Let a wire be as fast as this from now on, headers of packets counted."""
+        _hold("change", *self.ends[wire], wire, bandwidth_bytes_per_s)
+
+
+@contextlib.contextmanager
+def shaped_wires(
+    num_nodes: int, routes: Mapping[tuple[int, int], tuple[int, ...]], rates_bytes_per_s: Sequence[float]
+) -> Iterator[ShapedWires]:
+    """Join nodes by a switch, each wire with its own rate.
+
+    Parameters
+    ----------
+    num_nodes : int
+    routes : mapping of (source, target) to numbers of wires
+        One, which the source sends over, or two, the second of which the target hears over.
+    rates_bytes_per_s : sequence of float
+
+    Raises
+    ------
+    InputError
+        A rate means nothing, a way has more wires, or this process may make no namespaces.
+    """
+    if not can_shape():
+        raise InputError(
+            "this process may make no network namespaces", fix="run as root with iproute2, or leave it out"
+        )
+    if not all(_MIN_RATE_BYTES_PER_S <= rate < float("inf") for rate in rates_bytes_per_s):
+        raise InputError("the kernel shapes wires of at least a byte per second", fix="give each such a rate")
+    if any(len(route) > 2 for route in routes.values()):
+        raise InputError("a way over three wires cannot be shaped here", fix="let it be a wire out and a wire in")
+    with spaces(num_nodes + 1) as names:
+        *nodes, middle = names
+        switch(middle)
+        for node, name in enumerate(nodes):
+            machine(name, node, middle, f"port{node}")
+            for space, device in ((name, INTERFACE), (middle, f"port{node}")):
+                do("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb")
+        ends: dict[int, tuple[str, str]] = {}
+        for (source, target), route in sorted(routes.items()):
+            outward, inward = (nodes[source], INTERFACE, "dst", target), (middle, f"port{target}", "src", source)
+            for wire, (space, device, way, other) in zip(route, (outward, inward), strict=False):
+                if wire not in ends:
+                    ends[wire] = space, device
+                    _hold("add", space, device, wire, rates_bytes_per_s[wire])
+                if ends[wire] != (space, device):
+                    raise InputError(f"wire {wire} has two ends", fix="give each node wires of its own")
+                _lead(space, device, wire, way, address(other))
+        yield ShapedWires(tuple(map(prefix, nodes)), tuple(map(address, range(num_nodes))), ENVIRONMENT, ends)
+
+
+def _hold(verb: str, space: str, device: str, wire: int, bandwidth_bytes_per_s: float) -> None:
+    """Make or change the bucket of a wire."""
+    burst = f"{burst_bytes(bandwidth_bytes_per_s)}"
+    rate = f"{round(8 * bandwidth_bytes_per_s)}bit"
+    do("tc", "-n", space, "class", verb, "dev", device, "parent", "1:", "classid", f"1:{wire + 1:x}", "htb",
+       "rate", rate, "burst", burst, "cburst", burst, "quantum", "1514")  # fmt: skip
+
+
+def _lead(space: str, device: str, wire: int, way: str, other: str) -> None:
+    """Lead what goes to a port, to or from a node, over a wire."""
+    match = ["match", "ip", way, f"{other}/32", "match", "ip", "dport", str(WIRE_PORT), "0xffff"]
+    do("tc", "-n", space, "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "prio", "1", "u32",
+       *match, "flowid", f"1:{wire + 1:x}")  # fmt: skip

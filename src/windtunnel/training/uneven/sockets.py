@@ -1,0 +1,124 @@
+"""Plain sockets between real nodes, whose bytes the kernel's shaped wires carry (room training).
+
+In: the addresses of all nodes, who sends to whom. Out: as many bytes as each message is said to have, really sent, and
+when the last of them came. What a message says goes beside it, over gloo, so that neither its form in memory nor its
+packing changes how long it takes. Not here: what is said (``post``), the wires (``measure.wires``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+
+from windtunnel.measure.wires import WIRE_PORT
+
+__all__ = ["Sockets"]
+
+_CHUNK = memoryview(bytes(64 << 10))
+_PATIENCE_S = 60.0
+_NUMBER = struct.Struct("<q")
+
+
+class Sockets:
+    """The sockets of one node.
+
+    Parameters
+    ----------
+    rank : int
+    addresses : sequence of str
+        Of all nodes.
+    sources, targets : iterable of int
+        Who sends to this node, and whom it sends to.
+    now_ns : callable
+    """
+
+    def __init__(
+        self, rank: int, addresses: tuple[str, ...], sources: Iterable[int], targets: Iterable[int],
+        now_ns: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._rank, self._addresses, self._now_ns = rank, addresses, now_ns
+        self._arrivals: dict[int, queue.SimpleQueue[int | None]] = {one: queue.SimpleQueue() for one in sources}
+        self._targets = tuple(targets)
+        self._out: dict[int, socket.socket] = {}
+        self._in: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._server = socket.create_server((addresses[rank], WIRE_PORT), backlog=len(addresses))
+        self._server.settimeout(_PATIENCE_S)
+
+    def start(self) -> None:
+        """Join all others, which listen by now."""
+        for target in self._targets:
+            line = socket.create_connection((self._addresses[target], WIRE_PORT))
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.sendall(_NUMBER.pack(self._rank))
+            self._out[target] = line
+        for _ in self._arrivals:
+            line, _ = self._server.accept()
+            line.settimeout(None)
+            self._in.append(line)
+            self._threads.append(threading.Thread(target=self._listen, args=(line,), daemon=True))
+            self._threads[-1].start()
+        self._server.close()
+
+    def send(self, target: int, size_bytes: int) -> bool:
+        """Send so many bytes; False if the other or this node has closed its end."""
+        line = self._out[target]
+        try:
+            line.sendall(_NUMBER.pack(size_bytes))
+            for begin in range(0, size_bytes, len(_CHUNK)):
+                line.sendall(_CHUNK[: min(len(_CHUNK), size_bytes - begin)])
+        except OSError:
+            return False
+        return True
+
+    def arrival_ns(self, source: int) -> int | None:
+        """When the last byte of the next message from a node came; None if it never will."""
+        return self._arrivals[source].get()
+
+    def close(self) -> None:
+        """Send and hear no more."""
+        for line in (*self._out.values(), *self._in):
+            with contextlib.suppress(OSError):  # the other end was quicker
+                line.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for line in (*self._out.values(), *self._in):
+            line.close()
+
+    def _listen(self, line: socket.socket) -> None:
+        source = _read_number(line)
+        if source is None:
+            return
+        arrivals = self._arrivals[source]
+        while (size_bytes := _read_number(line)) is not None and _drain(line, size_bytes):
+            arrivals.put(self._now_ns())
+        arrivals.put(None)
+
+
+def _read_number(line: socket.socket) -> int | None:
+    found = b""
+    while len(found) < _NUMBER.size:
+        try:
+            more = line.recv(_NUMBER.size - len(found))
+        except OSError:
+            return None
+        if not more:
+            return None
+        found += more
+    return int(_NUMBER.unpack(found)[0])
+
+
+def _drain(line: socket.socket, size_bytes: int) -> bool:
+    while size_bytes:
+        try:
+            got = len(line.recv(min(size_bytes, 1 << 20)))
+        except OSError:
+            return False
+        if not got:
+            return False
+        size_bytes -= got
+    return True
