@@ -308,3 +308,21 @@ def test_a_decision_may_be_guessed(tmp_path):
 def test_ranks_that_no_job_has_are_refused(tmp_path, options):
     with pytest.raises(InputError):
         traced(tmp_path, SHARDED, **options)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 10, 17])
+@pytest.mark.parametrize("num", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_of_a_sharded_weight_are_those_of_torch(size, num, dim):
+    """Made one by one, as thousands of ranks have thousands of them."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
+
+    from windtunnel.sources.dry._job import _Chunks
+
+    tensor = torch.arange(float(size * 17)).view((size, 17) if dim == 0 else (17, size))
+    parts = _Chunks(tensor, num, dim)
+
+    assert len(parts) == num
+    for own, torchs in zip(parts, _chunk_with_empty(tensor, num, dim), strict=True):
+        assert own.shape == torchs.shape
+        assert torch.equal(own, torchs)

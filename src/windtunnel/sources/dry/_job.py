@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.pipelining import stage as stage_module
 from torch.distributed.pipelining.stage import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
@@ -139,7 +140,28 @@ def _functions(rank: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[...
         # draws again and again until no value lies outside
         torch.nn.init._no_grad_trunc_normal_: lambda tensor, mean, std, *_, **__: tensor.normal_(mean, std),
         dist.init_device_mesh: _on_real_numbers(dist.init_device_mesh),
+        _fsdp_common._chunk_with_empty: lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim),
     }
+
+
+class _Chunks(Sequence[torch.Tensor]):
+    """Equal parts of a tensor, empty ones behind, made when they are asked for: a rank looks at two of thousands."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._num_chunks, self._dim = tensor, num_chunks, dim
+
+    def __len__(self) -> int:
+        return self._num_chunks
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < self._num_chunks:
+            raise IndexError(place)
+        size = self._tensor.size(self._dim)
+        length = -(-size // self._num_chunks)
+        first = place * length
+        if first >= size and place:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, first, min(length, size - first))
 
 
 def _methods() -> dict[Any, dict[str, Any]]:
