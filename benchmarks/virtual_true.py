@@ -2,7 +2,8 @@
 
 For each cluster and strategy both runs start from the same weights and see the same samples. The loss is the one that
 the slowest strategy of the cluster comes to in virtual time at three quarters of its run, so that all come to it. Real
-runs are processes of this host, throttled to the cluster's speeds and links, one strategy after the other. Compared are
+runs are processes of this host, throttled to the cluster's speeds and links, one strategy after the other; on one
+cluster a second time with links that the kernel shapes, where it may be asked to. Compared are
 times to that loss (median error, Kendall's tau per cluster), and shares of waiting. Beside it: what virtual time itself
 takes over the gradients' time at 18 workers, and that equal seeds give equal runs. ``--seconds N`` of each run.
 """
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks import bar
+from windtunnel.measure.spaces import can_shape
 
 MOST_ERROR, LEAST_TAU, MOST_OVERHEAD = 0.10, 0.8, 0.05
 TARGET = (
@@ -55,7 +57,11 @@ def fleet_of(text: str):
         return read_fleet(path)
 
 
-def runs_on(name: str, seconds: float) -> list[dict]:
+SHAPED = "unequal links"
+"""Also with links that the kernel shapes."""
+
+
+def runs_on(name: str, seconds: float, *, is_in_kernel: bool = False) -> list[dict]:
     from windtunnel import registry
     from windtunnel.training.uneven.goal import Goal
     from windtunnel.training.uneven.jobs import train_job
@@ -72,12 +78,12 @@ def runs_on(name: str, seconds: float) -> list[dict]:
             continue
         policy = registry.get("strategy", step.name).function(**step.parameters)
         virtual = train_virtually(train_job(JOB), fleet, text, policy, goal, seed=1)
-        real = train_really(JOB, fleet, step.name, step.parameters, goal, seed=1)
+        real = train_really(JOB, fleet, step.name, step.parameters, goal, seed=1, is_in_kernel=is_in_kernel)
         pairs.append((text, virtual, real))
     level = max(at_three_quarters(virtual) for _, virtual, _ in pairs)
     return [
         {
-            "cluster": name,
+            "cluster": f"{name}, by the kernel" if is_in_kernel else name,
             "strategy": text,
             "loss": level,
             "virtual_s": (virtual.time_to(loss=level) or float("inf")) / 1e9,
@@ -164,9 +170,9 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     over, is_equal = overhead()
     rows, taus = [], {}
-    for name in CLUSTERS:
-        found = runs_on(name, seconds)
-        taus[name] = tau(found)
+    for name, is_in_kernel in [*((one, False) for one in CLUSTERS), *[(SHAPED, True)] * can_shape()]:
+        found = runs_on(name, seconds, is_in_kernel=is_in_kernel)
+        taus[found[0]["cluster"]] = tau(found)
         rows += found
     errors = [error(one) for one in rows]
     median = statistics.median(errors)
