@@ -22,7 +22,6 @@ __all__ = [
     "ENVIRONMENT",
     "INTERFACE",
     "address",
-    "burst_bytes",
     "cable",
     "can_shape",
     "do",
@@ -110,11 +109,6 @@ def shape(space: str, device: str, bandwidth_bytes_per_s: float) -> None:
     do("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", *_tbf(bandwidth_bytes_per_s))
 
 
-def burst_bytes(bandwidth_bytes_per_s: float) -> int:
-    """What may go at once over a link of a rate."""
-    return max(_LEAST_BURST_BYTES, round(_BURST_S * bandwidth_bytes_per_s))
-
-
 def is_done(*command: str) -> bool:
     """Whether a command of the system could be done."""
     done = run_to_end(command)
@@ -139,5 +133,5 @@ def _namespace(name: str) -> None:
 
 def _tbf(bandwidth_bytes_per_s: float) -> list[str]:
     queue = max(_LEAST_QUEUE_BYTES, round(_QUEUE_S * bandwidth_bytes_per_s))
-    burst = burst_bytes(bandwidth_bytes_per_s)
+    burst = max(_LEAST_BURST_BYTES, round(_BURST_S * bandwidth_bytes_per_s))
     return ["tbf", "rate", f"{round(8 * bandwidth_bytes_per_s)}bit", "burst", f"{burst}", "limit", f"{queue}"]

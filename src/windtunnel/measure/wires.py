@@ -17,7 +17,6 @@ from windtunnel.measure.spaces import (
     ENVIRONMENT,
     INTERFACE,
     address,
-    burst_bytes,
     can_shape,
     do,
     machine,
@@ -30,6 +29,7 @@ __all__ = ["WIRE_PORT", "ShapedWires", "shaped_wires"]
 
 WIRE_PORT = 47_114
 _MIN_RATE_BYTES_PER_S = 1.0
+_LEAST_PACKET_BYTES, _MOST_PACKET_BYTES, _PACKET_S = 1_514, 65_536, 0.0005
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ def shaped_wires(
             machine(name, node, middle, f"port{node}")
             for space, device in ((name, INTERFACE), (middle, f"port{node}")):
                 do("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb")
+            size = f"{min(map(_packet_bytes, rates_bytes_per_s), default=_MOST_PACKET_BYTES)}"
+            do("ip", "-n", name, "link", "set", INTERFACE, "gso_max_size", size)
         ends: dict[int, tuple[str, str]] = {}
         for (source, target), route in sorted(routes.items()):
             outward, inward = (nodes[source], INTERFACE, "dst", target), (middle, f"port{target}", "src", source)
@@ -106,10 +108,15 @@ def shaped_wires(
 
 def _hold(verb: str, space: str, device: str, wire: int, bandwidth_bytes_per_s: float) -> None:
     """Make or change the bucket of a wire."""
-    burst = f"{burst_bytes(bandwidth_bytes_per_s)}"
+    burst = f"{_packet_bytes(bandwidth_bytes_per_s)}"
     rate = f"{round(8 * bandwidth_bytes_per_s)}bit"
     do("tc", "-n", space, "class", verb, "dev", device, "parent", "1:", "classid", f"1:{wire + 1:x}", "htb",
        "rate", rate, "burst", burst, "cburst", burst, "quantum", "1514")  # fmt: skip
+
+
+def _packet_bytes(bandwidth_bytes_per_s: float) -> int:
+    """What may go at once: the first packet of a message does not wait, so that it is early by as much."""
+    return int(min(max(_LEAST_PACKET_BYTES, _PACKET_S * bandwidth_bytes_per_s), _MOST_PACKET_BYTES))
 
 
 def _lead(space: str, device: str, wire: int, way: str, other: str) -> None:

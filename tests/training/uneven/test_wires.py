@@ -36,11 +36,11 @@ def _took_s(sends, *, before=None):
         with Workers(
             "tests.training.uneven.exchanging", config, num_ranks=3, prefixes=wires.prefixes, patience_s=60
         ) as workers:
-            assert ["ready"] * 3 == workers.gather()
+            assert ["ready"] * 3 == [workers.receive(rank) for rank in range(3)]
             begun_ns = time.monotonic_ns() + 500_000_000
             for rank in range(3):
                 workers.send(begun_ns, rank)
-            took = workers.gather()
+            took = [workers.receive(rank) for rank in range(3)]
             for rank in range(3):
                 workers.send("close", rank)
             ends = workers.gather()
@@ -69,16 +69,14 @@ def test_a_rate_can_change_and_what_is_no_message_is_not_held_up():
 @needs_namespaces
 def test_weights_over_shaped_links_are_those_of_virtual_time(tmp_path):
     """Messages take as long as in virtual time, headers and a busy machine aside."""
-    job = tmp_path / "job.py"
-    job.write_text("from tests.training.uneven.small import small_job as make\n", encoding="utf-8")
-    fleet_of(tmp_path, [1.0, 0.5], rate="2 kB/s", server="20 kB/s")
+    fleet_of(tmp_path, [1.0, 0.5], rate="2 MB/s", server="20 MB/s")
     text = (tmp_path / "cluster.toml").read_text(encoding="utf-8").replace('"10 ms"', '"100 ms"', 1)
     (tmp_path / "cluster.toml").write_text(text, encoding="utf-8")
     from windtunnel.training.uneven.fleet import read_fleet
 
     fleet, goal = read_fleet(tmp_path / "cluster.toml"), Goal(3 * 10**9, every_ns=10**9)
-    real = train_really(f"{job}:make", fleet, "bsp", {}, goal, is_in_kernel=True)
-    virtual = train_virtually(train_job(f"{job}:make"), fleet, "bsp", registry.get("strategy", "bsp").function(), goal)
+    real = train_really("mlp", fleet, "bsp", {}, goal, is_in_kernel=True)
+    virtual = train_virtually(train_job("mlp"), fleet, "bsp", registry.get("strategy", "bsp").function(), goal)
     took = [np.median(run.messages[:, 3] - run.messages[:, 2]) for run in (real, virtual)]
 
     assert real.bytes_by_pair().keys() == virtual.bytes_by_pair().keys()
