@@ -74,7 +74,8 @@ def place_winners(graph: Graph, winners: Sequence[Mapping[str, Any]], operator: 
     """
     if operator and len(winners) != 1:
         raise InputError("one operator is one kernel's", where="--operator", fix="place one search, or leave it out")
-    baseline, changed, placed = replay(graph), graph, []
+    baseline, changed = replay(graph), graph
+    placed: list[Placed] = []
     for winner in winners:
         kernel, edits = str(winner["kernel"]), winner["edits"]
         if not edits:
