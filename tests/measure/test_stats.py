@@ -12,6 +12,7 @@ from windtunnel.measure.stats import (
     estimate_median,
     estimate_speedup,
     has_trend,
+    is_above_zero,
     medians_of_resamples,
     warmup_length,
 )
@@ -95,3 +96,20 @@ def test_noise_alone_is_seldom_a_trend():
     rng = np.random.default_rng(7)
 
     assert 0.03 >= np.mean([has_trend(rng.normal(size=30)) for _ in range(400)])
+
+
+@pytest.mark.parametrize("num", [2, 3, 4, 5, 6, 7, 12, 31])
+@pytest.mark.parametrize("confidence", [0.9, 0.99, 0.998])
+def test_a_mean_is_above_zero_where_scipys_test_says_so(num, confidence):
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(num)
+    for _ in range(60):
+        found = rng.normal(rng.uniform(-0.5, 4), 1, num)
+        expected = stats.ttest_1samp(found, 0, alternative="greater").pvalue < 1 - confidence
+        assert expected == is_above_zero(found, confidence=confidence)
+
+
+def test_one_difference_says_nothing_and_equal_ones_say_all():
+    assert not is_above_zero([3.0], confidence=0.9)
+    assert is_above_zero([3.0, 3.0], confidence=0.999)
+    assert not is_above_zero([0.0, 0.0], confidence=0.9)

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Estimate", "estimate_median", "estimate_speedup", "has_trend", "medians_of_resamples", "warmup_length"]
+__all__ = [
+    "Estimate",
+    "estimate_median",
+    "estimate_speedup",
+    "has_trend",
+    "is_above_zero",
+    "medians_of_resamples",
+    "warmup_length",
+]
 
 Float = NDArray[np.float64]
 _NUM_RESAMPLES = 2000
@@ -80,6 +88,40 @@ def estimate_speedup(baseline: ArrayLike, changed: ArrayLike, *, confidence: flo
     assert baseline_R.shape == changed_R.shape
     logs = estimate_median(np.log(baseline_R / changed_R), confidence=confidence, seed=seed)
     return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high))
+
+
+def is_above_zero(differences: ArrayLike, *, confidence: float) -> bool:
+    """Whether the mean of a few differences is above 0 (Student's t-test, one-sided); False for one alone.
+
+    Bootstrap intervals of five values are too narrow to say so: their ends are the values themselves.
+
+    Examples
+    --------
+    >>> is_above_zero([2.0, 3.0, 2.5, 2.2], confidence=0.99), is_above_zero([2.0, -1.0, 0.5], confidence=0.99)
+    (True, False)
+    """
+    found_R = np.asarray(differences, dtype=np.float64)
+    num_free, mean = len(found_R) - 1, float(found_R.mean())
+    if num_free < 1 or mean <= 0:
+        return False
+    deviation = float(found_R.std(ddof=1))
+    if not deviation:
+        return True
+    return _student_tail(mean / deviation * math.sqrt(num_free + 1), num_free) < 1 - confidence
+
+
+def _student_tail(t: float, num_free: int) -> float:
+    """Probability of more than ``t`` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(num_free))
+    term = math.cos(angle) if num_free % 2 else 1.0
+    total = 0.0
+    for step in range(2 + num_free % 2, num_free + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (step - 1) / step
+    inside = math.sin(angle) * total
+    if num_free % 2:
+        inside = 2 / math.pi * (angle + inside)
+    return (1 - inside) / 2
 
 
 def warmup_length(samples: ArrayLike) -> int:
