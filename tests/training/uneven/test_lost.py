@@ -16,6 +16,7 @@ from tests.training.uneven.small import fleet_of, small_job, trained, without_se
 from tests.training.uneven.test_run import _job
 from windtunnel import registry
 from windtunnel.errors import InputError
+from windtunnel.measure.spaces import can_shape
 from windtunnel.measure.workers import WorkerError
 from windtunnel.training.uneven.fleet import read_fleet
 from windtunnel.training.uneven.goal import Goal
@@ -24,6 +25,8 @@ from windtunnel.training.uneven.jobs import train_job
 from windtunnel.training.uneven.model import train_virtually
 from windtunnel.training.uneven.partitions import split
 from windtunnel.training.uneven.run import train_really
+
+needs_namespaces = pytest.mark.skipif(not can_shape(), reason="this process may make no network namespaces")
 
 
 def _losing(fleet, lost):
@@ -106,8 +109,11 @@ def test_cluster_files_name_when_a_worker_is_lost(tmp_path):
         read_fleet(tmp_path / "all.toml")
 
 
-@pytest.mark.parametrize("strategy", ["asp", "hop"])
-def test_a_killed_process_is_lost_as_in_virtual_time(tmp_path, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "is_in_kernel"),
+    [("asp", False), ("hop", False), pytest.param("asp", True, marks=needs_namespaces)],
+)
+def test_a_killed_process_is_lost_as_in_virtual_time(tmp_path, strategy, is_in_kernel):
     """One of three processes is killed; the others make the steps that virtual time foretells."""
     fleet_of(tmp_path, [1.0, 0.5, 0.5])
     text = (tmp_path / "cluster.toml").read_text(encoding="utf-8").replace('"10 ms"', '"100 ms"')
@@ -115,7 +121,7 @@ def test_a_killed_process_is_lost_as_in_virtual_time(tmp_path, strategy):
     fleet = _losing(read_fleet(tmp_path / "cluster.toml"), {1: 1_550_000_000})
     goal = Goal(3 * 10**9, every_ns=10**9)
     job = _job(tmp_path)
-    real = train_really(job, fleet, strategy, {}, goal)
+    real = train_really(job, fleet, strategy, {}, goal, is_in_kernel=is_in_kernel)
     virtual = train_virtually(train_job(job), fleet, strategy, registry.get("strategy", strategy).function(), goal)
 
     counts = [np.bincount(run.steps[:, 0], minlength=3) for run in (virtual, real)]
