@@ -155,8 +155,8 @@ class Post:
         self._lines: dict[int, _Wire | _Line] = {}  # by target
         self._cards: dict[int, Bucket] = {}
         self._card_lock = threading.Lock()
-        self._send_lock = threading.Lock()
         others = [one for one in range(fleet.num_nodes) if one != rank]
+        self._send_locks = {one: threading.Lock() for one in others}
         self._receivers = [threading.Thread(target=self._receive, args=(one,), daemon=True) for one in others]
         self._others = others
 
@@ -211,7 +211,7 @@ class Post:
         if target in self._lost:
             return
         body = torch.frombuffer(bytearray(pickle.dumps(what, protocol=5)), dtype=torch.uint8)
-        with self._send_lock:  # the two parts of a message stay together
+        with self._send_locks[target]:  # the two parts of a message stay together
             try:
                 dist.send(torch.tensor([len(body)]), target)
                 dist.send(body, target)
