@@ -123,7 +123,7 @@ def run(
     from windtunnel.training.uneven.fleet import read_fleet
     from windtunnel.training.uneven.jobs import train_job
     from windtunnel.training.uneven.model import train_virtually
-    from windtunnel.training.uneven.run import train_really
+    from windtunnel.training.uneven.run import links_of, train_really
 
     if graph is not None:
         require_free(graph, force=force)
@@ -146,7 +146,8 @@ def run(
         advise(f"next: windtunnel replay {graph}")
     if as_json:
         kind = "virtual" if virtual else "real"
-        print_json({"schema": _SCHEMA, "cluster": fleet.name, "job": job, "kind": kind, **ran.to_dict()})
+        links = {} if virtual else {"links": links_of(is_in_kernel=kernel_links)}
+        print_json({"schema": _SCHEMA, "cluster": fleet.name, "job": job, "kind": kind, **links, **ran.to_dict()})
         return
     _print_run(ran, [fleet.node_name(rank) for rank in range(fleet.num_nodes)])
 

@@ -25,8 +25,9 @@ from windtunnel.measure.spaces import (
     switch,
 )
 
-__all__ = ["WIRE_PORT", "ShapedWires", "shaped_wires"]
+__all__ = ["SHAPED", "WIRE_PORT", "ShapedWires", "shaped_wires"]
 
+SHAPED = "network namespaces with tc htb"
 WIRE_PORT = 47_114
 _MIN_RATE_BYTES_PER_S = 1.0
 _LEAST_PACKET_BYTES, _MOST_PACKET_BYTES, _PACKET_S = 1_514, 65_536, 0.0005

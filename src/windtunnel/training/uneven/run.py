@@ -19,8 +19,9 @@ import torch
 from windtunnel import registry
 from windtunnel.errors import FlightError
 from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.links import USER_SPACE
 from windtunnel.measure.rounds import elapsed_ns, quiet
-from windtunnel.measure.wires import ShapedWires, shaped_wires
+from windtunnel.measure.wires import SHAPED, ShapedWires, shaped_wires
 from windtunnel.measure.workers import Workers
 from windtunnel.training.uneven._node import NodeOrders, NodeReport
 from windtunnel.training.uneven.endpoint import check_policy, goes_on
@@ -29,7 +30,7 @@ from windtunnel.training.uneven.goal import Goal, Point, Run
 from windtunnel.training.uneven.job import FlatModel, TrainJob
 from windtunnel.training.uneven.jobs import train_job
 
-__all__ = ["check_room", "train_really"]
+__all__ = ["check_room", "links_of", "train_really"]
 
 _HEADROOM_NS = 500_000_000
 _MOST_LATE = 0.02
@@ -92,6 +93,11 @@ def train_really(
                 reports: list[NodeReport] = [one or NodeReport() for one in workers.gather(may_die=may_die)]
     _check_late(fleet, reports)
     return _run(made, fleet, strategy, reports, goal, seed)
+
+
+def links_of(*, is_in_kernel: bool) -> str:
+    """What shapes the links of a real run, in words."""
+    return SHAPED if is_in_kernel else USER_SPACE
 
 
 @contextlib.contextmanager

@@ -14,13 +14,12 @@ from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.measure.links import KERNEL, USER_SPACE
 from windtunnel.progress import Progress
 from windtunnel.training.uneven.fleet import Fleet
 from windtunnel.training.uneven.goal import Goal, Run
 from windtunnel.training.uneven.jobs import train_job
 from windtunnel.training.uneven.model import train_virtually
-from windtunnel.training.uneven.run import train_really
+from windtunnel.training.uneven.run import links_of, train_really
 
 __all__ = ["Candidate", "Comparison", "Outcome", "compare"]
 
@@ -87,7 +86,7 @@ class Comparison:
     baseline: Candidate
     target_loss: float
     outcomes: tuple[Outcome, ...]
-    links: str = USER_SPACE
+    links: str
 
     @property
     def of_baseline(self) -> Outcome:
@@ -156,7 +155,7 @@ def compare(
             if progress is not None:
                 progress(f"{outcomes[at].candidate} really, round {number + 1}", at, total)
             outcomes[at] = _flown(job, fleet, outcomes[at], goal, seed, is_in_kernel=is_in_kernel)
-    links = KERNEL if is_in_kernel else USER_SPACE
+    links = links_of(is_in_kernel=is_in_kernel)
     return Comparison(made.name, fleet, candidates[0], goal.loss, tuple(outcomes), links)
 
 
