@@ -72,7 +72,7 @@ def test_a_ring_over_slow_uplinks_hardly_loads_the_cards_under_it():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_event_is_that_of_a_naive_simulator(name, seed):
     """Sums of loads come in another order there, so that times may differ in the last digit."""
     made, jobs = world(seed)
