@@ -15,7 +15,6 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.kernels.model import Kernel
-    from windtunnel.measure.stats import Estimate
 
 __all__ = ["SUMMARY", "VERBS", "evolve"]
 
@@ -288,31 +287,27 @@ def place(
     from windtunnel.cli._files import open_graph
     from windtunnel.graph import save
     from windtunnel.kernels.evolving import read_result
-    from windtunnel.kernels.variant import place_winners
+    from windtunnel.kernels.variant import gain_text, place_winners
     from windtunnel.simulate import replay
 
     if output is not None:
         require_free(output, force=force)
     winners = [read_result(folder) for folder in folders]
     with Progress("replaying", heartbeat=True) as progress:
-        opened = open_graph(graph, progress=progress)
-        changed, placed = place_winners(opened, winners, operator)
-        gain = replay(opened).makespan_ns / replay(changed).makespan_ns
+        timeline = replay(open_graph(graph, progress=progress))
+        changed, placed = place_winners(timeline, winners, operator)
+        gain = timeline.makespan_ns / replay(changed).makespan_ns
     if output is not None:
         save(changed, output, overwrite=force)
     if as_json:
         about = {"schema": "windtunnel.evolve-place/1", "speedup": gain}
         print_json({**about, "placed": [one.to_dict() for one in placed]})
         return
-    rows = [(one.kernel, one.operator, _interval(one.measured), one.label, _interval(one.step)) for one in placed]
+    rows = [(one.kernel, one.operator, gain_text(one.measured), one.label, gain_text(one.step)) for one in placed]
     print_table(("kernel", "operator", "measured", "its edits are", "step gains"), rows, numbers=(2, 4), gives_way=1)
     say_wrapped(f"all together: {gain:.3f}x, if the step's operators are what the searches began with")
     if output is not None:
         advise(f"next: windtunnel diff {graph} {output}")
-
-
-def _interval(found: Estimate) -> str:
-    return f"{found.value:.3f}x ({found.low:.3f}-{found.high:.3f})"
 
 
 VERBS: dict[str, Callable[..., None]] = {

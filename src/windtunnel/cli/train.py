@@ -329,7 +329,7 @@ def _said_times(one: Outcome) -> str:
 
     if not one.flown:
         return ""
-    times_ns = [time_ns for time_ns in one.flown_ns if time_ns is not None]
+    times_ns = one.reached_ns
     if one.median_ns is None:
         return f"reached {len(times_ns)} of {len(one.flown)} times" if len(one.flown) > 1 else "not reached"
     spread = f" ({format_duration(min(times_ns))} to {format_duration(max(times_ns))})" if len(times_ns) > 1 else ""

@@ -294,7 +294,7 @@ def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: C
     if 2 * int((~np.isnan(state.table["speed"])).sum()) > len(state.table):
         state = _larger_table(state)
     one, two = st.shape_keys(state, num)
-    use = link_use(speeds, model, int(batch), shape, cluster.links) if cluster.shares_links else (0.0, 0.0, 0.0, 0.0)
+    use = link_use(speeds, model, int(batch), shape, cluster.links) if state.at[st.SHARES] else (0.0, 0.0, 0.0, 0.0)
     _put(state, (profile, np.uint64(one), np.uint64(two), value, *use))
     return state
 

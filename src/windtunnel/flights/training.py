@@ -54,4 +54,4 @@ def receipts_of_comparison(found: Comparison) -> list[Receipt]:
 
 def _reached(outcome: Outcome) -> list[float]:
     """Times of all rounds, or none if one of them did not come to the target."""
-    return [] if outcome.median_ns is None else [one for one in outcome.flown_ns if one is not None]
+    return [] if outcome.median_ns is None else outcome.reached_ns

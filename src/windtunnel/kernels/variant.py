@@ -20,10 +20,10 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.kernels.rank import kernel_for
 from windtunnel.measure.stats import Estimate
-from windtunnel.simulate import replay, replay_many
+from windtunnel.simulate import Timeline, replay_many
 from windtunnel.whatifs.faster import faster_operator, operator_work
 
-__all__ = ["Placed", "place_winners"]
+__all__ = ["Placed", "gain_text", "place_winners"]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,26 @@ class Placed:
         return asdict(self)
 
 
-def place_winners(graph: Graph, winners: Sequence[Mapping[str, Any]], operator: str = "") -> tuple[Graph, list[Placed]]:
+def gain_text(gain: Estimate) -> str:
+    """A gain and its interval.
+
+    Examples
+    --------
+    >>> gain_text(Estimate(1.25, 1.2, 1.3))
+    '1.250x (1.200-1.300)'
+    """
+    return f"{gain.value:.3f}x ({gain.low:.3f}-{gain.high:.3f})"
+
+
+def place_winners(
+    timeline: Timeline, winners: Sequence[Mapping[str, Any]], operator: str = ""
+) -> tuple[Graph, list[Placed]]:
     """Put winners where they are computed, the one by which the step gains the most first.
 
     Parameters
     ----------
-    graph : Graph
-        A captured step.
+    timeline : Timeline
+        A replay of a captured step.
     winners : sequence of mapping
         What ``kernels.evolving.read_result`` gives.
     operator : str
@@ -74,7 +87,7 @@ def place_winners(graph: Graph, winners: Sequence[Mapping[str, Any]], operator: 
     """
     if operator and len(winners) != 1:
         raise InputError("one operator is one kernel's", where="--operator", fix="place one search, or leave it out")
-    baseline, changed = replay(graph), graph
+    graph = changed = timeline.graph
     placed: list[Placed] = []
     for winner in winners:
         kernel, edits = str(winner["kernel"]), winner["edits"]
@@ -88,12 +101,11 @@ def place_winners(graph: Graph, winners: Sequence[Mapping[str, Any]], operator: 
         measured = Estimate(*(float(winner[name]) for name in ("speedup", "speedup_low", "speedup_high")))
         factors = (measured.value, measured.low, measured.high)
         tries = [faster_operator(graph, re.escape(found), factor).duration_ns for factor in factors]
-        ends_ns = replay_many(graph, np.stack(tries), like=baseline).makespan_ns
-        gains = [baseline.makespan_ns / int(end_ns) for end_ns in ends_ns]
+        ends_ns = replay_many(graph, np.stack(tries), like=timeline).makespan_ns
+        gains = [timeline.makespan_ns / int(end_ns) for end_ns in ends_ns]
         placed.append(Placed(kernel, found, measured, str(winner["label"]), Estimate(*gains)))
     for one in placed:
-        low, high = one.measured.low, one.measured.high
-        evidence = f"evolved {one.kernel}, measured {one.measured.value:.3f}x ({low:.3f}-{high:.3f}), {one.label}"
+        evidence = f"evolved {one.kernel}, measured {gain_text(one.measured)}, {one.label}"
         changed = faster_operator(changed, re.escape(one.operator), one.measured.value, evidence)
     return changed, sorted(placed, key=lambda one: -one.step.value)
 

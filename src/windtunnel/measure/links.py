@@ -25,6 +25,7 @@ from windtunnel.measure.spaces import (
     is_done,
     machine,
     prefix,
+    require_spaces,
     shape,
     spaces,
     switch,
@@ -153,10 +154,8 @@ def shaped_link(
             f"no link joins {num_ranks} ranks at {bandwidth_bytes_per_s:g} bytes/s and {latency_ns} ns",
             fix="give at least one rank, a rate above 0 and a latency of 0 or more",
         )
-    if is_in_kernel and not can_shape():
-        raise InputError(
-            "this process may make no network namespaces", fix="run as root with iproute2, or leave it out"
-        )
+    if is_in_kernel:
+        require_spaces("run as root with iproute2, or leave it out")
     if is_in_kernel is False or not can_shape():
         local = ("127.0.0.1",) * num_ranks
         yield ShapedLink(USER_SPACE, ((),) * num_ranks, local, {}, bandwidth_bytes_per_s, latency_ns)
@@ -190,8 +189,7 @@ def shaped_racks(
     rates = (rack_bytes_per_s, network_bytes_per_s)
     if min(num_racks, machines_per_rack) < 1 or not all(0 < rate < float("inf") for rate in rates):
         raise InputError(f"no cables join {num_racks} racks of {machines_per_rack} machines at {rates} bytes/s")
-    if not can_shape():
-        raise InputError("this process may make no network namespaces", fix="run as root with iproute2")
+    require_spaces("run as root with iproute2")
     num_machines = num_racks * machines_per_rack
     with spaces(num_machines + num_racks + 1) as names:
         machines, racks, top = names[:num_machines], names[num_machines:-1], names[-1]
@@ -200,13 +198,11 @@ def shaped_racks(
         for rack, name in enumerate(racks):
             cable(name, _UPLINK, top, f"port{rack}")
             do("ip", "-n", name, "link", "set", _UPLINK, "master", "bridge")
-            shape(name, _UPLINK, network_bytes_per_s)
-            shape(top, f"port{rack}", network_bytes_per_s)
+            shape(name, _UPLINK, top, f"port{rack}", network_bytes_per_s)
         for number, name in enumerate(machines):
             rack_name = racks[number // machines_per_rack]
             machine(name, number, rack_name, f"port{number}")
-            shape(name, INTERFACE, rack_bytes_per_s)
-            shape(rack_name, f"port{number}", rack_bytes_per_s)
+            shape(name, INTERFACE, rack_name, f"port{number}", rack_bytes_per_s)
         prefixes = tuple(prefix(name) for name in machines)
         addresses = tuple(address(number) for number in range(num_machines))
         yield ShapedLink(KERNEL, prefixes, addresses, ENVIRONMENT, rack_bytes_per_s)
@@ -219,8 +215,7 @@ def _built(names: list[str], bandwidth_bytes_per_s: float, latency_ns: int) -> i
     is_delayed = bool(latency_ns)
     for rank, name in enumerate(ranks):
         machine(name, rank, middle, f"port{rank}")
-        shape(name, INTERFACE, bandwidth_bytes_per_s)
-        shape(middle, f"port{rank}", bandwidth_bytes_per_s)
+        shape(name, INTERFACE, middle, f"port{rank}", bandwidth_bytes_per_s)
         if is_delayed:  # once per way: where a rank sends
             netem = ["netem", "delay", f"{latency_ns // 1000}us", "limit", "100000"]
             is_delayed = is_done("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "parent", "1:", *netem)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from windtunnel.errors import InputError
 from windtunnel.measure.workers import required, run_to_end
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "is_done",
     "machine",
     "prefix",
+    "require_spaces",
     "shape",
     "spaces",
     "switch",
@@ -72,6 +74,18 @@ def can_shape() -> bool:
         run_to_end(["ip", "netns", "delete", name])
 
 
+def require_spaces(fix: str) -> None:
+    """Refuse to go on where links cannot be shaped.
+
+    Raises
+    ------
+    InputError
+        This process may make no network namespaces.
+    """
+    if not can_shape():
+        raise InputError("this process may make no network namespaces", fix=fix)
+
+
 def prefix(name: str) -> tuple[str, ...]:
     """What comes before a command that shall run in a namespace."""
     return ("ip", "netns", "exec", name)
@@ -104,9 +118,10 @@ def cable(space: str, device: str, switch_name: str, port: str) -> None:
         do("ip", "-n", where, "link", "set", end, "up")
 
 
-def shape(space: str, device: str, bandwidth_bytes_per_s: float) -> None:
-    """Let a namespace send over a device at this rate and no faster."""
-    do("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", *_tbf(bandwidth_bytes_per_s))
+def shape(space: str, device: str, switch_name: str, port: str, bandwidth_bytes_per_s: float) -> None:
+    """Let both ends of a cable send at this rate and no faster."""
+    for where, end in ((space, device), (switch_name, port)):
+        do("tc", "-n", where, "qdisc", "add", "dev", end, "root", "handle", "1:", *_tbf(bandwidth_bytes_per_s))
 
 
 def is_done(*command: str) -> bool:

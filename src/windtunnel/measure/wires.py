@@ -17,10 +17,10 @@ from windtunnel.measure.spaces import (
     ENVIRONMENT,
     INTERFACE,
     address,
-    can_shape,
     do,
     machine,
     prefix,
+    require_spaces,
     spaces,
     switch,
 )
@@ -77,10 +77,7 @@ def shaped_wires(
     InputError
         A rate means nothing, a way has more wires, or this process may make no namespaces.
     """
-    if not can_shape():
-        raise InputError(
-            "this process may make no network namespaces", fix="run as root with iproute2, or leave it out"
-        )
+    require_spaces("run as root with iproute2, or leave it out")
     if not all(_MIN_RATE_BYTES_PER_S <= rate < float("inf") for rate in rates_bytes_per_s):
         raise InputError("the kernel shapes wires of at least a byte per second", fix="give each such a rate")
     if any(len(route) > 2 for route in routes.values()):

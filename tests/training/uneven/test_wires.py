@@ -12,7 +12,7 @@ import pytest
 from tests.training.uneven.small import fleet_of
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.measure import wires as wires_module
+from windtunnel.measure import spaces as spaces_module
 from windtunnel.measure.spaces import can_shape
 from windtunnel.measure.wires import shaped_wires
 from windtunnel.measure.workers import Workers
@@ -100,6 +100,6 @@ def test_wires_that_mean_nothing_are_refused(routes, rates, message):
 
 
 def test_without_namespaces_it_says_what_is_needed(monkeypatch):
-    monkeypatch.setattr(wires_module, "can_shape", lambda: False)
+    monkeypatch.setattr(spaces_module, "can_shape", lambda: False)
     with pytest.raises(InputError, match="no network namespaces"), shaped_wires(2, {(0, 1): (0,)}, [1e6]):
         pass

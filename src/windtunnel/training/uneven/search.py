@@ -62,9 +62,14 @@ class Outcome:
     flown_ns: tuple[float | None, ...] = ()
 
     @property
+    def reached_ns(self) -> list[float]:
+        """Real times to the target, of the runs that reached it."""
+        return [one for one in self.flown_ns if one is not None]
+
+    @property
     def median_ns(self) -> float | None:
         """Median of real times to the target; None if a run did not reach it, or there was none."""
-        reached = [one for one in self.flown_ns if one is not None]
+        reached = self.reached_ns
         return statistics.median(reached) if reached and len(reached) == len(self.flown_ns) else None
 
 
