@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.command import windtunnel
 from tests.whatifs.test_forecast import step, with_size
-from windtunnel.graph import save
+from windtunnel.graph import load, save
 
 
 @pytest.fixture
@@ -77,6 +77,20 @@ def test_several_devices_are_ranked_by_what_tells_them_apart(stored):
     assert ("windtunnel.forecasts/1", "makespan_ns") == (document["schema"], document["ranked_by"])
     assert ["h100-sxm5-80g", "l4"] == [one["device"] for one in document["forecasts"]]
     assert [0, 0] == [one["host_ns"] for one in document["forecasts"]]
+
+
+def test_a_priced_graph_is_kept_to_be_asked(stored, tmp_path):
+    kept = tmp_path / "priced.wt"
+    outcome = windtunnel("predict", stored, "--on", "h100", "--output", kept)
+    asked = windtunnel("whatif", kept, "faster-device")
+
+    assert (0, 0) == (outcome.code, asked.code)
+    assert "h100-sxm5-80g" == load(kept).meta.priced_for
+    assert "faster-device" in asked.stdout
+    again = windtunnel("predict", stored, "--on", "h100", "--output", kept)
+    assert (2, True) == (again.code, "is there already" in again.stderr)
+    several = windtunnel("predict", stored, "--on", "h100,l4", "--output", tmp_path / "two.wt")
+    assert (2, True) == (several.code, "name one device" in several.stderr)
 
 
 def test_the_batch_is_taken_from_the_dimension_that_is_named(tmp_path):

@@ -10,12 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windtunnel import Kind, Phase  # noqa: E402
-from windtunnel.errors import InputError  # noqa: E402
+from windtunnel.errors import InputError, NotApplicableError  # noqa: E402
 from windtunnel.graph import EdgeKind, load, save  # noqa: E402
 from windtunnel.hardware import machine  # noqa: E402
 from windtunnel.simulate import replay  # noqa: E402
 from windtunnel.sources.dry.run import dry_run  # noqa: E402
 from windtunnel.whatifs.forecast import forecast  # noqa: E402
+from windtunnel.whatifs.fully_sharded import zero_3  # noqa: E402
 
 BEGIN = """
 import os
@@ -214,6 +215,34 @@ def test_a_dry_run_is_priced_with_its_messages(sharded):
 
     assert "ring model" in sources
     assert found.makespan_ns > found.device_ns > 0
+
+
+def test_zero_3_of_an_averaged_job_is_the_sharded_job(tmp_path):
+    """Both gather all parameters for each pass but what is still whole, scatter all gradients, hold a share."""
+    on = machine("dgx-h100")
+    averaged, sharded = (forecast(traced(tmp_path, body, 8), on).graph for body in (AVERAGED, SHARDED))
+    changed = zero_3(averaged)
+
+    for phase, is_whole in ((Phase.FORWARD, True), (Phase.BACKWARD, False)):
+        sent = [
+            graph.tasks["message_bytes"][graph.select(kind=Kind.COMM, op="all_gather", phase=phase)]
+            for graph in (changed, sharded)
+        ]
+        assert (sent[0].sum() == sent[1].sum()) if is_whole else (0 < sent[0].sum() <= sent[1].sum())
+    scattered = [
+        graph.tasks["message_bytes"][graph.select(op="reduce_scatter")].sum() for graph in (changed, sharded)
+    ]
+    assert scattered[0] == scattered[1]
+    units = changed.tasks["message_bytes"][changed.select(op="reduce_scatter")]
+    assert sharded.meta.memory_base_bytes == changed.meta.memory_base_bytes - 2 * units.max()
+
+
+def test_no_gradient_is_all_reduced_where_activations_are(tmp_path):
+    graph = forecast(traced(tmp_path, SPLIT, 8), machine("dgx-h100")).graph
+
+    assert graph.select(op="all_reduce", phase=Phase.BACKWARD).any()
+    with pytest.raises(NotApplicableError, match="no gradients are all-reduced"):
+        zero_3(graph)
 
 
 def test_phases_and_layers_are_those_of_the_program(sharded):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import GraphBuilder, Kind, ResourceKind
+from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
+from windtunnel.graph.collectives import all_reduces
 from windtunnel.simulate import replay
 from windtunnel.whatifs.answer import iteration_ns
 from windtunnel.whatifs.blueconnect import blueconnect
 from windtunnel.whatifs.compression import dgc, fp16_gradients, powersgd, top_k
 from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.faster import faster_link
+from windtunnel.whatifs.fully_sharded import zero_3
 from windtunnel.whatifs.workers import rank_count, straggler
 from windtunnel.whatifs.zero import zero_1, zero_2
 
@@ -134,6 +138,72 @@ def test_sharding_saves_all_but_one_share_of_what_is_sharded():
 
     assert 100_000 - 2 * 8000 * 3 // 4 == zero_1(graph).meta.memory_base_bytes
     assert 100_000 - 3 * 8000 * 3 // 4 == zero_2(graph).meta.memory_base_bytes
+
+
+def test_parameters_are_gathered_ahead_of_the_passes_that_read_them():
+    """Half an all-reduce is 3000 ns: a, b, then a again for its backward pass; b stays whole in between."""
+    timeline = replay(zero_3(parallel()))
+
+    assert [0, 3000, 6100] == start_of(timeline, "all-gather parameters")
+    assert [3000, 6000] == start_of(timeline, "forward")
+    assert [6100, 9100] == start_of(timeline, "backward")
+    assert [9100, 12_100] == start_of(timeline, "all-reduce.*")  # each the first half of one
+    assert [8, 8] == timeline.graph.duration_ns[timeline.graph.select(name="update")].tolist()
+
+
+def test_without_prefetch_a_unit_is_gathered_when_the_one_before_is_given_up():
+    timeline = replay(zero_3(parallel(), prefetch=0))
+
+    assert [0, 3100, 6200] == start_of(timeline, "all-gather parameters")
+
+
+def test_next_iterations_gather_what_was_updated():
+    timeline = replay(zero_3(parallel().concat(2)))
+    begins, updated = start_of(timeline, "all-gather parameters"), finish_of(timeline, "update")
+
+    assert [0, 3000, 6100] == begins[:3]
+    assert max(updated[:2]) == begins[3]
+
+
+def test_ranks_that_meet_gather_together():
+    """A straggler's peers wait for it, and gather when it does."""
+    late = zero_3(straggler(parallel(), factor=1.5))
+    timeline = replay(late)
+    gathers = late.select(name="all-gather parameters", kind=Kind.COMM)
+    ranks, begins = late.tasks["rank"][gathers], timeline.start_ns[gathers]
+
+    assert begins[ranks == 0].tolist() == begins[ranks == 1].tolist()
+    assert 3 == (ranks == 0).sum()
+
+
+def test_all_is_sharded_but_the_units_that_are_whole():
+    """State, parameters and the reducer's buckets, and two units of 4000 bytes."""
+    graph = parallel().with_meta(memory_base_bytes=100_000)
+
+    assert 100_000 - 4 * 8000 * 3 // 4 + 2 * 4000 == zero_3(graph).meta.memory_base_bytes
+    with pytest.raises(InputError, match="cannot be gathered ahead"):
+        zero_3(graph, prefetch=-1)
+
+
+def test_what_a_layer_goes_on_computing_with_is_no_gradient_of_a_weight():
+    """Tensor parallelism reduces activations in the backward pass; the graph says who reads them."""
+    builder = GraphBuilder()
+    stream, wire = builder.resource("stream", ResourceKind.STREAM), builder.resource("wire", ResourceKind.LINK)
+    rows = [
+        builder.task(name, kind=kind, duration_ns=10, resource=where, phase=phase, layer=layer, message_bytes=size)
+        for name, kind, where, phase, layer, size in (
+            ("mm", Kind.COMPUTE, stream, Phase.BACKWARD, "up", 0),
+            ("all_reduce", Kind.COMM, wire, Phase.BACKWARD, "up", 100),
+            ("norm backward", Kind.COMPUTE, stream, Phase.BACKWARD, "norm", 0),
+            ("all_reduce", Kind.COMM, wire, Phase.BACKWARD, "norm", 100),
+            ("copy out of the bucket", Kind.COMPUTE, stream, Phase.BACKWARD, "", 0),
+        )
+    ]
+    for before, after in itertools.pairwise(rows):
+        builder.edge(before, after, kind=EdgeKind.DATA)
+    graph = builder.build({"world_size": 2})
+
+    assert [rows[3]] == np.flatnonzero(all_reduces(graph)).tolist()
 
 
 def test_another_number_of_ranks_is_priced_by_the_ring():

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, GraphPath, Json
 from windtunnel.cli._predict_chips import ChipFacts, chip_facts, print_chips
+from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
@@ -54,6 +55,10 @@ def predict(
     ] = 1.0,
     link: Annotated[str, typer.Option("--link", metavar="NAME", help="Between devices of a host, for messages.")] = "",
     network: Annotated[str, typer.Option("--network", metavar="NAME", help="Between hosts, for messages.")] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Keep the priced graph, to ask and replay it.")
+    ] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel predict train.wt --on h100,a100,l4 --dtype bf16
@@ -61,9 +66,13 @@ def predict(
     Price a captured job on devices of the catalog and replay it: the device's time, the host's, what the step becomes.
     """
     from windtunnel.cost.pricing import tiers_of
+    from windtunnel.graph import save
     from windtunnel.units import parse_duration
     from windtunnel.whatifs.forecast import changes, forecast, ranked
 
+    if output is not None:
+        _require_one(on)
+        require_free(output, force=force)
     given: dict[str, Any] = {"launch_ns": parse_duration(launch), "batch_dim": batch_dim}
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
         chips = [_device(name.strip()) for name in on.split(",")]
@@ -75,6 +84,8 @@ def predict(
         found, ranked_by = ranked(made)
         fabric = _fabric(captured, chips[0], link, network)
         others = changes(captured, chips[0], made[0], **given, fabric=fabric) if len(made) == 1 else []
+        if output is not None:
+            save(made[0].graph, output, overwrite=force)
     facts = chip_facts(found, chips)
     if as_json:
         print_json(_document(found, others, ranked_by, given["launch_ns"], facts))
@@ -87,10 +98,15 @@ def predict(
     else:
         _print_ranking(found, ranked_by)
         print_chips(found, facts)
-    _advise_next(graph, on, found[0], others)
+    _advise_next(graph, on, found[0], others, output)
 
 
-def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast]) -> None:
+def _require_one(on: str) -> None:
+    if "," in on:
+        raise InputError(f"one priced graph cannot be kept of {on}", where="--output", fix="name one device with --on")
+
+
+def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], kept: Path | None) -> None:
     if on in _HOST and found.unsure_ratio > _UNSURE:
         advise("next: windtunnel calibrate --budget 5m")
         return
@@ -102,8 +118,10 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast]) 
         options = f" --dtype {best.dtype}" if best.dtype != "as captured" else ""
         options += f" --batch {best.batch_size}" if best.batch_size != found.batch_size else ""
         advise(f"next: windtunnel predict {graph} --on {on}{options}")
-    else:
-        advise(f"next: windtunnel whatif {graph} --all")
+    elif found.is_host_measured or kept is not None:
+        advise(f"next: windtunnel whatif {kept or graph} --all")
+    else:  # what never ran has no times of its own to ask about
+        suggest("windtunnel", "predict", graph, "--on", on, "--output", graph.with_suffix(".priced.wt"))
 
 
 def _fabric(graph: Graph, on: Device | Machine, link: str, network: str) -> Fabric | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph.graph import Graph
-from windtunnel.graph.schema import Kind, Phase
+from windtunnel.graph.schema import EdgeKind, Kind, Phase
 
 __all__ = ["all_reduces", "message_bytes", "world_size"]
 
@@ -22,6 +22,9 @@ _ALL_REDUCE = r"(?i).*all.?reduce.*"
 def all_reduces(graph: Graph) -> Mask:
     """The gradient all-reduces, bool [T].
 
+    What a layer's backward pass goes on computing with is no gradient of a weight: tensor parallelism reduces
+    activations so. That is seen where the graph says who reads a message.
+
     Raises
     ------
     NotApplicableError
@@ -30,13 +33,23 @@ def all_reduces(graph: Graph) -> Mask:
     communicates = graph.select(kind=Kind.COMM)
     found = communicates & (graph.select(op=_ALL_REDUCE) | graph.select(name=_ALL_REDUCE))
     if "phase" in graph.tasks:
-        found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD))
+        found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
     if not found.any():
         raise NotApplicableError(
             "no gradients are all-reduced here",
             where=f"{int(communicates.sum())} communication tasks",
             fix="capture a distributed job, or put data-parallel first: data-parallel:num_ranks=8+...",
         )
+    return found
+
+
+def _read_by_layers(graph: Graph) -> Mask:
+    """Whose results the backward pass of a layer computes with, bool [T]; buckets of gradients are read by none."""
+    found = np.zeros(graph.num_tasks, dtype=bool)
+    if "layer" in graph.tasks:
+        reads = graph.select(kind=Kind.COMPUTE, phase=Phase.BACKWARD, layer=".+")
+        is_data = (graph.edges["kind"] == EdgeKind.DATA) & reads[graph.edges["dst"]]
+        found[graph.edges["src"][is_data]] = True
     return found
 
 

@@ -28,7 +28,9 @@ __all__ = [
     "link_in_use",
     "link_of",
     "need_one_rank",
+    "one_iteration",
     "positions",
+    "works",
 ]
 
 Rows = NDArray[np.int64]
@@ -125,8 +127,10 @@ def last_per_group(place: Rows, rows: Rows, group: NDArray[Any], *, first: bool 
     return dict(zip(group[order].tolist(), rows[order].tolist(), strict=True))
 
 
-def gradients_of(graph: Graph, iteration: int | None = None) -> list[Gradient]:
+def gradients_of(graph: Graph, iteration: int | None = None, rank: int | None = None) -> list[Gradient]:
     """The layers that have parameters and a backward pass, in order of the forward pass, of one iteration.
+
+    Of the first iteration and the first rank where none is given.
 
     Sizes come from the capture's own list of parameters, else from what the forward tasks read: each distinct operator
     of a layer counts once, however often it runs.
@@ -143,8 +147,8 @@ def gradients_of(graph: Graph, iteration: int | None = None) -> list[Gradient]:
         )
     place = positions(graph)
     layers = graph.tasks.strings("layer").compact()
-    mask = _one_iteration(graph, iteration)
-    backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & _works(graph))
+    mask = one_iteration(graph, iteration, rank)
+    backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & works(graph))
     ready = last_per_group(place, backward, layers.codes[backward])
     sizes = _parameters(graph, mask)
     forward = _first_forward(graph, mask, place, layers.codes)
@@ -160,10 +164,10 @@ def gradients_of(graph: Graph, iteration: int | None = None) -> list[Gradient]:
     return sorted(found, key=lambda gradient: met.get(code_of[gradient.layer], -place[gradient.ready]))
 
 
-def _one_iteration(graph: Graph, iteration: int | None) -> NDArray[np.bool_]:
-    """What the first rank does in one iteration, the first if none is given."""
+def one_iteration(graph: Graph, iteration: int | None, rank: int | None = None) -> NDArray[np.bool_]:
+    """What one rank does in one iteration, bool [T]; the first of each if none is given."""
     mask = graph.all_tasks
-    for column, wanted in (("rank", None), ("iteration", iteration)):
+    for column, wanted in (("rank", rank), ("iteration", iteration)):
         values = graph.tasks.get(column)
         if values is not None:
             mask &= values == (values.min() if wanted is None else wanted)
@@ -176,7 +180,7 @@ def iterations_of(graph: Graph) -> list[int]:
     return [0] if column is None else np.unique(column).tolist()
 
 
-def _works(graph: Graph) -> NDArray[np.bool_]:
+def works(graph: Graph) -> NDArray[np.bool_]:
     """Tasks that compute; on a graph without any, every task."""
     computes = graph.select(kind=Kind.COMPUTE)
     return computes if computes.any() else graph.all_tasks
@@ -202,7 +206,7 @@ def _first_forward(
     graph: Graph, mask: NDArray[np.bool_], place: Rows, layer_codes: NDArray[np.int32]
 ) -> dict[int, list[int]]:
     """First working forward task of each layer on each resource."""
-    rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD) & _works(graph))
+    rows = np.flatnonzero(mask & graph.select(phase=Phase.FORWARD) & works(graph))
     group = layer_codes[rows].astype(np.int64) * (graph.num_resources + 1) + graph.tasks["resource"][rows] + 1
     first: dict[int, list[int]] = {}
     for key, row in last_per_group(place, rows, group, first=True).items():
@@ -271,10 +275,10 @@ def _backward_passes(graph: Graph, iteration: int | None) -> list[tuple[list[Gra
     Calls that only launch do not wait for gradients, and clearing them before a pass is no update of it.
     """
     gradients, passes = gradients_of(graph, iteration), []
-    place, mask = positions(graph), _one_iteration(graph, iteration)
-    updates = np.flatnonzero(mask & graph.select(phase=Phase.UPDATE) & _works(graph))
+    place, mask = positions(graph), one_iteration(graph, iteration)
+    updates = np.flatnonzero(mask & graph.select(phase=Phase.UPDATE) & works(graph))
     updates = updates[np.argsort(place[updates], kind="stable")]
-    backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & _works(graph))
+    backward = np.flatnonzero(mask & graph.select(phase=Phase.BACKWARD) & works(graph))
     turn = np.searchsorted(place[updates], place[backward])
     layers = graph.tasks.strings("layer")
     names = np.array([layers.decode(row) for row in backward.tolist()], dtype=object)

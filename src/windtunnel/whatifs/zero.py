@@ -1,7 +1,7 @@
 """Shard what every worker holds twice (what-if family "sharded data parallelism").
 
 In: a graph with gradient all-reduces and updates. Out: updates of one share per worker, parameters gathered behind
-them, and less resident memory.
+them, and less resident memory. Not here: parameters that are sharded themselves (``fully_sharded``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import rescale
 
-__all__ = ["zero_1", "zero_2"]
+__all__ = ["HALF", "num_buffers", "scattered", "share_updates", "zero_1", "zero_2"]
 
 _SOURCE = "Rajbhandari et al., ZeRO, SC 2020"
+HALF = "half of an all-reduce"
 
 
 @registry.whatif("zero-1", source=_SOURCE, decides="what is sharded")
@@ -38,7 +39,8 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     NotApplicableError
         Nothing is all-reduced or updated, or the number of workers or the sizes are unknown.
     """
-    return _sharded(graph, num_ranks, state_ratio, shards_gradients=False)
+    messages = np.flatnonzero(all_reduces(graph))
+    return _gathered(share_updates(graph, num_ranks, state_ratio), messages)
 
 
 @registry.whatif("zero-2", source=_SOURCE, decides="what is sharded")
@@ -47,37 +49,66 @@ def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
 
     Parameters and errors as for ``zero-1``.
     """
-    return _sharded(graph, num_ranks, state_ratio, shards_gradients=True)
+    messages = all_reduces(graph)
+    shared = share_updates(graph, num_ranks, state_ratio, num_more=num_buffers(graph))
+    sharded = _gathered(shared, np.flatnonzero(messages))
+    return scattered(sharded, messages)
 
 
-def _sharded(graph: Graph, num_ranks: int | None, state_ratio: float, *, shards_gradients: bool) -> Graph:
+def share_updates(graph: Graph, num_ranks: int | None, state_ratio: float, num_more: int = 0) -> Graph:
+    """Each worker updates its share only, and keeps its share of the optimizer state.
+
+    So it does of ``num_more`` more copies that are as large as the gradients.
+
+    Raises
+    ------
+    NotApplicableError
+        Nothing is all-reduced or updated, or the number of workers or the sizes are unknown.
+    """
     if state_ratio < 0:
-        raise InputError(f"optimizer state cannot be {state_ratio} of the gradients")
+        raise InputError(f"optimizer state cannot be {state_ratio} of the gradients", fix="give 0 or more")
     messages = all_reduces(graph)
     size_bytes = message_bytes(graph, messages)
     count = world_size(graph, num_ranks)
-    updates = graph.select(phase=Phase.UPDATE) & ~graph.select(kind=Kind.COMM)
+    updates = _updates(graph)
     if not updates.any():
         raise NotApplicableError("no task updates parameters", where="phase UPDATE")
-    sharded = rescale(graph, updates, 1 / count, "share of the update")
-    sharded = _gathered(sharded, np.flatnonzero(messages), updates)
-    if shards_gradients:
-        still = np.append(messages, np.zeros(sharded.num_tasks - graph.num_tasks, dtype=bool))
-        sharded = rescale(sharded, still, 0.5, "half of an all-reduce")
-        ops = sharded.tasks.get("op", sharded.tasks["name"]).assign(still, "reduce_scatter")
-        sharded = sharded.with_columns(op=ops)
     per_worker = size_bytes.sum() / (graph.num_iterations * graph.num_ranks)
-    kept = state_ratio + (1.0 if shards_gradients else 0.0)
-    saved = round(kept * per_worker * (1 - 1 / count))
-    base = graph.meta.memory_base_bytes
-    return sharded.note({"memory_base_bytes": max(0, base - saved), "world_size": count})
+    saved = round((state_ratio + num_more) * per_worker * (1 - 1 / count))
+    base = max(0, graph.meta.memory_base_bytes - saved)
+    shared = rescale(graph, updates, 1 / count, "share of the update")
+    return shared.note({"memory_base_bytes": base, "world_size": count})
 
 
-def _gathered(graph: Graph, messages: NDArray[np.int64], updates: NDArray[np.bool_]) -> Graph:
+def num_buffers(graph: Graph) -> int:
+    """Copies of the gradients that stay from step to step: the reducer's, which data-parallel adds."""
+    return int(graph.meta.buckets is not None)
+
+
+def scattered(graph: Graph, messages: NDArray[np.bool_]) -> Graph:
+    """Every worker gets its share of the gradients only: half of an all-reduce.
+
+    Parameters
+    ----------
+    graph : Graph
+    messages : bool [M]
+        The all-reduces among its first M tasks.
+    """
+    chosen = np.append(messages, np.zeros(graph.num_tasks - len(messages), dtype=bool))
+    halved = rescale(graph, chosen, 0.5, HALF)
+    return halved.with_columns(op=halved.tasks.get("op", halved.tasks["name"]).assign(chosen, "reduce_scatter"))
+
+
+def _updates(graph: Graph) -> NDArray[np.bool_]:
+    computes: NDArray[np.bool_] = graph.select(phase=Phase.UPDATE) & ~graph.select(kind=Kind.COMM)
+    return computes
+
+
+def _gathered(graph: Graph, messages: NDArray[np.int64]) -> Graph:
     """Behind each iteration's last updates one all-gather per message: the same ring, half the way."""
     tasks = graph.tasks
     iteration = tasks.get("iteration", np.zeros(graph.num_tasks, dtype=np.int64))
-    rows = np.flatnonzero(updates)
+    rows = np.flatnonzero(_updates(graph))
     key = iteration[rows].astype(np.int64) * (graph.num_resources + 1) + tasks["resource"][rows] + 1
     last: dict[int, list[int]] = {}
     for group, row in last_per_group(positions(graph), rows, key).items():
@@ -90,7 +121,7 @@ def _gathered(graph: Graph, messages: NDArray[np.int64], updates: NDArray[np.boo
         "resource": tasks["resource"][messages],
         "duration_ns": (tasks["duration_ns"][messages] + 1) // 2,
         "message_bytes": tasks["message_bytes"][messages],
-        "cost_source": "half of an all-reduce",
+        "cost_source": HALF,
         **{name: tasks[name][messages] for name in ("iteration", "rank") if name in tasks},
     }
     after = [last.get(int(iteration[row])) for row in messages]

@@ -1,0 +1,190 @@
+"""Shard the parameters themselves (what-if family "sharded data parallelism").
+
+In: a graph with gradient all-reduces, updates and layers. Out: what FullyShardedDataParallel does: each worker holds a
+share of everything, parameters are gathered ahead of the passes that read them, gradients reduce-scattered. What one
+all-reduce brings together is one unit. Not here: updates and gradients alone (``zero``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import registry
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import EdgeKind, Graph, Kind, Phase
+from windtunnel.graph.collectives import all_reduces, message_bytes
+from windtunnel.graph.ranks import arrivals, meetings
+from windtunnel.whatifs._gradients import gradients_of, iterations_of, last_per_group, one_iteration, positions, works
+from windtunnel.whatifs.zero import HALF, num_buffers, scattered, share_updates
+
+__all__ = ["zero_3"]
+
+# T tasks, M messages
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """Parameters of one unit, gathered for one pass: the unit's message, what it waits for, what waits for it."""
+
+    message: int
+    phase: Phase
+    after: tuple[int, ...]
+    before: tuple[int, ...]
+
+
+@registry.whatif(
+    "zero-3",
+    source="Rajbhandari et al., ZeRO, SC 2020; Zhao et al., PyTorch FSDP, VLDB 2023",
+    decides="what is sharded",
+)
+def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0, prefetch: int = 1) -> Graph:
+    """Shard parameters, gradients and optimizer state; parameters are gathered for the forward and the backward pass.
+
+    A unit is what one all-reduce brought together. Its parameters are gathered when the unit ``prefetch + 1`` places
+    before it has computed and is given up, so that as many units are whole at once; the last one of the forward pass
+    stays for the backward pass. Each gathering takes half of the all-reduce, as does the reduce-scatter that stands
+    for it.
+
+    Parameters
+    ----------
+    graph : Graph
+    num_ranks : int, optional
+        Workers, where the graph does not say.
+    state_ratio : float
+        Bytes of optimizer state over bytes of gradients (Adam in fp32: 2).
+    prefetch : int
+        Units that are gathered while another one computes.
+
+    Raises
+    ------
+    NotApplicableError
+        Nothing is all-reduced or updated, the number of workers or the sizes are unknown, or no layer's gradients
+        are in any message.
+    """
+    if prefetch < 0:
+        raise InputError(f"{prefetch} units cannot be gathered ahead", fix="give 0 or more")
+    messages = all_reduces(graph)
+    ranks = np.unique(graph.tasks["rank"]).tolist() if "rank" in graph.tasks else [0]
+    per_rank = [_of_rank(graph, np.flatnonzero(messages), rank, prefetch) for rank in ranks]
+    if not any(per_rank):
+        raise NotApplicableError("no layer's gradients are in any message", where=f"{int(messages.sum())} all-reduces")
+    sharded = share_updates(graph, num_ranks, state_ratio, num_more=1 + num_buffers(graph))
+    whole_bytes = (prefetch + 1) * int(message_bytes(graph, messages).max())
+    sharded = sharded.note({"memory_base_bytes": sharded.meta.memory_base_bytes + whole_bytes})
+    return _gathered(scattered(sharded, messages), per_rank)
+
+
+def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Gather]:
+    """All gatherings of one rank, in the order in which their parameters are needed."""
+    place = positions(graph)
+    found: list[_Gather] = []
+    updated: tuple[int, ...] = ()
+    for iteration in iterations_of(graph):
+        mine = one_iteration(graph, iteration, rank)
+        unit_T = _units(graph, messages[mine[messages]], mine, iteration, rank)
+        forward = _passes(graph, unit_T, place, Phase.FORWARD)
+        backward = _passes(graph, unit_T, place, Phase.BACKWARD)
+        found += _asked(place, forward, Phase.FORWARD, updated, prefetch)
+        # what the forward pass ended with is whole when the backward pass begins
+        still = {one.message for one in forward[-1:]}
+        turned = [one for one in backward if one.message not in still]
+        found += _asked(place, turned, Phase.BACKWARD, forward[-1].last if forward else (), prefetch)
+        rows = np.flatnonzero(mine & graph.select(phase=Phase.UPDATE) & works(graph))
+        updated = tuple(last_per_group(place, rows, graph.tasks["resource"][rows]).values())
+    return sorted(found, key=lambda one: place[list(one.before)].min())
+
+
+class _Pass(NamedTuple):
+    """One unit in one pass: its message, its first and its last tasks, one per resource."""
+
+    message: int
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def _passes(graph: Graph, unit_T: Ints, place: Ints, phase: Phase) -> list[_Pass]:
+    """The units of one iteration in the order in which a pass meets them."""
+    rows = np.flatnonzero((unit_T >= 0) & graph.select(phase=phase))
+    key = unit_T[rows] * (graph.num_resources + 1) + graph.tasks["resource"][rows] + 1
+    ends: list[dict[int, list[int]]] = []
+    for is_first in (True, False):
+        found: dict[int, list[int]] = {}
+        for group, row in last_per_group(place, rows, key, first=is_first).items():
+            found.setdefault(group // (graph.num_resources + 1), []).append(row)
+        ends.append(found)
+    passes = [_Pass(message, tuple(first), tuple(ends[1][message])) for message, first in ends[0].items()]
+    return sorted(passes, key=lambda one: place[list(one.first)].min())
+
+
+def _asked(
+    place: Ints, passes: Sequence[_Pass], phase: Phase, begin: tuple[int, ...], prefetch: int
+) -> Iterator[_Gather]:
+    """Gather for each pass once an earlier one gave up its place; a task that comes later is not waited for."""
+    for at, one in enumerate(passes):
+        freed = passes[at - prefetch - 1].last if at > prefetch else begin
+        needed = place[list(one.first)].min()
+        yield _Gather(one.message, phase, tuple(row for row in freed if place[row] < needed), one.first)
+
+
+def _units(graph: Graph, messages: Ints, mine: Mask, iteration: int, rank: int) -> Ints:
+    """The message that brings the gradients of each computing task's layer, -1 where none does, int64 [T]."""
+    feeds = _feeds(graph, messages, mine)
+    of_layer = {one.layer: int(feeds[one.ready]) for one in gradients_of(graph, iteration, rank)}
+    layers = graph.tasks.strings("layer")
+    unit = np.array([of_layer.get(text, -1) for text in layers.values] or [-1], dtype=np.int64)
+    return np.where(mine & works(graph), unit[layers.codes], -1)
+
+
+def _feeds(graph: Graph, messages: Ints, mine: Mask) -> Ints:
+    """The first of these messages that waits for each task of a rank, -1 for none, int64 [T]."""
+    indptr, rows = graph.predecessors_csr()
+    src = graph.edges["src"]
+    found = np.full(graph.num_tasks, -1, dtype=np.int64)
+    place = positions(graph)
+    ordered = messages[np.argsort(place[messages], kind="stable")]
+    for message, entry in zip(ordered.tolist(), arrivals(graph, ordered).tolist(), strict=True):
+        found[message] = message
+        front = [entry]
+        while front:
+            row = front.pop()
+            before = [src[edge] for edge in rows[indptr[row] : indptr[row + 1]]]
+            new = [one for one in before if found[one] < 0 and mine[one]]
+            found[new] = message
+            front += new
+    return found
+
+
+def _gathered(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Graph:
+    """Put the gatherings where their messages are sent, each behind the one before; those meet whose messages meet."""
+    tasks = graph.tasks
+    gathers = [one for gathers in per_rank for one in gathers]
+    message = np.array([one.message for one in gathers], dtype=np.int64)
+    columns = {
+        "name": "all-gather parameters",
+        "op": "all_gather",
+        "kind": int(Kind.COMM),
+        "phase": [int(one.phase) for one in gathers],
+        "resource": tasks["resource"][message],
+        "duration_ns": tasks["duration_ns"][message],
+        "message_bytes": tasks["message_bytes"][message],
+        "cost_source": HALF,
+        **{name: tasks[name][message] for name in ("iteration", "rank", "group") if name in tasks},
+    }
+    grown = graph.insert(columns, [one.after for one in gathers], [one.before for one in gathers])
+    new = np.arange(graph.num_tasks, grown.num_tasks)
+    is_same = np.repeat(np.arange(len(per_rank)), [len(one) for one in per_rank])
+    following = is_same[1:] == is_same[:-1]
+    grown = grown.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)
+    met = meetings(graph)
+    hub_of = dict(zip(met.member.tolist(), met.hub.tolist(), strict=True))
+    keys = [(hub_of[one.message], one.phase) if one.message in hub_of else None for one in gathers]
+    number = {key: at for at, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
+    members = [(row, number[key]) for row, key in zip(new.tolist(), keys, strict=True) if key is not None]
+    return grown.meet([row for row, _ in members], [at for _, at in members]) if members else grown
