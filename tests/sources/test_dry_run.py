@@ -229,9 +229,7 @@ def test_zero_3_of_an_averaged_job_is_the_sharded_job(tmp_path):
             for graph in (changed, sharded)
         ]
         assert (sent[0].sum() == sent[1].sum()) if is_whole else (0 < sent[0].sum() <= sent[1].sum())
-    scattered = [
-        graph.tasks["message_bytes"][graph.select(op="reduce_scatter")].sum() for graph in (changed, sharded)
-    ]
+    scattered = [graph.tasks["message_bytes"][graph.select(op="reduce_scatter")].sum() for graph in (changed, sharded)]
     assert scattered[0] == scattered[1]
     units = changed.tasks["message_bytes"][changed.select(op="reduce_scatter")]
     assert sharded.meta.memory_base_bytes == changed.meta.memory_base_bytes - 2 * units.max()
