@@ -55,9 +55,10 @@ def split_model(model: torch.nn.Module, inputs: tuple[Any, ...], stage_of: Mappi
     except (InputError, NotApplicableError):
         raise
     except Exception as error:  # export has no common class for what it refuses
-        text = str(error).strip().partition("\n")[0]
+        cause = error.__cause__ or error  # what pipelining says of it names no reason
+        text = str(cause).strip().partition("\n")[0]
         raise NotApplicableError(
-            f"torch.export does not take this model: {type(error).__name__}: {text}", where=type(model).__name__
+            f"torch.export does not take this model: {type(cause).__name__}: {text}", where=type(model).__name__
         ) from error
     part: Any
     for part in pipe.modules():
