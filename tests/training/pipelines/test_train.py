@@ -8,11 +8,13 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from benchmarks.peers.delayed import delayed_training, largest_error
 
@@ -24,6 +26,7 @@ from windtunnel.planning.pipelines.schedules import Action, Schedule, pipedream
 from windtunnel.planning.pipelines.verify import require_valid
 from windtunnel.training.pipelines import train
 from windtunnel.training.pipelines._trainer import train_rank
+from windtunnel.training.pipelines.runtime import PipelineRank
 from windtunnel.training.pipelines.train import orders_of, train_pipeline, trained_of
 
 MLP = {"batch_size": 16, "width": 8, "depth": 3}
@@ -92,6 +95,37 @@ def test_two_replicas_of_two_stages_train_on_the_whole_batch():
     trained = train_pipeline(orders_for("2bw", MLP, places, 4, 6, num_ranks=2, num_replicas=2, is_one=False))
 
     require_equal(trained, delayed_training("mlp", MLP, places, 6, 4, "2bw", num_replicas=2))
+
+
+def test_what_replicas_sent_is_given_up_before_the_update():
+    """An update takes memory of its own; the peak has the one or the other."""
+    alive: list[bool] = []
+
+    class Sent:
+        def share(self, stage, gradients):
+            flat = torch.zeros(4)
+            sent.append(weakref.ref(flat))
+            return lambda: gradients[0].copy_(flat)
+
+        def clip(self, gradients):
+            pass
+
+        waits = True
+
+    class Weights:
+        def gradients(self, batch):
+            return [torch.ones(4)]
+
+        def update(self, gradients):
+            alive.append(any(one() is not None for one in sent))
+
+    sent: list[weakref.ref] = []
+    stages = {at: SimpleNamespace(weights=Weights()) for at in (0, 1)}
+    rank = PipelineRank(stages, {}, 0, 1, 0, loss=None, feed=None, reduction=Sent())
+    for stage in stages:
+        rank._finish(stage, 0)
+
+    assert [False, False] == alive
 
 
 @pytest.mark.slow

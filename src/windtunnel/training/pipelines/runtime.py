@@ -244,8 +244,9 @@ class PipelineRank:
         self._sharing.setdefault(batch, []).append(self._reduction.share(stage, ready[stage]))
         if self._reduction.waits and len(ready) < len(self._stages):
             return
-        for put in self._sharing.pop(batch):
-            put()
+        sharing = self._sharing.pop(batch)
+        while sharing:
+            sharing.pop(0)()  # what was sent is given up before the update takes its own
         self._reduction.clip(ready.values())
         for at, gradients in self._ready.pop(batch).items():
             self._stages[at].weights.update(gradients)
