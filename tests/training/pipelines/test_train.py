@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from benchmarks.peers.delayed import delayed_training, largest_error
 
 from tests.training.pipelines.schedules_merged import merged
