@@ -240,6 +240,7 @@ def codesign(name: str, options: Options, parts: Sequence[str] = PARTS, progress
         A name is unknown.
     """
     checked_network(name)
+    template_space(options.area_limit_um2)  # an area that cannot be is refused before anything is traced
     models = {one: traced(name, one, progress) for one in dict.fromkeys(options.microbatches)}
     return codesign_models(models, options, parts, expert=EXPERTS[name], progress=progress)
 

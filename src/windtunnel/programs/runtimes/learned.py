@@ -27,7 +27,7 @@ from windtunnel.measure.threads import threads
 from windtunnel.programs.runtimes.forest import Forest
 from windtunnel.programs.runtimes.layer_kernels import LayerKernel, split
 from windtunnel.programs.runtimes.model import PRESETS, ForestSettings, KernelForests, sample_adaptively
-from windtunnel.programs.runtimes.run import find_fusions, measure_kernels
+from windtunnel.programs.runtimes.run import checked_runtime, find_fusions, measure_kernels
 from windtunnel.progress import Progress
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ def learn_runtime(
     PriceError
         A net cannot be split into kernels, or a layer of ``extra`` is unknown.
     """
+    checked_runtime(runtime)
+    extra = list(extra)
+    if not nets and not extra:
+        raise InputError("the prior is empty", fix="give nets, or kernels to learn from")
     clock = time.thread_time_ns if num_threads == 1 else time.perf_counter_ns  # others on the core do not count
     with threads(num_threads):
         ceilings = measured_ceilings(num_threads=num_threads)

@@ -29,6 +29,7 @@ __all__ = [
     "RUNTIMES",
     "Compiled",
     "FusionTest",
+    "checked_runtime",
     "compile_for",
     "find_fusions",
     "in_turn",
@@ -77,6 +78,19 @@ class Compiled:
             one.mul_(1.0)
 
 
+def checked_runtime(runtime: str) -> str:
+    """The name, if it is one of ``RUNTIMES``.
+
+    Raises
+    ------
+    InputError
+        It is not.
+    """
+    if runtime not in RUNTIMES:
+        raise InputError(f"no runtime is called {runtime!r}", where="runtime", fix=f"use {', '.join(RUNTIMES)}")
+    return runtime
+
+
 def compile_for(runtime: str, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Compiled:
     """The model as the runtime runs it, on these inputs.
 
@@ -98,9 +112,7 @@ def compile_for(runtime: str, model: torch.nn.Module, inputs: Sequence[torch.Ten
     require("torch", extra="torch")
     import torch
 
-    if runtime not in RUNTIMES:
-        raise InputError(f"no runtime is called {runtime!r}", where="runtime", fix=f"use {', '.join(RUNTIMES)}")
-    if runtime == "eager":
+    if checked_runtime(runtime) == "eager":
         return Compiled(model, tuple(inputs))
     last = torch.channels_last
     given = (one.contiguous(memory_format=last) if one.ndim == 4 else one for one in inputs)
