@@ -6,6 +6,7 @@ gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -74,7 +75,8 @@ class Endpoint:
         FlightError
             The loss or the gradient is no number; names the worker.
         """
-        if not torch.isfinite(step.gradient).all():
+        # the sum of numbers is a number, unless it is too large
+        if not math.isfinite(step.gradient.sum()) and not torch.isfinite(step.gradient).all():
             raise FlightError(
                 f"worker {self.node.rank} has a gradient that is no number (loss {step.loss})",
                 where=f"its step that began at {step.begun_ns / 1e9:.3f} s",

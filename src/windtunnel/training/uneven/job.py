@@ -125,7 +125,8 @@ class FlatModel:
         self._enter(weights, buffers)
         self._gradient.zero_()
         self.module.train()
-        torch.manual_seed(seed)  # for dropout: nothing hangs on who was computed before
+        # for dropout: nothing hangs on who was computed before; torch.manual_seed would ask for devices each time
+        torch.default_generator.manual_seed(seed)
         loss = self.job.loss(self.module(self.job.inputs[chosen]), self.job.targets[chosen])
         loss.backward()
         if self._buffers:
