@@ -217,6 +217,13 @@ def test_a_dry_run_is_priced_with_its_messages(sharded):
     assert found.makespan_ns > found.device_ns > 0
 
 
+def test_another_batch_is_traced_again(sharded):
+    with pytest.raises(InputError, match="does not show its batch size") as refusal:
+        forecast(sharded, machine("dgx-h100"), batch_size=8)
+
+    assert "dry-run" in refusal.value.fix
+
+
 def test_zero_3_of_an_averaged_job_is_the_sharded_job(tmp_path):
     """Both gather all parameters for each pass but what is still whole, scatter all gradients, hold a share."""
     on = machine("dgx-h100")

@@ -25,12 +25,14 @@ from windtunnel.cluster._state import (
     EAGER,
     IS_DUE,
     IS_SERVED,
+    IS_STOPPED,
     LATER,
     MOST_OPEN,
     NEED_ROOM,
     NEED_SPEED,
     NEVER,
     NEXT_ARRIVAL,
+    NOBODY,
     NOW,
     NUM_DECLINED,
     NUM_EVENTS,
@@ -63,7 +65,7 @@ _WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again aft
 
 
 @kernel
-def run_events(state: Any, rules: Any, max_events: int, until: int = int(NEVER)) -> int:
+def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
     """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
     at = state.at
     while True:
@@ -239,15 +241,17 @@ def migrate(state: Any, rules: Any) -> int:
             continue
         at[PICKED] = 0
         add_pick(
-            state, best_machine(state, rules, state.jobs[job].gpus, 0, len(state.machines), -1), state.jobs[job].gpus
+            state,
+            best_machine(state, rules, state.jobs[job].gpus, 0, len(state.machines), NOBODY),
+            state.jobs[job].gpus,
         )
         at[PICKED_TIER] = 0
-        if np.isnan(speed_of(state, job, 1)):
+        if np.isnan(speed_of(state, job, np.int64(1))):
             return NEED_SPEED
         if not has_room(state):
             return NEED_ROOM
         machine = state.pick[0].machine
-        end_segment(state, rules, job, False)
+        end_segment(state, rules, job, IS_STOPPED)
         state.jobs[job].preempted -= 1
         at[PICKED] = 0
         add_pick(state, machine, state.jobs[job].gpus)

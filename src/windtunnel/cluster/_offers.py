@@ -16,11 +16,14 @@ from windtunnel.cluster._state import (
     MOST_OPEN,
     MOST_OPEN_RACK,
     NEVER,
+    NOBODY,
     NOW,
     NUM_HOLDING,
     OPEN,
     PICKED,
     PICKED_TIER,
+    SPANS_NETWORK,
+    SPANS_RACK,
     WATCHED,
     kernel,
     mixed,
@@ -289,10 +292,10 @@ def offer(state: Any, rules: Any, job: int) -> bool:
         offer_affine(state, rules, job)
         return True
     if rules.placement == SPREAD and (not state.jobs[job].is_skewed or num > len(state.open_count) - 1):
-        pick_any(state, rules, num, -1)
+        pick_any(state, rules, num, NOBODY)
         return True
     if num <= at[MOST_OPEN]:
-        pick_machine(state, rules, num, -1)
+        pick_machine(state, rules, num, NOBODY)
         return True
     if rules.tuner == AUTO:
         retune(state, rules, state.jobs[job].demand)
@@ -300,12 +303,12 @@ def offer(state: Any, rules: Any, job: int) -> bool:
     per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
     if (
         num <= at[MOST_OPEN_RACK]
-        and (num > per_machine or waited >= timer_of(state, rules, job, 0))
-        and pick_rack(state, rules, num, -1)
+        and (num > per_machine or waited >= timer_of(state, rules, job, SPANS_RACK))
+        and pick_rack(state, rules, num, NOBODY)
     ):
         return bool(take_or_leave(state, rules, job))
-    if num > per_rack or waited >= timer_of(state, rules, job, 1):
-        pick_any(state, rules, num, -1)
+    if num > per_rack or waited >= timer_of(state, rules, job, SPANS_NETWORK):
+        pick_any(state, rules, num, NOBODY)
         return bool(take_or_leave(state, rules, job))
     return True
 

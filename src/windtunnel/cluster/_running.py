@@ -13,9 +13,12 @@ from windtunnel.cluster._order import set_key
 from windtunnel.cluster._sharing import final_stop, share_links, use_of
 from windtunnel.cluster._state import (
     DONE,
+    IS_LAST,
+    IS_STOPPED,
     NEED_ROOM,
     NEED_SPEED,
     NEVER,
+    NOBODY,
     NOW,
     NUM_EVENTS,
     NUM_HOLDING,
@@ -74,11 +77,11 @@ def end_quantum(state: Any, rules: Any, job: int) -> None:
     state.jobs[job].quanta += 1
     left = state.jobs[job].work - state.jobs[job].done
     if state.jobs[job].quanta * state.jobs[job].quantum >= left * (1.0 - 1e-12):
-        end_segment(state, rules, job, True)
+        end_segment(state, rules, job, IS_LAST)
         return
     time = quantum_end(state, job)
     if time > state.jobs[job].expires:
-        end_segment(state, rules, job, False)
+        end_segment(state, rules, job, IS_STOPPED)
         return
     state.jobs[job].stop = time
     push_event(state, time, STOP, state.jobs[job].segment)
@@ -187,7 +190,7 @@ def drop_reservation(state: Any) -> None:
     """Machines are open again."""
     for machine in range(len(state.machines)):
         if state.machines[machine].kept_for >= 0:
-            keep_for(state, machine, -1)
+            keep_for(state, machine, NOBODY)
     state.at[RESERVER] = -1
     note_open(state)
 
@@ -197,5 +200,5 @@ def stop_job(state: Any, rules: Any, job: int) -> bool:
     """Preempt a running job now, where a Python function says so."""
     if state.jobs[job].status != RUNNING or not has_room(state):
         return False
-    end_segment(state, rules, job, False)
+    end_segment(state, rules, job, IS_STOPPED)
     return True

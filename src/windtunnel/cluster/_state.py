@@ -19,7 +19,11 @@ Array = NDArray[Any]
 
 NEVER = np.int64(1 << 61)
 COMING, WAITING, RUNNING, OVER = 0, 1, 2, 3  # status of a job
-STOP, RETURN, TIMER = 0, 1, 2  # kinds of events: a segment ends, its GPUs come back, a job may take worse
+# What is handed on from one compiled function to another is no literal: each literal would be compiled for itself.
+STOP, RETURN, TIMER = np.int64(0), np.int64(1), np.int64(2)  # a segment ends, its GPUs come back, a job may take worse
+NOBODY = np.int64(-1)  # a job for which a machine is drained
+SPANS_RACK, SPANS_NETWORK = np.int64(0), np.int64(1)  # what a job takes when its timer is over
+IS_LAST, IS_STOPPED = np.bool_(True), np.bool_(False)  # its work is done with a segment, or it waits again
 
 # places in ``at``
 NOW, NUM_WAITING, NUM_EVENTS, SEQUENCE, NUM_SEGMENTS, NUM_PLACES, NEXT_ARRIVAL, IS_DUE, NUM_OVER, POPPED = range(10)

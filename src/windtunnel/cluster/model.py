@@ -160,7 +160,7 @@ def simulate(
         return supply(state, code, profiles, speeds, cluster)
 
     asked = Asked(policy, rules, cluster, jobs, supplied)
-    while (code := run_events(state, rules, most)) != st.DONE:
+    while (code := run_events(state, rules, most, st.NEVER)) != st.DONE:
         if progress is not None:
             progress("jobs", int(state.at[st.NUM_OVER]), len(jobs))
         if code in (st.NEED_SPEED, st.NEED_ROOM):

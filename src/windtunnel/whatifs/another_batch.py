@@ -17,6 +17,7 @@ from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.whatifs._batch_shapes import Growth, Inputs, carriers, resized
 from windtunnel.whatifs._batch_size import batch_size_of
+from windtunnel.whatifs.placing import never_run
 
 __all__ = ["batch_of", "sizes_between", "with_batch"]
 
@@ -71,9 +72,12 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
     if wanted < 1:
         raise InputError(f"a batch cannot have {wanted} samples", fix="use 1 or more")
     if captured < 1:
+        is_traced = bool(never_run(graph).any())
         raise InputError(
             "the graph does not show its batch size",
-            fix="capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch",
+            fix="trace the script again, with that batch: windtunnel dry-run"
+            if is_traced
+            else "capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch",
         )
     loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
     return _at_batch(graph, captured, wanted).scale(loads, wanted / captured)
