@@ -16,7 +16,7 @@ from windtunnel.graph.schema import EdgeKind, Kind, Phase
 __all__ = ["all_reduces", "message_bytes", "world_size"]
 
 Mask = NDArray[np.bool_]
-_ALL_REDUCE = r"(?i).*all.?reduce.*"
+_ALL_REDUCE, _REDUCE_SCATTER = r"(?i).*all.?reduce.*", r"(?i).*reduce.?scatter.*"
 
 
 def all_reduces(graph: Graph) -> Mask:
@@ -35,12 +35,17 @@ def all_reduces(graph: Graph) -> Mask:
     if "phase" in graph.tasks:
         found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
     if not found.any():
-        raise NotApplicableError(
-            "no gradients are all-reduced here",
-            where=f"{int(communicates.sum())} communication tasks",
-            fix="capture a distributed job, or put data-parallel first: data-parallel:num_ranks=8+...",
-        )
+        raise _without_all_reduces(graph, communicates)
     return found
+
+
+def _without_all_reduces(graph: Graph, communicates: Mask) -> NotApplicableError:
+    where = f"{int(communicates.sum())} communication tasks"
+    if (communicates & graph.select(op=_REDUCE_SCATTER)).any():
+        fix = "capture or trace the job with other shards or ranks: windtunnel dry-run --ranks N"
+        return NotApplicableError("gradients are reduce-scattered here, the job is sharded", where=where, fix=fix)
+    fix = "capture a distributed job, or put data-parallel first: data-parallel:num_ranks=8+..."
+    return NotApplicableError("no gradients are all-reduced here", where=where, fix=fix)
 
 
 def _read_by_layers(graph: Graph) -> Mask:

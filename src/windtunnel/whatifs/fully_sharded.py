@@ -8,7 +8,6 @@ all-reduce brings together is one unit. Not here: updates and gradients alone (`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +28,15 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class _Gather:
+class _Pass(NamedTuple):
+    """One unit in one pass: its message, its first and its last tasks, one per resource."""
+
+    message: int
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+class _Gather(NamedTuple):
     """Parameters of one unit, gathered for one pass: the unit's message, what it waits for, what waits for it."""
 
     message: int
@@ -99,14 +105,6 @@ def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Ga
         rows = np.flatnonzero(mine & graph.select(phase=Phase.UPDATE) & works(graph))
         updated = tuple(last_per_group(place, rows, graph.tasks["resource"][rows]).values())
     return sorted(found, key=lambda one: place[list(one.before)].min())
-
-
-class _Pass(NamedTuple):
-    """One unit in one pass: its message, its first and its last tasks, one per resource."""
-
-    message: int
-    first: tuple[int, ...]
-    last: tuple[int, ...]
 
 
 def _passes(graph: Graph, unit_T: Ints, place: Ints, phase: Phase) -> list[_Pass]:
@@ -179,8 +177,8 @@ def _gathered(graph: Graph, per_rank: Sequence[Sequence[_Gather]]) -> Graph:
     }
     grown = graph.insert(columns, [one.after for one in gathers], [one.before for one in gathers])
     new = np.arange(graph.num_tasks, grown.num_tasks)
-    is_same = np.repeat(np.arange(len(per_rank)), [len(one) for one in per_rank])
-    following = is_same[1:] == is_same[:-1]
+    owner = np.repeat(np.arange(len(per_rank)), [len(one) for one in per_rank])
+    following = owner[1:] == owner[:-1]
     grown = grown.connect(new[:-1][following], new[1:][following], EdgeKind.ORDER)
     met = meetings(graph)
     hub_of = dict(zip(met.member.tolist(), met.hub.tolist(), strict=True))

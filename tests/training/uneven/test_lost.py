@@ -111,7 +111,11 @@ def test_cluster_files_name_when_a_worker_is_lost(tmp_path):
 
 @pytest.mark.parametrize(
     ("strategy", "is_in_kernel"),
-    [("asp", False), ("hop", False), pytest.param("asp", True, marks=[needs_namespaces, pytest.mark.slow])],
+    [
+        ("asp", False),
+        pytest.param("hop", False, marks=pytest.mark.slow),
+        pytest.param("asp", True, marks=[needs_namespaces, pytest.mark.slow]),
+    ],
 )
 def test_a_killed_process_is_lost_as_in_virtual_time(tmp_path, strategy, is_in_kernel):
     """One of three processes is killed; the others make the steps that virtual time foretells."""
