@@ -94,6 +94,15 @@ def test_counts_are_of_one_iteration():
     assert 0 == counts["low-precision operators"]
 
 
+def test_two_loaders_of_two_workers_each_have_two_workers():
+    """A loader for training and one for testing; a flight changes both."""
+    loaders = [torch.utils.data.DataLoader(range(4), num_workers=num) for num in (2, 2)]
+    before, after = ({"workers": 0.0}, seen(lambda: None, LiveProgram([]), loaders=loaders))
+
+    assert 2 == after["workers"]
+    assert "" == becomes("workers", "num_workers")(before, after, {"num_workers": 2})
+
+
 def test_precision_and_layout_are_seen():
     model = torch.nn.Conv2d(3, 4, 3)
     images = torch.randn(2, 3, 8, 8)

@@ -99,7 +99,8 @@ class Witness:
         return {
             "threads": torch.get_num_threads(),
             "collector": float(gc.isenabled()),
-            "workers": sum(int(loader.num_workers) for loader in self._loaders),
+            # of each loader: one for training and one for testing have as many
+            "workers": max((int(loader.num_workers) for loader in self._loaders), default=0),
             "compiled graphs": float(graphs),
             "ranks": float(self._program.num_ranks),
             "averaged models": float(len(hooks)),
