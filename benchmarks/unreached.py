@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import windtunnel
-from windtunnel import graph, registry
+from windtunnel import graph, nn, registry
 
 ROOT = Path(windtunnel.__file__).resolve().parents[2]
 SPAN = re.compile(r"`windtunnel((?:\.[a-z_]+)+)\(?")
@@ -34,6 +34,7 @@ ALLOWED = {
     "typer": "_suite list_commands resolve_command @app.callback",
     "warnings": "showwarning",
     "sqlite3": "text_factory",
+    "policies of users": "work_left_ns attained_gpu_s started_ns",
     "gymnasium": "action_space observation_space",
     "highspy": "HandleKeyboardInterrupt num_col_ num_row_ col_*_ row_*_ format_ start_ index_ value_",
     "ortools": "max_time_in_seconds relative_gap_limit",
@@ -226,8 +227,9 @@ def _shown() -> Iterator[tuple[str, str]]:
 
 def public_names() -> set[str]:
     """What the reference pages list or pages import, with the members of classes, and what pages name by its path."""
-    names = set(windtunnel.__all__) | set(graph.__all__)
-    listed = [getattr(room, name) for room in (windtunnel, graph) for name in room.__all__]
+    rooms = (windtunnel, graph, nn)
+    names = {name for room in rooms for name in room.__all__}
+    listed = [getattr(room, name) for room in rooms for name in room.__all__]
     for one in [*listed, *_imported_by_pages()]:
         given = re.findall(r"\w+", str(getattr(one, "__annotations__", {}).get("return", "")))
         for each in (one, *(getattr(inspect.getmodule(one), name, None) for name in given)):

@@ -11,6 +11,7 @@ from tests.cli.command import windtunnel
 from tests.cluster.test_inputs import TIERS
 from tests.cluster.worlds import INF, POLICIES, ShapeSpeeds, cluster, world
 from windtunnel.cluster import Jobs, Policy, simulate
+from windtunnel.cluster.formats import read_jobs
 from windtunnel.cluster.metrics import honest_notes, shared_link_share, summarize, use_over_time
 from windtunnel.cluster.search import compare, tune
 from windtunnel.cluster.segments import segments_graph
@@ -159,8 +160,10 @@ def test_the_verbs_answer_in_words_and_in_json(files):
 
     tuned = json.loads(windtunnel("cluster", "tune", *given, "--leases", "0,2", "--json").stdout)
     assert 3 == len(tuned["pairs"])
-    more = windtunnel("cluster", "simulate", *given, "--generate", "30", "--models", "vgg=1", "--overlap", "--json")
+    more = windtunnel("cluster", "simulate", *given, "--generate", "30", "--models", "vgg=1", "--overlap", "--json",
+                      "--write-jobs", files / "made.csv")  # fmt: skip
     assert 0 == more.code, more.stderr
+    assert 30 == len(read_jobs(files / "made.csv").jobs)
 
 
 @pytest.mark.parametrize(

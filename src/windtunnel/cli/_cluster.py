@@ -77,6 +77,7 @@ def given_of(
     from windtunnel.cluster import read_cluster
     from windtunnel.cluster.formats import read_jobs
     from windtunnel.cluster.generator import fit_mix, generate, with_models
+    from windtunnel.cluster.speeds import TableSpeeds
 
     cluster = read_cluster(cluster_path)
     cluster = replace(cluster, shares_links=cluster.shares_links or shares_links)
@@ -91,7 +92,7 @@ def given_of(
         notes.append(f"{int(large.sum())} jobs are larger than the cluster and were left out")
         jobs = jobs.take(~large)
     found = _speeds(speeds, shape, cluster, overlap=overlap)
-    noisy = getattr(found, "faster_than_ideal", ())
+    noisy = found.faster_than_ideal if isinstance(found, TableSpeeds) else []
     if noisy:
         notes.append(
             f"{len(noisy)} rows of the table of speeds are above 1, which noise can cause: {', '.join(noisy[:4])}"

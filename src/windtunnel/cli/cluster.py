@@ -67,6 +67,9 @@ def simulate(
     skip_too_large: Skip = False,
     quantum: Quantum = 0,
     graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep the run as a graph of segments.")] = None,
+    write_jobs: Annotated[
+        Path | None, typer.Option("--write-jobs", metavar="CSV", help="Keep the jobs, such as generated ones.")
+    ] = None,
     output: Page = None,
     force: Force = False,
     as_json: Json = False,
@@ -80,7 +83,7 @@ def simulate(
     from windtunnel.cluster.metrics import document, summarize
     from windtunnel.cluster.search import Outcome
 
-    for path in (graph, output):
+    for path in (graph, output, write_jobs):
         if path is not None:
             require_free(path, force=force)
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
@@ -91,6 +94,10 @@ def simulate(
         )
         summary = summarize(run)
     outcome = Outcome(policy, run, summary)
+    if write_jobs is not None:
+        from windtunnel.cluster import formats
+
+        formats.write_jobs(given.jobs, write_jobs)
     if graph is not None:
         from windtunnel.cluster.segments import segments_graph
         from windtunnel.graph import save

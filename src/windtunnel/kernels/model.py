@@ -1,7 +1,7 @@
-"""What a candidate is, what is known of it, and what may be expected without running it (room kernels).
+"""What a candidate is, and what is known of it (room kernels).
 
-In: a function with edits. Out: ``Candidate``, ``Evaluation``, ``Kernel``; the static price that orders what nobody has
-measured. Not here: running (``run``), choosing (``search``).
+In: a function with edits. Out: ``Candidate``, ``Evaluation``, ``Kernel``. Not here: running (``run``), choosing
+(``search``).
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 
 from windtunnel.kernels.cases import Cases
 from windtunnel.kernels.compiling import simplified
-from windtunnel.kernels.edits import Individual, apply, key
-from windtunnel.kernels.flow import Flow
+from windtunnel.kernels.edits import Individual, key
 from windtunnel.kernels.ir import Function, parse
 
-__all__ = ["CLASSES", "Candidate", "Evaluation", "Kernel", "kernel_of", "static_price"]
+__all__ = ["CLASSES", "Candidate", "Evaluation", "Kernel", "kernel_of"]
 
 CLASSES = ("ok", "wrong", "crash", "timeout", "forbidden", "memory", "unverifiable")
 """Every candidate ends as one of these."""
-_COSTS = {"fdiv": 12, "frem": 40, "udiv": 20, "sdiv": 20, "urem": 20, "srem": 20, "call": 8, "load": 4, "store": 3}
-_TRIPS = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,20 +102,3 @@ def kernel_of(text: str, cases: Cases, name: str = "", file: str = "") -> Kernel
     parse(text)  # so that lines are those of the user's text
     function = parse(simplified(text))
     return Kernel(name or function.name, function, cases, text, file)
-
-
-def static_price(function: Function, edits: Individual = frozenset()) -> float:
-    """Costs of the instructions, those of a loop counted as often as it is deep: 10 times each.
-
-    A price for the order of candidates, not a time.
-    """
-    changed = apply(function, edits)
-    flow = Flow.of(changed)
-    depth = [0] * len(changed.blocks)
-    for _, body in flow.loops():
-        for block in body:
-            depth[block] += 1
-    return float(sum(
-        _COSTS.get(one.opcode, 1) * _TRIPS ** depth[at]
-        for at, block in enumerate(changed.blocks) for one in block.instructions if not one.is_anchor
-    ))  # fmt: skip

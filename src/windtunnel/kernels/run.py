@@ -47,11 +47,6 @@ class Counts:
     repeated: int = 0
     same_program: int = 0
 
-    @property
-    def num_evaluated(self) -> int:
-        """All that were asked for, but for repeated ones."""
-        return sum(self.kinds.values()) + self.same_program
-
 
 @dataclass(frozen=True)
 class Timed:
