@@ -69,6 +69,7 @@ def predict(
     from windtunnel.graph import save
     from windtunnel.units import parse_duration
     from windtunnel.whatifs.forecast import changes, forecast, ranked
+    from windtunnel.whatifs.placing import never_run
 
     if output is not None:
         _require_one(on)
@@ -98,7 +99,8 @@ def predict(
     else:
         _print_ranking(found, ranked_by)
         print_chips(found, facts)
-    _advise_next(graph, on, found[0], others, output)
+    asked = output or (None if never_run(captured).any() else graph)
+    _advise_next(graph, on, found[0], others, asked)
 
 
 def _require_one(on: str) -> None:
@@ -106,7 +108,8 @@ def _require_one(on: str) -> None:
         raise InputError(f"one priced graph cannot be kept of {on}", where="--output", fix="name one device with --on")
 
 
-def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], kept: Path | None) -> None:
+def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], asked: Path | None) -> None:
+    """``asked``: the graph that what-ifs can be asked about; what never ran has no times of its own."""
     if on in _HOST and found.unsure_ratio > _UNSURE:
         advise("next: windtunnel calibrate --budget 5m")
         return
@@ -118,9 +121,9 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], 
         options = f" --dtype {best.dtype}" if best.dtype != "as captured" else ""
         options += f" --batch {best.batch_size}" if best.batch_size != found.batch_size else ""
         advise(f"next: windtunnel predict {graph} --on {on}{options}")
-    elif found.is_host_measured or kept is not None:
-        advise(f"next: windtunnel whatif {kept or graph} --all")
-    else:  # what never ran has no times of its own to ask about
+    elif asked is not None:
+        advise(f"next: windtunnel whatif {asked} --all")
+    else:
         suggest("windtunnel", "predict", graph, "--on", on, "--output", graph.with_suffix(".priced.wt"))
 
 
