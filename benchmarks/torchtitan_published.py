@@ -8,6 +8,9 @@ that learns from published measurements of other GPUs. Nothing is fitted to thes
 operators that feed each other make one trip through memory (what-if ``fuse-kernels``); its memory is that of the
 program as it is written, and not judged. What was computed in fp8 is told and not predicted.
 
+Beside it the unmodified trainer of transformers (``benchmarks/dry_run/trainer.py``, needs transformers and accelerate)
+is traced for eight ranks: each of its layers is to be gathered and scattered.
+
     WINDTUNNEL_TORCHTITAN=FOLDER python -m benchmarks.torchtitan_published --verbose
 """
 
@@ -36,9 +39,10 @@ MEDIAN_TARGET, WORST_TARGET, MEMORY_TARGET = 0.10, 0.15, 0.05
 MANY, MOST_S = 8192, 90.0
 TARGET = (
     f"tokens/s within {MEDIAN_TARGET:.0%} median, {WORST_TARGET:.0%} worst, memory within {MEMORY_TARGET:.0%}, every "
-    f"ordering right; {MANY:,} GPUs traced within {MOST_S:.0f} s"
+    f"ordering right; {MANY:,} GPUs traced within {MOST_S:.0f} s; transformers' trainer is traced"
 )
 SEQUENCE, BATCH = 8192, 2
+TRAINER, NUM_SHARDED = Path(__file__).resolve().parent / "dry_run" / "trainer.py", 3  # two layers and what is around
 SCRIPT = "from torchtitan.train import Trainer, main\n\nmain(Trainer)\n"
 """Its own module ends in these lines."""
 
@@ -79,15 +83,25 @@ def inputs(folder: Path) -> list[str]:
     return [word for name, value in named.items() for word in (f"--{name}", str(value))]
 
 
-def traced(titan: str, folder: Path, arguments: list[str], num_gpus: int) -> tuple[Graph, float]:
-    """The graph of the trainer's step, and how long tracing took in seconds."""
-    target = folder / f"{num_gpus}.wt"
+def traced(titan: str, script: Path, arguments: list[str], num_gpus: int) -> tuple[Graph, float]:
+    """The graph of a trainer's step, and how long tracing took in seconds."""
+    target = script.parent / f"{num_gpus}.wt"
     own = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), titan]))
     command = [sys.executable, "-m", "windtunnel", "dry-run", "--ranks", str(num_gpus), "-o", str(target)]
-    done = run_to_end([*command, str(folder / "train.py"), *arguments], environment={"PYTHONPATH": own})
+    done = run_to_end([*command, str(script), *arguments], environment={"PYTHONPATH": own})
     assert done is not None, "the trainer said nothing"
     assert target.exists(), done.stderr[-2000:]
     return load(target), done.elapsed_ns * 1e-9
+
+
+def of_transformers(titan: str, folder: Path) -> bool:
+    """Whether the trainer of transformers gathers and scatters each of its layers among eight ranks."""
+    script = folder / "transformers" / TRAINER.name
+    script.parent.mkdir()
+    script.write_text(TRAINER.read_text(encoding="utf-8"), encoding="utf-8")
+    graph, _ = traced(titan, script, [str(folder / "out")], 8)
+    ops = graph.tasks.strings("op").to_numpy().tolist()
+    return min(ops.count("all_gather"), ops.count("reduce_scatter")) >= NUM_SHARDED
 
 
 def of_the_page() -> Device:
@@ -151,7 +165,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         arguments, pricers = inputs(folder), models(folder)
-        graphs = {count: traced(titan, folder, arguments, int(count)) for count in {row["num_gpus"] for row in asked}}
+        script = folder / "train.py"
+        graphs = {count: traced(titan, script, arguments, int(count)) for count in {row["num_gpus"] for row in asked}}
         for row in asked:
             graph, seconds = graphs[row["num_gpus"]]
             is_compiled = row["compile"] == "yes"
@@ -171,7 +186,8 @@ def main() -> int:
             found.append({"job": job, "errors": errors, "traced_s": seconds, "tokens_per_s": told_per_s})
             if not is_compiled:
                 found[-1]["memory_errors"] = memory
-        many_s = traced(titan, folder, arguments, MANY)[1]
+        many_s = traced(titan, script, arguments, MANY)[1]
+        is_sharded = of_transformers(titan, folder)
     if bar.is_verbose():
         for one in found:
             print(one)
@@ -188,6 +204,7 @@ def main() -> int:
         "memory": reserved <= MEMORY_TARGET,
         "ordering": is_ordered(found, best),
         "many": many_s <= MOST_S,
+        "trainer of transformers": is_sharded,
     }
     bar.report(
         "torchtitan_published",

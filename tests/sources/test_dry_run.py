@@ -122,6 +122,28 @@ class Whole(nn.Module):
 
 train(Whole().to(device))
 """
+LOADED = """
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+data = torch.randn(4096, 64)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return len(data)
+
+    def __getitem__(self, at):
+        return data[at]
+
+
+model = DistributedDataParallel(Block().to(device))
+optimizer = torch.optim.SGD(model.parameters())
+for x in DataLoader(Rows(), 16, sampler=DistributedSampler(Rows())):
+    optimizer.zero_grad()
+    model(x.to(device)).pow(2).mean().backward()
+    optimizer.step()
+"""
 DROPPING = """
 class Dropping(Block):
     def forward(self, x):
@@ -321,6 +343,19 @@ def test_a_buffer_that_is_added_to_and_filled_is_read_and_written(dropping):
 
     assert 4 * 64 * 256 + 2 * 4 * (64 + 256) == int(dropping.tasks["bytes_read"][added][0])
     assert 4 * 64 * 256 == int(dropping.tasks["bytes_written"][added][0])
+
+
+def test_a_loader_that_shuffles_draws_rows_of_which_nobody_knows_which(tmp_path):
+    graph = traced(tmp_path, LOADED, 8)
+
+    copied = graph.tasks.strings("input_shapes").take(np.flatnonzero(graph.select(phase=Phase.FORWARD))).to_numpy()
+    assert any("[16,64]" in text for text in copied)
+    assert {("all_reduce", 8): 1} == messages(graph)
+
+
+def test_a_slice_up_to_a_value_has_no_size(tmp_path):
+    with pytest.raises(InputError, match="has a size that hangs on values"):
+        traced(tmp_path, LOADED.replace("data[at]", "data[: at + 1]"), 8)
 
 
 def test_a_decision_by_a_value_names_its_line(tmp_path):

@@ -40,7 +40,6 @@ _SIZED |= {
     "chunk",
     "new_zeros",
     "new_empty",
-    "__getitem__",
 }
 
 
@@ -99,7 +98,9 @@ class Values:
         InputError
             One does.
         """
-        if getattr(function, "__name__", "") in _SIZED and any(isinstance(one, WholeStandIn) for one in _flat(args)):
+        name = getattr(function, "__name__", "")
+        asked = _within_slices(args) if name == "__getitem__" else _flat(args) if name in _SIZED else ()
+        if any(isinstance(one, WholeStandIn) for one in asked):
             raise InputError(
                 f"the result of {function.__name__} has a size that hangs on values of a real run",
                 where=own_line() or "torch",
@@ -139,10 +140,17 @@ def _flat(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, list | tuple):
             yield from _flat(value)
-        elif isinstance(value, slice):
-            yield from (value.start, value.stop, value.step)
         else:
             yield value
+
+
+def _within_slices(values: Any) -> Iterator[Any]:
+    """Bounds of slices: a number alone, or a list of them, picks rows without changing how large each is."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _within_slices(value)
+        elif isinstance(value, slice):
+            yield from (value.start, value.stop, value.step)
 
 
 class StandIn(float):
