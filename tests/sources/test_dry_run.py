@@ -144,6 +144,21 @@ for x in DataLoader(Rows(), 16, sampler=DistributedSampler(Rows())):
     model(x.to(device)).pow(2).mean().backward()
     optimizer.step()
 """
+WINDOWS = """
+import numpy
+from torch.nn.parallel import DistributedDataParallel
+
+data = torch.randn(4096)
+array = numpy.zeros(4096, "float32")
+model = DistributedDataParallel(Block().to(device))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(5):
+    begins = torch.randint(4000, (16,))
+    x = torch.stack([ROW for at in begins])
+    optimizer.zero_grad()
+    model(x.to(device)).pow(2).mean().backward()
+    optimizer.step()
+"""
 DROPPING = """
 class Dropping(Block):
     def forward(self, x):
@@ -351,6 +366,36 @@ def test_a_loader_that_shuffles_draws_rows_of_which_nobody_knows_which(tmp_path)
     copied = graph.tasks.strings("input_shapes").take(np.flatnonzero(graph.select(phase=Phase.FORWARD))).to_numpy()
     assert any("[16,64]" in text for text in copied)
     assert {("all_reduce", 8): 1} == messages(graph)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "data[at : at + 64]", "data[int(at) : int(at) + 64]", "data[(k := at.item()) : k + 64]",
+        "torch.from_numpy(array[at : at + 64])", "torch.arange(k := at.item(), k + 64) / 7",
+    ],
+)  # fmt: skip
+def test_a_window_is_as_long_wherever_it_begins(tmp_path, row):
+    graph = traced(tmp_path, WINDOWS.replace("ROW", row), 8)
+
+    assert any("[16,64]" in text for text in set(graph.tasks.strings("input_shapes").to_numpy().tolist()))
+
+
+@pytest.mark.parametrize("row", ["data[: at + 1]", "data[at : 64]", "data[at : begins[0]]", "data[at : 2 * at]"])
+def test_a_window_that_ends_anywhere_has_no_size(tmp_path, row):
+    with pytest.raises(InputError, match="has a size that hangs on values"):
+        traced(tmp_path, WINDOWS.replace("ROW", row), 8)
+
+
+def test_values_go_to_numpy_only_as_guesses(tmp_path):
+    body = LOADED.replace(
+        "    optimizer.step()", "    optimizer.step()\n    model(x.to(device)).detach().cpu().numpy().mean()"
+    )
+
+    with pytest.raises(InputError, match="takes values to numpy") as refusal:
+        traced(tmp_path, body, 8)
+    assert "--guess-values" in refusal.value.fix
+    assert {("all_reduce", 8): 1} == messages(traced(tmp_path, body, 8, guesses=True))
 
 
 def test_a_slice_up_to_a_value_has_no_size(tmp_path):

@@ -60,6 +60,8 @@ class _Answers(TorchFunctionMode):
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         self._values.require_no_size(func, args)
+        if func is torch.Tensor.__getitem__:
+            args = (args[0], self._values.with_bounds(args[1]))
         if self._has_device and func is nn.functional.scaled_dot_product_attention:
             return attention(*args, **(kwargs or {}))
         if self._has_device and func in _DROPOUTS:

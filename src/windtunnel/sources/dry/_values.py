@@ -2,7 +2,7 @@
 
 In: calls that bring a tensor's value to Python. Out: a stand-in, which can be printed, added up and passed on; whoever
 decides by it gets an error with the program's line. Questions whose answer is known of every healthy run are answered:
-nothing is infinite or not a number.
+nothing is infinite or not a number, and from a number to the same one plus 64 there are 64.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
@@ -28,7 +29,9 @@ _ALWAYS = {torch.isfinite, torch.Tensor.isfinite}
 _KEEPS = {torch.any, torch.all, torch.logical_or, torch.logical_and, torch.Tensor.any, torch.Tensor.all}
 _KEEPS |= {torch.Tensor.__or__, torch.Tensor.__and__, torch.Tensor.to, torch.Tensor.sum, torch.sum}
 _TURNS = {torch.logical_not, torch.Tensor.logical_not, torch.Tensor.__invert__, torch.bitwise_not}
-_MARK = "_windtunnel_known"
+_MARK, _NUMBER = "_windtunnel_known", "_windtunnel_number"
+_SUMS = {"add": 1, "__add__": 1, "__radd__": 1, "radd": 1, "sub": -1, "__sub__": -1}
+_BOUNDS = 2
 _ENDLESS = 100_000  # reads in one line: a loop that ends on a value
 _SIZED = {"view", "reshape", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "narrow", "split"}
 _SIZED |= {
@@ -61,7 +64,7 @@ class Values:
     Parameters
     ----------
     guesses : bool
-        Decide by stand-ins, too.
+        Decide by stand-ins, too, and give them to numpy.
     """
 
     guesses: bool = False
@@ -71,6 +74,9 @@ class Values:
         """Mark what is known of a result."""
         if not isinstance(result, torch.Tensor):
             return
+        moved = _moved(getattr(function, "__name__", ""), args)
+        if moved is not None:
+            setattr(result, _NUMBER, moved)
         if function in _NEVER or function in _ALWAYS:
             setattr(result, _MARK, function in _ALWAYS)
         elif function in _KEEPS or function in _TURNS:
@@ -80,15 +86,34 @@ class Values:
 
     def read(self, function: Any, tensor: torch.Tensor) -> Any:
         """The value of a tensor that has none."""
+        if function is torch.Tensor.numpy:
+            return self._array(tensor)
         known = getattr(tensor, _MARK, None)
         if known is not None:
             return known if function in (torch.Tensor.item, torch.Tensor.__bool__) else int(known)
         line = own_line()
         self.lines[line] = self.lines.get(line, 0) + 1
-        value = (WholeStandIn if not tensor.dtype.is_floating_point else StandIn)(1).of(self)
-        if function is torch.Tensor.tolist:
-            return _nested(list(tensor.shape), value)
-        return value if function is torch.Tensor.item else _CONVERSIONS[function](value)
+        if function is torch.Tensor.tolist and tensor.dim():
+            return _nested(list(tensor.shape), lambda: self._value(tensor.dtype, _Number(object())))
+        value = self._value(tensor.dtype, _number(tensor) or _Number(object()))
+        return value if function in (torch.Tensor.item, torch.Tensor.tolist) else _CONVERSIONS[function](value)
+
+    def _array(self, tensor: torch.Tensor) -> Any:
+        """Ones, as nothing in an array can be watched; only where guesses are asked for."""
+        line = own_line()
+        if not self.guesses:
+            raise InputError(
+                "the program takes values to numpy that only a real run has",
+                where=line or "torch",
+                fix="leave that out for this run, or pass --guess-values: every value is then taken as 1",
+            )
+        self.lines[line] = self.lines.get(line, 0) + 1
+        return np.ones(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+    def _value(self, dtype: torch.dtype, number: _Number) -> Any:
+        if dtype.is_floating_point:
+            return StandIn(1).of(self)
+        return WholeStandIn(1 + number.offset).of(self, number)
 
     def require_no_size(self, function: Any, args: Any) -> None:
         """No size hangs on a value that nothing has computed.
@@ -99,13 +124,26 @@ class Values:
             One does.
         """
         name = getattr(function, "__name__", "")
-        asked = _within_slices(args) if name == "__getitem__" else _flat(args) if name in _SIZED else ()
-        if any(isinstance(one, WholeStandIn) for one in asked):
+        if name == "__getitem__" or (name == "arange" and len(args) == _BOUNDS):
+            spans = [slice(*args)] if name == "arange" else _slices(args[1:])
+            hangs = not all(map(_has_length, spans))
+        else:
+            hangs = name in _SIZED and any(isinstance(one, WholeStandIn) for one in _flat(args))
+        if hangs:
             raise InputError(
                 f"the result of {function.__name__} has a size that hangs on values of a real run",
                 where=own_line() or "torch",
                 fix="give it a fixed size for this run",
             )
+
+    def with_bounds(self, index: Any) -> Any:
+        """An index whose slices end at numbers, where they ended at tensors without values."""
+        if isinstance(index, tuple):
+            return tuple(self.with_bounds(one) for one in index)
+        if not isinstance(index, slice):
+            return index
+        parts = (index.start, index.stop, index.step)
+        return slice(*(self.read(torch.Tensor.__index__, one) if has_no_value(one) else one for one in parts))
 
     def require_guesses(self) -> None:
         """Whoever decides here may do so.
@@ -132,8 +170,8 @@ def asker() -> str:
     return "" if frame is None else str(frame.f_code.co_filename)
 
 
-def _nested(shape: list[int], value: Any) -> Any:
-    return [_nested(shape[1:], value) for _ in range(shape[0])] if shape else value
+def _nested(shape: list[int], make: Callable[[], Any]) -> Any:
+    return [_nested(shape[1:], make) for _ in range(shape[0])] if shape else make()
 
 
 def _flat(values: Any) -> Iterator[Any]:
@@ -144,13 +182,48 @@ def _flat(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _within_slices(values: Any) -> Iterator[Any]:
-    """Bounds of slices: a number alone, or a list of them, picks rows without changing how large each is."""
+def _slices(values: Any) -> Iterator[slice]:
+    """A number alone, or a list of them, picks rows without changing how large each is."""
     for value in values:
         if isinstance(value, tuple):
-            yield from _within_slices(value)
+            yield from _slices(value)
         elif isinstance(value, slice):
-            yield from (value.start, value.stop, value.step)
+            yield value
+
+
+class _Number(NamedTuple):
+    """A whole number by how far it lies from one that nothing has computed, which is told as 1."""
+
+    unknown: object
+    offset: int = 0
+
+
+def _number(value: Any) -> _Number | None:
+    """What is known of a whole number that has no value; None of one that has."""
+    if isinstance(value, WholeStandIn):
+        return value.number
+    if not has_no_value(value) or value.numel() != 1 or value.dtype.is_floating_point:
+        return None
+    if not hasattr(value, _NUMBER):
+        setattr(value, _NUMBER, _Number(object()))
+    found: _Number = getattr(value, _NUMBER)
+    return found
+
+
+def _moved(name: str, args: Any) -> _Number | None:
+    """The number that is some known distance from another one; None of anything else."""
+    if name not in _SUMS or len(args) != _BOUNDS or type(args[1]) is not int:
+        return None
+    number = _number(args[0])
+    return None if number is None else _Number(number.unknown, number.offset + _SUMS[name] * args[1])
+
+
+def _has_length(span: slice) -> bool:
+    """Whether a slice is as long whatever its numbers are: none is unknown, or one lies a known distance behind one."""
+    bounds = [_number(span.start), _number(span.stop)]
+    if _number(span.step) is not None or (None in bounds and bounds != [None, None]):
+        return False
+    return bounds[0] is None or bounds[1] is None or bounds[0].unknown is bounds[1].unknown
 
 
 class StandIn(float):
@@ -168,18 +241,20 @@ class WholeStandIn(int):
     """A whole number that stands for one that is not known."""
 
     values: Values
+    number: _Number
 
-    def of(self, values: Values) -> WholeStandIn:
+    def of(self, values: Values, number: _Number | None = None) -> WholeStandIn:
         """Say whose it is."""
-        self.values = values
+        self.values, self.number = values, number or _Number(object())
         return self
 
 
-def _arithmetic(original: Callable[..., Any]) -> Callable[..., Any]:
+def _arithmetic(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def calculate(self: Any, *others: Any) -> Any:
         result = original(self, *others)
-        kind = {float: StandIn, int: WholeStandIn}.get(type(result))
-        return result if kind is None else kind(result).of(self.values)
+        if type(result) is int:
+            return WholeStandIn(result).of(self.values, _moved(name, (self, *others)))
+        return StandIn(result).of(self.values) if type(result) is float else result
 
     return calculate
 
@@ -194,7 +269,7 @@ def _decision(original: Callable[..., Any]) -> Callable[..., Any]:
 
 for _kind, _plain in ((StandIn, float), (WholeStandIn, int)):
     for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs"):
-        setattr(_kind, f"__{_name}__", _arithmetic(getattr(_plain, f"__{_name}__")))
+        setattr(_kind, f"__{_name}__", _arithmetic(_name, getattr(_plain, f"__{_name}__")))
     for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool"):
         setattr(_kind, f"__{_name}__", _decision(getattr(_plain, f"__{_name}__")))
     _kind.__hash__ = _plain.__hash__  # type: ignore[method-assign]
@@ -207,7 +282,7 @@ _CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
     torch.Tensor.__index__: int,
     torch.Tensor.__bool__: bool,
 }
-READS = {torch.Tensor.item, torch.Tensor.tolist, *_CONVERSIONS}
+READS = {torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, *_CONVERSIONS}
 """What brings a value to Python."""
 
 
