@@ -94,12 +94,12 @@ def traced(titan: str, script: Path, arguments: list[str], num_gpus: int) -> tup
     return load(target), done.elapsed_ns * 1e-9
 
 
-def of_transformers(titan: str, folder: Path) -> bool:
+def of_transformers(folder: Path) -> bool:
     """Whether the trainer of transformers gathers and scatters each of its layers among eight ranks."""
     script = folder / "transformers" / TRAINER.name
     script.parent.mkdir()
     script.write_text(TRAINER.read_text(encoding="utf-8"), encoding="utf-8")
-    graph, _ = traced(titan, script, [str(folder / "out")], 8)
+    graph, _ = traced("", script, [str(folder / "out")], 8)
     ops = graph.tasks.strings("op").to_numpy().tolist()
     return min(ops.count("all_gather"), ops.count("reduce_scatter")) >= NUM_SHARDED
 
@@ -187,7 +187,7 @@ def main() -> int:
             if not is_compiled:
                 found[-1]["memory_errors"] = memory
         many_s = traced(titan, script, arguments, MANY)[1]
-        is_sharded = of_transformers(titan, folder)
+        is_sharded = of_transformers(folder)
     if bar.is_verbose():
         for one in found:
             print(one)
