@@ -373,6 +373,7 @@ def test_a_loader_that_shuffles_draws_rows_of_which_nobody_knows_which(tmp_path)
     [
         "data[at : at + 64]", "data[int(at) : int(at) + 64]", "data[(k := at.item()) : k + 64]",
         "torch.from_numpy(array[at : at + 64])", "torch.arange(k := at.item(), k + 64) / 7",
+        "data[(k := at.item()) : at.add_(64).item()]",
     ],
 )  # fmt: skip
 def test_a_window_is_as_long_wherever_it_begins(tmp_path, row):
@@ -381,7 +382,17 @@ def test_a_window_is_as_long_wherever_it_begins(tmp_path, row):
     assert any("[16,64]" in text for text in set(graph.tasks.strings("input_shapes").to_numpy().tolist()))
 
 
-@pytest.mark.parametrize("row", ["data[: at + 1]", "data[at : 64]", "data[at : begins[0]]", "data[at : 2 * at]"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "data[: at + 1]",
+        "data[at : 64]",
+        "data[at : begins[0]]",
+        "data[at : 2 * at]",
+        "data[at : torch.add(at, 64, alpha=2)]",
+        "data[(k := at.item()) : at.mul_(2).item()]",
+    ],
+)
 def test_a_window_that_ends_anywhere_has_no_size(tmp_path, row):
     with pytest.raises(InputError, match="has a size that hangs on values"):
         traced(tmp_path, WINDOWS.replace("ROW", row), 8)

@@ -70,7 +70,7 @@ class _Answers(TorchFunctionMode):
         if named.get("pin_memory"):
             named["pin_memory"] = False
         result = func(*_on_host(func, args), **named)
-        self._values.seen(func, args, result)
+        self._values.seen(func, args, named, result)
         return result
 
 

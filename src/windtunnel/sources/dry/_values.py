@@ -8,7 +8,7 @@ nothing is infinite or not a number, and from a number to the same one plus 64 t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,8 @@ _KEEPS = {torch.any, torch.all, torch.logical_or, torch.logical_and, torch.Tenso
 _KEEPS |= {torch.Tensor.__or__, torch.Tensor.__and__, torch.Tensor.to, torch.Tensor.sum, torch.sum}
 _TURNS = {torch.logical_not, torch.Tensor.logical_not, torch.Tensor.__invert__, torch.bitwise_not}
 _MARK, _NUMBER = "_windtunnel_known", "_windtunnel_number"
-_SUMS = {"add": 1, "__add__": 1, "__radd__": 1, "radd": 1, "sub": -1, "__sub__": -1}
+_SUMS = dict.fromkeys(("add", "__add__", "__radd__", "radd", "add_", "__iadd__"), 1)
+_SUMS |= dict.fromkeys(("sub", "__sub__", "sub_", "__isub__"), -1)
 _BOUNDS = 2
 _ENDLESS = 100_000  # reads in one line: a loop that ends on a value
 _SIZED = {"view", "reshape", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "narrow", "split"}
@@ -70,13 +71,13 @@ class Values:
     guesses: bool = False
     lines: dict[str, int] = field(default_factory=dict)
 
-    def seen(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
+    def seen(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any], result: Any) -> None:
         """Mark what is known of a result."""
         if not isinstance(result, torch.Tensor):
             return
-        moved = _moved(getattr(function, "__name__", ""), args)
-        if moved is not None:
-            setattr(result, _NUMBER, moved)
+        moved = None if named else _moved(getattr(function, "__name__", ""), args)
+        if moved is not None or (args and result is args[0] and hasattr(result, _NUMBER)):
+            setattr(result, _NUMBER, moved or _Number(object()))  # what is changed in place is another number
         if function in _NEVER or function in _ALWAYS:
             setattr(result, _MARK, function in _ALWAYS)
         elif function in _KEEPS or function in _TURNS:
