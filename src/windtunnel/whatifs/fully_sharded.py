@@ -81,7 +81,7 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
     per_rank = [_of_rank(graph, np.flatnonzero(messages), rank, prefetch) for rank in ranks]
     if not any(per_rank):
         raise NotApplicableError("no layer's gradients are in any message", where=f"{int(messages.sum())} all-reduces")
-    sharded = share_updates(graph, num_ranks, state_ratio, num_more=1 + num_buffers(graph))
+    sharded = share_updates(graph, messages, num_ranks, state_ratio, num_more=1 + num_buffers(graph))
     whole_bytes = (prefetch + 1) * int(message_bytes(graph, messages).max())
     sharded = sharded.note({"memory_base_bytes": sharded.meta.memory_base_bytes + whole_bytes})
     return _gathered(scattered(sharded, messages), per_rank)
@@ -94,7 +94,8 @@ def _of_rank(graph: Graph, messages: Ints, rank: int, prefetch: int) -> list[_Ga
     updated: tuple[int, ...] = ()
     for iteration in iterations_of(graph):
         mine = one_iteration(graph, iteration, rank)
-        unit_T = _units(graph, messages[mine[messages]], mine, iteration, rank)
+        sent = messages[mine[messages]]
+        unit_T = _units(graph, sent[np.argsort(place[sent], kind="stable")], mine, iteration, rank)
         forward = _passes(graph, unit_T, place, Phase.FORWARD)
         backward = _passes(graph, unit_T, place, Phase.BACKWARD)
         found += _asked(place, forward, Phase.FORWARD, updated, prefetch)
@@ -141,13 +142,11 @@ def _units(graph: Graph, messages: Ints, mine: Mask, iteration: int, rank: int) 
 
 
 def _feeds(graph: Graph, messages: Ints, mine: Mask) -> Ints:
-    """The first of these messages that waits for each task of a rank, -1 for none, int64 [T]."""
+    """The first of these messages, in their order, that waits for each task of a rank, -1 for none, int64 [T]."""
     indptr, rows = graph.predecessors_csr()
     src = graph.edges["src"]
     found = np.full(graph.num_tasks, -1, dtype=np.int64)
-    place = positions(graph)
-    ordered = messages[np.argsort(place[messages], kind="stable")]
-    for message, entry in zip(ordered.tolist(), arrivals(graph, ordered).tolist(), strict=True):
+    for message, entry in zip(messages.tolist(), arrivals(graph, messages).tolist(), strict=True):
         found[message] = message
         front = [entry]
         while front:

@@ -39,8 +39,8 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     NotApplicableError
         Nothing is all-reduced or updated, or the number of workers or the sizes are unknown.
     """
-    messages = np.flatnonzero(all_reduces(graph))
-    return _gathered(share_updates(graph, num_ranks, state_ratio), messages)
+    messages = all_reduces(graph)
+    return _gathered(share_updates(graph, messages, num_ranks, state_ratio), np.flatnonzero(messages))
 
 
 @registry.whatif("zero-2", source=_SOURCE, decides="what is sharded")
@@ -50,24 +50,25 @@ def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     Parameters and errors as for ``zero-1``.
     """
     messages = all_reduces(graph)
-    shared = share_updates(graph, num_ranks, state_ratio, num_more=num_buffers(graph))
+    shared = share_updates(graph, messages, num_ranks, state_ratio, num_more=num_buffers(graph))
     sharded = _gathered(shared, np.flatnonzero(messages))
     return scattered(sharded, messages)
 
 
-def share_updates(graph: Graph, num_ranks: int | None, state_ratio: float, num_more: int = 0) -> Graph:
+def share_updates(
+    graph: Graph, messages: NDArray[np.bool_], num_ranks: int | None, state_ratio: float, num_more: int = 0
+) -> Graph:
     """Each worker updates its share only, and keeps its share of the optimizer state.
 
-    So it does of ``num_more`` more copies that are as large as the gradients.
+    So it does of ``num_more`` more copies that are as large as the gradients; ``messages`` [T] are their all-reduces.
 
     Raises
     ------
     NotApplicableError
-        Nothing is all-reduced or updated, or the number of workers or the sizes are unknown.
+        Nothing is updated, or the number of workers or the sizes are unknown.
     """
     if state_ratio < 0:
         raise InputError(f"optimizer state cannot be {state_ratio} of the gradients", fix="give 0 or more")
-    messages = all_reduces(graph)
     size_bytes = message_bytes(graph, messages)
     count = world_size(graph, num_ranks)
     updates = _updates(graph)

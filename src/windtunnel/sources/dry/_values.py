@@ -92,12 +92,14 @@ class Values:
         known = getattr(tensor, _MARK, None)
         if known is not None:
             return known if function in (torch.Tensor.item, torch.Tensor.__bool__) else int(known)
-        line = own_line()
-        self.lines[line] = self.lines.get(line, 0) + 1
+        self._note(own_line())
         if function is torch.Tensor.tolist and tensor.dim():
             return _nested(list(tensor.shape), lambda: self._value(tensor.dtype, _Number(object())))
         value = self._value(tensor.dtype, _number(tensor) or _Number(object()))
         return value if function in (torch.Tensor.item, torch.Tensor.tolist) else _CONVERSIONS[function](value)
+
+    def _note(self, line: str) -> None:
+        self.lines[line] = self.lines.get(line, 0) + 1
 
     def _array(self, tensor: torch.Tensor) -> Any:
         """Ones, as nothing in an array can be watched; only where guesses are asked for."""
@@ -108,7 +110,7 @@ class Values:
                 where=line or "torch",
                 fix="leave that out for this run, or pass --guess-values: every value is then taken as 1",
             )
-        self.lines[line] = self.lines.get(line, 0) + 1
+        self._note(line)
         return np.ones(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
     def _value(self, dtype: torch.dtype, number: _Number) -> Any:
