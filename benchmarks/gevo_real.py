@@ -16,11 +16,12 @@ import sys
 import numpy as np
 
 from benchmarks import bar
+from windtunnel.kernels.cases import FITNESS
 from windtunnel.kernels.evolving import evolve_kernel
 from windtunnel.kernels.from_numba import module_of
 from windtunnel.kernels.run import Bench
 from windtunnel.kernels.search import Options
-from windtunnel.kernels.shelf import NAMES, shelf_kernel, shelf_values
+from windtunnel.kernels.shelf import NAMES, shelf_entry, shelf_kernel
 
 FEWEST_MEAN, FEWEST, MOST_LEFT = 1.03, 1.0, 0.25
 TARGET = "faithful, held-out verified, lower ends: geometric mean >= 1.03, none < 1, minimized lists <= 25 %"
@@ -61,8 +62,8 @@ def _row(name: str, search_s: float) -> dict[str, object]:
         options = Options(24, 1000, operators=operators, time_limit_s=search_s)
         found[allowed] = evolve_kernel(kernel, options, allowed=allowed, num_workers=2).verdict
     faithful, promises = found["faithful"], found["promises"]
-    function, inputs = shelf_values(name)
-    fast = module_of(function, next(iter(inputs.values())), fastmath=True)
+    entry = shelf_entry(name)
+    fast = module_of(entry.function, next(iter(entry.inputs(FITNESS).values())), fastmath=True)
     with Bench(kernel, tolerance=0.01, num_workers=1) as bench:
         timed = bench.time_module(fast, 41)
     if timed.evaluation.kind not in ("ok", "wrong"):

@@ -31,18 +31,21 @@ ALLOWED = {
     "registry": " ".join(f"@registry.{kind}" for kind in registry.KINDS),
     "measure, in processes that it starts": "main",
     "python": "__*__",
-    "typer": "_suite list_commands resolve_command @app.callback",
+    "typer": "_suite list_commands resolve_command @*.callback",
     "warnings": "showwarning",
     "sqlite3": "text_factory",
     "policies of users": "work_left_ns attained_gpu_s started_ns",
     "gymnasium": "action_space observation_space",
     "highspy": "HandleKeyboardInterrupt num_col_ num_row_ col_*_ row_*_ format_ start_ index_ value_",
     "ortools": "max_time_in_seconds relative_gap_limit",
+    "llvmlite": "loop_vectorization slp_vectorization loop_interleaving loop_unrolling",
     "torch": "_DEFAULT_FIRST_BUCKET_BYTES _get_raw fake_device _should_skip_dynamo @nms.register_fake",
     "scripts, of torch's streams": "cuda_stream device_index stream_id wait_stream record_event",
     "fields that are read by a list of their names": "rmse_s within_* top_1 vendor year shared_bytes written_bytes "
-    "memory_limit_bytes iqr_ns write_bytes_per_s read_bytes_per_s is_read_cold flops_ratio read_ratio written_ratio",
-    "codes that are counted through": "STREAM_BOUND EVENT_WAIT OVERLAP_DUPLEX RIGHT",
+    "memory_limit_bytes iqr_ns write_bytes_per_s read_bytes_per_s is_read_cold flops_ratio read_ratio written_ratio "
+    "restarting preempted queueing_h fairness_p99 jain allocations transform_cycles inverse_cycles fill_cycles "
+    "equivalent_operations",
+    "codes that are counted through": "STREAM_BOUND EVENT_WAIT OVERLAP_DUPLEX RIGHT BEST DELAYED MAX_MIN COMING FIXED",
 }
 
 

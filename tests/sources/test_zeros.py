@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from tests.sources.watched import watched
 from windtunnel import bitmaps
 from windtunnel.errors import InputError, NotApplicableError, SchemaVersionError
 from windtunnel.sources.zeros.records import LayerRecord, ZeroRecords, read_zeros
 
 torch = pytest.importorskip("torch")
 
-from windtunnel.sources.zeros.watch import ZeroWatch, capture_with_zeros, watch_zeros  # noqa: E402
+from windtunnel.sources.zeros.watch import ZeroWatch, capture_with_zeros  # noqa: E402
 
 SCRIPT = """
 import torch
@@ -53,7 +54,7 @@ def training(model):
 def test_layers_are_named_as_in_a_graph_and_the_first_has_nobody_to_send_a_gradient_to():
     model = network()
     step, *_ = training(model)
-    records = watch_zeros(step, [model], [0])
+    records = watched(step, [model], [0])
 
     by_layer = {one.layer: one for one in records.at(0)}
     assert ["0", "4", "7"] == list(by_layer)
@@ -69,7 +70,7 @@ def test_the_zeros_of_a_gradient_are_those_that_its_own_relu_masks(is_inplace):
     step, images, _ = training(model)
     with torch.no_grad():
         before = torch.nn.functional.conv2d(images[:4], model[0].weight, model[0].bias, padding=1)
-    found = watch_zeros(step, [model], [0]).at(0)
+    found = watched(step, [model], [0]).at(0)
     gradient = bitmaps.unpack(found[0].dY_bits, 8)
     is_positive = np.moveaxis((before > 0).numpy(), 1, -1).reshape(-1, 8)
 
@@ -82,7 +83,7 @@ def test_the_zeros_of_a_gradient_are_those_that_its_own_relu_masks(is_inplace):
 def test_behind_batch_normalization_gradients_are_dense():
     model = network(has_norm=True)
     step, *_ = training(model)
-    first = watch_zeros(step, [model], [2]).at()[0]
+    first = watched(step, [model], [2]).at()[0]
 
     assert first.gradient_density > 0.95
 
@@ -90,7 +91,7 @@ def test_behind_batch_normalization_gradients_are_dense():
 def test_masks_are_kept_of_chosen_iterations_only():
     model = network()
     step, *_ = training(model)
-    records = watch_zeros(step, [model], [3, 1], samples=2, program="test")
+    records = watched(step, [model], [3, 1], samples=2, program="test")
 
     assert (1, 3) == records.iterations
     assert 6 == len(records.records)
@@ -102,7 +103,7 @@ def test_masks_are_kept_of_chosen_iterations_only():
 def test_a_file_of_masks_is_read_as_it_was_written(tmp_path):
     model = network()
     step, *_ = training(model)
-    records = watch_zeros(step, [model], [0, 1], program="net")
+    records = watched(step, [model], [0, 1], program="net")
     records.save(tmp_path / "net.zeros.npz")
     found = read_zeros(tmp_path / "net.zeros.npz")
 
@@ -136,13 +137,10 @@ def test_a_script_without_layers_to_watch_says_so(tmp_path):
 
 def test_what_cannot_be_watched_is_refused():
     model = network()
-    step, *_ = training(model)
-    with pytest.raises(InputError, match="from 0 on"):
-        watch_zeros(step, [model], [-1])
     with pytest.raises(InputError, match="masks of 0 images"):
         ZeroWatch([model], samples=0)
     with pytest.raises(NotApplicableError, match="differentiated"):
-        watch_zeros(lambda: None, [model], [0])
+        watched(lambda: None, [model], [0])
 
 
 def record(**more):

@@ -40,13 +40,13 @@ def samples() -> Iterator[tuple[str, Graph]]:
 
 def captured() -> Iterator[tuple[str, Graph]]:
     """Steps that really ran, with all their operators."""
+    from tests.sources.watched import watched
     from windtunnel.sources.targets import WorkloadName, build_workload
-    from windtunnel.sources.zeros.watch import watch_zeros
 
     for name, parameters in CAPTURES.items():
         yield f"captured {name}", WorkloadName(name, parameters).capture(2, None)
     built = build_workload("mlp", CAPTURES["mlp"])
-    zeros = watch_zeros(built.step, built.models, [1]).summary()
+    zeros = watched(built.step, built.models, [1]).summary()
     yield (
         "captured mlp with zeros",
         WorkloadName("mlp", CAPTURES["mlp"]).capture(2, None).with_meta(own={"zeros": zeros}),

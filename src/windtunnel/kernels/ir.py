@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from windtunnel.errors import InputError
 from windtunnel.kernels import _text
 
-__all__ = ["TERMINATORS", "Argument", "Block", "Function", "Instruction", "Operand", "parse"]
+__all__ = ["Argument", "Block", "Function", "Instruction", "Operand", "parse"]
 
-TERMINATORS = {"br", "ret", "switch", "unreachable"}
 _LABEL = re.compile(r"^([-a-zA-Z$._0-9]+|\"[^\"]*\"):")
 _RESULT = re.compile(r"^(%(?:[-a-zA-Z$._0-9]+|\"[^\"]*\")) = ")
 _LOCAL = re.compile(r"%(?:[-a-zA-Z$._0-9]+|\"[^\"]*\")")

@@ -8,7 +8,6 @@ Source: forms of a population file of GEVO.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from windtunnel.kernels.model import Candidate, Evaluation
 from windtunnel.outputs import whole
 from windtunnel.reading import ReadLimit, read_json
 
-__all__ = ["Page", "last_page", "read_population", "write_page"]
+__all__ = ["Page", "last_page", "write_page"]
 
 _VERSION = 1
 
@@ -112,20 +111,3 @@ def _candidate(row: dict[str, Any], where: str) -> Candidate:
         times_ns=times,
     )  # fmt: skip
     return Candidate(from_json(row["edits"], where), found)
-
-
-def read_population(path: Path) -> Sequence[Candidate]:
-    """Individuals of a population file, of this program or of GEVO's.
-
-    Raises
-    ------
-    InputError
-        It cannot be read, or has another form.
-    """
-    document = read_json(ReadLimit(path))
-    rows = document["population"] if isinstance(document, dict) and "population" in document else document
-    try:
-        return [_candidate(row, str(path)) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError("this is no population file", where=str(path),
-                         fix='a list of {"edits": [...], "fitness": [time, error]}') from error  # fmt: skip

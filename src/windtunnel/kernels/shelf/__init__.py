@@ -19,32 +19,34 @@ from windtunnel.kernels.ir import parse
 from windtunnel.kernels.model import Kernel
 from windtunnel.kernels.shelf import dense, distances, layers, planted, stencils, tables
 
-__all__ = ["NAMES", "PLANTED", "kernel_from", "shelf_kernel", "shelf_values"]
+__all__ = ["NAMES", "PLANTED", "kernel_from", "shelf_entry", "shelf_kernel"]
 
 Inputs = Callable[[str], dict[str, tuple[Value, ...]]]
 """Arguments by the name of a case, for a split."""
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
+    """A function, and what it is tried on."""
+
     function: Callable[..., None]
     inputs: Inputs
 
 
 _SHELF = {
-    "hotspot": _Entry(stencils.hotspot, stencils.hotspot_inputs),
-    "srad": _Entry(stencils.srad, stencils.srad_inputs),
-    "conv3x3": _Entry(stencils.conv3x3, stencils.conv3x3_inputs),
-    "nw": _Entry(tables.nw, tables.nw_inputs),
-    "pathfinder": _Entry(tables.pathfinder, tables.pathfinder_inputs),
-    "lud": _Entry(dense.lud, dense.lud_inputs),
-    "backprop": _Entry(dense.backprop, dense.backprop_inputs),
-    "nn": _Entry(distances.nn, distances.nn_inputs),
-    "kmeans": _Entry(distances.kmeans, distances.kmeans_inputs),
-    "svm-rbf": _Entry(distances.svm_rbf, distances.svm_rbf_inputs),
-    "layernorm": _Entry(layers.layernorm, layers.layernorm_inputs),
-    "softmax": _Entry(layers.softmax, layers.softmax_inputs),
-    "cross-entropy": _Entry(layers.cross_entropy, layers.cross_entropy_inputs),
+    "hotspot": Entry(stencils.hotspot, stencils.hotspot_inputs),
+    "srad": Entry(stencils.srad, stencils.srad_inputs),
+    "conv3x3": Entry(stencils.conv3x3, stencils.conv3x3_inputs),
+    "nw": Entry(tables.nw, tables.nw_inputs),
+    "pathfinder": Entry(tables.pathfinder, tables.pathfinder_inputs),
+    "lud": Entry(dense.lud, dense.lud_inputs),
+    "backprop": Entry(dense.backprop, dense.backprop_inputs),
+    "nn": Entry(distances.nn, distances.nn_inputs),
+    "kmeans": Entry(distances.kmeans, distances.kmeans_inputs),
+    "svm-rbf": Entry(distances.svm_rbf, distances.svm_rbf_inputs),
+    "layernorm": Entry(layers.layernorm, layers.layernorm_inputs),
+    "softmax": Entry(layers.softmax, layers.softmax_inputs),
+    "cross-entropy": Entry(layers.cross_entropy, layers.cross_entropy_inputs),
 }
 NAMES = tuple(_SHELF)
 PLANTED = planted.PLANTED
@@ -59,17 +61,18 @@ def shelf_kernel(name: str) -> Kernel:
     InputError
         There is none of that name.
     """
-    entry = _entry(name)
+    entry = shelf_entry(name)
     return kernel_from(entry.function, entry.inputs, name)
 
 
-def shelf_values(name: str, split: str = FITNESS) -> tuple[Callable[..., None], dict[str, tuple[Value, ...]]]:
-    """The Python function of a name, and its arguments by case."""
-    entry = _entry(name)
-    return entry.function, entry.inputs(split)
+def shelf_entry(name: str) -> Entry:
+    """The Python function of a name, and its arguments.
 
-
-def _entry(name: str) -> _Entry:
+    Raises
+    ------
+    InputError
+        There is none of that name.
+    """
     if name not in _SHELF:
         raise InputError(f"there is no kernel {name!r}", fix=f"there are {', '.join(NAMES)}, or give a .ll or .py file")
     return _SHELF[name]

@@ -30,7 +30,7 @@ from windtunnel.nn.dropout import _engine
 from windtunnel.nn.dropout.keep import Span, factors_of
 from windtunnel.nn.gemm import add_product, product
 
-__all__ = ["WAYS", "Way", "multiply_adds", "row_major"]
+__all__ = ["WAYS", "Way", "row_major"]
 
 Tensor = torch.Tensor
 Spans = Sequence[Span]
@@ -53,11 +53,6 @@ class Way:
     forward: Callable[[Tensor, Tensor, Spans, Tensor], Any]
     to_input: Callable[[Tensor, Tensor, Spans, Tensor], Any]
     to_weight: Callable[[Tensor, Tensor, Spans], Tensor]
-
-
-def multiply_adds(spans: Spans, num_columns: int) -> int:
-    """What each of the three products of all spans takes if nothing that is dropped is computed: sum of B k G."""
-    return sum((span.last - span.first) * span.keep.num_kept * num_columns for span in spans)
 
 
 def row_major(weight: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cost.accelerators import Gemms, Machines, product_cycles
-from windtunnel.cost.accelerators.fourier import BlockLayer, counted_cycles, engine_use
+from windtunnel.cost.accelerators.fourier import BlockLayer, EngineUse, counted_cycles, engine_use
 from windtunnel.cost.accelerators.fourier.fixed_point import relative_error
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.accelerators import Accelerator
@@ -114,6 +114,8 @@ class CirculantAnswer:
     energy_j, counted_ratio, fixed_point_error : float
         Of the quickest: energy of a sample; cycles counted one by one over the closed form, and what fixed point
         changes, of the layer in blocks where they are largest.
+    uses : mapping of str to EngineUse
+        Of the quickest: what a batch takes of the engine, by layer in blocks.
     """
 
     layers: tuple[Layer, ...]
@@ -123,6 +125,7 @@ class CirculantAnswer:
     energy_j: float
     counted_ratio: float
     fixed_point_error: float
+    uses: Mapping[str, EngineUse]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -132,6 +135,7 @@ class CirculantAnswer:
             "layers": [one.name for one in self.layers],
             "front": found,
             **{name: getattr(self, name) for name in names},
+            "uses": {name: asdict(use) for name, use in self.uses.items()},
         }
 
 
@@ -192,8 +196,8 @@ def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> Circul
     is_kept = is_best([one.goals for one in found])
     # of designs that are equal in all goals the first stands for all: least memory
     front = list({one.goals: one for one, keep in zip(found[::-1], is_kept[::-1], strict=True) if keep}.values())[::-1]
-    energy, ratio, error = _looked_at(layers, front[0], limits)
-    return CirculantAnswer(tuple(layers), tuple(front), float(sum(dense)), _num_weights(layers), energy, ratio, error)
+    looked_at = _looked_at(layers, front[0], limits)
+    return CirculantAnswer(tuple(layers), tuple(front), float(sum(dense)), _num_weights(layers), *looked_at)
 
 
 def _num_weights(layers: Sequence[Layer]) -> int:
@@ -246,16 +250,18 @@ def _of_layer(
     return use.cycles / limits.batch, use.num_memory_blocks, layer.num_weights
 
 
-def _looked_at(layers: Sequence[Layer], best: Design, limits: Limits) -> tuple[float, float, float]:
-    """Energy of a sample; the largest deviation of the closed form and of fixed point, of layers in blocks."""
-    energy, ratio, error = 0.0, 1.0, 0.0
+def _looked_at(
+    layers: Sequence[Layer], best: Design, limits: Limits
+) -> tuple[float, float, float, dict[str, EngineUse]]:
+    """Energy of a sample; of layers in blocks the largest deviation of closed form and fixed point, and their use."""
+    energy, ratio, error, uses = 0.0, 1.0, 0.0, {}
     for one, block in zip(layers, best.blocks, strict=True):
         if block == _DENSE:
             continue
         layer = BlockLayer(one.outputs, one.inputs, block)
-        use = engine_use(layer, best.engine, limits.batch)
+        uses[one.name] = use = engine_use(layer, best.engine, limits.batch)
         counted = counted_cycles(layer, best.engine, limits.batch) / use.cycles
         ratio = max(ratio, counted, key=lambda each: abs(float(np.log(each))))
         energy += use.energy_j / limits.batch * one.rows
         error = max(error, relative_error(*layer.num_blocks, block, limits.word_bits))
-    return energy, ratio, error
+    return energy, ratio, error, uses

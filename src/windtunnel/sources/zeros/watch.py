@@ -19,13 +19,12 @@ from windtunnel import bitmaps
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.extras import require
 from windtunnel.graph import Graph
-from windtunnel.progress import Progress
 from windtunnel.sources.torch._pilots import EndOfScript, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.script import capture_script
 from windtunnel.sources.zeros.records import LayerRecord, ZeroRecords
 
-__all__ = ["ZeroWatch", "capture_with_zeros", "watch_zeros"]
+__all__ = ["ZeroWatch", "capture_with_zeros"]
 
 _SAMPLES = 4
 _ROWS = 64  # of what a linear layer is applied to
@@ -150,52 +149,6 @@ def _sizes(module: Any) -> dict[str, Any]:
 
 def _bits(tensor: Any) -> Any:
     return bitmaps.pack((tensor != 0).cpu().numpy().astype(np.bool_))
-
-
-def watch_zeros(
-    step: Callable[[], Any],
-    models: Sequence[Any],
-    iterations: Sequence[int],
-    *,
-    program: str = "",
-    samples: int = _SAMPLES,
-    progress: Progress | None = None,
-) -> ZeroRecords:
-    """Train until the last of some iterations, and keep the masks of each of them.
-
-    Parameters
-    ----------
-    step : callable
-        One whole training iteration.
-    models : sequence of Module
-    iterations : sequence of int
-        From 0 on; those between run without hooks.
-    program : str
-        What the records say that they are of.
-    samples : int
-        Images of a batch whose masks are kept.
-    progress : callable
-
-    Raises
-    ------
-    InputError
-        An iteration is below 0, or there is none.
-    NotApplicableError
-        There is no layer to watch.
-    """
-    wanted = sorted(set(iterations))
-    if not wanted or wanted[0] < 0:
-        raise InputError(f"iterations to record are numbers from 0 on, not {list(iterations)}", where="iterations")
-    watch = ZeroWatch(models, samples=samples)
-    for iteration in range(wanted[-1] + 1):
-        if iteration in wanted:
-            watch.begin()
-        step()
-        if iteration in wanted:
-            watch.end(iteration)
-        if progress is not None:
-            progress("training", iteration + 1, wanted[-1] + 1)
-    return watch.records(program)
 
 
 class _ZerosPilot(RecorderPilot):

@@ -62,7 +62,6 @@ class Task:
     train : callable (case, seed, epochs, width, p)
         Gives a :class:`Score`.
     metric : str
-    is_lower_better : bool
     cases : tuple of str
         The first one is what the others are compared with.
     epochs, width : int
@@ -77,7 +76,6 @@ class Task:
 
     train: Callable[[str, int, int, int, float], Score]
     metric: str
-    is_lower_better: bool
     cases: tuple[str, ...]
     epochs: int
     width: int
@@ -379,14 +377,14 @@ _DROPOUT_PAPER = (("training time, over all tasks", "1.23x to 1.64x, without los
 _BLOCKS_PAPER = (("weights of fully connected layers", "108x to 116x fewer, negligible loss, 16 bits"),)
 TASKS: dict[str, Task] = {
     "word-lm": Task(
-        word_lm, "perplexity", True, CASES, 6, 200, 0.5, checked_case,
+        word_lm, "perplexity", CASES, 6, 200, 0.5, checked_case,
         (("Penn Treebank, 650 units, case I", "86.2 validation, 82.7 test"), *_DROPOUT_PAPER),
     ),
-    "tagging": Task(tagging, "accuracy", False, CASES, 8, 100, 0.5, checked_case,
+    "tagging": Task(tagging, "accuracy", CASES, 8, 100, 0.5, checked_case,
                     (("CoNLL-2003, F1", "about 91"), *_DROPOUT_PAPER)),
-    "translation": Task(translation, "exact", False, CASES, 15, 128, 0.2, checked_case, _DROPOUT_PAPER),
-    "mnist": Task(_images("mnist", "perceptron"), "accuracy", False, _BLOCKS, 10, 512, 0.0, block_of,
+    "translation": Task(translation, "exact", CASES, 15, 128, 0.2, checked_case, _DROPOUT_PAPER),
+    "mnist": Task(_images("mnist", "perceptron"), "accuracy", _BLOCKS, 10, 512, 0.0, block_of,
                   (("MNIST (Wang et al.)", "99.0 %, 95.6 %"), *_BLOCKS_PAPER)),
-    "cifar10": Task(_images("cifar10", "convolutions"), "accuracy", False, _BLOCKS, 15, 64, 0.0, block_of,
+    "cifar10": Task(_images("cifar10", "convolutions"), "accuracy", _BLOCKS, 15, 64, 0.0, block_of,
                     (("CIFAR-10 (Wang et al.)", "80.3 %"), *_BLOCKS_PAPER)),
 }  # fmt: skip
