@@ -29,6 +29,7 @@ ROOMS = {
     "workload": "workloads",
     "strategy": "training",
     "policy": "cluster",
+    "layer": "nn",
 }
 DROPPED = '''"""Dropped in."""
 

@@ -38,6 +38,7 @@ ALLOWED = {
     "gymnasium": "action_space observation_space",
     "highspy": "HandleKeyboardInterrupt num_col_ num_row_ col_*_ row_*_ format_ start_ index_ value_",
     "ortools": "max_time_in_seconds relative_gap_limit",
+    "ctypes": "argtypes",
     "llvmlite": "loop_vectorization slp_vectorization loop_interleaving loop_unrolling",
     "torch": "_DEFAULT_FIRST_BUCKET_BYTES _get_raw fake_device _should_skip_dynamo @nms.register_fake",
     "scripts, of torch's streams": "cuda_stream device_index stream_id wait_stream record_event",

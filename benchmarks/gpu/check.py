@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu.kernels import SEARCHING
 from benchmarks.gpu.stages import JUDGING, Job, Row, lacking
 from windtunnel import hardware
 
@@ -33,7 +34,7 @@ def run(_unit: str, job: Job) -> Row:
         "is_old": sys.version_info[:2] < LEAST_PYTHON or _numbers(torch.__version__) < LEAST_TORCH,
         "lacking": missing,
         "lacking_for_workloads": {name: OPTIONAL[name] for name in lacking(tuple(OPTIONAL))},
-        "runs": ["operators"] if missing else ["operators", "peaks", "steps", "memory", "whatifs"],
+        "runs": ["operators"] if missing else ["operators", "peaks", "steps", "memory", "whatifs", *_searched()],
         "records_only": ["steps", "memory"] if missing else [],
         "fix": _fix(missing),
     }
@@ -62,6 +63,10 @@ def device(name: str) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "in_catalog": known.name if known else "",
     }
+
+
+def _searched() -> list[str]:
+    return [] if lacking(SEARCHING) else ["kernels"]
 
 
 def _version(name: str) -> str:

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
+from tests.kernels.gpu_texts import SCALE as GPU_SCALE
 from tests.kernels.texts import SCALE
+from windtunnel.hardware import machine
 
 CASES = """
 import numpy as np
@@ -16,6 +18,7 @@ def cases(split):
     sizes = [4000] if split == "fitness" else [4001, 7]
     return [(draw.normal(size=n).astype(np.float32), Out((n,)), n) for n in sizes]
 """
+NO_GPU = pytest.mark.skipif(any(one.kind == "gpu" for one in machine().devices), reason="this host has a GPU")
 QUICK = ("--population", "4", "--generations", "1")
 
 
@@ -72,7 +75,7 @@ def double(x, y):
     (("run", "scale.ll", "--test", "gone.py"), "there is no"),
     (("run", "scale.ll", "--test", "tests.py", "--population", "6"), "multiple of four"),
     (("run", "scale.ll", "--test", "tests.py", "--allow", "all"), "nothing is allowed"),
-    (("run", "scale.ll", "--test", "tests.py", "--on", "gpu"), "GPU"),
+    pytest.param(("run", "gpu.ll", "--test", "tests.py"), "there is no GPU", marks=NO_GPU),
     (("show", "."), "there is no result"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_said(files, arguments, says, monkeypatch):
@@ -80,6 +83,7 @@ def test_what_cannot_be_done_is_said(files, arguments, says, monkeypatch):
     (files / "broken.ll").write_text(
         "define void @f(i32 %x) {\n  %y = add i32 %x, 1\n  %z = add i32 %w, 1\n  ret void\n}\n"
     )
+    (files / "gpu.ll").write_text(GPU_SCALE)
     outcome = windtunnel("evolve", *arguments)
 
     assert outcome.code in (1, 2)

@@ -46,7 +46,6 @@ def run(
         str,
         typer.Option(metavar="WHAT", help="faithful (every input), tests (those inputs), promises (also of callers)."),
     ] = "faithful",
-    on: Annotated[str, typer.Option("--on", metavar="DEVICE", help="cpu, or gpu where there is one.")] = "cpu",
     population: Annotated[int, typer.Option(min=4, metavar="N", help="A multiple of four.")] = 32,
     generations: Annotated[int, typer.Option(min=0, metavar="N", help="At most.")] = 20,
     time_limit: Annotated[
@@ -69,12 +68,9 @@ def run(
     A folder keeps each generation: the same command goes on where an ended one stopped.
     """
     from windtunnel.kernels.evolving import ALLOWED, evolve_kernel, read_result
-    from windtunnel.kernels.gpu import require_gpu
     from windtunnel.kernels.search import Options
     from windtunnel.units import parse_duration
 
-    if on != "cpu":
-        require_gpu(on)
     if page is not None:
         require_free(page, force=force)
     folder = output if output is not None else Path(f"{Path(kernel).stem}.evolve")

@@ -1,7 +1,7 @@
 """One candidate in a process that may die of it: compiled, called, compared, timed (room kernels, private).
 
-In: text of its module, cases with their right answers, the original's code. Out: an answer as bytes, or the end of the
-process. Not here: what the end means (``_worker``).
+In: text of its module, cases with their right answers, the original's code, the engine that runs both. Out: an answer
+as bytes, or the end of the process. Not here: what the end means (``_worker``), engines of other devices (``_gpu``).
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 import ctypes
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.kernels.cases import Case, Out
-from windtunnel.kernels.compiling import Code, compiled, digest, optimize, read_module
+from windtunnel.kernels.compiling import compiled, digest, optimize, read_module
 from windtunnel.kernels.ir import Function
+from windtunnel.measure.cuda import Launch
 from windtunnel.measure.guarded import GuardedArray
-from windtunnel.measure.pairs import inner_repeats, take_pairs
+from windtunnel.measure.pairs import Timed, inner_repeats, take_pairs
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.sandbox import Lock, allow_time
 
-__all__ = ["Bench", "Origin", "evaluate", "golden"]
+__all__ = ["Bench", "Engine", "Origin", "Shape", "evaluate", "golden"]
 
 _CTYPES = {"ptr": ctypes.c_void_p, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "i16": ctypes.c_int16,
            "i8": ctypes.c_int8, "i1": ctypes.c_bool, "float": ctypes.c_float, "double": ctypes.c_double}  # fmt: skip
@@ -46,14 +47,73 @@ class Shape:
     @classmethod
     def of(cls, function: Function) -> Shape:
         """Its types."""
-        return cls(function.name, function.result, tuple(one.type for one in function.arguments))
+        result = function.result.split()[-1]
+        return cls(function.name, result, tuple(one.type.split()[0] for one in function.arguments))
 
-    def bind(self, code: Code) -> Callable[..., Any]:
-        """The code as a function of Python."""
-        result = None if self.result == "void" else _ctype(self.result, "the result")
-        kinds = [_ctype(kind, f"argument {at}") for at, kind in enumerate(self.parameters, 1)]
-        made: Callable[..., Any] = ctypes.CFUNCTYPE(result, *kinds)(code.address)
+    @property
+    def kinds(self) -> list[Any]:
+        """Types of the arguments, for ctypes."""
+        return [_ctype(kind, f"argument {at}") for at, kind in enumerate(self.parameters, 1)]
+
+
+class Engine(Protocol):
+    """What runs kernels.
+
+    Attributes
+    ----------
+    has_drafts : bool
+        Whether there is a quicker way to code that is slow.
+    """
+
+    has_drafts: bool
+
+    @property
+    def timed(self) -> Timed | None:
+        """Nanoseconds of so many calls, where the clock of this host does not tell."""
+
+    def array(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Memory for an argument: ``array`` here, ``address`` where kernels run, ``is_intact()``."""
+
+    def function(self, module: Any, shape: Shape, *, is_draft: bool = False) -> Any:
+        """Code of a module."""
+
+    def bound(self, function: Any, bench: Bench) -> Callable[[], Any]:
+        """A call of it with the arguments of a case."""
+
+    def send(self, arrays: Iterable[Any]) -> None:
+        """What was written here is seen by kernels."""
+
+    def fetch(self, arrays: Iterable[Any]) -> None:
+        """What kernels wrote is seen here."""
+
+
+class Host:
+    """This process."""
+
+    has_drafts = True
+    timed: Timed | None = None
+
+    def array(self, shape: Sequence[int], dtype: Any) -> GuardedArray:
+        """Between walls."""
+        return GuardedArray(shape, dtype)
+
+    def function(self, module: Any, shape: Shape, *, is_draft: bool = False) -> Any:
+        """A function of ctypes."""
+        code = compiled(module, shape.name, level=0 if is_draft else 3)
+        result = None if shape.result == "void" else _ctype(shape.result, "the result")
+        made: Any = ctypes.CFUNCTYPE(result, *shape.kinds)(code.address)
+        made.code = code  # lives as long as the function
         return made
+
+    def bound(self, function: Any, bench: Bench) -> Callable[[], Any]:
+        """A plain call."""
+        return partial(function, *bench.passed)
+
+    def send(self, arrays: Iterable[Any]) -> None:
+        """It is the same memory."""
+
+    def fetch(self, arrays: Iterable[Any]) -> None:
+        """It is the same memory."""
 
 
 def _ctype(kind: str, where: str) -> Any:
@@ -65,31 +125,32 @@ def _ctype(kind: str, where: str) -> Any:
 class Bench:
     """One case in memory with walls: inputs that are put back, outputs that are filled anew, right answers."""
 
-    def __init__(self, case: Case, shape: Shape) -> None:
+    def __init__(self, case: Case, shape: Shape, engine: Engine) -> None:
         if len(case.arguments) != len(shape.parameters):
             raise InputError(f"the kernel takes {len(shape.parameters)} arguments, the case has {len(case.arguments)}",
                              where=case.name, fix="give one value for each parameter, in order")  # fmt: skip
-        self.name, self.shape = case.name, shape
-        self.memory: dict[int, GuardedArray] = {}
+        self.name, self.shape, self.engine = case.name, shape, engine
+        self.launch: Launch | None = case.launch
+        self.memory: dict[int, Any] = {}
         self.given: dict[int, NDArray[Any]] = {}
         self.right: dict[int, NDArray[Any]] = {}
         self.is_written: dict[int, NDArray[np.bool_]] = {}
         self.result: Any = None
         self.passed: list[Any] = []
         self._filling = 0
-        for at, (value, kind) in enumerate(zip(case.arguments, shape.parameters, strict=True)):
+        for at, (value, kind, typed) in enumerate(zip(case.arguments, shape.parameters, shape.kinds, strict=True)):
             is_array = isinstance(value, np.ndarray | Out)
             if is_array != (kind == "ptr"):
                 raise InputError(f"the kernel wants {kind}, the case has {type(value).__name__}",
                                  where=f"{case.name}, argument {at + 1}")  # fmt: skip
             if isinstance(value, np.ndarray | Out):
-                guarded = GuardedArray(value.shape, value.dtype)
+                guarded = engine.array(value.shape, value.dtype)
                 self.memory[at] = guarded
                 if isinstance(value, np.ndarray):
                     self.given[at] = value.copy()
-                self.passed.append(guarded.address)
+                self.passed.append(typed(guarded.address))
             else:
-                self.passed.append(value)
+                self.passed.append(typed(value))
 
     def prepare(self, salt: int) -> None:
         """Inputs as given; outputs full of something that no run before has left there."""
@@ -99,15 +160,18 @@ class Bench:
                 np.copyto(guarded.array, self.given[at])
             else:
                 guarded.array.view(np.uint8).reshape(-1)[:] = self._filling
+        self.engine.send(self.memory.values())
 
-    def run(self, function: Callable[..., Any]) -> Any:
+    def run(self, function: Any) -> Any:
         """Put everything back and run it once."""
         self.prepare(1)
         return self.call(function)
 
-    def call(self, function: Callable[..., Any]) -> Any:
-        """Run it once."""
-        return function(*self.passed)
+    def call(self, function: Any) -> Any:
+        """Run it once; what it wrote is here then."""
+        result = self.engine.bound(function, self)()
+        self.engine.fetch(self.memory.values())
+        return result
 
     def differences(self, result: Any) -> tuple[float, bool, str]:
         """Largest relative error of what is in memory now, whether all bits are right, and where they are not."""
@@ -151,8 +215,8 @@ class Origin:
     """The original with its cases, as a process holds them."""
 
     shape: Shape
-    function: Callable[..., Any]
-    code: Code
+    engine: Engine
+    function: Any
     benches: list[Bench]
     inner: list[int]
     digest: str
@@ -161,7 +225,9 @@ class Origin:
     has_draft: bool = False
 
 
-def golden(function: Function, raw: str, cases: Sequence[Case], checks: Sequence[Case] = ()) -> Origin:
+def golden(
+    function: Function, raw: str, cases: Sequence[Case], checks: Sequence[Case] = (), engine: Engine | None = None
+) -> Origin:
     """Compile the original, run it ten times on each case and keep the answers.
 
     Raises
@@ -170,30 +236,29 @@ def golden(function: Function, raw: str, cases: Sequence[Case], checks: Sequence
         It answers differently each time, or with something that is no number; names case and argument.
     """
     shape = Shape.of(function)
+    engine = Host() if engine is None else engine
     module = read_module(raw)
     optimize(module)
     same = read_module(function.render())
     optimize(same, strips_names=True)
-    code = compiled(module, function.name)
-    made = shape.bind(code)
-    origin = Origin(shape, made, code, [Bench(case, shape) for case in cases], [], digest(same))
-    origin.checks = [Bench(case, shape) for case in checks]
+    made = engine.function(module, shape)
+    origin = Origin(shape, engine, made, [Bench(case, shape, engine) for case in cases], [], digest(same))
+    origin.checks = [Bench(case, shape, engine) for case in checks]
     for bench in origin.checks:
         _answer(bench, made, _CHECK_RUNS, may_be_no_number=True)
     for bench in origin.benches:
         _answer(bench, made)
-        origin.inner.append(inner_repeats(partial(bench.call, made), partial(bench.prepare, 1)))
+        origin.inner.append(inner_repeats(engine.bound(made, bench), partial(bench.prepare, 1), engine.timed))
     once = [elapsed_ns(partial(bench.run, made)) for bench in (*origin.benches, *origin.checks)]
     repeats = [*origin.inner, *(1 for _ in origin.checks)]
     origin.elapsed_ns = sum(taken * inner for taken, inner in zip(once, repeats, strict=True))
-    draft = compiled(read_module(function.render()), function.name, level=0)
-    origin.has_draft = not _differences(origin, draft, 0.0)[2]
+    if engine.has_drafts:
+        draft = engine.function(read_module(function.render()), shape, is_draft=True)
+        origin.has_draft = not _differences(origin, draft, 0.0)[2]
     return origin
 
 
-def _answer(
-    bench: Bench, function: Callable[..., Any], num_runs: int = _GOLDEN_RUNS, *, may_be_no_number: bool = False
-) -> None:
+def _answer(bench: Bench, function: Any, num_runs: int = _GOLDEN_RUNS, *, may_be_no_number: bool = False) -> None:
     seen: list[dict[int, NDArray[Any]]] = []
     results = []
     for run in range(num_runs):
@@ -246,7 +311,8 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
     limit_s = _SETTLE_S + _SLOWEST * origin.elapsed_ns / 1e9
     lock(limit_s)
     if origin.has_draft:  # most candidates are wrong, which code tells that is made ten times as quickly
-        worst, _, place = _differences(origin, compiled(read_module(text), origin.shape.name, level=0), tolerance)
+        draft = origin.engine.function(read_module(text), origin.shape, is_draft=True)
+        worst, _, place = _differences(origin, draft, tolerance)
         if place:
             return _pack("wrong", worst, detail=place)
         allow_time(_COMPILE_S)
@@ -254,27 +320,30 @@ def evaluate(origin: Origin, text: str, known: set[str], tolerance: float, num_p
     name = digest(module)
     if name in known:
         return _pack("known", digest=name)
-    code = compiled(module, origin.shape.name)
+    try:
+        made = origin.engine.function(module, origin.shape)
+    except InputError as error:
+        return _pack("unverifiable", detail=error.message, digest=name)
     allow_time(limit_s + _COMPILE_S)
-    worst, is_exact, place = _differences(origin, code, tolerance)
+    worst, is_exact, place = _differences(origin, made, tolerance)
     if place:
         return _pack("wrong", worst, detail=place, digest=name)
-    made = origin.shape.bind(code)
-    times = []
+    times, engine = [], origin.engine
     for bench, inner in zip(origin.benches, origin.inner, strict=True):
         pairs = take_pairs(
-            partial(bench.call, origin.function), partial(bench.call, made), partial(bench.prepare, 7), num_pairs,
-            inner=inner,
+            engine.bound(origin.function, bench), engine.bound(made, bench), partial(bench.prepare, 7), num_pairs,
+            inner=inner, timed=engine.timed,
         )  # fmt: skip
         times.append((pairs / inner).tolist())
+        engine.fetch(bench.memory.values())
         if not all(guarded.is_intact() for guarded in bench.memory.values()):
             return _pack("wrong", math.inf, detail=f"{bench.name}: it writes beyond its end", digest=name)
     return _pack("ok", worst, is_exact=is_exact, digest=name, times=times)
 
 
-def _differences(origin: Origin, code: Code, tolerance: float) -> tuple[float, bool, str]:
+def _differences(origin: Origin, made: Any, tolerance: float) -> tuple[float, bool, str]:
     """Largest error over all cases, whether all bits are right, and the first place where an answer is wrong."""
-    made, worst, is_exact = origin.shape.bind(code), 0.0, True
+    worst, is_exact = 0.0, True
     twice = [(one, salt) for one in origin.benches for salt in (101, 202)]
     for bench, salt in [*twice, *((one, 101) for one in origin.checks)]:
         bench.prepare(salt)

@@ -70,6 +70,8 @@ _FLAGS = {
 _PLAIN_TYPE = re.compile(r"(i\d+|half|bfloat|float|double|fp128|x86_fp80|void|label|metadata|ptr(?: addrspace\(\d+\))?)"
                          r"(?![\w.])")  # fmt: skip
 _VALUE = re.compile(r"%[-a-zA-Z$._0-9]+|@[-a-zA-Z$._0-9]+|-?[0-9][-+.0-9a-zA-Z]*|[a-z]+")
+SHARED = "ptr addrspace(3)"
+"""Memory of a block of a GPU: the only globals that a kernel may have."""
 _CONSTANT_WORDS = {"true", "false", "null", "undef", "poison", "zeroinitializer", "splat", "none"}
 MATH = {
     "sin",
@@ -150,7 +152,7 @@ def take_type(text: str) -> tuple[str, str]:
     return found.group(), text[found.end() :].lstrip()
 
 
-def _take_value(text: str) -> tuple[str, str]:
+def _take_value(text: str, kind: str = "") -> tuple[str, str]:
     text = text.lstrip()
     if text[:1] == "<" or text[:1] in "[{":
         inside, rest = balanced(text, 0)
@@ -159,6 +161,8 @@ def _take_value(text: str) -> tuple[str, str]:
     if found is None:
         raise UnknownTextError(f"the value {text[:20]!r}")
     value, rest = found.group(), text[found.end() :]
+    if value.startswith("@") and kind == SHARED:
+        return value, rest
     if value.startswith("@"):
         raise UnknownTextError(f"the global {value}")
     if value[0].isalpha():
@@ -183,7 +187,7 @@ def _several(text: str, count: int, fixed: tuple[int, ...] = ()) -> tuple[list[P
     pieces: list[Piece] = []
     for at in range(count):
         kind, text = take_type(text.lstrip(", "))
-        value, text = _take_value(text)
+        value, text = _take_value(text, kind)
         pieces += [("" if at == 0 else ", ") + kind + " ", (kind, value, at in fixed)]
     return pieces, text
 
@@ -225,8 +229,8 @@ def _same_type(opcode: str, head: str, rest: str, flags: tuple[str, ...]) -> Par
         relation, _, rest = rest.partition(" ")
         head += f"{relation} "
     kind, rest = take_type(rest)
-    first, rest = _take_value(rest)
-    second, _ = _take_value(rest.lstrip(", "))
+    first, rest = _take_value(rest, kind)
+    second, _ = _take_value(rest.lstrip(", "), kind)
     result = kind
     if opcode in ("icmp", "fcmp"):
         result = re.sub(r"x .*>$", "x i1>", kind) if kind.startswith("<") else "i1"
@@ -263,8 +267,8 @@ def _address(rest: str) -> Made:
     for at, part in enumerate(parts):
         kind, value = take_type(part)
         is_fixed = at > 0 and element[0] in "{%[" and not value.startswith("%")
-        pieces += [f", {kind} ", (kind, _take_value(value)[0], is_fixed)]
-    return "ptr", pieces, ()
+        pieces += [f", {kind} ", (kind, _take_value(value, kind)[0], is_fixed)]
+    return str(pieces[2][0]), pieces, ()
 
 
 def _phi(rest: str) -> Made:

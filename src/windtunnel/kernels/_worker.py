@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.kernels._child import Origin, evaluate, golden
+from windtunnel.kernels._child import Engine, Origin, evaluate, golden
 from windtunnel.kernels.cases import Case
 from windtunnel.kernels.fuzz import BEYOND
 from windtunnel.kernels.ir import Function
-from windtunnel.measure.sandbox import Limits, Lock, contained
+from windtunnel.measure.sandbox import Limits, Lock, allow_time, contained
 from windtunnel.measure.workers import Place
 
 __all__ = ["Order", "Setup", "main"]
@@ -32,6 +32,7 @@ class Setup:
     cases: Sequence[Case]
     limits: Limits
     checks: Sequence[Case] = ()
+    is_for_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,11 @@ def main(place: Place) -> int:
             fix="the kernel must end, within its arrays, on every case",
         ))  # fmt: skip
         return 0
-    refusal = pickle.loads(ending.answer)
-    if refusal is not None:
-        place.tell(refusal)
+    answer = pickle.loads(ending.answer)
+    place.tell(answer)
+    if isinstance(answer, WindtunnelError):
         return 0
-    origin = golden(setup.function, setup.raw, setup.cases, setup.checks)
-    place.tell(origin.digest)
+    origin = None if setup.is_for_gpu else _origin(setup)  # a process that opened a GPU cannot fork
     known: set[str] = set()
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, all that it shares with this process
@@ -68,7 +68,7 @@ def main(place: Place) -> int:
             order: Order = place.order()
         except EOFError:
             return 0
-        place.tell(_answer(origin, order, known, setup.limits))
+        place.tell(_answer(setup, origin, order, known))
 
 
 def _bearable(setup: Setup) -> Setup:
@@ -79,23 +79,35 @@ def _bearable(setup: Setup) -> Setup:
 
 def _bears(setup: Setup, case: Case) -> bool:
     ending = contained(partial(_tried, replace(setup, cases=(), checks=(case,))), setup.limits)
-    return ending.kind == "done" and pickle.loads(ending.answer) is None
+    return ending.kind == "done" and isinstance(pickle.loads(ending.answer), str)
+
+
+def _origin(setup: Setup) -> Origin:
+    engine: Engine | None = None
+    if setup.is_for_gpu:
+        from windtunnel.kernels._gpu import Gpu
+
+        engine = Gpu()
+    return golden(setup.function, setup.raw, setup.cases, setup.checks, engine)
 
 
 def _tried(setup: Setup, _: Lock) -> bytes:
-    """The original runs apart once before it runs in this process."""
+    """The original runs apart once before it runs in this process: its digest, or why it cannot."""
     try:
-        golden(setup.function, setup.raw, setup.cases, setup.checks)
+        return pickle.dumps(_origin(setup).digest)
     except WindtunnelError as error:
         return pickle.dumps(error)
-    return pickle.dumps(None)
 
 
-def _answer(origin: Origin, order: Order, known: set[str], limits: Limits) -> tuple[object, ...]:
+def _answer(setup: Setup, origin: Origin | None, order: Order, known: set[str]) -> tuple[object, ...]:
     seen: set[str] = set() if order.is_forced else known
-    ending = contained(
-        lambda lock: evaluate(origin, order.text, seen, order.tolerance, order.num_pairs, lock), limits
-    )  # fmt: skip
+
+    def action(lock: Lock) -> bytes:
+        if origin is None:  # the driver opens files; what runs on a device does not
+            return evaluate(_origin(setup), order.text, seen, order.tolerance, order.num_pairs, allow_time)
+        return evaluate(origin, order.text, seen, order.tolerance, order.num_pairs, lock)
+
+    ending = contained(action, setup.limits)
     if ending.kind != "done":
         return (ending.kind, float("inf"), False, ending.detail, "", ())
     try:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.measure.cuda import Launch
 
 __all__ = ["FITNESS", "HELD_OUT", "Case", "Cases", "Out", "Value", "load_cases"]
 
@@ -35,10 +36,11 @@ Value = NDArray[Any] | Out | int | float
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Arguments of one call, in order."""
+    """Arguments of one call, in order; of a kernel for a GPU also how many threads run it."""
 
     name: str
     arguments: tuple[Value, ...]
+    launch: Launch | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -58,7 +60,8 @@ def load_cases(path: Path) -> Cases:
     """The function ``cases(split)`` of a file.
 
     It returns, for ``fitness`` and for ``held-out``, a list of tuples of arguments (arrays, ``Out``, numbers), or a
-    dictionary of them by name.
+    dictionary of them by name. Of a kernel for a GPU a function ``launch(*arguments)`` says how many blocks and how
+    many threads in each run it, and perhaps how many bytes of shared memory they get.
 
     Raises
     ------
@@ -79,7 +82,7 @@ def load_cases(path: Path) -> Cases:
     def cases(split: str) -> Sequence[Case]:
         given = made(split)
         rows = given.items() if isinstance(given, dict) else enumerate(given, 1)
-        found = [Case(f"{split} {name}", tuple(one)) for name, one in rows]
+        found = [Case(f"{split} {name}", tuple(one), _launch(names, tuple(one), path)) for name, one in rows]
         if not found:
             raise InputError(f"there is no {split} case", where=str(path), fix="return at least one")
         for case in found:
@@ -87,6 +90,23 @@ def load_cases(path: Path) -> Cases:
         return found
 
     return cases
+
+
+def _launch(names: dict[str, Any], arguments: tuple[Value, ...], path: Path) -> Launch | None:
+    """What the tests say of the threads of a case; nothing where they say nothing."""
+    if not callable(names.get("launch")):
+        return None
+    found = tuple(names["launch"](*arguments))
+    sides = [one if isinstance(one, tuple) else (one,) for one in found[:2]]
+    numbers = [*(number for side in sides for number in side), *found[2:]]
+    if not (2 <= len(found) <= 3 and all(1 <= len(side) <= 3 for side in sides)
+            and all(isinstance(number, int | np.integer) for number in numbers)
+            and all(number > 0 for side in sides for number in side) and min([0, *found[2:]]) >= 0):  # fmt: skip
+        raise InputError(f"launch gives {found!r}", where=str(path),
+                         fix="it returns blocks and threads of each, as whole numbers or (x, y, z), and perhaps bytes "
+                         "of shared memory")  # fmt: skip
+    blocks, threads = (tuple(int(side[at]) if at < len(side) else 1 for at in range(3)) for side in sides)
+    return Launch(blocks, threads, int(found[2]) if len(found) > 2 else 0)  # type: ignore[arg-type]
 
 
 def _check(case: Case, path: Path) -> None:

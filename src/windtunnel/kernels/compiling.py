@@ -1,7 +1,8 @@
-"""A module made faster by the compiler and turned into code of this process (room kernels).
+"""A module made faster by the compiler and turned into code (room kernels).
 
-In: text of a module. Out: a module of llvmlite, or the address of its function. Every engine gets a target machine of
-its own: one that two engines share is freed twice. Not here: calling what came out (``_child``).
+In: text of a module, whose triple says for which machine: this processor, or a GPU. Out: a module of llvmlite, the
+address of its function in this process, or PTX. Every engine gets a target machine of its own: one that two engines
+share is freed twice. Not here: calling what came out (``_child``).
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, MissingExtraError
 
-__all__ = ["Code", "compiled", "digest", "optimize", "read_module", "simplified"]
+__all__ = ["GPU", "Code", "compiled", "digest", "optimize", "ptx_of", "read_module", "simplified"]
+
+GPU = "nvptx64"
+"""How the triple of a module for a GPU begins."""
+_CHIP = "sm_70"  # whose code all later ones run
 
 
 @cache
@@ -57,6 +62,47 @@ def read_module(text: str) -> Any:
     return module
 
 
+@cache
+def _gpu_ready() -> Any:
+    """The target for GPUs.
+
+    Raises
+    ------
+    MissingExtraError
+        The compiler's library was built without it.
+    """
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    try:
+        return llvm.Target.from_triple(f"{GPU}-nvidia-cuda")
+    except RuntimeError as error:
+        raise MissingExtraError(f"llvmlite was built without the target {GPU}",
+                                fix="install an llvmlite that has it") from error  # fmt: skip
+
+
+def _machine_of(module: Any) -> Any:
+    """The target machine that a module is for."""
+    if module.triple.startswith(GPU):
+        return _gpu_ready().create_target_machine(cpu=_CHIP, opt=3)
+    return _machine()
+
+
+def ptx_of(module: Any, chip: str = "") -> str:
+    """PTX of a module for a GPU, of a chip such as sm_90; by default for all from sm_70 on.
+
+    Raises
+    ------
+    InputError
+        The compiler has no code for something in it.
+    """
+    try:
+        text: str = _gpu_ready().create_target_machine(cpu=chip or _CHIP, opt=3).emit_assembly(module)
+    except RuntimeError as error:
+        raise InputError(f"the compiler makes no PTX of this module: {error}",
+                         fix="a kernel of a GPU calls only what its instructions can do") from error  # fmt: skip
+    return text
+
+
 def _machine(level: int = 3) -> Any:
     _ready()
     target = llvm.Target.from_default_triple()
@@ -67,11 +113,11 @@ def _machine(level: int = 3) -> Any:
 
 
 def optimize(module: Any, *, is_widened: bool = True, strips_names: bool = False) -> None:
-    """All that the compiler does at its highest level for this processor; without widening, no vectors or unrolling."""
+    """All that the compiler does at its highest level for the module's machine; not widened, loops stay as they are."""
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = is_widened
     options.loop_unrolling = options.loop_interleaving = is_widened
-    builder = llvm.create_pass_builder(_machine(), options)
+    builder = llvm.create_pass_builder(_machine_of(module), options)
     passes = builder.getModulePassManager()
     if strips_names:
         passes.add_strip_symbols_pass()

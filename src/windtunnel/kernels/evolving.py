@@ -19,6 +19,7 @@ from windtunnel.kernels.cases import FITNESS, Case, Cases, load_cases
 from windtunnel.kernels.compiling import optimize, read_module
 from windtunnel.kernels.edits import Individual, apply, from_json, to_json
 from windtunnel.kernels.fuzz import fuzzed
+from windtunnel.kernels.gpu import require_gpu
 from windtunnel.kernels.journal import last_page
 from windtunnel.kernels.model import Kernel, kernel_of
 from windtunnel.kernels.run import Bench
@@ -175,9 +176,13 @@ def evolve_kernel(
     ------
     InputError
         The original fails its own tests, or ``allowed`` is another word.
+    NotApplicableError
+        The kernel is for a GPU, and there is none.
     """
     if allowed not in ALLOWED:
         raise InputError(f"nothing is allowed that is called {allowed!r}", fix=f"choose among {', '.join(ALLOWED)}")
+    if kernel.is_for_gpu:
+        require_gpu(kernel.name)
     checks: tuple[Case, ...] = ()
     if allowed == "faithful":
         small = [case for case in kernel.cases(FITNESS) if case.size_bytes <= _MOST_CHECKED_BYTES]

@@ -8,6 +8,7 @@ which counts only where the original itself bears it. Not here: running them (``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def fuzzed(cases: Sequence[Case], seed: int, num_each: int = 9) -> list[Case]:
             draw = np.random.default_rng([seed, at, number])
             form = _FORMS[number % len(_FORMS)]
             arguments = tuple(_varied(value, form, draw) for value in case.arguments)
-            found.append(Case(f"{case.name}, {form} {number}", arguments))
+            found.append(replace(case, name=f"{case.name}, {form} {number}", arguments=arguments))
     return found
 
 

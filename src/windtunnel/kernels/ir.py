@@ -21,6 +21,8 @@ _LABEL = re.compile(r"^([-a-zA-Z$._0-9]+|\"[^\"]*\"):")
 _RESULT = re.compile(r"^(%(?:[-a-zA-Z$._0-9]+|\"[^\"]*\")) = ")
 _LOCAL = re.compile(r"%(?:[-a-zA-Z$._0-9]+|\"[^\"]*\")")
 _PROMISES = r"noalias|align|dereferenceable|nonnull"  # of the caller; what the compiler found may end with an edit
+_ENTRY = "ptx_kernel"
+_SHARED = re.compile(r"@\S+ = .*addrspace\(3\) global ")
 _ATTACHED = re.compile(r", ![a-zA-Z._]+ !\d+")
 
 
@@ -211,7 +213,9 @@ def parse(text: str) -> Function:
     body = list(_statements(lines[begin + 1 : end], begin + 2))
     names = _names(arguments, body)
     renamed = tuple(replace(one, uid=names[f"%{one.uid}"][1:]) for one in arguments)
-    head = "\n".join(line for line in lines[:begin] if line.startswith(("target ", "%"))).strip("\n")
+    head = "\n".join(line for line in lines[:begin] if line.startswith(("target ", "%")) or _SHARED.match(line)).strip(
+        "\n"
+    )
     tail = "\n".join(re.sub(r" #\d+$", "", line) for line in rest if line.strip())
     blocks = _blocks(body, names)
     if source:
@@ -241,6 +245,8 @@ def _signature(line: str, number: int) -> tuple[str, str, list[Argument], str]:
     inside, behind = _text.balanced(line, found.end() - 1)
     words = found.group(1).split()
     result = words[-1] if words else "void"
+    if _ENTRY in words:  # what a GPU is asked to run, and no function that its code calls
+        result = f"{_ENTRY} {result}"
     arguments = []
     for at, part in enumerate(_text.split_top(inside)):
         kind, rest = _text.take_type(part)

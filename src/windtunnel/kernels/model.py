@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from windtunnel.kernels.cases import Cases
-from windtunnel.kernels.compiling import simplified
+from windtunnel.kernels.compiling import GPU, simplified
 from windtunnel.kernels.edits import Individual, key
 from windtunnel.kernels.ir import Function, parse
 
@@ -40,6 +40,11 @@ class Kernel:
     cases: Cases
     raw: str
     file: str = ""
+
+    @property
+    def is_for_gpu(self) -> bool:
+        """By the triple of its module."""
+        return f'"{GPU}' in self.function.head
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from windtunnel.measure.workers import WorkerError, Workers
 __all__ = ["Bench", "Counts", "Timed"]
 
 _PAIRS = 7
+_GPU_ADDRESSES = 1 << 45  # a driver reserves addresses for all memory that it may ever map
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Bench:
     tolerance : float
         The relative error that is still right; 0 asks for the same bits.
     num_workers : int, optional
-        By default one per core, at most two.
+        By default one per core, at most two; one where kernels run on a GPU.
     split : str
         Of the cases.
     limits : Limits, optional
@@ -94,8 +95,12 @@ class Bench:
     ) -> None:
         cores = allowed_cores()
         self.kernel, self.tolerance, self.num_pairs = kernel, tolerance, num_pairs
-        self._cores = cores[: num_workers or min(2, len(cores))]
-        self._setup = Setup(kernel.function, kernel.raw, kernel.cases(split), limits or Limits(), checks)
+        most = 1 if kernel.is_for_gpu else 2  # two processes would disturb each other on one device
+        self._cores = cores[: num_workers or min(most, len(cores))]
+        limits = limits or Limits()
+        if kernel.is_for_gpu:
+            limits = replace(limits, memory_bytes=_GPU_ADDRESSES)
+        self._setup = Setup(kernel.function, kernel.raw, kernel.cases(split), limits, checks, kernel.is_for_gpu)
         self._workers: list[Workers] = []
         self._by_key: dict[str, Evaluation] = {}
         self._by_digest: dict[str, Evaluation] = {}

@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import FlightError
 
-__all__ = ["SHORTEST_NS", "inner_repeats", "take_pairs"]
+__all__ = ["SHORTEST_NS", "Timed", "inner_repeats", "take_pairs"]
 
 SHORTEST_NS = 2_000
 """What takes less cannot be told from the clock."""
 _STEADY, _WINDOW = 0.02, 5
 
+Timed = Callable[[Callable[[], object], int], int]
+"""Nanoseconds of a function called so often."""
 
-def inner_repeats(function: Callable[[], object], prepare: Callable[[], object]) -> int:
+
+def inner_repeats(function: Callable[[], object], prepare: Callable[[], object], timed: Timed | None = None) -> int:
     """How often a function must run within one timing, so that a clock can tell it: 1 unless it is very short."""
+    timed = timed or _once
     prepare()
-    taken = min(_once(function, 1) for _ in range(5))
+    taken = min(timed(function, 1) for _ in range(5))
     return 1 if taken >= 2 * SHORTEST_NS else -(-4 * SHORTEST_NS // max(taken, 50))
 
 
@@ -37,6 +41,7 @@ def take_pairs(
     *,
     inner: int = 1,
     most_warmup: int = 3,
+    timed: Timed | None = None,
 ) -> NDArray[np.int64]:
     """Times of both in turn, [R, 2] ns of one run of ``inner`` calls.
 
@@ -50,17 +55,19 @@ def take_pairs(
         Calls per timing.
     most_warmup : int
         Pairs before those that count; they end early once the last five differ by less than 2 %.
+    timed : callable, optional
+        Nanoseconds of so many calls; by the clock of this host.
 
     Raises
     ------
     FlightError
         Both take less than 2 µs and ``inner`` is 1.
     """
-    functions, early = (first, second), []
+    functions, early, timed = (first, second), [], timed or _once
     for _ in range(most_warmup):
         for function in functions:
             prepare()
-            early.append(_once(function, inner))
+            early.append(timed(function, inner))
         last = early[-2 * _WINDOW :: 2]
         if len(last) == _WINDOW and max(last) - min(last) < _STEADY * min(last):
             break
@@ -68,7 +75,7 @@ def take_pairs(
     for pair in range(num_pairs):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
             prepare()
-            taken[pair, which] = _once(functions[which], inner)
+            taken[pair, which] = timed(functions[which], inner)
     if inner == 1 and (taken.min(axis=0) < SHORTEST_NS).all():
         raise FlightError(
             f"both functions take less than {SHORTEST_NS / 1000:g} µs", where="paired timing",
