@@ -2,8 +2,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from windtunnel.nn.dropout import native as native_room  # noqa: E402
 from windtunnel.nn.dropout.keep import draw, spans  # noqa: E402
-from windtunnel.nn.dropout.native import Direction, _native, _own, run_direction  # noqa: E402
+from windtunnel.nn.dropout.native import Direction, _native, _own, lay_by_unit, run_direction  # noqa: E402
 from windtunnel.nn.dropout.sequence import Dropped, Steps  # noqa: E402
 
 
@@ -46,3 +47,24 @@ def test_what_torch_cannot_drop_is_never_left_to_it():
 
     for mine, theirs in zip(found, _own(direction, x, steps, Dropped(), again), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def leaf(weight):
+    return torch.nn.Parameter(weight.detach().clone())
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_first_shape_decides_how_weights_are_stored(monkeypatch, is_native):
+    monkeypatch.setattr(native_room, "_is_native_quicker", lambda _: is_native)
+    direction, x = given("lstm", torch.Generator().manual_seed(0))
+    weights = tuple(leaf(one) for one in direction.weights)
+    before = [one.detach().clone() for one in weights]
+    lay_by_unit(weights)
+    run_direction(Direction(weights, direction.states), x, Steps((3,) * 4), Dropped(), Dropped())
+
+    assert [is_native] * 2 == [one.is_contiguous() for one in weights[:2]]
+    assert all(torch.equal(one, other) for one, other in zip(weights, before, strict=True))
+    monkeypatch.setattr(native_room, "_is_native_quicker", lambda _: not is_native)
+    run_direction(Direction(weights, direction.states), x, Steps((3,) * 4), Dropped(), Dropped())
+
+    assert [is_native] * 2 == [one.is_contiguous() for one in weights[:2]]

@@ -7,7 +7,7 @@ arguments, and the parameters that it brings along. Not here: which calls of a p
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.nn.circulant.convolution import BlockCirculantConv2d
 from windtunnel.nn.circulant.layers import BlockCirculantLinear, CirculantProduct
 from windtunnel.nn.dropout.feedforward import drop_and_multiply, dropped_units
+from windtunnel.nn.dropout.native import lay_by_unit
 from windtunnel.nn.dropout.recurrent import Settings, run_layers
 
 __all__ = ["Replacement", "block_circulant", "settings_of", "structured_dropout"]
@@ -64,7 +65,7 @@ def structured_dropout(
     if operator == "aten::dropout":
         return Replacement(lambda x, *_: dropped_units(x, settings)[0])
     if operator == "aten::linear":
-        _lay_out(arguments[1:2])
+        lay_by_unit(arguments[1:2])
         return Replacement(lambda x, weight, bias=None: drop_and_multiply(x, weight, bias, settings))
     kind = {"aten::lstm": torch.nn.LSTM, "aten::gru": torch.nn.GRU}.get(operator)
     if kind is None:
@@ -81,15 +82,8 @@ def structured_dropout(
         data = output.data if isinstance(output, PackedSequence) else output
         return (data, *last) if isinstance(last, tuple) else (data, last)
 
-    _lay_out(one for given in arguments if isinstance(given, list | tuple) for one in given)
+    lay_by_unit(one for given in arguments if isinstance(given, list | tuple) for one in given)
     return Replacement(run)
-
-
-def _lay_out(weights: Iterable[Any]) -> None:
-    """Store matrices as the layers would hold them."""
-    for weight in weights:
-        if isinstance(weight, Tensor) and weight.is_leaf and weight.dim() == 2:
-            weight.data = weight.data.t().contiguous().t()
 
 
 @registry.layer("block-circulant", source="Ding et al., CirCNN, MICRO 2017; Liao et al., ICCAD 2017")

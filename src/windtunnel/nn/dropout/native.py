@@ -2,15 +2,17 @@
 
 In: a packed sequence with units dropped on the way into the layer, weights, states. Out: what the recurrences of
 ``sequence`` give. Torch's kernel multiplies with all units, dropped ones too, and knows nothing that is dropped from
-step to step: there is no such way for a layer with recurrent dropout. Which is quicker is measured once per shape. Not
-here: our own recurrences (``sequence``), ways of their products (``ways``).
+step to step: there is no such way for a layer with recurrent dropout. Which is quicker is measured once per shape, and
+the first shape of a layer decides how its weights are stored: by unit for us, by gate for torch. Not here: our own
+recurrences (``sequence``), ways of their products (``ways``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -19,9 +21,10 @@ from windtunnel.nn.dropout.keep import draw, factors_of, spans
 from windtunnel.nn.dropout.sequence import Dropped, Steps, gru, lstm, product
 from windtunnel.nn.dropout.ways import AUTOMATIC
 
-__all__ = ["Direction", "run_direction"]
+__all__ = ["Direction", "lay_by_unit", "run_direction"]
 
 Tensor = torch.Tensor
+_SETTLED = "_windtunnel_settled"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +61,33 @@ def run_direction(given: Direction, x: Tensor, steps: Steps, dropped: Dropped, a
     """
     can = not again.spans and dropped.way == AUTOMATIC and not steps.is_reverse and len(set(steps.batch_sizes)) == 1
     if can and _is_native_quicker(_shape_of(given, x, steps, dropped)):
+        _settle(given.weights[:2], is_by_unit=False)
         return _native(given, x, steps, dropped)
+    _settle(given.weights[:2], is_by_unit=True)
     return _own(given, x, steps, dropped, again)
+
+
+def lay_by_unit(weights: Iterable[Any]) -> None:
+    """Store matrices with the row of a unit contiguous, so that kept ones are copied as a whole; shapes stay.
+
+    What is first run with them may store them as torch does again.
+    """
+    for weight in weights:
+        if isinstance(weight, Tensor) and weight.is_leaf and weight.dim() == 2:
+            weight.data = weight.data.t().contiguous().t()
+            if hasattr(weight, _SETTLED):
+                delattr(weight, _SETTLED)
+
+
+def _settle(weights: Sequence[Tensor], *, is_by_unit: bool) -> None:
+    """Store matrices as the way that runs reads them; the first time alone, or two shapes in turn would copy on and on.
+
+    Weights that somebody else holds, in a flat buffer or under another name, stay as they are.
+    """
+    for weight in weights:
+        if weight.is_leaf and not hasattr(weight, _SETTLED):
+            setattr(weight, _SETTLED, True)
+            weight.data = weight.data.t().contiguous().t() if is_by_unit else weight.data.contiguous()
 
 
 def _own(given: Direction, x: Tensor, steps: Steps, dropped: Dropped, again: Dropped) -> tuple[Tensor, ...]:
@@ -123,10 +151,12 @@ def _is_native_quicker(shape: _Shape) -> bool:
         made = torch.full(size[::-1] if is_by_unit else size, 0.01, dtype=shape.dtype, device=shape.device)
         return (made.t() if is_by_unit else made).requires_grad_(shape.trains)
 
-    weights = [filled(gates, units, is_by_unit=True) for units in (shape.num_units, shape.num_hidden)]
-    weights += [filled(gates)] * 2 * shape.has_bias
-    states = [filled(shape.batch_size, shape.num_hidden) for _ in range(2 if shape.is_lstm else 1)]
-    given = Direction(tuple(weights), tuple(states))
+    biases = [filled(gates)] * 2 * shape.has_bias
+    states = tuple(filled(shape.batch_size, shape.num_hidden) for _ in range(2 if shape.is_lstm else 1))
+    sides = shape.num_units, shape.num_hidden
+    plain, by_unit = (
+        Direction((*(filled(gates, side, is_by_unit=one) for side in sides), *biases), states) for one in (False, True)
+    )
     x = filled(shape.num_steps * shape.batch_size, shape.num_units)
     sizes = [shape.batch_size] * shape.num_steps
     found: Dropped = Dropped()
@@ -138,17 +168,14 @@ def _is_native_quicker(shape: _Shape) -> bool:
         found = Dropped(spans(sizes, keeps, shape.period), shape.group)
     steps = Steps(tuple(sizes))
 
-    def once(run: Callable[[], Sequence[Tensor]]) -> Callable[[], None]:
+    def once(given: Direction, run: Callable[..., Sequence[Tensor]], *more: Any) -> Callable[[], None]:
         def timed() -> None:
             with torch.set_grad_enabled(shape.trains):
-                output = run()[0]
+                output = run(given, x, steps, found, *more)[0]
                 if shape.trains:
-                    torch.autograd.grad(output.sum(), [x, *weights[:2]])
+                    torch.autograd.grad(output.sum(), [x, *given.weights[:2]])
 
         return timed
 
-    ways = {
-        "native": once(lambda: _native(given, x, steps, found)),
-        "own": once(lambda: _own(given, x, steps, found, Dropped())),
-    }
+    ways = {"native": once(plain, _native), "own": once(by_unit, _own, Dropped())}
     return quickest(ways, plain="native") == "native"

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from windtunnel.errors import InputError
 from windtunnel.nn.dropout.keep import checked_share, draw, kept_units, spans
-from windtunnel.nn.dropout.native import Direction, run_direction
+from windtunnel.nn.dropout.native import Direction, lay_by_unit, run_direction
 from windtunnel.nn.dropout.sequence import Dropped, Steps
 from windtunnel.nn.dropout.ways import AUTOMATIC, checked_way
 
@@ -155,10 +155,7 @@ class StructuredGRU(_Structured, torch.nn.GRU):  # type: ignore[misc,unused-igno
 
 def lay_out(layer: torch.nn.Module) -> None:
     """Store weights with the row of a unit contiguous, so that kept ones are copied as a whole; shapes stay."""
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters(recurse=False):
-            if name.startswith("weight"):
-                parameter.data = parameter.data.t().contiguous().t()
+    lay_by_unit(layer.parameters(recurse=False))
 
 
 def run_layers(
