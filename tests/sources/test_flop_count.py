@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from windtunnel.graph.flops import operator_flops
+from windtunnel.graph.flops import CONTRACTIONS, operator_flops
 from windtunnel.sources.torch.flop_count import conv_flops, conv_output_size, count
 
 # inputs, outputs, kernel, size, and what differs from the default
@@ -109,6 +109,21 @@ def test_attention_counts_two_products_forward_and_five_backward():
 
     assert count(attend).total == 2 * product
     assert count(lambda: attend().sum().backward()).total == 7 * product
+
+
+ATTENTION = {"query": [2, 3, 5, 8], "key": [2, 3, 7, 8], "value": [2, 3, 7, 4]}
+
+
+@pytest.mark.parametrize("name", [name for name in CONTRACTIONS if "attention" in name])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_every_attention_is_read_as_torch_calls_it(name, is_causal):
+    arguments = [one.name for one in getattr(torch.ops.aten, name).default._schema.arguments]
+    shapes = [ATTENTION.get(one, []) for one in arguments]
+    values = [is_causal if one == "is_causal" else None for one in arguments]
+    met = 2 * 3 * (15 if is_causal else 35)  # positions of rows that see positions of columns
+    expected = 2 * met * (3 * 8 + 2 * 4 if name.endswith("backward") else 8 + 4)
+
+    assert expected == operator_flops(f"aten::{name}", shapes, values, [])
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])

@@ -37,6 +37,19 @@ def test_an_optimizer_made_before_is_found_too():
     assert hooks.num_boundaries >= 2
 
 
+class Inherited(torch.optim.SGD):
+    """Its step is that of another class."""
+
+
+def test_a_step_that_is_inherited_counts_once():
+    model = torch.nn.Linear(4, 2)
+    with StepHooks(on_boundary=lambda *_: None) as hooks:
+        optimizer = Inherited(model.parameters(), lr=0.1)
+        train(3, optimizer, model)
+
+    assert 3 == hooks.num_steps
+
+
 def test_a_boundary_can_change_the_optimizer_before_a_chosen_iteration():
     rates = []
 
