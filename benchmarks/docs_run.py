@@ -2,7 +2,7 @@
 
 Each page has a fresh folder with a copy of ``examples/`` and the few files that pages call the reader's own; its
 commands run in order, each through the shell. What a page declares in front of a block with
-``<!-- not run: reason -->`` is counted by reason. Give names of pages to run only these.
+``<!-- not run: reason -->`` is counted by reason. Give names of pages to run only these; ``--jobs`` says how many at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,19 +188,28 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def run(chosen: list[Path]) -> list[Page]:
-    """Run pages, each in a folder of its own."""
-    with tempfile.TemporaryDirectory(prefix="windtunnel-docs-") as home:
-        return [run_page(path, Path(home)) for path in chosen]
+def run(chosen: list[Path], jobs: int) -> list[Page]:
+    """Run pages, each in a folder of its own, so many at once."""
+
+    def one(path: Path) -> Page:
+        begun_s = time.monotonic()
+        page = run_page(path, Path(home))
+        said = f"{page.num_commands} commands, {page.num_hints} hints, {len(page.failures)} failed"
+        print(f"{page.name}: {said}, {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)
+        return page
+
+    with tempfile.TemporaryDirectory(prefix="windtunnel-docs-") as home, ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, chosen))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*", help="parts of names, such as tutorial (all)")
     parser.add_argument("--verbose", action="store_true", help="print what failed and what is not run")
+    parser.add_argument("--jobs", type=int, default=2, help="pages at once")
     options = parser.parse_args()
     chosen = [one for one in pages() if not options.pages or any(part in str(one) for part in options.pages)]
-    found = run(chosen)
+    found = run(chosen, options.jobs)
     failures = [(page.name, *failure) for page in found for failure in page.failures]
     not_run = sum((page.not_run for page in found), Counter[str]())
     if options.verbose:
