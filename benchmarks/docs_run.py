@@ -2,7 +2,8 @@
 
 Each page has a fresh folder with a copy of ``examples/`` and the few files that pages call the reader's own; its
 commands run in order, each through the shell. What a page declares in front of a block with
-``<!-- not run: reason -->`` is counted by reason. Give names of pages to run only these; ``--jobs`` says how many at once.
+``<!-- not run: reason -->`` is counted by reason. Give names of pages to run only these; ``--jobs`` says
+how many at once.
 """
 
 from __future__ import annotations
