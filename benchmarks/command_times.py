@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.bar import ROOT, report, table
-from benchmarks.docs_run import TRAINING
+from benchmarks.docs_files import TRAINING
 
 COMMANDS = {
     "list": ("list", "whatifs"),

@@ -9,7 +9,6 @@ how many at once.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.bar import ROOT, report, table
+from benchmarks.docs_files import furnish
 
 COMMAND = re.compile(r"(?:windtunnel|wt|make|python -m)\b")
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]*?) -->\n+)?^```(console|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,55 +31,6 @@ PLACEHOLDER = re.compile(r"\b(?:[A-Z][A-Z_]{2,}(?:\.py)?|NOW|NAME)\b")
 OF_THE_READER = "a file or a name of the reader's own"
 TIMEOUT_S = 420
 TAIL = 600
-
-TRAINING = """import argparse
-import torch
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=400)
-epochs = parser.parse_args().epochs
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-optimizer = torch.optim.Adam(model.parameters())
-data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
-for _ in range(epochs):
-    for x, y in torch.utils.data.DataLoader(data, batch_size=32):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-"""
-PROFILE = "".join(
-    f"node{at} -- Linear -- forward_compute_time={at}.0, backward_compute_time={2 * at}.0, activation_size=16.0, "
-    "parameter_size=1000.0\n"
-    for at in range(1, 9)
-) + "".join(f"\tnode{at} -- node{at + 1}\n" for at in range(1, 8))
-
-
-def problem() -> str:
-    """A chain of six operators for three accelerators and a CPU."""
-    nodes = [
-        {"id": at, "supportedOnFpga": 1, "cpuLatency": 40.0, "fpgaLatency": at + 1.0, "size": 1, "isBackwardNode": 0}
-        for at in range(6)
-    ]
-    edges = [{"sourceId": at, "destId": at + 1, "cost": 0.5} for at in range(5)]
-    return json.dumps({"maxSizePerFPGA": 100, "maxFPGAs": 3, "maxCPUs": 1, "nodes": nodes, "edges": edges})
-
-
-def layers() -> str:
-    """Two layers with what circulant blocks cost them."""
-    found = [
-        {"name": "fc1", "outputs": 512, "inputs": 784, "losses": {"8": 0.1, "16": 0.3}},
-        {"name": "conv2", "outputs": 64, "inputs": 288, "rows": 49, "losses": {"8": 0.2}},
-    ]
-    return json.dumps({"layers": found})
-
-
-OWN_FILES = {
-    "train.py": lambda: TRAINING,
-    "problem.json": problem,
-    "inference.json": problem,
-    "profile.txt": lambda: PROFILE,
-    "layers.json": layers,
-}
-CAPTURED = ("train.wt", "before.wt", "after.wt")
 
 
 @dataclass
@@ -145,29 +96,15 @@ def _furnished(folder: Path, text: str) -> dict[str, str]:
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m windtunnel "$@"\n')
         script.chmod(0o755)
     (folder / "bin" / "python").symlink_to(sys.executable)
-    for name, content in OWN_FILES.items():
-        if re.search(rf"\b{re.escape(Path(name).stem)}\b", text):
-            (folder / name).write_text(content())
     environment = {
         **os.environ,
         "HOME": str(folder),
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")))),
     }
-    captures = [name for name in CAPTURED if name in text and f"capture {Path(name).stem}" not in text]
-    if captures:
-        _captured(folder, captures, environment)
+    run = "\n".join(command for command, reason in commands(text) if not reason)
+    furnish(folder, text, run, environment)
     return environment
-
-
-def _captured(folder: Path, names: list[str], environment: dict[str, str]) -> None:
-    """Graphs that a page takes as given, of the script that stands for the reader's."""
-    (folder / "train.py").write_text(TRAINING)
-    first = folder / names[0]
-    command = ["windtunnel", "capture", "--iterations", "10", "--output", str(first), "train.py"]
-    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
-    for name in names[1:]:
-        shutil.copytree(first, folder / name)
 
 
 def _run(command: str, folder: Path, environment: dict[str, str], page: Page) -> list[str]:
