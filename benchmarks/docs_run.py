@@ -126,7 +126,7 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def run(chosen: list[Path], jobs: int) -> list[Page]:
+def run(chosen: list[Path], jobs: int = 1) -> list[Page]:
     """Run pages, each in a folder of its own, so many at once."""
 
     def one(path: Path) -> Page:
