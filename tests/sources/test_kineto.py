@@ -169,6 +169,14 @@ def test_threads_that_work_at_the_same_time_do_not_wait_for_each_other(load):
     assert 220_000 == replay(graph.scale(graph.select(name="L"), 0.0)).makespan_ns
 
 
+def test_a_thread_that_goes_on_shortly_after_another_ends_was_waiting_for_it(load):
+    graph = load([op("ask", 0, 100), op("work", 200, 2810, tid=2), op("go on", 3060, 10)])
+
+    assert ("work", "go on", 50_000) in {one for kind in EdgeKind for one in edges(graph, kind)}
+    assert 3_070_000 == replay(graph).makespan_ns
+    assert 3_070_000 - 1_405_000 == replay(graph.scale(graph.select(name="work"), 0.5)).makespan_ns
+
+
 def test_a_host_collective_starts_with_its_issue_and_holds_up_who_waits_for_it(load):
     events = [
         op("c10d::allreduce_", 0, 10),

@@ -242,6 +242,24 @@ class TestFlown:
         assert factor_of(graph, changed.remove(again), phase=(Phase.FORWARD, Phase.UPDATE)) > 0
         assert replay(changed).memory().peak_bytes <= 4000
 
+    def test_a_block_that_runs_again_waits_for_what_enters_it_and_feeds_its_backward_pass(self):
+        graph = perceptron_graph(width=128)
+        call, phase = graph.tasks["call"], graph.tasks["phase"]
+        forward, backward = (
+            [int(np.flatnonzero((call == place) & (phase == one))[0]) for place in range(4)]
+            for one in (Phase.FORWARD, Phase.BACKWARD)
+        )
+        graph = graph.connect(forward, backward).connect(forward[:-1], forward[1:])
+        changed = measured(activation_checkpointing(graph, layer="2"))
+        names = changed.tasks.strings("name").to_numpy()
+        (again,) = np.flatnonzero(names == "recompute").tolist()
+        feeds = changed.edges["src"][(changed.edges["dst"] == again) & (changed.edges["kind"] == EdgeKind.DATA)]
+        block = graph.tasks.strings("layer").to_numpy() == "2"
+        first = min(row for row in forward if block[row])
+
+        assert [call[forward[forward.index(first) - 1]]] == changed.tasks["call"][feeds].tolist()
+        assert [Phase.FORWARD] == changed.tasks["phase"][feeds].tolist()
+
     def test_a_fused_update_is_measured(self):
         graph = perceptron_graph()
         changed = measured(fused_optimizer(graph))
