@@ -137,3 +137,9 @@ def test_what_is_no_engine_and_no_batch_is_refused():
         engine_use(BlockLayer(8, 8, 4), FourierEngine(), 0)
     with pytest.raises(InputError, match="no blocks of a power of two"):
         fixed_layer(np.ones((1, 1, 3)), np.ones((1, 1, 3)))
+
+
+@pytest.mark.parametrize("block", [1, 3, 6])
+def test_a_block_that_is_no_power_of_two_from_two_on_has_no_fixed_point(block):
+    with pytest.raises(InputError, match="no blocks of a power of two"):
+        fixed_layer(np.ones((1, 1, block)), np.ones((2, 1, block)))
