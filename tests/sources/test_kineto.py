@@ -1,6 +1,7 @@
 """Kineto traces as graphs: what becomes a task, what becomes an edge, and what a replay of it says."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -558,3 +559,16 @@ def test_a_loaded_graph_survives_json_of_its_meta(load):
     graph = load([*launch("k", 0, 1, 10, 5)], {"deviceProperties": [{"id": 0, "name": "chip"}]})
 
     assert "chip" in json.dumps(graph.meta.to_dict())
+
+
+def test_how_much_is_unexplained_is_said_in_percent_of_the_time_that_streams_were_in_use(load):
+    graph = load([*launch("gemm", 0, 1, 10, 100), *launch("relu", 2, 2, 110, 90)])
+    found = explain_device_tasks(graph)
+    half = replace(found, unexplained_ns=np.array([50_000, 0]), span_ns=200_000)
+
+    assert 0.25 == half.unexplained_ratio
+    assert "2 device tasks: " in str(half)
+    assert "(50.0 µs, 25.0 %)" in str(half)
+    assert half.warning.startswith("25.0 % of the streams' time went by before starts")
+    assert "" == replace(half, unexplained_ns=np.array([0, 0])).warning
+    assert 0.0 == replace(half, span_ns=0).unexplained_ratio
