@@ -1,6 +1,7 @@
 """Intervals of predictions from past receipts."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -159,3 +160,16 @@ def test_flights_that_lie_apart_widen_what_they_correct(ledger):
     assert pytest.approx(1.2) == again.speedup
     assert again.interval.low <= 1.0001
     assert again.interval.high >= 1.4399
+
+
+def test_prices_measured_beside_other_programs_do_not_overrule_a_flight(ledger):
+    """The flight said 1.17; what is then measured on a busy machine is off by chance, and moves nothing."""
+    answer = asked("amp")
+    ledger.add(flown(answer, 1.17))
+    moved = replace(answer, predicted_ns=1.3 * answer.predicted_ns)
+    (quiet,) = with_intervals([moved], ledger)
+    (busy,) = with_intervals([replace(moved, price_waited_ratio=0.5)], ledger)
+
+    assert pytest.approx(1.17 / 1.3) == quiet.speedup
+    assert pytest.approx(1.17) == busy.speedup
+    assert busy.interval.low <= 1.17 <= busy.interval.high

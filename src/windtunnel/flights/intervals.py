@@ -133,18 +133,26 @@ def _backed(
     subject = subject_of(answer.name, answer.given, model, machine())
     own = [receipt for receipt in receipts if receipt.subject == subject]
     if own:
-        return answer.backed_by(corrected_by(own, answer.speedup, residuals, confidence=confidence))
+        is_disturbed = answer.price_waited_ratio > 0
+        backing = corrected_by(own, answer.speedup, residuals, confidence=confidence, is_disturbed=is_disturbed)
+        return answer.backed_by(backing)
     return answer.backed_by(interval_of(answer.name, answer.speedup, residuals, confidence=confidence))
 
 
 def corrected_by(
-    own: Sequence[Receipt], speedup: float, residuals: Sequence[Residual], *, confidence: float = 0.9
+    own: Sequence[Receipt],
+    speedup: float,
+    residuals: Sequence[Residual],
+    *,
+    confidence: float = 0.9,
+    is_disturbed: bool = False,
 ) -> Backing:
     """A predicted speed-up corrected by flights of the same change on the same job.
 
-    The factor is the median of measured over predicted. The interval reaches as far as the widest of: the flights' own
-    intervals, how far they lie apart, and how far repeated flights of other subjects lie apart (``_REPEATED`` until
-    there are enough of these).
+    The factor is the median of measured over predicted. A prediction whose prices were measured beside other programs
+    says nothing that the flights do not say better: then the flights' own speed-up is the answer. The interval reaches
+    as far as the widest of: the flights' own intervals, how far they lie apart, and how far repeated flights of other
+    subjects lie apart (``_REPEATED`` until there are enough of these).
     """
     ratios = np.log([receipt.measured / receipt.predicted for receipt in own])
     correction = float(np.exp(np.median(ratios)))
@@ -152,6 +160,8 @@ def corrected_by(
     repeated = conformal_quantile(repeats, confidence)
     own_reach = max(math.log(high / low) / 2 for low, high in (receipt.measured_interval for receipt in own))
     reach = max(own_reach, float(np.ptp(ratios)) / 2, repeated if math.isfinite(repeated) else _REPEATED)
+    if is_disturbed:
+        correction = float(np.exp(np.median(np.log([receipt.measured for receipt in own])))) / speedup
     found = speedup * correction
     return Backing(found, found * math.exp(-reach), found * math.exp(reach), confidence, len(own), "job", correction)
 
