@@ -173,7 +173,9 @@ def furnish(folder: Path, text: str, commands: str, environment: Mapping[str, st
     for name, steps in MADE.items():
         if re.search(rf"(?<![\w-]){re.escape(name)}\b", commands) and not _is_made(name, commands):
             for step in steps:
-                subprocess.run(["bash", "-c", step], cwd=folder, env=environment, capture_output=True, check=True)
+                subprocess.run(
+                    ["bash", "-c", step], cwd=folder, env=environment, capture_output=True, text=True, check=True
+                )
     captures = [name for name in CAPTURED if name in text and f"capture {Path(name).stem}" not in text]
     if captures:
         _captured(folder, captures, environment)
@@ -190,6 +192,6 @@ def _captured(folder: Path, names: list[str], environment: Mapping[str, str]) ->
     (folder / "train.py").write_text(TRAINING)
     first = folder / names[0]
     command = ["windtunnel", "capture", "--iterations", "10", "--output", str(first), "train.py"]
-    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
+    subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     for name in names[1:]:
         shutil.copytree(first, folder / name)

@@ -58,7 +58,11 @@ def run_page(path: Path, home: Path) -> Page:
     """Run a page in a folder of its own."""
     page = Page(path.relative_to(ROOT).as_posix())
     folder = home / path.stem
-    environment = _furnished(folder, path.read_text(encoding="utf-8"))
+    try:
+        environment = _furnished(folder, path.read_text(encoding="utf-8"))
+    except subprocess.CalledProcessError as error:
+        page.failures.append((str(error.cmd[-1]), f"what the page takes as given: {error.stderr[-TAIL:].strip()}"))
+        return page
     for command, reason in commands(path.read_text(encoding="utf-8")):
         if reason:
             page.not_run[reason] += 1
@@ -91,11 +95,10 @@ def _furnished(folder: Path, text: str) -> dict[str, str]:
     """A folder with examples and the files that the page names, and the variables that lead to this package."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "bin").mkdir()
-    for name in ("windtunnel", "wt"):
-        script = folder / "bin" / name
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m windtunnel "$@"\n')
+    for name, module in (("windtunnel", "-m windtunnel "), ("wt", "-m windtunnel "), ("python", "")):
+        script = folder / "bin" / name  # no link: an environment is found by where its interpreter lies
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module}"$@"\n')
         script.chmod(0o755)
-    (folder / "bin" / "python").symlink_to(sys.executable)
     environment = {
         **os.environ,
         "HOME": str(folder),
@@ -133,7 +136,9 @@ def run(chosen: list[Path], jobs: int = 1) -> list[Page]:
         begun_s = time.monotonic()
         page = run_page(path, Path(home))
         said = f"{page.num_commands} commands, {page.num_hints} hints, {len(page.failures)} failed"
-        print(f"{page.name}: {said}, {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)
+        lines = [f"{page.name}: {said}, {time.monotonic() - begun_s:.0f} s"]
+        lines += [f"  {command}\n    {why}" for command, why in page.failures]
+        print("\n".join(lines), file=sys.stderr, flush=True)
         return page
 
     with tempfile.TemporaryDirectory(prefix="windtunnel-docs-") as home, ThreadPoolExecutor(jobs) as pool:

@@ -26,6 +26,14 @@ def test_large_gradients_of_one_late_message_go_apart():
     assert again.predicted_ns == found.predicted_ns
 
 
+def test_messages_as_they_are_are_no_strategy():
+    """However much quicker than captured the link is said to be: nothing would change in the program."""
+    apart = averaging_job(((0,), (1,), (2,)), (700 + 1000, 700 + 2000, 700 + 4000))
+    found = optimize(apart, latency_ns=0, bandwidth_bytes_per_s=1e12)
+
+    assert "gradient-buckets:caps_bytes=1000/2000/4000" not in " ".join([found.request, *dict(found.others)])
+
+
 def test_nothing_is_better_than_the_best():
     found = optimize(averaging_job(), latency_ns=10_000_000, bandwidth_bytes_per_s=1e9)
     assert found.request == ""

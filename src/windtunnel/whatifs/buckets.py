@@ -78,12 +78,19 @@ def gradient_buckets(
     Raises
     ------
     NotApplicableError
-        The graph averages no gradients, or does not say which layer has which parameters.
+        The graph averages no gradients, does not say which layer has which parameters, or sends these messages already.
     InputError
         A cap is no size.
     """
     averaging = averaging_of(graph, latency_ns, bandwidth_bytes_per_s)
     ends = _closed(averaging.size_bytes, caps_of(caps_bytes))
+    wanted = np.diff([0, *np.cumsum(averaging.size_bytes)[ends]]).tolist()
+    if wanted == graph.tasks["message_bytes"][averaging.messages[0]].tolist():
+        raise NotApplicableError(
+            f"gradients travel in these {len(wanted)} messages already",
+            where=f"caps {caps_bytes}",
+            fix="ask for larger or smaller buckets",
+        )
     return _regrouped(graph, averaging, ends)
 
 
