@@ -41,12 +41,11 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 distributed.init_process_group("gloo")
 torch.manual_seed(0)
-layers = [torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 256)]
-model = DistributedDataParallel(torch.nn.Sequential(*layers))
+model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in range(4000):
     optimizer.zero_grad()
-    model(torch.randn(64, 256)).square().mean().backward()
+    model(torch.randn(2048, 512)).square().mean().backward()
     optimizer.step()
 distributed.destroy_process_group()
 """
