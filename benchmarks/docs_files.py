@@ -137,8 +137,8 @@ MADE: dict[str, tuple[str, ...]] = {
     "slow.strategy.json": (
         "windtunnel capture --nproc 2 --bandwidth 60MB/s -o slow.wt train_ddp.py", "windtunnel optimize slow.wt",
     ),
-    "softmax.evolve": ("windtunnel evolve run softmax --time-limit 5s",),
-    "layernorm.evolve": ("windtunnel evolve run layernorm --time-limit 5s",),
+    "softmax.evolve": ("windtunnel evolve run softmax --allow promises --time-limit 10s",),
+    "layernorm.evolve": ("windtunnel evolve run layernorm --allow promises --time-limit 10s",),
     "trace.json.gz": ("python profiled.py",),
     "today": ("windtunnel suite run mlp --size tiny --output today",),
     "yesterday": ("windtunnel suite run mlp --size tiny --output yesterday",),

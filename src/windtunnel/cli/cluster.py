@@ -253,4 +253,4 @@ def _print_tuned(found: Tuned) -> None:
     say(f"auto timers come to {found.auto.mean_jct_h:,.2f} h")
     seconds = round(found.best[1])
     clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    advise(f"next: sbatch --switches=1@{clock} ... with SchedulerParameters=max_switch_wait={seconds} or more")
+    say(f"for Slurm: sbatch --switches=1@{clock}, with SchedulerParameters=max_switch_wait={seconds} or more")

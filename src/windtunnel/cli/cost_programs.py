@@ -134,7 +134,7 @@ def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json:
     if sampled.num_noisy:
         advise(f"{sampled.num_noisy} batches were given up: the canary moved, something else runs on this machine")
     if sampled.path is None:
-        advise(f"next: the same command with --resume goes on with {path}.parts")
+        advise(f"the same command with --resume goes on with {path}.parts")
     else:
         advise(f"next: {then}")
 

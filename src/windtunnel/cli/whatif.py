@@ -204,4 +204,4 @@ def _advise_next(answers: list[Answer], path: Path) -> None:
     if flown:
         suggest("windtunnel", "verify", target, "--whatif", flown[0].request)
     else:
-        advise("next: windtunnel list flights shows what can be really run here")
+        advise("next: windtunnel list flights")
