@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.planning.codesign.brute import exhaustive, random_job, random_network
 from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.planning.codesign.answer import Options
 from windtunnel.planning.codesign.stages import Job, Stages
 
 
@@ -72,3 +73,10 @@ def test_a_plan_of_somebody_else_is_checked():
 def test_a_job_with_impossible_numbers_is_refused(wrong):
     with pytest.raises(InputError, match="cannot be"):
         Job(**wrong)
+
+
+@pytest.mark.parametrize("name", ["bandwidth_bytes_per_s", "memory_bandwidth_bytes_per_s", "clock_hz", "batch_size"])
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
+def test_numbers_that_cannot_be_are_named(name, value):
+    with pytest.raises(InputError, match=f"{name} cannot be"):
+        Options(**{name: value})
