@@ -126,6 +126,7 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "layers/resnet_b32.csv": lambda: LAYERS,
     "cluster.json": _printed("cluster.md", "json", '"tiers"'),
     "cluster.toml": _printed("train.md", "toml", "[[workers]]"),
+    "steady.toml": lambda: re.sub(r"speed = .*csv.*", "speed = 0.5", WRITTEN["cluster.toml"]()),
     "speed.csv": lambda: SPEEDS,
     "kernel.ll": lambda: SCALE,
     "tests.py": _printed("evolve.md", "text", "def cases"),
