@@ -29,7 +29,7 @@ parser.add_argument("--epochs", type=int, default=400)
 epochs = parser.parse_args().epochs
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 optimizer = torch.optim.Adam(model.parameters())
-data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
+data = torch.utils.data.TensorDataset(torch.randn(65536, 64), torch.randint(0, 10, (65536,)))
 for _ in range(epochs):
     for x, y in torch.utils.data.DataLoader(data, batch_size=32):
         optimizer.zero_grad()
