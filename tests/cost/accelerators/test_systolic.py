@@ -141,3 +141,15 @@ def test_an_unknown_dataflow_is_named():
 def test_products_beyond_64_bits_are_refused():
     with pytest.raises(InputError, match="multiplications"):
         Gemms.of(2**31, 2**31, 2**31)
+
+
+@given(SIZES, SIZES, SIZES, st.integers(2, 40), SIDES, st.sampled_from(DATAFLOWS))
+def test_an_array_multiplies_what_its_share_of_work_says(m, n, k, rows, cols, dataflow):
+    overall, mapping, compatible = utilization(m, n, k, rows, cols, dataflow)
+
+    assert float(overall) * rows * cols * float(cycles(m, n, k, rows, cols, dataflow)) == pytest.approx(m * n * k)
+    assert 0 < compatible <= mapping <= 1
+
+
+def test_half_an_array_is_half_mapped():
+    assert (0.5, 1.0) == tuple(float(utilization(m, 32, 8, 32, 32, "os")[1]) for m in (16, 64))

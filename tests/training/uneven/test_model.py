@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from tests.training.uneven.small import fleet_of, serial, small_job, trained, without_server
 from windtunnel.errors import FlightError, InputError
+from windtunnel.training.strategies.adsp import adsp
 from windtunnel.training.uneven.job import Samples
 from windtunnel.training.uneven.partitions import Partition, split
 from windtunnel.training.uneven.policy import Action, Finished, Policy, Worker
@@ -203,3 +205,13 @@ def test_batch_norms_on_skewed_shares_are_warned_of(tmp_path, model, kind, is_wa
     run = trained(small_job(model=model), fleet, "bsp", 0.1)
 
     assert is_warned == any("group-norm" in text for text in run.warnings)
+
+
+@pytest.mark.parametrize("wrong", [{"period_s": 0.0}, {"period_s": math.nan}, {"epoch_periods": 0}, {"commits": -1}])
+def test_numbers_that_adsp_cannot_have_are_named(wrong):
+    with pytest.raises(InputError, match="ADSP needs a period above 0"):
+        adsp(**wrong)
+
+
+def test_adsp_may_commit_once_per_period_and_decide_in_every_period():
+    assert adsp(commits=1, epoch_periods=1).shape is not None
