@@ -144,7 +144,7 @@ MADE: dict[str, tuple[str, ...]] = {
     "today": ("windtunnel suite run mlp --size tiny --output today",),
     "yesterday": ("windtunnel suite run mlp --size tiny --output yesterday",),
 }  # fmt: skip
-NEEDED_BY = {"trace.json.gz": "profiled.py", "cluster.toml": "speed.csv", "slow.strategy.json": "train_ddp.py"}
+NEEDED_FOR = {"profiled.py": "trace.json.gz", "speed.csv": "cluster.toml", "train_ddp.py": "slow.strategy.json"}
 
 
 def furnish(folder: Path, text: str, commands: str, environment: Mapping[str, str]) -> None:
@@ -164,10 +164,8 @@ def furnish(folder: Path, text: str, commands: str, environment: Mapping[str, st
         A command that makes one fails.
     """
     for name, content in WRITTEN.items():
-        owner = name.split("/")[0] + "/" * ("/" in name)
-        if re.search(rf"\b{re.escape(Path(owner).stem)}\b", text) or any(
-            one == name and who in text for who, one in NEEDED_BY.items()
-        ):
+        stem = name.split("/")[0].split(".")[0]
+        if re.search(rf"\b{stem}\b", text) or NEEDED_FOR.get(name, name) in text:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(content())
     for name, steps in MADE.items():

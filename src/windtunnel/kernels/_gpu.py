@@ -11,14 +11,28 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.hardware import machine
 from windtunnel.kernels._child import Bench, Shape
 from windtunnel.kernels.compiling import ptx_of
 from windtunnel.measure.cuda import CudaError, DeviceArray, Driver
 
-__all__ = ["Gpu"]
+__all__ = ["Gpu", "require_gpu"]
 
 _CHIPS = (70, 75, 80, 86, 89, 90, 100, 120)  # that the compiler knows; code of one runs on all later ones
+
+
+def require_gpu(kernel: str) -> None:
+    """Refuse a kernel that nothing here can run.
+
+    Raises
+    ------
+    NotApplicableError
+        There is no GPU.
+    """
+    if not any(one.kind == "gpu" for one in machine().devices):
+        raise NotApplicableError(f"there is no GPU here to evolve {kernel} on, which is a kernel of one",
+                                 where="target triple", fix="run this where one is")  # fmt: skip
 
 
 class Gpu:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.kernels._child import Engine, Origin, evaluate, golden
+from windtunnel.kernels._child import Origin, evaluate, golden
+from windtunnel.kernels._gpu import Gpu
 from windtunnel.kernels.cases import Case
 from windtunnel.kernels.fuzz import BEYOND
 from windtunnel.kernels.ir import Function
@@ -83,11 +84,7 @@ def _bears(setup: Setup, case: Case) -> bool:
 
 
 def _origin(setup: Setup) -> Origin:
-    engine: Engine | None = None
-    if setup.is_for_gpu:
-        from windtunnel.kernels._gpu import Gpu
-
-        engine = Gpu()
+    engine = Gpu() if setup.is_for_gpu else None
     return golden(setup.function, setup.raw, setup.cases, setup.checks, engine)
 
 

@@ -80,14 +80,14 @@ def _gpu_ready() -> Any:
                                 fix="install an llvmlite that has it") from error  # fmt: skip
 
 
-def _machine_of(module: Any) -> Any:
-    """The target machine that a module is for."""
+def _machine_of(module: Any, chip: str = _CHIP) -> Any:
+    """The target machine that a module is for; of a GPU, of such a chip."""
     if module.triple.startswith(GPU):
-        return _gpu_ready().create_target_machine(cpu=_CHIP, opt=3)
+        return _gpu_ready().create_target_machine(cpu=chip, opt=3)
     return _machine()
 
 
-def ptx_of(module: Any, chip: str = "") -> str:
+def ptx_of(module: Any, chip: str = _CHIP) -> str:
     """PTX of a module for a GPU, of a chip such as sm_90; by default for all from sm_70 on.
 
     Raises
@@ -96,7 +96,7 @@ def ptx_of(module: Any, chip: str = "") -> str:
         The compiler has no code for something in it.
     """
     try:
-        text: str = _gpu_ready().create_target_machine(cpu=chip or _CHIP, opt=3).emit_assembly(module)
+        text: str = _machine_of(module, chip).emit_assembly(module)
     except RuntimeError as error:
         raise InputError(f"the compiler makes no PTX of this module: {error}",
                          fix="a kernel of a GPU calls only what its instructions can do") from error  # fmt: skip

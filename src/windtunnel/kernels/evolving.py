@@ -15,11 +15,11 @@ from typing import Any
 
 from windtunnel.documents import json_text
 from windtunnel.errors import InputError
+from windtunnel.kernels._gpu import require_gpu
 from windtunnel.kernels.cases import FITNESS, Case, Cases, load_cases
 from windtunnel.kernels.compiling import optimize, read_module
 from windtunnel.kernels.edits import Individual, apply, from_json, to_json
 from windtunnel.kernels.fuzz import fuzzed
-from windtunnel.kernels.gpu import require_gpu
 from windtunnel.kernels.journal import last_page
 from windtunnel.kernels.model import Kernel, kernel_of
 from windtunnel.kernels.run import Bench

@@ -84,14 +84,14 @@ def gradient_buckets(
     """
     averaging = averaging_of(graph, latency_ns, bandwidth_bytes_per_s)
     ends = _closed(averaging.size_bytes, caps_of(caps_bytes))
-    wanted = np.diff([0, *np.cumsum(averaging.size_bytes)[ends]]).tolist()
-    if wanted == graph.tasks["message_bytes"][averaging.messages[0]].tolist():
+    sizes = np.diff([0, *np.cumsum(averaging.size_bytes)[ends]])
+    if sizes.tolist() == graph.tasks["message_bytes"][averaging.messages[0]].tolist():
         raise NotApplicableError(
-            f"gradients travel in these {len(wanted)} messages already",
+            f"gradients travel in these {len(sizes)} messages already",
             where=f"caps {caps_bytes}",
             fix="ask for larger or smaller buckets",
         )
-    return _regrouped(graph, averaging, ends)
+    return _regrouped(graph, averaging, ends, sizes)
 
 
 def caps_of(text: str) -> list[int]:
@@ -195,15 +195,13 @@ def _fitted(graph: Graph, rows: Rows) -> tuple[float, float]:
     return 0.0, float(taken.sum() / max(size.sum(), 1.0))
 
 
-def _regrouped(graph: Graph, averaging: Averaging, ends: list[int]) -> Graph:
+def _regrouped(graph: Graph, averaging: Averaging, ends: list[int], sizes: Rows) -> Graph:
     """Old messages go, with what issued them; new ones come, and are waited for where those bytes were."""
     old_waits = _waits(graph, averaging.messages)
     old_bytes = np.cumsum(graph.tasks["message_bytes"][averaging.messages[0]])
-    new_bytes = np.cumsum(averaging.size_bytes)[ends]
-    at = np.minimum(np.searchsorted(old_bytes, new_bytes), len(old_bytes) - 1)
+    at = np.minimum(np.searchsorted(old_bytes, np.cumsum(sizes)), len(old_bytes) - 1)
     issue_ns, kept, moved = _without_messages(graph, averaging)
     count, num_ranks = len(ends), len(averaging.ranks)
-    sizes = np.diff([0, *new_bytes])
     host = graph.tasks["resource"][averaging.ready[:, ends]]
     ready, waits = moved[averaging.ready[:, ends]], moved[old_waits[:, at]]
     issues = {
