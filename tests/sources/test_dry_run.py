@@ -409,6 +409,25 @@ def test_values_go_to_numpy_only_as_guesses(tmp_path):
     assert {("all_reduce", 8): 1} == messages(traced(tmp_path, body, 8, guesses=True))
 
 
+def test_values_that_become_lists_are_guessed_in_their_shape(tmp_path):
+    body = LOADED.replace(
+        "    optimizer.step()",
+        "    optimizer.step()\n    [[float(one) for one in row] for row in model(x.to(device)).tolist()]",
+    )
+
+    assert {("all_reduce", 8): 1} == messages(traced(tmp_path, body, 8, guesses=True))
+
+
+def test_a_barrier_sends_nothing(tmp_path):
+    graph = traced(tmp_path, AVERAGED.replace("device_ids", "find_unused_parameters=False, device_ids").replace(
+        "train(", "barred = lambda loss: dist.barrier()\ntrain("
+    ).replace("bucket_cap_mb=0.1))", "bucket_cap_mb=0.1), then=barred)"), 4)  # fmt: skip
+    waits = graph.select(op="barrier")
+
+    assert waits.any()
+    assert {0} == set(graph.tasks["message_bytes"][waits].tolist())
+
+
 def test_a_slice_up_to_a_value_has_no_size(tmp_path):
     with pytest.raises(InputError, match="has a size that hangs on values"):
         traced(tmp_path, LOADED.replace("data[at]", "data[: at + 1]"), 8)

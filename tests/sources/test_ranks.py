@@ -110,6 +110,8 @@ def test_without_alignment_the_clocks_stay_as_they_are():
     graph = merge(moved, NAMES[:2], align="none")
 
     assert [0, 0] == [host["offset_ns"] for host in graph.meta.clocks["hosts"]]
+    starts = [graph.tasks["start_ns"][graph.tasks["rank"] == rank].min() for rank in (0, 1)]
+    assert 5_000_000 == starts[1] - starts[0]
     assert "half of the collectives of all ranks end more than 5.00 ms apart: clocks may differ" in _said(graph)
     with pytest.raises(InputError, match="no way 'somehow' to align"):
         merge(moved, NAMES[:2], align="somehow")
@@ -280,12 +282,12 @@ def test_hosts_that_only_their_names_say_are_one_are_looked_at():
 # --- messages -------------------------------------------------------------------------------------------
 
 
-def talker(rank, talks):
+def talker(rank, talks, tag=0):
     """A rank that sends and receives: (op, peer, begin, end)."""
     builder = GraphBuilder()
     link, last = builder.resource("link"), None
     for op, peer, begin, end in talks:
-        row = builder.task(op, kind=Kind.COMM, op=op, peer=peer, tag=0, duration_ns=end - begin, resource=link)
+        row = builder.task(op, kind=Kind.COMM, op=op, peer=peer, tag=tag, duration_ns=end - begin, resource=link)
         if last is not None:
             builder.edge(last, row, kind=EdgeKind.ORDER)
         last = row
@@ -301,6 +303,15 @@ def test_a_receive_waits_for_its_send():
     assert [100, 110] == graph.duration_ns.tolist()
     assert [500, 500] == replay(graph).start_ns.tolist()
     assert [0, 0] == replay(graph.with_columns(earliest_ns=[0, 0])).start_ns.tolist()
+
+
+def test_messages_are_paired_whatever_their_tag_and_only_among_who_is_here():
+    sender = talker(0, [("send", 1, 500, 600), ("send", 7, 700, 710)], tag=77)
+    receiver = talker(1, [("recv", 0, 100, 610)], tag=77)
+
+    graph = merge([sender, receiver], NAMES[:2])
+
+    assert [500, 600, 500] == replay(graph).start_ns.tolist()  # nobody here receives the second
 
 
 def test_messages_both_ways_set_the_clocks():

@@ -127,6 +127,18 @@ def test_sharded_updates_take_a_share_and_parameters_are_gathered_after_them():
     assert max(finish_of(timeline, "update")) + 3000 + 3000 == timeline.makespan_ns
 
 
+def test_each_iteration_gathers_behind_its_own_updates():
+    timeline = replay(zero_1(parallel().concat(3)))
+    gathered = timeline.graph.select(name="all-gather parameters")
+    iteration = timeline.graph.tasks["iteration"]
+
+    assert [0, 0, 1, 1, 2, 2] == sorted(iteration[gathered].tolist())
+    for number in range(3):
+        updated = timeline.graph.select(name="update", iteration=number)
+        begins = timeline.start_ns[gathered & (iteration == number)]
+        assert timeline.finish_ns[updated].max() == begins.min()
+
+
 def test_sharded_gradients_are_scattered_in_half_the_time():
     graph = zero_2(parallel())
 

@@ -58,6 +58,20 @@ def test_nothing_cheaper_is_fast_enough(share):
     assert all(rates[one.instance.name, one.count] < goal for one in found.cheaper)
 
 
+def test_nothing_is_proven_where_plans_were_left_out():
+    """One plan of each offer: the best by the cost functions may not be the best when replayed."""
+    offered = [OFFERED[3], rented("dear", "a10g", 12, 50.0, network=1e12)]
+    goal = 1.001 * best_rate(offered[0], 2)
+    given = {"most_machines": 2, "profiles": profiles}
+    one = cheapest_machines(block_graph(4), 4, BATCH, SIZES, goal, offered, num_replayed=1, **given)
+    whole = cheapest_machines(block_graph(4), 4, BATCH, SIZES, goal, offered, num_replayed=1000, **given)
+
+    assert "dear" == one.best.instance.name == whole.best.instance.name
+    assert "at best" in one.cheaper[-1].reason
+    assert not one.is_proven
+    assert whole.is_proven
+
+
 def test_a_rate_that_nothing_yields_is_infeasible():
     with pytest.raises(InfeasibleError, match="no 2 machines of a kind yield"):
         cheapest_machines(block_graph(4), 4, BATCH, SIZES, 1e12, OFFERED, most_machines=2, profiles=profiles)

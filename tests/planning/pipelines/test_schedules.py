@@ -137,6 +137,17 @@ def test_a_batch_begins_when_its_weights_are_there():
         require_valid(replace(pipedream_2bw(4, 4, 4), num_microbatches=1, num_batches=16))
 
 
+def test_gradients_of_weights_end_a_batch_that_has_them_apart():
+    schedule = repeated(zb_h1(2, 2), 2)
+    row = list(schedule.actions[0])
+    last = max(at for at, one in enumerate(row) if one.kind == "W" and one.microbatch < 2)
+    row.insert(last, row.pop(last + 1))
+
+    require_valid(schedule)
+    with pytest.raises(InputError, match=rf"rank 0, slot {last}: 0F2 of batch 1 comes before 0W1"):
+        require_valid(replace(schedule, actions=(tuple(row), *schedule.actions[1:])))
+
+
 @pytest.mark.parametrize(
     ("name", "numbers", "message"),
     [

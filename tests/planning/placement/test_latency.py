@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.planning.problems import problem
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.planning.placement.formats import read_problem
-from windtunnel.planning.placement.latency import greedy, latency_of, longest_path_ns
+from windtunnel.planning.placement.latency import descend, greedy, latency_of, longest_path_ns, on_cpus
 from windtunnel.planning.placement.latency_ilp import integer_latency
 from windtunnel.planning.placement.search import place
 
@@ -46,9 +47,21 @@ def test_a_set_that_is_left_and_entered_again_is_two_pieces_in_order():
 
 
 def test_pieces_that_wait_for_each_other_are_refused():
-    crossed = problem([(1, 1)] * 4, [(0, 1), (2, 3)], [1.0] * 4, accelerators=2)
-    with pytest.raises(InputError, match="wait for each other"):
-        latency_of(crossed, np.array([0, 1, 1, 0]), np.array([ON_ACCELERATOR, ON_ACCELERATOR]))
+    crossed = problem([(1, 1)] * 5, [(1, 2), (3, 4)], [1.0] * 5, accelerators=3)
+    with pytest.raises(InputError, match="wait for each other") as refusal:
+        latency_of(crossed, np.array([2, 0, 1, 1, 0]), np.array([ON_ACCELERATOR] * 3))
+    assert {"1", "2"} == set(re.findall(r"\d", str(refusal.value.where)))  # the first of each piece, not 0
+
+
+def test_single_moves_lower_the_latency_until_none_does():
+    one = diamond(accelerators=2)
+    begun = on_cpus(one)
+    found = descend(begun)
+
+    assert found.value_ns < begun.value_ns
+    assert "on CPUs, then single moves" == found.solver
+    assert latency_of(one, found.device, found.kind).total_ns == found.value_ns
+    assert descend(found) is found
 
 
 def test_latency_is_of_inference():
