@@ -46,7 +46,7 @@ GROUPS = (
 
 @pytest.mark.parametrize("code", blocks("console"))
 def test_commands_in_the_docs_exist_with_their_options(code):
-    from windtunnel.cli import place
+    from windtunnel.cli import codesign, place
     from windtunnel.cli._app import app
 
     for line in code.splitlines():
@@ -55,8 +55,9 @@ def test_commands_in_the_docs_exist_with_their_options(code):
             continue
         depth = 1 + (words[1] in GROUPS) + (" ".join(words[1:3]) in GROUPS)
         verb = words[1 : 1 + depth]
-        if words[1] == "place":  # a file needs no verb
-            verb = ["place", words[2] if words[2] in place.VERBS else place.DEFAULT]
+        for name, group in (("place", place), ("codesign", codesign)):
+            if words[1] == name:  # a file needs no verb
+                verb = [name, words[2] if words[2] in group.VERBS else group.DEFAULT]
         shown = CliRunner().invoke(app, [*verb, "--help"])
         own = words[: words.index("--")] if "--" in words else words
         options = [word for word in own if word.startswith("--")]

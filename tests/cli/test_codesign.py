@@ -52,6 +52,8 @@ def test_memory_that_is_too_small_is_refused_with_layer_and_lack():
         (("gpt3", "--fixed-plan", "--fixed-chip"), "nothing to choose"),
         (("gpt3", "--solver", "luck"), "no solver is called"),
         (("gpt3", "--memory-model", "none"), "memory cannot be counted"),
+        (("train.zeros.npz", "train.wt"), "windtunnel codesign zeros train.zeros.npz train.wt"),
+        (("layers.json",), "windtunnel codesign circulant layers.json"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, says):

@@ -7,6 +7,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -61,7 +62,7 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         names = list(self.commands)
-        for group in ("place", "pipeline", "train", "evolve", "cluster"):  # groups come last by themselves
+        for group in ("codesign", "place", "pipeline", "train", "evolve", "cluster"):  # groups come last by themselves
             if group in names and "calibrate" in names:
                 names.remove(group)
                 names.insert(names.index("calibrate"), group)
@@ -74,10 +75,10 @@ class _Verbs(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class _PlaceVerbs(_Verbs):
-    """``place FILE``: a graph or a problem needs no verb."""
+class _DefaultVerbs(_Verbs):
+    """A group one of whose verbs may be left out: what names no verb goes to it."""
 
-    default = place.DEFAULT
+    default: str
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         named = args if not args or args[0] in self.commands else [self.default, *args]
@@ -90,7 +91,19 @@ class _PlaceVerbs(_Verbs):
         return super().parse_args(ctx, args)
 
 
-class _EvolveVerbs(_PlaceVerbs):
+class _CodesignVerbs(_DefaultVerbs):
+    """``codesign MODEL``: a network needs no verb."""
+
+    default = codesign.DEFAULT
+
+
+class _PlaceVerbs(_DefaultVerbs):
+    """``place FILE``: a graph or a problem needs no verb."""
+
+    default = place.DEFAULT
+
+
+class _EvolveVerbs(_DefaultVerbs):
     """``evolve kernel.ll``: a kernel needs no verb."""
 
     default = "run"
@@ -133,7 +146,6 @@ _VERBS: dict[str, Callable[..., None]] = {
     "whatif": whatif.whatif,
     "verify": verify.verify,
     "optimize": optimize.optimize,
-    "codesign": codesign.codesign,
     "fly": fly.fly,
     "predict": predict.predict,
     "calibrate": calibrate.calibrate,
@@ -150,32 +162,29 @@ _VERBS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
 }
 
-_place = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=place.HELP)
-for _name, _verb in place.VERBS.items():
-    _place.command(_name, short_help=_summary_of(_verb))(_verb)
-
 for _name, _verb in _VERBS.items():
     app.command(
         _name, short_help=_summary_of(_verb), context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None
     )(_verb)
 
-app.add_typer(_place, name="place", cls=_PlaceVerbs, short_help=place.SUMMARY)
-for _name, _verb in pipeline.VERBS.items():
-    pipeline.pipeline.command(_name, short_help=_summary_of(_verb))(_verb)
 
-app.add_typer(pipeline.pipeline, name="pipeline", cls=_Verbs, short_help=pipeline.SUMMARY)
-for _name, _verb in train.VERBS.items():
-    train.train.command(_name, short_help=_summary_of(_verb))(_verb)
+def _group_of(text: str) -> typer.Typer:
+    return typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=text)
 
-for _name, _verb in evolve.VERBS.items():
-    evolve.evolve.command(_name, short_help=_summary_of(_verb))(_verb)
 
-app.add_typer(evolve.evolve, name="evolve", cls=_EvolveVerbs, short_help=evolve.SUMMARY)
-app.add_typer(train.train, name="train", cls=_Verbs, short_help=train.SUMMARY)
-for _name, _verb in cluster.VERBS.items():
-    cluster.cluster.command(_name, short_help=_summary_of(_verb))(_verb)
+_GROUPS: tuple[tuple[str, type[_Verbs], typer.Typer, ModuleType], ...] = (
+    ("codesign", _CodesignVerbs, _group_of(codesign.HELP), codesign),
+    ("place", _PlaceVerbs, _group_of(place.HELP), place),
+    ("pipeline", _Verbs, pipeline.pipeline, pipeline),
+    ("evolve", _EvolveVerbs, evolve.evolve, evolve),
+    ("train", _Verbs, train.train, train),
+    ("cluster", _Verbs, cluster.cluster, cluster),
+)
+for _name, _kind, _group, _module in _GROUPS:
+    for _verb_name, _verb in _module.VERBS.items():
+        _group.command(_verb_name, short_help=_summary_of(_verb))(_verb)
+    app.add_typer(_group, name=_name, cls=_kind, short_help=_module.SUMMARY)
 
-app.add_typer(cluster.cluster, name="cluster", cls=_Verbs, short_help=cluster.SUMMARY)
 app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
 app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 

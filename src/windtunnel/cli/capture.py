@@ -89,7 +89,7 @@ def capture(
         suggest("windtunnel", "explain", path)
     else:
         advise(f"written: {masks}")
-        suggest("windtunnel", "codesign", masks, path)
+        suggest("windtunnel", "codesign", "zeros", masks, path)
 
 
 def _with_zeros(

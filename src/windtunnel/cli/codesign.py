@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel.cli import codesign_circulant, codesign_zeros
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free, stem
 from windtunnel.cli._options import Force, Json
@@ -16,8 +19,14 @@ if TYPE_CHECKING:
     from windtunnel.planning.codesign.answer import Answer, Options, Shared
     from windtunnel.planning.codesign.search import Choice
 
-__all__ = ["codesign"]
+__all__ = ["DEFAULT", "HELP", "SUMMARY", "VERBS", "model"]
 
+SUMMARY = "Choose an accelerator together with what runs on it: plans, zeros that are skipped, blocks."
+HELP = """Example: windtunnel codesign bert-large --microbatches 1,2
+
+A network or a graph needs no verb: codesign MODEL is codesign model MODEL; codesign model --help shows its options.
+"""
+DEFAULT = "model"
 _SCHEMA = "windtunnel.codesign/1"
 _TPU_V4 = "phaze:8x128x128+2x128+128MiB"
 _WORDS = {
@@ -30,14 +39,12 @@ _WORDS = {
 }
 
 
-def codesign(
+def model(
     models: Annotated[
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt; "
-            "of train.zeros.npz (with train.wt): its layers on a chip that skips zeros; of layers.json: "
-            "circulant blocks.",
+            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt.",
         ),
     ],
     microbatches: Annotated[
@@ -57,9 +64,7 @@ def codesign(
         float,
         typer.Option("--at-least", min=0.0, metavar="N", help="Also the cheapest chips that yield N samples per s."),
     ] = 0.0,
-    chip: Annotated[
-        str, typer.Option(metavar="NAME", help="The given chip; by default what a TPU v4 has, for zeros sparse-grid.")
-    ] = "",
+    chip: Annotated[str, typer.Option(metavar="NAME", help="The given chip; by default what a TPU v4 has.")] = _TPU_V4,
     area_limit: Annotated[
         str, typer.Option("--area-limit", metavar="MM2", help="Square millimeters; by default 278.83.")
     ] = "",
@@ -80,16 +85,6 @@ def codesign(
     solver: Annotated[
         str, typer.Option(metavar="HOW", help="Operators of what is shown: lists, ilp or cp-sat (20 s a layer).")
     ] = "lists",
-    check: Annotated[
-        bool, typer.Option("--check", help="Of zeros: also compute every layer by the rules of the chip, and compare.")
-    ] = False,
-    accuracy_loss: Annotated[
-        float, typer.Option("--accuracy-loss", min=0.0, metavar="POINTS", help="That circulant blocks may cost.")
-    ] = 1.0,
-    multipliers: Annotated[int, typer.Option(min=1, metavar="N", help="Of an engine for them, at most.")] = 1024,
-    memory_blocks: Annotated[
-        int, typer.Option("--memory-blocks", min=1, metavar="N", help="Of 36 Kib, for all weights together.")
-    ] = 1024,
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -104,20 +99,7 @@ def codesign(
 
     if report is not None:
         require_free(report, force=force)
-    if any(name.endswith(".npz") for name in models):
-        from windtunnel.cli._codesign_zeros import codesign_zeros
-
-        codesign_zeros(models, chip or "sparse-grid", report, is_checked=check, as_json=as_json)
-        return
-    if any(name.endswith(".json") for name in models):
-        from windtunnel.cli._codesign_circulant import codesign_circulant
-
-        if len(models) > 1:
-            raise InputError("one file of layers is designed for at a time", where=", ".join(models))
-        path, chip = Path(models[0]), chip or "fourier-engine"
-        codesign_circulant(path, chip, accuracy_loss, multipliers, memory_blocks, report, as_json=as_json)
-        return
-    chip = chip or _TPU_V4
+    _require_networks(models)
     if fixed_plan and fixed_chip:
         raise InputError("with both fixed there is nothing to choose", where="--fixed-plan --fixed-chip")
     parts: tuple[str, ...] = (
@@ -149,6 +131,13 @@ def codesign(
         advise(f"written: {report}")
     elif not as_json and "both" in parts:
         suggest("windtunnel", "codesign", *models, "--report", "codesign.html")
+
+
+def _require_networks(names: list[str]) -> None:
+    for ending, verb in ((".npz", "zeros"), (".json", "circulant")):
+        if any(name.endswith(ending) for name in names):
+            fix = shlex.join(["windtunnel", "codesign", verb, *names])
+            raise InputError("that is no network and no graph", where=", ".join(names), fix=fix)
 
 
 def _search(name: str, options: Options, parts: tuple[str, ...], samples: int, progress: Progress) -> Answer:
@@ -298,3 +287,10 @@ def _print_all(answers: list[Answer], shared: Shared | None) -> None:
     if shared is not None:
         name = chip_name(answers[0].templates["both"], shared.chip)
         say_wrapped(f"one chip for all: {name} yields {shared.share:.0%} of what each model's own best chip does")
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "model": model,
+    "zeros": codesign_zeros.zeros,
+    "circulant": codesign_circulant.circulant,
+}

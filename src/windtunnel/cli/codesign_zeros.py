@@ -1,47 +1,58 @@
-"""``windtunnel codesign train.zeros.npz train.wt``: a network's layers on a chip that skips zeros (room cli)."""
+"""``windtunnel codesign zeros train.zeros.npz train.wt``: a network's layers on a chip that skips zeros (room cli)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import open_graph
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.planning.codesign.skipping import GridAnswer
 
-__all__ = ["codesign_zeros"]
+__all__ = ["zeros"]
 
 _SCHEMA = "windtunnel.codesign-zeros/1"
 
 
-def codesign_zeros(
-    names: Sequence[str], chip_name: str, report: Path | None, *, is_checked: bool, as_json: bool
+def zeros(
+    masks: Annotated[Path, typer.Argument(metavar="ZEROS", help="train.zeros.npz, of capture --zeros.")],
+    source: Annotated[Path | None, typer.Argument(metavar="GRAPH", help="train.wt: what becomes of its step.")] = None,
+    chip_name: Annotated[
+        str, typer.Option("--chip", metavar="NAME", help="A chip with a grid that skips zeros.")
+    ] = "sparse-grid",
+    check: Annotated[
+        bool, typer.Option("--check", help="Also compute every layer by the rules of the chip, and compare.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Layers and iterations as a picture.")] = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
-    """Simulate the layers of a file of masks, and print what the chip wins by each way to skip."""
+    """Example: windtunnel codesign zeros train.zeros.npz train.wt
+
+    Run the layers of a network on a chip that skips zeros, with the zeros that they had.
+    """
     from windtunnel.hardware import device
     from windtunnel.hardware.accelerators import Accelerator
     from windtunnel.planning.codesign.skipping import miscounted, on_grid
     from windtunnel.sources.zeros.records import read_zeros
 
-    masks, graphs = ([name for name in names if name.endswith(".npz") == is_masks] for is_masks in (True, False))
-    if len(masks) != 1 or len(graphs) > 1:
-        raise InputError(
-            f"one file of masks, and at most one graph, not {', '.join(names)}",
-            where="MODEL",
-            fix="windtunnel codesign train.zeros.npz train.wt",
-        )
+    if report is not None:
+        require_free(report, force=force)
     chip = device(chip_name)
     if not isinstance(chip, Accelerator):
         raise InputError(f"{chip_name} does not say what it is built of", where="--chip", fix="take sparse-grid")
-    records = read_zeros(Path(masks[0]))
+    records = read_zeros(masks)
     with Progress("simulating") as progress:
-        graph = open_graph(Path(graphs[0]), progress=progress) if graphs else None
+        graph = open_graph(source, progress=progress) if source else None
         answers = [on_grid(records.at(one), chip, graph, progress=progress) for one in records.iterations]
-        wrong = miscounted(answers[-1], progress=progress) if is_checked else ()
+        wrong = miscounted(answers[-1], progress=progress) if check else ()
     if report is not None:
         from windtunnel.reports.layers import zeros_page
 
@@ -49,16 +60,16 @@ def codesign_zeros(
         advise(f"written: {report}")
     if as_json:
         shown = [one.to_dict() for one in answers]
-        checked = {"miscounted": list(wrong)} if is_checked else {}
+        checked = {"miscounted": list(wrong)} if check else {}
         print_json({"schema": _SCHEMA, "program": records.program, "iterations": shown, **checked})
         return
     _print(answers[-1])
-    if is_checked:
+    if check:
         say_wrapped(f"computed by the rules of the chip: {_checked(answers[-1], wrong)}")
     if len(answers) > 1:
         _print_over_time(answers)
-    if graph is not None:
-        suggest("windtunnel", "whatif", graphs[0], "sparse-accelerator")
+    if source is not None:
+        suggest("windtunnel", "whatif", source, "sparse-accelerator")
 
 
 def _checked(answer: GridAnswer, wrong: Sequence[str]) -> str:

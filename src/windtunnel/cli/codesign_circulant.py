@@ -1,35 +1,59 @@
-"""``windtunnel codesign layers.json``: sizes of circulant blocks and the engine for them (room cli)."""
+"""``windtunnel codesign circulant layers.json``: sizes of circulant blocks and the engine for them (room cli)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.hardware.accelerators import Accelerator
     from windtunnel.planning.codesign.circulant import CirculantAnswer
 
-__all__ = ["codesign_circulant"]
+__all__ = ["circulant"]
 
 _SCHEMA = "windtunnel.codesign-circulant/1"
 _SHOWN = 12
 
 
-def codesign_circulant(
-    path: Path, chip_name: str, loss: float, multipliers: int, memory_blocks: int, report: Path | None, *, as_json: bool
+def circulant(
+    path: Annotated[Path, typer.Argument(metavar="LAYERS", help="layers.json: what blocks of each size would cost.")],
+    chip_name: Annotated[
+        str, typer.Option("--chip", metavar="NAME", help="A chip with an engine of transforms.")
+    ] = "fourier-engine",
+    accuracy_loss: Annotated[
+        float, typer.Option("--accuracy-loss", min=0.0, metavar="POINTS", help="That blocks may cost.")
+    ] = 1.0,
+    multipliers: Annotated[int, typer.Option(min=1, metavar="N", help="Of an engine for them, at most.")] = 1024,
+    memory_blocks: Annotated[
+        int, typer.Option("--memory-blocks", min=1, metavar="N", help="Of 36 Kib, for all weights together.")
+    ] = 1024,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
-    """Choose a block for each layer and an engine, and print the front."""
+    """Example: windtunnel codesign circulant layers.json --accuracy-loss 0.5
+
+    Choose a size of circulant blocks for each layer and an engine for them.
+    """
     from windtunnel.hardware import device
     from windtunnel.hardware.accelerators import Accelerator as AcceleratorChip
     from windtunnel.planning.codesign.circulant import Limits, design, read_layers
 
+    if report is not None:
+        require_free(report, force=force)
     chip = device(chip_name)
     if not isinstance(chip, AcceleratorChip) or chip.fourier_engine is None:
         raise InputError(f"{chip_name} has no engine of transforms", where="--chip", fix="take fourier-engine")
-    answer = design(read_layers(path), Limits(loss, multipliers, memory_blocks, chip.fourier_engine.word_bits), chip)
+    answer = design(
+        read_layers(path), Limits(accuracy_loss, multipliers, memory_blocks, chip.fourier_engine.word_bits), chip
+    )
     if report is not None:
         from windtunnel.reports.layers import circulant_page
 
