@@ -45,7 +45,7 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,test,lint,bench]'
+	$(PIP_INSTALL) '.[torch,plot,suite,search,plan,learn,test,lint,bench,tvm]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

@@ -27,7 +27,8 @@ import torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=400)
 epochs = parser.parse_args().epochs
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+layers = torch.nn.Linear(64, 256), torch.nn.LayerNorm(256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.Adam(model.parameters())
 data = torch.utils.data.TensorDataset(torch.randn(65536, 64), torch.randint(0, 10, (65536,)))
 for _ in range(epochs):

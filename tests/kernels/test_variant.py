@@ -43,8 +43,10 @@ def test_several_winners_stand_in_order_of_what_the_step_gains():
 
     with pytest.raises(InputError, match="one operator is one kernel's"):
         place_winners(graph, winners, "aten::copy_")
-    with pytest.raises(NotApplicableError, match="which operator of this step mine computes"):
+    with pytest.raises(NotApplicableError, match="it is not known which operator mine computes"):
         place_winners(graph, winners)
+    with pytest.raises(NotApplicableError, match="this step has no operator that layernorm computes"):
+        place_winners(graph, [winner("layernorm", 1.25, 1.2, 1.3)])
     with pytest.raises(InputError, match=r"two kernels compute aten::softmax"):
         place_winners(graph, [winners[1], winners[1]])
 

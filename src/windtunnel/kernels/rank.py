@@ -19,7 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.simulate import Timeline, replay_many
 from windtunnel.whatifs.faster import operator_work
 
-__all__ = ["OperatorGain", "by_operator", "kernel_for"]
+__all__ = ["OperatorGain", "by_operator", "kernel_for", "operators_of"]
 
 _MOST = 256  # operators by their own time
 # kernels at hand, with which a search can begin
@@ -111,3 +111,8 @@ def _faster(duration_ns: np.ndarray, chosen: np.ndarray, factor: float) -> np.nd
 def kernel_for(operator: str) -> str:
     """The kernel at hand that computes an operator, or empty."""
     return next((kernel for part, kernel in _AT_HAND.items() if part in operator and "backward" not in operator), "")
+
+
+def operators_of(kernel: str) -> list[str]:
+    """Parts of names of the operators that a kernel at hand computes; none for a kernel of the user's own."""
+    return [part for part, one in _AT_HAND.items() if one == kernel]

@@ -18,7 +18,7 @@ import numpy as np
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.kernels.rank import kernel_for
+from windtunnel.kernels.rank import kernel_for, operators_of
 from windtunnel.measure.stats import Estimate
 from windtunnel.simulate import Timeline, replay_many
 from windtunnel.whatifs.faster import faster_operator, operator_work
@@ -114,8 +114,12 @@ def _operator_of(graph: Graph, kernel: str) -> str:
     """The operator of a step that a kernel of ours computes, the longest of several."""
     names, _, own_ns = operator_work(graph)
     known = [code for code, name in enumerate(names.values) if own_ns[code] > 0 and kernel_for(name) == kernel]
-    if not known:
+    if not known and (computed := operators_of(kernel)):
         raise NotApplicableError(
-            f"it is not known which operator of this step {kernel} computes", fix="name it with --operator"
+            f"this step has no operator that {kernel} computes",
+            where=", ".join(computed),
+            fix="leave it out, or place it in another step",
         )
+    if not known:
+        raise NotApplicableError(f"it is not known which operator {kernel} computes", fix="name it with --operator")
     return str(names.values[max(known, key=lambda code: own_ns[code])])
