@@ -114,7 +114,8 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], 
         advise("next: windtunnel calibrate --budget 5m")
         return
     if not others and "," in on:
-        advise(f"next: windtunnel predict {graph} --on {found.device}")
+        kept = f" --dtype {found.dtype}" if found.dtype != "as captured" else ""
+        advise(f"next: windtunnel predict {graph} --on {found.device}{kept}")
         return
     best = min(others, key=_per_sample, default=found)
     if _per_sample(best) < _per_sample(found):

@@ -57,7 +57,6 @@ def layers(
         print_json({"schema": _SCHEMA, **found.to_dict()})
         return
     _print(found)
-    advise("next: windtunnel whatif train.wt structured-dropout block-circulant --layers")
 
 
 def _print(found: Qualities) -> None:

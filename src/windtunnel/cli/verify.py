@@ -28,7 +28,9 @@ DRIFT = 0.05  # of the baseline between capture and flight, beyond which it is t
 
 
 def verify(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A script, a capture of one, or a workload.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A script, a capture of one, or a workload: mlp:width=64.")
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, behind --.")] = None,
     whatif: Annotated[
         str, typer.Option("--whatif", metavar="NAMES", help="What to fly, such as amp,fused-optimizer.")
@@ -90,11 +92,15 @@ def verify(
 
 
 def _subject(target: str, arguments: Sequence[str], ranks: Ranks) -> Any:
-    """What is flown: a captured graph, a workload by name, or a script in its processes."""
-    from windtunnel.sources.targets import target_of
+    """What is flown: a captured graph, a workload such as ``mlp:width=64``, or a script in its processes."""
+    from windtunnel.sources.targets import WorkloadName, target_of
+    from windtunnel.whatifs.request import parse_step
 
     if Path(target).is_dir():
         return open_graph(Path(target))
+    if ":" in target and not target.endswith(".py"):
+        step = parse_step(target, kind="workload")
+        return WorkloadName(step.name, step.parameters)
     return target_of(target, argv=arguments, ranks=ranks)
 
 

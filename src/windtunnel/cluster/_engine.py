@@ -52,6 +52,7 @@ from windtunnel.cluster._state import (
     WAKES,
     WATCHED,
     enqueue,
+    entry,
     keep_for,
     kernel,
     note_open,
@@ -64,7 +65,7 @@ from windtunnel.cluster._timers import MARGINAL, hold_ends, next_timer, predict_
 _WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again after a minute
 
 
-@kernel
+@entry
 def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
     """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
     at = state.at

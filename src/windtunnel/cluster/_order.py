@@ -14,6 +14,7 @@ from windtunnel.cluster._state import (
     NUM_WAITING,
     RUNNING,
     WAITING,
+    entry,
     kernel,
 )
 
@@ -24,14 +25,14 @@ DYNAMIC = FTF  # from here on keys change while jobs wait
 _NS_PER_S = 1e9
 
 
-@kernel
+@entry
 def sensitivity(state: Any, job: int) -> float:
     """Share of its full speed that a job had so far; 0 if it never ran."""
     share: float = state.jobs[job].done / max(state.jobs[job].run, 1)
     return share
 
 
-@kernel
+@entry
 def attained(state: Any, job: int) -> float:
     """GPU-seconds that a job ran."""
     served: float = state.jobs[job].run * state.jobs[job].gpus / _NS_PER_S

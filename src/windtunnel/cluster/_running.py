@@ -37,6 +37,7 @@ from windtunnel.cluster._state import (
     change_free,
     dequeue,
     enqueue,
+    entry,
     keep_for,
     kernel,
     note_open,
@@ -87,7 +88,7 @@ def end_quantum(state: Any, rules: Any, job: int) -> None:
     push_event(state, time, STOP, state.jobs[job].segment)
 
 
-@kernel
+@entry
 def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
     """A running job gives its GPUs back, now: its work is done, or it waits again."""
     at, segment = state.at, state.jobs[job].segment
@@ -136,7 +137,7 @@ def give_back(state: Any, segment: int) -> None:
     note_open(state)
 
 
-@kernel
+@entry
 def start(state: Any, rules: Any, job: int) -> int:
     """Start a waiting job on what is picked."""
     at = state.at
@@ -195,7 +196,7 @@ def drop_reservation(state: Any) -> None:
     note_open(state)
 
 
-@kernel
+@entry
 def stop_job(state: Any, rules: Any, job: int) -> bool:
     """Preempt a running job now, where a Python function says so."""
     if state.jobs[job].status != RUNNING or not has_room(state):

@@ -120,12 +120,17 @@ class State(NamedTuple):
     loss: Array  # float64 [G + 1, G + 1], of future placements by free GPUs and GPUs taken
 
 
-def kernel(function: Any) -> Any:
+def entry(function: Any) -> Any:
     """Compile, and keep what was compiled; numba looks at the file of a function alone, not at those that it calls."""
     return njit(cache=True, nogil=True)(function)
 
 
-@kernel
+def kernel(function: Any) -> Any:
+    """The same for what only compiled functions call: without its door to Python a fifth of compiling is saved."""
+    return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)  # type: ignore[call-overload]
+
+
+@entry
 def push_event(state: Any, time: int, kind: int, item: int) -> None:
     """Ask for an event."""
     at, events = state.at, state.events
@@ -249,7 +254,7 @@ def enqueue(state: Any, job: int) -> None:
     state.jobs[job].status = WAITING
 
 
-@kernel
+@entry
 def dequeue(state: Any, job: int) -> None:
     """Take a job out of those that wait."""
     low = place_of(state, job)
@@ -267,7 +272,7 @@ def mixed(value: Any, salt: Any) -> Any:
     return bits ^ (bits >> np.uint64(31))
 
 
-@kernel
+@entry
 def shape_keys(state: Any, num: int) -> tuple[int, int]:
     """Two numbers of what is picked that every order of racks and of machines gives alike; it stands rack by rack."""
     one, two = np.uint64(0), np.uint64(0)
@@ -286,7 +291,7 @@ def shape_keys(state: Any, num: int) -> tuple[int, int]:
     return one, two
 
 
-@kernel
+@entry
 def table_slot(state: Any, profile: Any, one: Any, two: Any) -> Any:
     """Where the speed of a model on a shape is, or would be, in the table."""
     mask = np.uint64(len(state.table) - 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cluster._state import kernel
+from windtunnel.cluster._state import entry
 from windtunnel.cluster.layout import TIERS
 from windtunnel.cluster.model import ClusterRun
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, ResourceKind, Strings
@@ -77,7 +77,7 @@ def segments_graph(run: ClusterRun) -> Graph:
     )
 
 
-@kernel
+@entry
 def _gpus(start: Any, back: Any, machine: Any, num_machines: int, per_machine: int) -> Any:
     """The first GPU of its machine that is free, for tasks in order of starts."""
     free_at = np.zeros(num_machines * per_machine, np.int64)

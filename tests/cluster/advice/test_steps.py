@@ -86,3 +86,16 @@ def test_the_command_takes_the_cheapest_in_time_and_says_why_not_the_others(grap
     assert "nothing will do; it would take a deadline of" in " ".join(capsys.readouterr().out.split())
     assert main(asked) == 0
     assert "prices of 2024-06" in capsys.readouterr().out
+
+
+def test_a_device_that_does_not_compute_in_a_type_is_no_offer_and_says_why(graph, tmp_path, capsys):
+    stored = str(save(graph, tmp_path / "train.wt"))
+    asked = ["recommend", stored, "--samples", "1000000", "--epochs", "9", "--batch", "1024", "--dtype", "bf16"]
+
+    assert 0 == main([*asked, "--on", "p2.xlarge,g5.xlarge", "--json"])
+    offers = json.loads(capsys.readouterr().out)["offers"]
+    reasons = {one["instance"]: one["reason"] for one in offers}
+    assert "does not compute in bf16" in reasons["p2.xlarge"]
+    assert not reasons["g5.xlarge"]
+    assert 2 == main([*asked, "--on", "p2.xlarge"])
+    assert "none of them computes in bf16" in capsys.readouterr().err

@@ -98,6 +98,8 @@ class StepTime:
         Half of the 90 % interval over the step; 0 where nothing is known of it.
     source : str
         ``measured``, or by what it is predicted.
+    reason : str
+        Why there is none, or empty.
     """
 
     compute_ns: float
@@ -105,6 +107,7 @@ class StepTime:
     network_ns: float = 0.0
     spread_ratio: float = 0.0
     source: str = "predicted"
+    reason: str = ""
 
     @property
     def step_ns(self) -> float:
@@ -152,6 +155,8 @@ def quoted(job: Rented, offer: Offer, step: StepTime, *, billing: str = "second"
     """
     if billing not in BILLING_S:
         raise InputError(f"nobody bills by the {billing!r}", where="billing", fix=f"one of {', '.join(BILLING_S)}")
+    if step.reason:
+        return Quote(offer, step, math.inf, math.inf, "type", step.reason)
     if not 0 < step.step_ns < math.inf:
         raise InputError(f"a step of {step.step_ns} ns is none", where=str(offer))
     machine = offer.instance

@@ -65,7 +65,12 @@ class GraphSteps:
         ------
         PriceError
             The graph cannot be priced for a device.
+        InputError
+            None of the devices computes in the type that is asked for.
         """
+        kinds = {kind for offer in offers for kind in offer.instance.device.peak_flops_per_s}
+        if self.dtype and kinds and self.dtype not in kinds:
+            raise InputError(f"none of them computes in {self.dtype}", where="--dtype", fix=", ".join(sorted(kinds)))
         found = []
         for done, offer in enumerate(offers):
             if progress is not None:
@@ -76,6 +81,8 @@ class GraphSteps:
 
     def _predicted(self, offer: Offer) -> StepTime:
         machine = offer.instance
+        if self.dtype and self.dtype not in machine.device.peak_flops_per_s:
+            return StepTime(0.0, reason=f"{machine.device.name} does not compute in {self.dtype}")
         if machine.device.name not in self._forecasts:
             self._forecasts[machine.device.name] = forecast(
                 self.graph, machine.device, dtype=self.dtype, host_factor=self.host_factor
