@@ -57,7 +57,11 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 def run_page(path: Path, home: Path) -> Page:
     """Run a page in a folder of its own."""
     page = Page(path.relative_to(ROOT).as_posix())
-    folder = home / path.stem
+    folder = home / page.name.removesuffix(".md").replace("/", "-")  # two pages may have one name
+    reasons = [reason for _, reason in commands(path.read_text(encoding="utf-8"))]
+    if all(reasons):
+        page.not_run.update(reasons)
+        return page
     try:
         environment = _furnished(folder, path.read_text(encoding="utf-8"))
     except subprocess.CalledProcessError as error:
