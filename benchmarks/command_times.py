@@ -23,7 +23,7 @@ from benchmarks.docs_files import TRAINING
 
 COMMANDS = {
     "list": ("list", "whatifs"),
-    "capture": ("capture", "train.py", "--force"),
+    "capture": ("capture", "--force", "train.py"),
     "explain": ("explain", "train.wt"),
     "replay": ("replay", "train.wt"),
     "whatif": ("whatif", "train.wt", "--all"),
