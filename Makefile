@@ -11,7 +11,7 @@ demo: $(VENV)/.demo ## train a small model, explain it, predict what would make 
 	$(BIN)/windtunnel demo --output demo --force
 
 test: lint $(VENV)/.dev ## lint, types, import contracts and the test-suite
-	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist worksteal
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
 
 test-all: lint $(VENV)/.dev ## the same with the slow tests
 	$(BIN)/python -m pytest -q
