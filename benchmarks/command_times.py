@@ -47,7 +47,7 @@ TIMEOUT_S = 300
 def run(arguments: tuple[str, ...], folder: Path) -> float:
     """Seconds of one command; ends the bar where it fails."""
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "HOME": str(folder),
         "NUMBA_CACHE_DIR": str(folder / "numba"),
         "PYTHONPYCACHEPREFIX": str(folder / "python"),
