@@ -58,16 +58,17 @@ def run_page(path: Path, home: Path) -> Page:
     """Run a page in a folder of its own."""
     page = Page(path.relative_to(ROOT).as_posix())
     folder = home / page.name.removesuffix(".md").replace("/", "-")  # two pages may have one name
-    reasons = [reason for _, reason in commands(path.read_text(encoding="utf-8"))]
-    if all(reasons):
-        page.not_run.update(reasons)
+    text = path.read_text(encoding="utf-8")
+    found = list(commands(text))
+    if all(reason for _, reason in found):
+        page.not_run.update(reason for _, reason in found)
         return page
     try:
-        environment = _furnished(folder, path.read_text(encoding="utf-8"))
+        environment = _furnished(folder, text)
     except subprocess.CalledProcessError as error:
         page.failures.append((str(error.cmd[-1]), f"what the page takes as given: {error.stderr[-TAIL:].strip()}"))
         return page
-    for command, reason in commands(path.read_text(encoding="utf-8")):
+    for command, reason in found:
         if reason:
             page.not_run[reason] += 1
             continue

@@ -62,7 +62,7 @@ class _Verbs(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         names = list(self.commands)
-        for group in ("codesign", "place", "pipeline", "train", "evolve", "cluster"):  # groups come last by themselves
+        for group, *_ in _GROUPS:  # groups come last by themselves
             if group in names and "calibrate" in names:
                 names.remove(group)
                 names.insert(names.index("calibrate"), group)
@@ -176,8 +176,8 @@ _GROUPS: tuple[tuple[str, type[_Verbs], typer.Typer, ModuleType], ...] = (
     ("codesign", _CodesignVerbs, _group_of(codesign.HELP), codesign),
     ("place", _PlaceVerbs, _group_of(place.HELP), place),
     ("pipeline", _Verbs, pipeline.pipeline, pipeline),
-    ("evolve", _EvolveVerbs, evolve.evolve, evolve),
     ("train", _Verbs, train.train, train),
+    ("evolve", _EvolveVerbs, evolve.evolve, evolve),
     ("cluster", _Verbs, cluster.cluster, cluster),
 )
 for _name, _kind, _group, _module in _GROUPS:

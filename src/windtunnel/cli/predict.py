@@ -114,18 +114,22 @@ def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], 
         advise("next: windtunnel calibrate --budget 5m")
         return
     if not others and "," in on:
-        kept = f" --dtype {found.dtype}" if found.dtype != "as captured" else ""
-        advise(f"next: windtunnel predict {graph} --on {found.device}{kept}")
+        advise(f"next: windtunnel predict {graph} --on {found.device}{_dtype_option(found)}")
         return
     best = min(others, key=_per_sample, default=found)
     if _per_sample(best) < _per_sample(found):
-        options = f" --dtype {best.dtype}" if best.dtype != "as captured" else ""
+        options = _dtype_option(best)
         options += f" --batch {best.batch_size}" if best.batch_size != found.batch_size else ""
         advise(f"next: windtunnel predict {graph} --on {on}{options}")
     elif asked is not None:
         advise(f"next: windtunnel whatif {asked} --all")
     else:
-        suggest("windtunnel", "predict", graph, "--on", on, "--output", graph.with_suffix(".priced.wt"))
+        kept = _dtype_option(found).split()
+        suggest("windtunnel", "predict", graph, "--on", on, *kept, "--output", graph.with_suffix(".priced.wt"))
+
+
+def _dtype_option(found: Forecast) -> str:
+    return f" --dtype {found.dtype}" if found.dtype != "as captured" else ""
 
 
 def _fabric(graph: Graph, on: Device | Machine, link: str, network: str) -> Fabric | None:

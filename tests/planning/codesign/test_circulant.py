@@ -61,10 +61,8 @@ def test_the_command_prints_the_front(tmp_path):
     layers = [{"name": one.name, "outputs": one.outputs, "inputs": one.inputs, "rows": one.rows,
                "losses": {str(k): v for k, v in one.losses.items()}} for one in LAYERS]  # fmt: skip
     path.write_text(json.dumps({"layers": layers}))
-    table, document = (
-        windtunnel("codesign", "circulant", path),
-        windtunnel("codesign", "circulant", path, "--json", "--accuracy-loss", "0.5"),
-    )
+    table = windtunnel("codesign", "circulant", path)
+    document = windtunnel("codesign", "circulant", path, "--json", "--accuracy-loss", "0.5")
 
     assert LAYERS == read_layers(path)
     assert 0 == table.code, table.stderr

@@ -68,15 +68,15 @@ class GraphSteps:
         InputError
             None of the devices computes in the type that is asked for.
         """
-        kinds = {kind for offer in offers for kind in offer.instance.device.peak_flops_per_s}
-        if self.dtype and kinds and self.dtype not in kinds:
-            raise InputError(f"none of them computes in {self.dtype}", where="--dtype", fix=", ".join(sorted(kinds)))
         found = []
         for done, offer in enumerate(offers):
             if progress is not None:
                 progress(f"pricing {offer}", done, len(offers))
             known = (self.measured or {}).get((offer.instance.name, offer.count))
             found.append(known or self._predicted(offer))
+        if found and all(one.reason for one in found):
+            kinds = {kind for offer in offers for kind in offer.instance.device.peak_flops_per_s}
+            raise InputError(f"none of them computes in {self.dtype}", where="--dtype", fix=", ".join(sorted(kinds)))
         return found
 
     def _predicted(self, offer: Offer) -> StepTime:
