@@ -15,7 +15,8 @@ from benchmarks.gpu.stages import Job
 from windtunnel import registry
 from windtunnel.workloads import Workload
 
-# those that need no further package come first; a3c computes on the host by design
+# small ones wait for the host, those of the papers' sizes (-paper) for the device. Those that need no further package
+# come first; a3c computes on the host by design
 WORKLOADS = (
     "decoder-lm",
     "translation-transformer",
@@ -32,9 +33,20 @@ WORKLOADS = (
     "graph-network",
     "resnet50",
     "inception-v3",
+    "translation-transformer-paper",
+    "diffusion-unet-paper",
+    "seq2seq-paper",
+    "dlrm-paper",
+    "bert-paper",
+    "vit-paper",
+    "convnext-paper",
+    "resnet50-paper",
+    "inception-v3-paper",
 )
 SMALL = ("mlp", "ncf")
-__all__ = ["SMALL", "WORKLOADS", "build", "names", "parameters", "use_device"]
+PAPER = "-paper"
+BATCH_SIZES = {"bert-paper": 16}  # where a paper's own is that of several devices
+__all__ = ["SMALL", "WORKLOADS", "build", "names", "parameters", "use_device", "workload_of"]
 assert windtunnel.workloads  # registers them, whatever else is missing
 
 
@@ -43,11 +55,17 @@ def names(job: Job) -> tuple[str, ...]:
     return SMALL if job.is_small else WORKLOADS
 
 
+def workload_of(name: str) -> str:
+    """Whose name it is registered under."""
+    return name.removesuffix(PAPER)
+
+
 def parameters(name: str, job: Job) -> dict[str, Any]:
-    """Size ``small`` keeps a GPU busy; ``tiny`` is for a test."""
-    known = inspect.signature(registry.get("workload", name).function).parameters
+    """Of the workload; ``tiny`` is for a test."""
+    known = inspect.signature(registry.get("workload", workload_of(name)).function).parameters
     if "size" in known:
-        return {"size": "tiny" if job.is_small else "small"}
+        size = "tiny" if job.is_small else "paper" if name.endswith(PAPER) else "small"
+        return {"size": size, **({"batch_size": BATCH_SIZES[name]} if name in BATCH_SIZES else {})}
     return {"batch_size": 16, "width": 64} if name == "mlp" and job.is_small else {}
 
 
@@ -60,5 +78,5 @@ def use_device(job: Job) -> None:
 
 def build(name: str, job: Job) -> Workload:
     """The workload on the job's device."""
-    built: Workload = registry.get("workload", name).function(**parameters(name, job))
+    built: Workload = registry.get("workload", workload_of(name)).function(**parameters(name, job))
     return built

@@ -1,9 +1,9 @@
 """Predicted peaks of memory beside what the device's allocator counted (stage ``memory`` of ``benchmarks.gpu``).
 
 In: the name of a workload. Out: the allocator's peak of a step, handed out and reserved (torch alone), and what a dry
-run with fake tensors says before anything runs: with the rounding of CUDA's allocator, and replayed through a model of
-it. What operators take as workspace is in the measured peak and not in the predicted one. On the host the tracker of
-storages stands in for the allocator.
+run with fake tensors says before anything runs: with the rounding of CUDA's allocator and what cuBLAS keeps, and
+replayed through a model of it. What operators take as workspace for one call is in the measured peak and not in the
+predicted one. On the host the tracker of storages stands in for the allocator.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ def run(unit: str, job: Job) -> Row:
     if missing:
         return {**measured, "pending": f"predicting needs {', '.join(missing)}"}
     torch.set_default_device("cpu")
+    from windtunnel import hardware
     from windtunnel.sources.memory.tracking import predict_memory
 
     try:
         predicted = predict_memory(lambda: jobs.build(unit, job), warmup=WARMUP)
     except WindtunnelError as error:  # its form hangs on values
         return {**measured, "failed": error.message}
+    chip = hardware.recognize(measured["device"], measured["device_bytes"]) if "device" in measured else None
+    predicted = predicted.on(chip) if chip else predicted
     row = {
         **measured,
         "predicted_bytes": predicted.peak_rounded_bytes if uses_gpu(job.device) else predicted.peak_bytes,
@@ -77,7 +80,10 @@ def _on_gpu(step: object) -> Row:
     resting = torch.cuda.memory_allocated()
     step()
     torch.cuda.synchronize()
+    about = torch.cuda.get_device_properties(0)
     return {
+        "device": about.name,
+        "device_bytes": about.total_memory,
         "measured_bytes": torch.cuda.max_memory_allocated(),
         "measured_reserved_bytes": torch.cuda.max_memory_reserved(),
         "resting_bytes": resting,

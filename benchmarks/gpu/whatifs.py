@@ -74,7 +74,7 @@ def flown(model: str, change: str, job: Job) -> Row:
 
     jobs.use_device(job)
     rule = StopRule(rounds=4, time_limit_s=1.0, turn_ns=2_000_000, warmup=2, min_rounds=4) if job.is_small else None
-    begun = WorkloadName(model, jobs.parameters(model, job))
+    begun = WorkloadName(jobs.workload_of(model), jobs.parameters(model, job))
     try:
         found = fly(begun, change, rule=rule or StopRule(rounds=30, precision=0.008, time_limit_s=15.0))
     except NotApplicableError as error:

@@ -91,6 +91,9 @@ def test_this_host_keeps_its_fingerprint_and_serializes():
     ("driver_name", "memory_mib", "name"),
     [
         ("NVIDIA H200", 143_771, "h200-sxm5-141g"),
+        ("NVIDIA H100 80GB HBM3", 81_559, "h100-sxm5-80g"),
+        ("NVIDIA H100 PCIe", 81_559, "h100-pcie-80g"),
+        ("NVIDIA H100 NVL", 95_830, "h100-nvl-94g"),
         ("NVIDIA A100-SXM4-40GB", 40_960, "a100-sxm4-40g"),
         ("NVIDIA A100-PG509-200", 40_337, "a100-sxm4-40g"),
         ("NVIDIA A100 80GB PCIe", 81_920, "a100-pcie-80g"),

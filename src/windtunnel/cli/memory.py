@@ -17,6 +17,7 @@ from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
+    from windtunnel.hardware import Device
     from windtunnel.sources.memory.profile import MemoryProfile
 
 __all__ = ["memory"]
@@ -34,6 +35,7 @@ def memory(
     device_memory: Annotated[
         str, typer.Option("--device-memory", metavar="SIZE", help="What there is, such as 16GiB; this host's free.")
     ] = "",
+    on: Annotated[str, typer.Option("--on", metavar="GPU", help="With --fake: as on this one, such as h100.")] = "",
     warmup: Annotated[int, typer.Option(min=1, help="Iterations before the one that is followed.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Iterations to follow.")] = 1,
     output: Output = None,
@@ -52,11 +54,12 @@ def memory(
     from windtunnel.units import parse_size
 
     path = None if output is None else require_free(output, force=force)
-    limit_bytes = parse_size(device_memory) if device_memory else None
+    chip = _chip(on, target, fake=fake)
+    limit_bytes = parse_size(device_memory) if device_memory else chip.memory_bytes if chip else None
     if target.endswith(PROFILE):
         profile = MemoryProfile.load(target, read_limit=parse_size(read_limit) if read_limit else None)
     else:
-        profile = _followed(target, arguments or [], warmup, steps, fake=fake, limit_bytes=limit_bytes)
+        profile = _followed(target, arguments or [], warmup, steps, fake=fake, chip=chip, limit_bytes=limit_bytes)
     if path is not None:
         _write(profile, path, target, force)
     if as_json:
@@ -74,8 +77,26 @@ def memory(
         )
 
 
+def _chip(name: str, target: str, *, fake: bool) -> Device | None:
+    from windtunnel.hardware import device
+
+    if not name:
+        return None
+    if not fake or target.endswith(PROFILE):
+        raise InputError("what runs here holds what this host gives it, not another chip", where=f"--on {name}",
+                         fix="add --fake, which predicts; or leave --on out")  # fmt: skip
+    return device(name)
+
+
 def _followed(
-    target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None
+    target: str,
+    arguments: Sequence[str],
+    warmup: int,
+    steps: int,
+    *,
+    fake: bool,
+    chip: Device | None,
+    limit_bytes: int | None,
 ) -> MemoryProfile:
     from windtunnel.hardware.host import available_bytes
 
@@ -83,6 +104,8 @@ def _followed(
         if fake:
             with stdout_to_stderr():
                 profile = _run(target, arguments, warmup, steps, fake=True)
+            if chip is not None:
+                profile = profile.on(chip)
             if limit_bytes is not None:
                 _require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
             return profile

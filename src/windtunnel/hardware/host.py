@@ -200,12 +200,12 @@ def _of_line(line: str, known: Mapping[str, Device]) -> Device | None:
 def matching(name: str, memory_bytes: int, known: Mapping[str, Device]) -> Device | None:
     """The known device that a driver calls ``name``; None if there is none.
 
-    Of several variants of a chip the one whose memory is nearest is taken.
+    Of several variants of a chip the one whose memory is nearest is taken; a name that tells no board means SXM, as in
+    ``NVIDIA H100 80GB HBM3``.
     """
     joined = re.sub(r"\b([rg]tx|titan)\s*([0-9x]+p?)(\s+ti\b)?", lambda part: re.sub(r"\s", "", part[0]), name.lower())
     words = set(re.split(r"[^a-z0-9]+", joined))
     found = [device for device in known.values() if device.kind == "gpu" and device.name.split("-")[0] in words]
-    for form in ("pcie", "sxm"):
-        if any(word.startswith(form) for word in words):
-            found = [device for device in found if f"-{form}" in device.name] or found
+    form = next((form for form in ("pcie", "nvl") if form in words), "sxm")
+    found = [device for device in found if f"-{form}" in device.name] or found
     return min(found, key=lambda device: abs(device.memory_bytes - memory_bytes), default=None)

@@ -6,9 +6,10 @@ reserved from the device. It follows PyTorch's allocator for CUDA in its default
 ones get a segment of their own, rounded to 2 MiB; the smallest free block that fits is taken, of equals the lowest;
 what is left of it is split off if it is at least 512 bytes (small) or above 1 MiB (large); neighbors that are both
 free are joined; each stream has its own free blocks. Where the device is full, segments that are wholly free are given
-back and the request is tried again. Not here: the memory that a driver or a library holds beside it.
+back and the request is tried again. cuBLAS asks it for its scratch memory, too. Not here: what a driver holds.
 
-Source: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc, free_block, should_split), PyTorch 2.
+Source: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc, free_block, should_split) and
+aten/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize), PyTorch 2.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InfeasibleError
 from windtunnel.units import format_size
 
-__all__ = ["ROUNDING_BYTES", "Block", "CachingAllocator", "reserved_over_time", "rounded"]
+__all__ = ["ROUNDING_BYTES", "Block", "CachingAllocator", "cublas_bytes", "reserved_over_time", "rounded"]
 
 ROUNDING_BYTES = 512
 _MIB = 2**20
@@ -33,7 +34,20 @@ _LARGE_SEGMENT_BYTES = 20 * _MIB
 _OWN_SEGMENT_BYTES = 10 * _MIB  # from here on a request gets a segment of its own size
 _SEGMENT_ROUNDING_BYTES = 2 * _MIB
 
+_WIDE_ARCHITECTURES = ("hopper", "blackwell")
+
 Int = NDArray[np.int64]
+
+
+def cublas_bytes(architecture: str) -> int:
+    """What PyTorch keeps for cuBLAS in every thread that multiplies matrices, by default.
+
+    Examples
+    --------
+    >>> cublas_bytes("hopper"), cublas_bytes("ampere")
+    (33554432, 8519680)
+    """
+    return 32 * _MIB if architecture in _WIDE_ARCHITECTURES else 8 * _MIB + 128 * 1024
 
 
 def rounded(size_bytes: int) -> int:

@@ -184,9 +184,17 @@ def data_file(relative: str) -> Path | None:
 
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches without end: a new epoch begins where one ends."""
+    """Batches without end, on the host: a new epoch begins where one ends."""
+    import torch
+
     while True:
-        yield from loader
+        batches = iter(loader)
+        while True:
+            with torch.device("cpu"):  # where a loader makes tensors of what it collates
+                batch = next(batches, None)
+            if batch is None:
+                break
+            yield batch
 
 
 def placed(data: np.ndarray[Any, Any] | torch.Tensor) -> torch.Tensor:

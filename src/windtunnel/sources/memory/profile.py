@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.hardware.parts import Device
 from windtunnel.outputs import replacing
 from windtunnel.reading import ReadLimit
-from windtunnel.simulate.allocator import ROUNDING_BYTES, reserved_over_time
+from windtunnel.simulate.allocator import ROUNDING_BYTES, cublas_bytes, reserved_over_time
 from windtunnel.sources.memory._profile_file import read_events
 from windtunnel.units import format_ratio, format_size
 
@@ -87,6 +88,35 @@ class MemoryProfile:
         largest = max(CATEGORIES, key=lambda name: self.by_category()[name])
         share = self.by_category()[largest] / self.peak_bytes if self.peak_bytes else 0.0
         return f"peak {format_size(self.peak_bytes)}, {format_ratio(share)} of it {largest}"
+
+    def on(self, chip: Device) -> MemoryProfile:
+        """The same on a GPU of NVIDIA, with what cuBLAS keeps for each thread that multiplies matrices.
+
+        Those are one for the forward passes and one for the backward passes.
+
+        Parameters
+        ----------
+        chip : Device
+
+        Examples
+        --------
+        >>> from windtunnel.hardware import device
+        >>> steps = [(0, "birth", 0, "weight", 4096, 0, "forward"), (5, "birth", 1, "gradient", 512, 0, "backward")]
+        >>> MemoryProfile.of(steps).on(device("h100")).peak_bytes - 4608 == 2 * 32 * 2**20
+        True
+        """
+        if chip.vendor != "NVIDIA":
+            return self
+        phases = set(self.events.column("phase").unique().to_pylist())
+        begin_ns, number = int(self.time_ns.min(initial=0)), int(self._numbers("storage").max(initial=-1)) + 1
+        kept_bytes = cublas_bytes(chip.architecture)
+        rows = [
+            (begin_ns, "birth", number + at, "workspace", kept_bytes, 0, "before", f"cuBLAS, {name}")
+            for at, name in enumerate(("forward", "backward"))
+            if name == "forward" or name in phases
+        ]
+        events = pa.concat_tables([MemoryProfile.of(rows).events, self.events])
+        return MemoryProfile(events.unify_dictionaries(), {**self.meta, "chip": chip.name})
 
     # --- over time --------------------------------------------------------------------------------------
 
