@@ -12,7 +12,7 @@ from benchmarks.gpu.stages import Job, Row, lacking
 IS_APART = True
 SEARCHING = ("llvmlite", "numba")  # packages
 KERNELS = ("mirror", "scale")
-SEARCH_S = 40.0
+SEARCH_S = 25.0
 
 
 def units(job: Job) -> Sequence[str]:

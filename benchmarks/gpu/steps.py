@@ -1,9 +1,10 @@
 """Steps of workloads, recorded, replayed and compared (stage ``steps`` of ``benchmarks.gpu``).
 
-In: the name of a workload. Out: times of bare blocks of iterations, a trace by ``torch.profiler`` of one block (both
-need torch alone), and how far the replay of the trace is off: from the profiled block itself (``replay_error``, what
-the replay gets wrong) and from bare blocks (``bare_error``, which holds the profiler's own cost, too). A block is
-several iterations between two moments at which the device has done everything.
+In: the name of a workload. Out: times of bare blocks of iterations, a trace by ``torch.profiler`` of one block, a
+shorter one that tells the operators' shapes (all need torch alone), and how far the replay of the trace is off: from
+the profiled block itself (``replay_error``, what the replay gets wrong) and from bare blocks (``bare_error``, which
+holds the profiler's own cost, too). A block is several iterations between two moments at which the device has done
+everything.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 
 IS_APART = True
 MARK = "wt:iteration"
-WARMUP, ITERATIONS = 5, 8
+WARMUP, ITERATIONS, SHAPED_ITERATIONS = 5, 8, 2
 FEWEST, MOST, BUDGET_S = 5, 25, 8.0
 
 
@@ -40,8 +41,8 @@ def run(unit: str, job: Job) -> Row:
     return recorded | judged(trace_of(unit, job), recorded)
 
 
-def trace_of(unit: str, job: Job) -> Path:
-    return job.folder / "steps" / "traces" / f"{unit}.json.gz"
+def trace_of(unit: str, job: Job, ending: str = "") -> Path:
+    return job.folder / "steps" / "traces" / f"{unit}{ending}.json.gz"
 
 
 def recording(unit: str, job: Job) -> Row:
@@ -67,6 +68,7 @@ def record(unit: str, job: Job) -> Row:
         block = block_of(built.step)
         before = bare_ns(block, job)
         profiled_ns = profiled(built.step, job, trace_of(unit, job))
+        profiled(built.step, job, trace_of(unit, job, ending="-shapes"), SHAPED_ITERATIONS, record_shapes=True)
         after = bare_ns(block, job)
     finally:
         built.close()
@@ -82,9 +84,9 @@ def record(unit: str, job: Job) -> Row:
     }
 
 
-def block_of(step: Callable[[], Any]) -> Callable[[], None]:
+def block_of(step: Callable[[], Any], num_iterations: int = ITERATIONS) -> Callable[[], None]:
     def block() -> None:
-        for _ in range(ITERATIONS):
+        for _ in range(num_iterations):
             step()
 
     return block
@@ -97,7 +99,9 @@ def bare_ns(block: Callable[[], None], job: Job) -> list[float]:
     return [finished_ns(block, job.device) / ITERATIONS for _ in rounds(FEWEST, MOST, budget_s)]
 
 
-def profiled(step: Callable[[], Any], job: Job, path: Path) -> float:
+def profiled(
+    step: Callable[[], Any], job: Job, path: Path, num_iterations: int = ITERATIONS, *, record_shapes: bool = False
+) -> float:
     """Trace one block; returns what an iteration took meanwhile."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -106,16 +110,16 @@ def profiled(step: Callable[[], Any], job: Job, path: Path) -> float:
             step()
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if uses_gpu(job.device) else [])]
-    block = block_of(marked)
+    block = block_of(marked, num_iterations)
     with profile(activities=activities):  # the first start of the profiler is slow
         finished_ns(marked, job.device)
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, record_shapes=record_shapes) as profiler:
         elapsed_ns = finished_ns(block, job.device)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"part-{path.name}")
     profiler.export_chrome_trace(str(scratch))
     scratch.replace(path)
-    return elapsed_ns / ITERATIONS
+    return elapsed_ns / num_iterations
 
 
 def judged(trace: Path, recorded: Row) -> Row:
