@@ -44,11 +44,10 @@ def run(unit: str, job: Job) -> Row:
     from windtunnel.sources.memory.tracking import predict_memory
 
     try:
-        predicted = predict_memory(lambda: jobs.build(unit, job), warmup=WARMUP)
+        chip = hardware.recognize(measured["device"], measured["device_bytes"]) if "device" in measured else None
+        predicted = predict_memory(lambda: jobs.build(unit, job), warmup=WARMUP, chip=chip)
     except WindtunnelError as error:  # its form hangs on values
         return {**measured, "failed": error.message}
-    chip = hardware.recognize(measured["device"], measured["device_bytes"]) if "device" in measured else None
-    predicted = predicted.on(chip) if chip else predicted
     row = {
         **measured,
         "predicted_bytes": predicted.peak_rounded_bytes if uses_gpu(job.device) else predicted.peak_bytes,

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from windtunnel.sources.dry._attention import dropout  # noqa: E402
+from windtunnel.sources.torch.device_operators import dropout  # noqa: E402
 
 
 class Seen(TorchDispatchMode):

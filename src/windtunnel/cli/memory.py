@@ -103,9 +103,7 @@ def _followed(
     with Progress(f"following the memory of {target}", heartbeat=not target.endswith(".py")):
         if fake:
             with stdout_to_stderr():
-                profile = _run(target, arguments, warmup, steps, fake=True)
-            if chip is not None:
-                profile = profile.on(chip)
+                profile = _run(target, arguments, warmup, steps, fake=True, chip=chip)
             if limit_bytes is not None:
                 _require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
             return profile
@@ -130,21 +128,30 @@ def _require_fit(predicted: dict[str, Any], limit_bytes: int, target: str, *, re
 
 
 def _run(
-    target: str, arguments: Sequence[str], warmup: int, steps: int, *, fake: bool, limit_bytes: int | None = None
+    target: str,
+    arguments: Sequence[str],
+    warmup: int,
+    steps: int,
+    *,
+    fake: bool,
+    chip: Device | None = None,
+    limit_bytes: int | None = None,
 ) -> MemoryProfile:
     from windtunnel.sources.memory.script import track_script
     from windtunnel.sources.memory.tracking import predict_memory, track_memory
 
     if target.endswith(".py"):
         try:
-            return track_script(target, arguments, warmup=warmup, steps=steps, fake=fake, limit_bytes=limit_bytes)
+            return track_script(
+                target, arguments, warmup=warmup, steps=steps, fake=fake, chip=chip, limit_bytes=limit_bytes
+            )
         except InputError as error:
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
     build = _workload(target, arguments)
     if fake:
-        return predict_memory(build, warmup=warmup, steps=steps)
+        return predict_memory(build, warmup=warmup, steps=steps, chip=chip)
     built = build()
     try:
         return track_memory(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["slice_graph"]
 
 # measured of the whole, so untrue of a part
+_TYPICAL = "typical"
 _WHOLE = ("iteration_ns", "profiled_iteration_ns", "overhead")
 
 
@@ -36,6 +37,9 @@ def slice_graph(
     until: Annotated[str, typer.Option("--to", metavar="TIME", help="Tasks that start before this.")] = "",
     window: Annotated[str, typer.Option(metavar="NAME", help="Of a trace: what an annotation launched.")] = "",
     partial: Annotated[bool, typer.Option("--partial", help="Of a trace that is cut: what stands before.")] = False,
+    step_time: Annotated[
+        str, typer.Option(metavar="TIME", help="Of a trace: a step without the profiler, such as 24ms; or typical.")
+    ] = "",
     align: AlignChoice = "auto",
     allow_missing: AllowMissing = False,
     output: Output = None,
@@ -55,6 +59,8 @@ def slice_graph(
     cut |= {"align": align, "allow_missing": allow_missing}
     with Progress(f"slicing {graph.name}", heartbeat=True) as progress:
         whole = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit, **cut)
+        if step_time:
+            whole = _unprofiled(whole, step_time)
         mask = whole.select(iteration=iteration, rank=rank, phase=_phase(phase), layer=layer or None, name=name or None)
         if since or until:
             whole, mask = _in_window(whole, mask, since, until)
@@ -69,6 +75,13 @@ def slice_graph(
     else:
         say(f"{path}: {part.num_tasks:,} of {whole.num_tasks:,} tasks")
     suggest("windtunnel", "explain", path)
+
+
+def _unprofiled(graph: Graph, step_time: str) -> Graph:
+    from windtunnel.sources.kineto.unprofiled import without_profiler
+    from windtunnel.units import parse_duration
+
+    return without_profiler(graph, None if step_time == _TYPICAL else parse_duration(step_time))
 
 
 def _phase(name: str) -> int | None:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags, starts
-from windtunnel.hardware import recognize
+from windtunnel.hardware import Device, recognize
 
 __all__ = [
+    "chip_of",
     "computes_on_host",
     "insert_ahead",
     "insert_behind",
@@ -24,6 +25,7 @@ __all__ = [
     "launch_calls",
     "memory_bandwidth",
     "order_predecessors",
+    "products_by_type",
     "rescale",
     "traffic_ns",
 ]
@@ -32,6 +34,10 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 # share of a data sheet's bandwidth that streaming kernels reach
 _REACHED_RATIO = 0.8
+# by the names that cuBLAS, cuDNN and CUTLASS give their kernels; depthwise convolutions only move memory
+_PRODUCTS = r"(?i)(?!.*(c1_k1|grouped_direct|depthwise)).*(gemm|xmma|cutlass|fmha|winograd).*"
+_TF32 = r"(?i).*(tf32|s1688|s161616).*"
+_OTHER_TYPES = r"(?i).*(bf16|bfloat16|half|_f16|f16f|fp16|hgemm|s16816|h16816|int8|imma|dgemm|f64).*"
 
 
 def is_on_host(graph: Graph) -> Mask:
@@ -128,6 +134,21 @@ def _launch_edge(graph: Graph, rows: Rows) -> tuple[Rows, Mask]:
     return lags(graph.edges)[edge], starts(graph.edges)[edge]
 
 
+def chip_of(graph: Graph) -> Device | None:
+    """The first GPU that a trace names and the catalog knows."""
+    named = graph.meta.hardware.get("devices", ())
+    found = (recognize(str(one.get("name", "")), int(one.get("totalGlobalMem", 0))) for one in named)
+    return next(filter(None, found), None)
+
+
+def products_by_type(graph: Graph, kernels: Mask) -> dict[str, Mask]:
+    """Kernels that multiply matrices: in ``fp32``, in ``tf32``, in ``other`` types, bool [T] each."""
+    products = kernels & graph.select(name=_PRODUCTS)
+    tf32 = products & graph.select(name=_TF32)
+    other = products & ~tf32 & graph.select(name=_OTHER_TYPES)
+    return {"fp32": products & ~tf32 & ~other, "tf32": tf32, "other": other}
+
+
 def memory_bandwidth(graph: Graph, given: float | None) -> float:
     """Bytes per second of memory.
 
@@ -144,10 +165,9 @@ def memory_bandwidth(graph: Graph, given: float | None) -> float:
     reached = _reached_bandwidth(graph)
     if reached is not None:
         return reached
-    for device in graph.meta.hardware.get("devices", ()):
-        known = recognize(str(device.get("name", "")), int(device.get("totalGlobalMem", 0)))
-        if known is not None:
-            return _REACHED_RATIO * known.bandwidth_bytes_per_s
+    known = chip_of(graph)
+    if known is not None:
+        return _REACHED_RATIO * known.bandwidth_bytes_per_s
     raise NotApplicableError(
         "no task says how many bytes it moves, so new work on memory has no price",
         where="columns bytes_read and bytes_written",

@@ -10,18 +10,22 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, Program
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import Graph, Kind
+from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.whatifs._devices import device_kernels
+from windtunnel.whatifs._kernels import chip_of, products_by_type
 from windtunnel.whatifs._measured import captured_program, has_program, reformed, scale_memory
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["amp"]
 
+Mask = NDArray[np.bool_]
+_SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 _PAPER_NAMES = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b|linear).*"
 _LOWER_PRECISION = (
     "linear",
@@ -44,7 +48,8 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
 
     Measured: the captured operators run again under autocast beside their old form, casts included, and the ratios
     are applied to the step. Paper: matrix products and convolutions take a third, other device kernels half, the CPU
-    stays.
+    stays. On a GPU of the catalog that has TensorFloat-32, products take the share that the data sheet's peaks of their
+    type and of the new one have, and updates stay: the paper's third is that of the GPUs of 2018.
 
     Parameters
     ----------
@@ -57,7 +62,7 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     NotApplicableError
         No operator would run in lower precision.
     """
-    published = partial(_paper, graph)
+    published = partial(_paper, graph, _SHORT[dtype]) if dtype in _SHORT else partial(_paper, graph, "bf16")
     if not has_program(graph):
         return Unpriced.only_published(published)
     _check(captured_program(graph))
@@ -74,11 +79,22 @@ def _check(program: Program) -> None:
         )
 
 
-def _paper(graph: Graph) -> Graph:
+def _paper(graph: Graph, dtype: str) -> Graph:
     kernels = device_kernels(graph)
-    products = kernels & (graph.select(name=_PAPER_NAMES) | graph.select(op=_PAPER_NAMES))
-    others = kernels & ~products
-    for mask, divisor in ((products, 3), (others, 2)):
+    for mask, divisor in _divisors(graph, kernels, dtype):
         duration = np.rint(graph.duration_ns[mask] / divisor).astype(np.int64)
         graph = graph.set_duration(mask, duration, cost_source="paper")
     return scale_memory(graph, np.where(kernels & graph.select(kind=Kind.COMPUTE), 0.5, 1.0))
+
+
+def _divisors(graph: Graph, kernels: Mask, dtype: str) -> list[tuple[Mask, float]]:
+    chip = chip_of(graph)
+    if chip is None or not {"fp32", "tf32", dtype} <= set(chip.peak_flops_per_s):
+        products = kernels & (graph.select(name=_PAPER_NAMES) | graph.select(op=_PAPER_NAMES))
+        return [(products, 3.0), (kernels & ~products, 2.0)]
+    products_of = products_by_type(graph, kernels)
+    others = kernels & ~graph.select(phase=Phase.UPDATE)
+    for mask in products_of.values():
+        others &= ~mask
+    new = chip.flops_per_s(dtype)
+    return [(others, 2.0), *((products_of[old], new / chip.flops_per_s(old)) for old in ("fp32", "tf32"))]

@@ -1,7 +1,8 @@
 """Products of float32 on matrix units, their inputs rounded (what-if family "precision").
 
 In: a graph whose devices multiply matrices in float32. Out: the same kernels, faster; what they move stays.
-Source: NVIDIA A100 whitepaper, 2020 (TensorFloat-32); the factor is Daydream's for products on matrix units.
+Source: NVIDIA A100 whitepaper, 2020 (TensorFloat-32); where the GPU is not known the factor is Daydream's for products
+on matrix units.
 """
 
 from __future__ import annotations
@@ -13,29 +14,32 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
-from windtunnel.whatifs._kernels import is_on_host, rescale
+from windtunnel.whatifs._kernels import chip_of, is_on_host, rescale
 
 __all__ = ["tf32"]
 
+_PUBLISHED = 3.0
 _PRODUCTS = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b).*"
 _OTHER_TYPES = r"(?i).*(tf32|bf16|bfloat16|half|f16|fp16|hgemm|s16816|s1688|int8|imma|dgemm|f64).*"
 
 
 @registry.whatif("tf32", source="NVIDIA A100 whitepaper, 2020; Daydream, ATC 2020", decides="precision of products")
-def tf32(graph: Graph, factor: float = 3.0) -> Graph:
+def tf32(graph: Graph, factor: float | None = None) -> Graph:
     """Multiply float32 matrices on matrix units, with inputs rounded to TensorFloat-32.
 
     Parameters
     ----------
     graph : Graph
-    factor : float
-        How much faster a product becomes.
+    factor : float, optional
+        How much faster a product becomes; by the data sheet's peaks of a GPU of the catalog, else 3.
 
     Raises
     ------
     NotApplicableError
         No product runs in float32 on a device.
     """
+    if factor is None:
+        factor = _factor(graph)
     if not math.isfinite(factor) or factor <= 0:
         raise InputError(f"products cannot become {factor} times as fast", fix="give a factor above 0")
     kernels = graph.select(kind=Kind.COMPUTE) & ~is_on_host(graph)
@@ -47,3 +51,8 @@ def tf32(graph: Graph, factor: float = 3.0) -> Graph:
             where=f"{int(np.count_nonzero(kernels))} kernels, {int(np.count_nonzero(products))} of them products",
         )
     return rescale(graph, full, 1.0 / factor, "paper")
+
+
+def _factor(graph: Graph) -> float:
+    peaks = getattr(chip_of(graph), "peak_flops_per_s", {})
+    return peaks["tf32"] / peaks["fp32"] if {"tf32", "fp32"} <= set(peaks) else _PUBLISHED

@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 import torch._dynamo  # which looks at torch's own functions once, so before they are replaced
-from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import checkpoint as checkpoint_module
 
-from windtunnel.sources.dry._attention import attention, dropout
 from windtunnel.sources.dry._replaced import replaced
 from windtunnel.sources.dry._streams import Streams
 from windtunnel.sources.dry._values import READS, Values, asker, has_no_value
+from windtunnel.sources.torch.device_operators import as_on_device
 
 __all__ = ["device_stands_in", "reads_answered"]
 
@@ -32,11 +31,6 @@ checkpoints: Any = checkpoint_module
 _GIB = 2**30
 _NAME = "NVIDIA H100 80GB HBM3"
 _HERE = torch.device("cpu")
-# whose arguments have which other names
-_DROPOUTS: dict[Any, dict[str, str]] = {
-    nn.functional.dropout: {"input": "x"},
-    torch.dropout: {"input": "x", "train": "training"},
-}
 _UPDATES = str(Path(torch.__file__).parent / "optim")
 
 
@@ -62,10 +56,8 @@ class _Answers(TorchFunctionMode):
         self._values.require_no_size(func, args)
         if func is torch.Tensor.__getitem__:
             args = (args[0], self._values.with_bounds(args[1]))
-        if self._has_device and func is nn.functional.scaled_dot_product_attention:
-            return attention(*args, **(kwargs or {}))
-        if self._has_device and func in _DROPOUTS:
-            return dropout(*args, **{_DROPOUTS[func].get(key, key): value for key, value in (kwargs or {}).items()})
+        if self._has_device and (result := as_on_device(func, args, kwargs or {})) is not NotImplemented:
+            return result
         named = {key: _here(value) if key == "device" else value for key, value in (kwargs or {}).items()}
         if named.get("pin_memory"):
             named["pin_memory"] = False

@@ -87,7 +87,7 @@ def find_parts(trace: Trace, window: str | None, occurrence: int | None, rules: 
     chosen = find_window(trace, role, window, occurrence)
     device = find_device(trace, role)
     stream_waits = find_stream_waits(trace, role, device)
-    host_waits = find_host_waits(trace, role, device, rules.return_ns)
+    host_waits = find_host_waits(trace, role, device, rules)
     device = _settled(trace, device, stream_waits, host_waits)
     starts = explain_starts(device, None if stream_waits is None else stream_waits.latest(device), rules)
     host = cut_threads(trace, role, host_waits.call)

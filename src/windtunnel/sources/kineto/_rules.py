@@ -27,6 +27,8 @@ class KinetoRules:
         A task waited for one of another stream that ended at most this long before its start.
     return_ns : int
         A call waited for a task if it returned at most this long after the task's end.
+    queued_tasks : int
+        A call that launches while so many tasks are launched and not done may wait for room in the device's queue.
     shortest_gap_ns : int
         Shorter rests of a thread are its own time.
     long_gap_ns : int
@@ -43,6 +45,7 @@ class KinetoRules:
     noise_ns: int = 10_000
     wait_seen_ns: int = 15_000
     return_ns: int = 40_000
+    queued_tasks: int = 900  # the queue of NVIDIA's driver holds 1,024
     shortest_gap_ns: int = 30_000
     long_gap_ns: int = 1_000_000
     resume_ns: int = 100_000

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.sources.kineto._device import NEVER, Device, match_calls, stream_values
 from windtunnel.sources.kineto._roles import Role, matching
+from windtunnel.sources.kineto._rules import KinetoRules
 from windtunnel.sources.kineto._slices import TOLERANCE_NS, latest_ended
 from windtunnel.sources.kineto._trace import MISSING, Trace
 
@@ -144,13 +145,41 @@ def find_stream_waits(trace: Trace, role: NDArray[np.uint8], device: Device) -> 
     return StreamWaits(table[:, 0], table[:, 1], contradicted)
 
 
-def find_host_waits(trace: Trace, role: NDArray[np.uint8], device: Device, return_ns: int) -> HostWaits:
+def find_host_waits(trace: Trace, role: NDArray[np.uint8], device: Device, rules: KinetoRules) -> HostWaits:
     """Find the calls that return only after device tasks, at most ``return_ns`` after, and those tasks."""
+    return_ns = rules.return_ns
     tasks_of: dict[int, list[int]] = dict(_copies(trace, device, return_ns))
     for call, tasks in _told_waits(trace, role, device):
         tasks_of.setdefault(call, []).extend(tasks)
     inferred = dict(_inferred_waits(trace, role, device, set(tasks_of), return_ns))
-    return _reduced(trace, device, {**tasks_of, **inferred}, set(inferred), return_ns)
+    tasks_of |= inferred
+    room = [one for one in _waits_for_room(trace, device, rules) if one[0] not in tasks_of]
+    tasks_of |= {call: [task] for call, task, _ in room}
+    return _reduced(trace, device, tasks_of, set(inferred), {call: own_ns for call, _, own_ns in room}, return_ns)
+
+
+def _waits_for_room(trace: Trace, device: Device, rules: KinetoRules) -> Iterator[tuple[int, int, int]]:
+    """Launches that took long while the queue was full: the call, the task whose end made room, the call's own work."""
+    launched = np.flatnonzero(device.call >= 0)
+    call, first = np.unique(device.call[launched], return_index=True)
+    order = np.argsort(trace.ts[call], kind="stable")
+    call, first = call[order], first[order]
+    start, duration = trace.ts[call], trace.dur[call]
+    by_end = np.argsort(device.end, kind="stable")
+    ends = device.end[by_end]
+    queued = np.arange(len(call)) - np.searchsorted(np.sort(device.end[launched[first]]), start)
+    is_full = queued >= rules.queued_tasks
+    if not is_full.any():
+        return
+    name = trace.name[call]
+    usual_ns = {
+        code: int(np.median(duration[(name == code) & ~is_full])) for code in np.unique(name[~is_full]).tolist()
+    }
+    for at in np.flatnonzero(is_full & (duration > rules.return_ns)).tolist():
+        finish, own_ns = int(start[at] + duration[at]), usual_ns.get(int(name[at]), 0)
+        place = int(np.searchsorted(ends, finish, side="right")) - 1
+        if place >= 0 and ends[place] > start[at] + own_ns and finish - ends[place] <= rules.return_ns:
+            yield int(call[at]), int(by_end[place]), own_ns
 
 
 def _copies(trace: Trace, device: Device, return_ns: int) -> Iterator[tuple[int, list[int]]]:
@@ -211,11 +240,16 @@ def _inferred_waits(
 
 
 def _reduced(
-    trace: Trace, device: Device, tasks_of: dict[int, list[int]], inferred: set[int], return_ns: int
+    trace: Trace,
+    device: Device,
+    tasks_of: dict[int, list[int]],
+    inferred: set[int],
+    known_ns: dict[int, int],
+    return_ns: int,
 ) -> HostWaits:
-    """Split each call's duration into its own work and the wait."""
+    """Split each call's duration into its own work, where that is not known, and the wait."""
     free_ns: dict[int, int] = {}  # shortest call of each name that waited for nothing
-    own: dict[int, int] = {}
+    own = dict(known_ns)
     pairs: list[tuple[int, int, int]] = []
     unexplained = 0
     for number, (call, tasks) in enumerate(tasks_of.items()):

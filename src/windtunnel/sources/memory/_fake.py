@@ -8,7 +8,7 @@ counted: it does no harm to a loss that is printed, but a loop that ends on a va
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from windtunnel.errors import InputError
+from windtunnel.sources.torch.device_operators import as_on_device
 
 __all__ = ["Guesses", "fake_tensors"]
 
@@ -115,9 +117,23 @@ def _set(tensor: Any, value: Any) -> None:
             tensor.fake_device = value.device
 
 
+class _OnDevice(TorchFunctionMode):
+    """Attention and dropout by the operators that a device has for them, which keep less."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        result = as_on_device(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+
 @contextmanager
-def fake_tensors() -> Iterator[Guesses]:
+def fake_tensors(*, on_device: bool = False) -> Iterator[Guesses]:
     """Make every tensor that is made within fake.
+
+    Parameters
+    ----------
+    on_device : bool
+        Attention and dropout as a GPU runs them.
 
     Raises
     ------
@@ -127,7 +143,8 @@ def fake_tensors() -> Iterator[Guesses]:
     guesses, apply = Guesses(), torch.nn.Module._apply
     torch.nn.Module._apply = _converted(apply)  # type: ignore[method-assign]
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), _Values(guesses):
+        as_device = _OnDevice() if on_device else nullcontext()
+        with FakeTensorMode(allow_non_fake_inputs=True), _Values(guesses), as_device:
             yield guesses
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         operator = next((str(value) for value in error.args if value), type(error).__name__)

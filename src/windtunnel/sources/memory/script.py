@@ -18,6 +18,7 @@ from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.script import EndOfScript, checked_script, run_until_enough
 
 if TYPE_CHECKING:
+    from windtunnel.hardware import Device
     from windtunnel.sources.memory.watch import Watch
 
 __all__ = ["track_script", "without_workers"]
@@ -30,6 +31,7 @@ def track_script(
     warmup: int = 2,
     steps: int = 1,
     fake: bool = False,
+    chip: Device | None = None,
     limit_bytes: int | None = None,
 ) -> MemoryProfile:
     """Run a script as if it were the main program, follow its memory through some iterations, then end it.
@@ -46,6 +48,8 @@ def track_script(
         Iterations to follow.
     fake : bool
         On fake tensors: nothing is allocated or computed; its loaders fetch in its own process.
+    chip : Device, optional
+        With fake tensors: the GPU that it would run on.
     limit_bytes : int or None
         End with an error before more than this is held.
 
@@ -67,7 +71,7 @@ def track_script(
         script,
         argv,
         pilot,
-        surroundings=fake_tensors() if fake else None,
+        surroundings=fake_tensors(on_device=chip is not None) if fake else None,
         on_loader=without_workers if fake else None,
     )
     if pilot.profile is None:
@@ -75,7 +79,7 @@ def track_script(
         raise InputError(
             f"{message}; its memory was not followed through a whole iteration", where=ended.place(), fix=fix
         ) from ended.failure
-    return pilot.profile
+    return pilot.profile if chip is None else pilot.profile.on(chip)
 
 
 class _Pilot:

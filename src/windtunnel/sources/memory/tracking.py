@@ -20,6 +20,7 @@ from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
 from windtunnel.units import format_ratio, format_size
 
 if TYPE_CHECKING:
+    from windtunnel.hardware import Device
     from windtunnel.sources.memory.watch import Watch
 
 __all__ = ["CATEGORIES", "MemoryProfile", "predict_memory", "require_fit", "track_memory"]
@@ -83,7 +84,9 @@ def track_memory(
     return _followed(watch, step, warmup, steps)
 
 
-def predict_memory(build: Callable[[], Any], *, warmup: int = 2, steps: int = 1) -> MemoryProfile:
+def predict_memory(
+    build: Callable[[], Any], *, warmup: int = 2, steps: int = 1, chip: Device | None = None
+) -> MemoryProfile:
     """Ask what a job would hold, without its memory and without computing anything.
 
     Parameters
@@ -93,6 +96,8 @@ def predict_memory(build: Callable[[], Any], *, warmup: int = 2, steps: int = 1)
         is called where every new tensor is fake. Tensors that it brings along are taken as they are.
     warmup, steps
         As in :func:`track_memory`.
+    chip : Device, optional
+        The GPU that it would run on: attention and dropout keep less there, and cuBLAS keeps scratch memory.
 
     Returns
     -------
@@ -126,14 +131,14 @@ def predict_memory(build: Callable[[], Any], *, warmup: int = 2, steps: int = 1)
     from windtunnel.sources.memory.watch import Watch
 
     watch = Watch(is_fake=True)
-    with fake_tensors() as guesses:
+    with fake_tensors(on_device=chip is not None) as guesses:
         built = build()
         step = getattr(built, "step", built)
         watch.discovery.add(_listed(getattr(built, "models", None)), _listed(getattr(built, "optimizers", None)))
         profile = _followed(watch, step, warmup, steps, is_fake=True)
         getattr(built, "close", _nothing)()
     profile.meta["num_guessed_scalars"] = guesses.count  # type: ignore[index]
-    return profile
+    return profile if chip is None else profile.on(chip)
 
 
 def require_fit(predicted: Mapping[str, Any], limit_bytes: int, job: str, *, reserved: bool = False) -> None:

@@ -1,7 +1,8 @@
-"""Attention and dropout as a device would run them (room sources, private).
+"""Attention and dropout as a device would run them (room sources).
 
-In: the arguments of ``scaled_dot_product_attention`` or ``dropout``. Out: the result by the operator that torch takes
-on a device for these types and sizes, which checkpoints and traces know by its name: a processor runs others.
+In: a call of ``scaled_dot_product_attention`` or ``dropout``. Out: the result by the operator that torch takes on a
+device for these types and sizes, which checkpoints and traces know by its name, and which keeps less: a processor runs
+others.
 """
 
 from __future__ import annotations
@@ -10,11 +11,25 @@ from typing import Any
 
 import torch
 
-__all__ = ["attention", "dropout"]
+__all__ = ["as_on_device", "attention", "dropout"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 _MOST_WIDTH = 256
 _ALIGNED = 8
+# whose arguments have which other names
+_DROPOUTS: dict[Any, dict[str, str]] = {
+    torch.nn.functional.dropout: {"input": "x"},
+    torch.dropout: {"input": "x", "train": "training"},
+}
+
+
+def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call that a device runs by another operator; ``NotImplemented`` of any other call."""
+    if func is torch.nn.functional.scaled_dot_product_attention:
+        return attention(*args, **kwargs)
+    if func in _DROPOUTS:
+        return dropout(*args, **{_DROPOUTS[func].get(key, key): value for key, value in kwargs.items()})
+    return NotImplemented
 
 
 def attention(
