@@ -78,6 +78,7 @@ BARS = (
     "predict_sane",
     "unseen_gpu",
     "unseen_gpus",
+    "gpu_h100",
     "dpro_replay_error",
     "ddp_from_one",
     "optimizer_flown",

@@ -74,7 +74,7 @@ def test_a_real_run_is_predicted_first(tmp_path):
     assert real.code == 0, real.stderr
     assert not json.loads(real.stdout)["meta"]["is_fake"]
     assert 4 * 72 == json.loads(real.stdout)["by_category"]["weight"]
-    assert refused.code == 2
+    assert refused.code == 1
     assert "training" not in refused.stderr
 
 
@@ -105,3 +105,13 @@ def test_an_interrupted_run_ends_with_130(tmp_path):
 
     assert 130 == shown.code
     assert "Traceback" not in shown.stderr
+
+
+def test_a_gpu_is_named_for_predictions_only():
+    told = windtunnel("memory", "mlp:batch_size=8,width=32", "--fake", "--on", "h100", "--json")
+    refused = windtunnel("memory", "mlp:batch_size=8,width=32", "--on", "h100")
+    unknown = windtunnel("memory", "mlp:batch_size=8,width=32", "--fake", "--on", "h1000")
+
+    assert 2 * 32 * 2**20 == json.loads(told.stdout)["by_category"]["workspace"], told.stderr
+    assert (2, 2) == (refused.code, unknown.code)
+    assert "add --fake" in refused.stderr

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError, SchemaVersionError
+from windtunnel.hardware import device
 from windtunnel.sources.memory.tracking import CATEGORIES, MemoryProfile, predict_memory, require_fit, track_memory
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -457,3 +458,22 @@ def test_an_unmodified_script_is_followed(tmp_path, is_fake):
     assert {8 * 6 * 4, 64} <= {row["size_bytes"] for row in rows(profile, category="input")}
     assert {"0", "1", "2"} <= {row["layer"] for row in rows(profile)}
     assert any(row["line"].endswith("train.py:12") for row in rows(profile, phase="backward"))
+
+
+def test_a_gpu_keeps_less_of_attention_and_dropout_and_has_a_workspace_per_thread():
+    def build():
+        heads = torch.randn(2, 4, 256, 64, requires_grad=True)
+
+        def step():
+            mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+            nn.functional.dropout(mixed, 0.1).sum().backward()
+
+        return step
+
+    plain, on_gpu = predict_memory(build), predict_memory(build, chip=device("a100"))
+    held = on_gpu.by_category()
+
+    assert 2 * 8_519_680 == held["workspace"]
+    assert "a100-sxm4-80g" == on_gpu.meta["chip"]
+    scores = 4 * 2 * 4 * 256 * 256  # bytes of one matrix of attention, which no GPU keeps
+    assert on_gpu.peak_bytes - held["workspace"] < plain.peak_bytes - scores

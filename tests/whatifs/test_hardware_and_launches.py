@@ -191,6 +191,17 @@ def test_float32_products_take_a_third_on_matrix_units():
     assert 400 == replay(graph).makespan_ns - replay(changed).makespan_ns
 
 
+def test_a_known_gpu_rounds_products_at_the_ratio_of_its_peaks():
+    graph = named(gpu_step(TWO, launch_ns=1), "ampere_sgemm_128x64")
+    a100 = {"devices": [{"name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85_017_493_504}]}
+    changed = tf32(graph.with_meta(hardware=a100))
+    products = graph.select(name="ampere.*")
+
+    assert 156 / 19.5 == pytest.approx(
+        graph.duration_ns[products].sum() / changed.duration_ns[products].sum(), rel=0.02
+    )
+
+
 def test_products_that_are_rounded_already_stay():
     half = named(gpu_step(TWO), "ampere_bf16_s16816gemm")
     mixed = named(gpu_step(TWO), "sm80_xmma_gemm_f32f32_tf32f32", "ampere_sgemm_128x64")

@@ -71,6 +71,23 @@ def test_published_amp_divides_products_by_three_and_other_kernels_by_two():
     assert named.duration_ns[~kernels].tolist() == changed.duration_ns[~kernels].tolist()
 
 
+def test_published_amp_on_a_known_gpu_goes_by_the_peaks_of_its_types_and_leaves_updates():
+    names = iter(["ampere_sgemm_128x64", "sm80_xmma_gemm_tf32f32", "dgrad2d_c1_k1", "multi_tensor_apply"])
+    layers = [Layer("a", 14_800, 14_800), Layer("b", 14_800, 14_800, 14_800)]
+    graph = gpu_step(layers)
+    kernels = np.flatnonzero(graph.select(kind=Kind.COMPUTE))
+    texts = graph.tasks.strings("name").assign(kernels, "sgemm_f16s16816")
+    for row, name in zip([*kernels[:3], *np.flatnonzero(graph.select(kind=Kind.COMPUTE, phase=Phase.UPDATE))], names,
+                         strict=False):  # fmt: skip
+        texts = texts.assign([row], name)
+    chip = {"devices": [{"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_017_493_504}]}
+    named = graph.with_columns(name=texts).with_meta(hardware=chip)
+    ratio = published(amp(named)).duration_ns / np.maximum(named.duration_ns, 1)
+
+    assert [67 / 989.5, 494.5 / 989.5, 0.5, 1.0] == pytest.approx(ratio[kernels[:4]].tolist(), abs=1e-4)
+    assert 1.0 == ratio[graph.select(kind=Kind.COMPUTE, phase=Phase.UPDATE)].min()
+
+
 def test_published_amp_gains_nothing_where_launching_is_the_bottleneck():
     graph = gpu_step([Layer("a", 10, 10, 10)] * 3, launch_ns=1000)
 

@@ -1,0 +1,120 @@
+"""What one H100 said, on 2026-11-26, and what we say of the same jobs: memory, traces without their profiler, what-ifs.
+
+The folder ``gpu/h100`` holds what ``python -m benchmarks.gpu`` recorded there: the allocator's peaks of 24 jobs, bare
+times and traces (their first two of eight steps) of ten, and five flights. Predictions are made anew here, without a
+GPU. Two flights have a trace to be predicted from; the others are listed.
+
+    python -m benchmarks.gpu_h100 --verbose
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bar import is_verbose, report, table
+from benchmarks.gpu import jobs
+from benchmarks.gpu.stages import Job
+from windtunnel.hardware import device
+from windtunnel.simulate import replay
+from windtunnel.sources.kineto.reader import load_kineto
+from windtunnel.sources.kineto.unprofiled import without_profiler
+from windtunnel.sources.memory.tracking import predict_memory
+from windtunnel.whatifs import whatif
+
+FOLDER = Path(__file__).parent / "gpu" / "h100"
+CHIP = "h100"
+MEMORY_TARGETS, TRACE_TARGETS, WHATIF_TARGET = (0.05, 0.15), (0.10, 0.20), 0.10
+WARMUP = 3
+
+Rows = dict[str, Any]
+
+
+def recorded(name: str) -> Rows:
+    rows: Rows = json.loads((FOLDER / f"{name}.json").read_text())
+    return rows
+
+
+def memory() -> None:
+    """Peaks that the allocator counted beside those that fake tensors tell."""
+    job, errors, reserved = Job("cuda", FOLDER, time.monotonic()), {}, {}
+    for name, seen in recorded("memory").items():
+        jobs.build(name, job).close()  # data sets are kept, and rest on the host
+        found = predict_memory(lambda name=name: jobs.build(name, job), warmup=WARMUP, chip=device(CHIP))  # type: ignore[misc]
+        errors[name] = found.peak_rounded_bytes / seen["measured_bytes"] - 1
+        reserved[name] = found.peak_reserved_bytes / seen["measured_reserved_bytes"] - 1
+    median, worst = middle(errors), max(errors.values(), key=abs)
+    report(
+        "gpu_memory", 100 * median, "median <= 5 %, worst <= 15 % of 24 jobs on an H100",
+        median <= MEMORY_TARGETS[0] and abs(worst) <= MEMORY_TARGETS[1],
+        worst_percent=100 * worst, num_jobs=len(errors), reserved_median_percent=100 * middle(reserved),
+        reserved_worst_percent=100 * max(reserved.values(), key=abs), percent={k: 100 * v for k, v in errors.items()},
+    )  # fmt: skip
+
+
+def traces() -> None:
+    """The replay of a trace beside what a step took without the profiler: as recorded, and in the typical share."""
+    raw, typical, solved = {}, {}, {}
+    for name, seen in bare().items():
+        graph, bare_ns = trace(name), seen
+        raw[name] = step_ns(graph) / bare_ns - 1
+        typical[name] = step_ns(without_profiler(graph)) / bare_ns - 1
+        solved[name] = without_profiler(graph, bare_ns).meta.overhead["host_ratio"]
+    median, worst = middle(typical), max(typical.values(), key=abs)
+    report(
+        "gpu_traces", 100 * median, "typical share: median <= 10 %, worst <= 20 % of ten jobs on an H100",
+        median <= TRACE_TARGETS[0] and abs(worst) <= TRACE_TARGETS[1], worst_percent=100 * worst,
+        as_recorded_median_percent=100 * middle(raw), as_recorded_worst_percent=100 * max(raw.values(), key=abs),
+        percent={k: 100 * v for k, v in typical.items()}, host_ratio_by_step_time=solved,
+    )  # fmt: skip
+
+
+def whatifs() -> None:
+    """Flights beside predictions from the baseline's trace, its profiler taken out by the time of bare blocks."""
+    rows: list[Rows] = []
+    for pair, flown in recorded("whatifs").items():
+        name, _, change = pair.partition("@")
+        row = {"pair": pair, "flown": flown["measured"], "low": flown["low"], "high": flown["high"]}
+        if (FOLDER / "traces" / f"{name}.json.gz").is_file():
+            answer = whatif(without_profiler(trace(name), bare()[name]), change)[0]
+            row["predicted"] = answer.baseline_ns / answer.predicted_ns
+            plain = whatif(trace(name), change)[0]
+            row["predicted_as_recorded"] = plain.baseline_ns / plain.predicted_ns
+        rows.append(row)
+    errors = {row["pair"]: row["predicted"] / row["flown"] - 1 for row in rows if "predicted" in row}
+    report(
+        "gpu_whatifs", 100 * middle(errors), "median <= 10 % of what was flown on an H100",
+        middle(errors) <= WHATIF_TARGET, num_flown=len(rows), num_predicted=len(errors), rows=rows,
+        percent={k: 100 * v for k, v in errors.items()},
+    )  # fmt: skip
+    if is_verbose():
+        print(table(rows))
+
+
+def middle(errors: dict[str, float]) -> float:
+    return statistics.median(map(abs, errors.values()))
+
+
+def bare() -> dict[str, float]:
+    """Nanoseconds of a step; of bert-paper, whose bare blocks were cut off, by its flight's baseline."""
+    flown = recorded("whatifs")["bert-paper@amp"]["baseline_ms"] * 1e6
+    return {"bert-paper": flown, **{name: row["bare_ns"] for name, row in recorded("steps").items()}}
+
+
+def trace(name: str) -> Any:
+    return load_kineto(FOLDER / "traces" / f"{name}.json.gz")
+
+
+def step_ns(graph: Any) -> float:
+    return replay(graph).makespan_ns / graph.num_iterations
+
+
+def main() -> None:
+    memory()
+    traces()
+    whatifs()
+
+
+if __name__ == "__main__":
+    main()
