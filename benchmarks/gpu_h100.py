@@ -1,12 +1,13 @@
 """What one H100 said, on 2026-11-26, and what we say of the same jobs: memory, traces without their profiler, what-ifs.
 
 The folder ``gpu/h100`` holds what ``python -m benchmarks.gpu`` recorded there: the allocator's peaks of 24 jobs, bare
-times and traces (their first two of eight steps) of ten, and five flights. Predictions are made anew here, without a
-GPU. Two flights have a trace to be predicted from; the others are listed.
+times and traces (their first two of eight steps) of ten, five flights, and times of 256 operators. Predictions are made
+anew here, without a GPU. Two flights have a trace to be predicted from; the others are listed.
 
     python -m benchmarks.gpu_h100 --verbose
 """
 
+import csv
 import json
 import statistics
 import time
@@ -92,6 +93,23 @@ def whatifs() -> None:
         print(table(rows))
 
 
+def bounds() -> None:
+    """Products of matrices beside what the data sheet's peaks allow: none may be quicker."""
+    chip, ratios = device(CHIP), []
+    for form, size_bytes in (("fp32", 4), ("tf32", 4), ("bf16", 2), ("fp16", 2)):
+        with (FOLDER / "operators" / form / "train_matmul.csv").open() as file:
+            for row in csv.DictReader(file):
+                batch, rows, middle_size, columns = (int(row[name]) for name in "BMNK")
+                flops = 2.0 * batch * rows * middle_size * columns
+                elements = batch * (rows * middle_size + middle_size * columns + rows * columns)
+                least_s = max(flops / chip.flops_per_s(form), size_bytes * elements / chip.bandwidth_bytes_per_s)
+                ratios.append(float(row["latency_ms"]) / 1e3 / least_s)
+    report(
+        "gpu_bounds", min(ratios), ">= 1: no product of an H100 is quicker than its bound", min(ratios) >= 1,
+        num_products=len(ratios), median=statistics.median(ratios), worst=max(ratios),
+    )  # fmt: skip
+
+
 def middle(errors: dict[str, float]) -> float:
     return statistics.median(map(abs, errors.values()))
 
@@ -114,6 +132,7 @@ def main() -> None:
     memory()
     traces()
     whatifs()
+    bounds()
 
 
 if __name__ == "__main__":

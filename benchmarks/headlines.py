@@ -86,13 +86,6 @@ HEADLINES = (
         ),
     ),
     Headline(
-        "gpu_memory",
-        lambda row: (
-            f"What {row['num_jobs']} jobs would hold on an H100, told without one, was "
-            f"**{percent(row['value'] / 100)}** off in the median."
-        ),
-    ),
-    Headline(
         "unseen_gpus_models",
         lambda row: (
             f"Networks on a GPU of which nothing was learned are **{percent(row['value'] / 100)}** off in the median "
