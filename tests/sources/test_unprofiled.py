@@ -66,8 +66,10 @@ def test_other_sources_take_out_what_they_cost():
 def test_slice_keeps_the_trace_without_its_profiler(tmp_path):
     out = tmp_path / "bare.wt"
     done = windtunnel("slice", H100 / "decoder-lm.json.gz", "--step-time", "15.9ms", "--output", out)
-    told = windtunnel("explain", out)
+    told, before = windtunnel("explain", out), windtunnel("explain", H100 / "decoder-lm.json.gz")
 
     assert 0 == done.code, done.stderr
+    assert "slice --step-time" in before.stdout + before.stderr
+    assert "slice --step-time" not in told.stdout + told.stderr
     assert 15.9e6 == pytest.approx(step_ns(load(out)), rel=0.03)
     assert "recorded under the profiler" in told.stdout + told.stderr

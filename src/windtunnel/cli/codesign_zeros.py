@@ -11,9 +11,10 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, Json
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
+    from windtunnel.graph import Graph
     from windtunnel.planning.codesign.skipping import GridAnswer
 
 __all__ = ["zeros"]
@@ -68,8 +69,19 @@ def zeros(
         say_wrapped(f"computed by the rules of the chip: {_checked(answers[-1], wrong)}")
     if len(answers) > 1:
         _print_over_time(answers)
-    if source is not None:
+    if graph is not None and source is not None and _wins(graph):
         suggest("windtunnel", "whatif", source, "sparse-accelerator")
+
+
+def _wins(graph: Graph) -> bool:
+    """Whether the what-if would have anything to act on."""
+    from windtunnel.whatifs.sparse_accelerator import sparse_accelerator
+
+    try:
+        sparse_accelerator(graph)
+    except NotApplicableError:
+        return False
+    return True
 
 
 def _checked(answer: GridAnswer, wrong: Sequence[str]) -> str:

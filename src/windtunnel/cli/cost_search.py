@@ -64,7 +64,7 @@ def search(
         print_json({"schema": "windtunnel.cost.search/1", "task": asked.name, "target": target, **_as_dict(found)})
         return
     _print(asked, found)
-    advise("next: windtunnel.programs.run.schedules.replay(task, steps) builds it; --json prints the steps")
+    advise("in Python: windtunnel.programs.run.schedules.replay(task, steps) builds it; --json prints the steps")
 
 
 def needed_predictor(model: Path | None) -> Predictor:

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from windtunnel.documents import json_text
 from windtunnel.errors import InputError
-from windtunnel.graph import Graph, Phase, Strings
+from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
 from windtunnel.reports.losses import loss_lines
-from windtunnel.reports.notes import notes_of
+from windtunnel.reports.notes import notes_of, profiler_lines
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation
 from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
@@ -223,6 +223,8 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     replayed_ns = timeline.makespan_ns / iterations
     measured = graph.meta.iteration_ns
     measured = dict(measured) if isinstance(measured, Mapping) and measured.get("median") else {}
+    kinds = _by_enum(timeline, "kind", KIND_LABELS)
+    host_ratio = sum(share.ratio for share in kinds if share.label == KIND_LABELS[Kind.HOST])
     return Explanation(
         replayed_ns=replayed_ns,
         num_tasks=graph.num_tasks,
@@ -232,14 +234,14 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         measured=measured,
         hardware=_hardware(graph.meta.hardware),
         phases=_by_enum(timeline, "phase", PHASE_LABELS),
-        kinds=_by_enum(timeline, "kind", KIND_LABELS),
+        kinds=kinds,
         layers=_by_text(timeline, "layer"),
         ops=_by_text(timeline, "op" if "op" in graph.tasks else "name"),
         longest=_longest(explained, timeline),
         sources=_by_text(timeline, "cost_source"),
         overhead_ratio=_overhead(graph, measured),
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
-        notes=(*notes_of(graph, left_out), *wait_lines(timeline)),
+        notes=(*notes_of(graph, left_out), *profiler_lines(graph, host_ratio), *wait_lines(timeline)),
         waits=rank_waits(timeline),
         losses=find_losses(explained, timeline) if graph.num_ranks > 1 or "start_cause" in graph.tasks else (),
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, ResourceKind
 from windtunnel.reports.packing import shortened
 from windtunnel.sources.execution_trace.reader import count_unmeasured
 from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.units import format_count, format_duration, format_ratio
 
-__all__ = ["notes_of"]
+__all__ = ["notes_of", "profiler_lines"]
 
+_MUCH_HOST = 0.2  # of the critical path
 _MUCH_ELSEWHERE = 0.1  # of all time, in iterations of other forms, from which that is a warning
 
 
@@ -41,6 +42,14 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
     if graph.meta.is_complete is False:
         notes.append("the capture was cut short: what was measured until then is shown")
     return tuple(notes)
+
+
+def profiler_lines(graph: Graph, host_ratio: float) -> tuple[str, ...]:
+    """That a trace holds what its profiler cost the host, where the host is a good part of the critical path."""
+    on_device = bool((graph.resources["kind"] == ResourceKind.STREAM).any())
+    if graph.meta.source != "kineto" or graph.meta.overhead or not on_device or host_ratio < _MUCH_HOST:
+        return ()
+    return ("the profiler slows the host, and that is in it: `windtunnel slice --step-time` takes it out",)
 
 
 def _unmeasured(graph: Graph) -> list[str]:
