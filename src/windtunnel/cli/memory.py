@@ -85,7 +85,10 @@ def _chip(name: str, target: str, *, fake: bool) -> Device | None:
     if not fake or target.endswith(PROFILE):
         raise InputError("what runs here holds what this host gives it, not another chip", where=f"--on {name}",
                          fix="add --fake, which predicts; or leave --on out")  # fmt: skip
-    return device(name)
+    chip = device(name)
+    if chip.kind != "gpu":
+        raise InputError(f"{chip.name} is no GPU", where=f"--on {name}", fix="windtunnel list devices names those")
+    return chip
 
 
 def _followed(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["slice_graph"]
 
+_TYPICAL = "typical"  # of --step-time
 # measured of the whole, so untrue of a part
-_TYPICAL = "typical"
 _WHOLE = ("iteration_ns", "profiled_iteration_ns", "overhead")
 
 

@@ -62,7 +62,7 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     NotApplicableError
         No operator would run in lower precision.
     """
-    published = partial(_paper, graph, _SHORT[dtype]) if dtype in _SHORT else partial(_paper, graph, "bf16")
+    published = partial(_paper, graph, _SHORT.get(dtype, dtype))
     if not has_program(graph):
         return Unpriced.only_published(published)
     _check(captured_program(graph))
