@@ -341,7 +341,7 @@ def _meta(
         overhead["held_out_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
     return {
         "source": "torch step",
-        "hardware": _hardware(),
+        "hardware": host_facts(),
         "iteration_ns": summary_ns(bare) or profiled,
         "profiled_iteration_ns": profiled,
         "overhead": overhead,
@@ -368,7 +368,8 @@ def _median(counts: list[int]) -> int:
     return int(np.median(counts)) if counts else 0
 
 
-def _hardware() -> dict[str, Any]:
+def host_facts() -> dict[str, Any]:
+    """What ``meta`` says of this host."""
     return {
         "machine": platform.machine(),
         "processor": processor_name(),

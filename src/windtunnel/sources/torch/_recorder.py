@@ -6,7 +6,7 @@ of one more, after a slow one that teaches what only Python knows of it. Before 
 that profiled and bare iterations find the allocator in the same state; a few iterations before show what that changes.
 Iterations whose models are called with other shapes than usual are measured again: one graph is one form of the step.
 After every change of instrument one iteration is let pass, since the switch itself disturbs the caches and the
-allocator.
+allocator. A step that turns out to compute on a GPU is left to ``_device_recorder``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from windtunnel.graph import Graph
 from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
 from windtunnel.progress import Progress
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch
+from windtunnel.sources.torch._device_recorder import DeviceRecorder, lies_on_device
 from windtunnel.sources.torch._loader import LoaderMeter
 from windtunnel.sources.torch._messages import Message, MessageLog, WaitMarks, is_distributed
 from windtunnel.sources.torch._profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
@@ -141,15 +143,21 @@ class Recorder:
         self._begun_faults = 0
         self._collector = CollectorClock()
         self._running = False
+        self._is_fake = is_fake
+        self._on_device: DeviceRecorder | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether every planned iteration has been measured."""
+        if self._on_device is not None:
+            return self._on_device.is_complete
         return self._position >= len(self._slots)
 
     @property
     def num_measured(self) -> int:
         """Bare and profiled iterations measured so far."""
+        if self._on_device is not None:
+            return len(self._on_device.bare_ns)
         return len(self.recording.bare_ns) + len(self.recording.light_ns)
 
     def begin(self) -> None:
@@ -181,15 +189,35 @@ class Recorder:
 
     def boundary(self, *, is_regular: bool = True) -> None:
         """End the running iteration and begin the next one; an irregular iteration is measured again."""
+        on_device = self._on_device
+        if on_device is not None:
+            self._boundary_on_device(on_device, is_regular)
+            return
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
         self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
         if self._progress is not None:
             self._progress("capturing", self._position, len(self._slots))
+        if self._on_device is not None:
+            return
         if not self.is_complete:
             self.begin()
         else:
             self.recording.is_complete = True
             self.close()
+
+    def _boundary_on_device(self, recorder: DeviceRecorder, is_regular: bool) -> None:
+        recorder.boundary(is_regular=is_regular)
+        if self._progress is not None:
+            self._progress("capturing", *recorder.progress)
+        if recorder.is_complete:
+            self.recording.is_complete = True
+            self.close()
+
+    def graph(self) -> Graph:
+        """What was measured, as a graph."""
+        from windtunnel.sources.torch._build import build_graph
+
+        return build_graph(self.recording) if self._on_device is None else self._on_device.graph()
 
     def _is_of_the_form(self, elapsed_ns: int) -> bool:
         """Whether the iteration counts, by the shapes of its inputs; what does not is held out with its time.
@@ -209,9 +237,13 @@ class Recorder:
         self._sorter = ShapeSorter(self._iterations)
         self.recording = Recording()
         self._position = 0
+        self._on_device = None
 
     def abort(self) -> None:
         """End the instruments in the middle of an iteration and keep what is whole."""
+        if self._on_device is not None:
+            self._on_device.close()
+            return
         if self._running and not self.is_complete:
             self._end(0, is_regular=False)
             self._close_light()
@@ -275,7 +307,9 @@ class Recorder:
         if slot is Slot.DISCOVER:
             self.recording.discovery.unwatch()
             self._end_messages()
-            if not is_compiling():  # a hook would have them compiled anew
+            if not (self._is_fake or is_distributed()) and lies_on_device(self.recording.discovery):
+                self._on_device = DeviceRecorder(self._iterations, self.recording.discovery)
+            elif not is_compiling():  # a hook would have them compiled anew
                 self._sorter.watch(self.recording.discovery.models)
         elif slot is Slot.AS_IS and is_regular:
             self.recording.as_is_ns.append(elapsed_ns)

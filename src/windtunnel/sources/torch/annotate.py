@@ -148,7 +148,7 @@ def require_host(tensors: Iterable[torch.Tensor]) -> None:
     devices = sorted({tensor.device.type for tensor in tensors} - {"cpu"})
     if devices:
         raise InputError(
-            f"this step computes on {', '.join(devices)}; only steps on the processor can be captured directly",
+            f"this step computes on {', '.join(devices)}; of several processes only ones on the host are captured",
             where=f"parameters on {', '.join(devices)}",
             fix="record it with torch.profiler (activities CPU and the device), export the trace, load it as Kineto",
         )

@@ -330,16 +330,16 @@ def checked_script(path: str | Path) -> Path:
 
 
 def _result(recorder: Any, ended: Ended) -> Graph:
-    from windtunnel.sources.torch._build import build_graph
-
     recording = recorder.recording
     # a flight of this graph starts the same program again
     known: dict[str, Any] = {"origin": {"script": str(ended.script.resolve()), "argv": list(ended.argv)}}
     if is_one_of_several():
         known["distributed"] = {"rank": rank_here(), "world_size": num_ranks_here()}
-    if recording.is_complete:
-        return build_graph(recording).with_meta(**known)
-    graph = build_graph(recording).with_meta(**known) if recording.rich is not None else None
+    graph: Graph | None = None
+    if recording.is_complete or recording.rich is not None:
+        graph = recorder.graph().with_meta(**known)
+    if graph is not None and recording.is_complete:
+        return graph
     if graph is not None and ended.is_whole and len(recording.light_ns) >= _FEWEST:
         return graph  # fewer iterations than were asked for, and all of one kind: ``meta.is_complete`` says so
     message, fix = ended.reason("--iterations")

@@ -65,7 +65,6 @@ def capture(
             where=f"step={step!r}, iterations={iterations}",
             fix="pass a function that does one training iteration",
         )
-    from windtunnel.sources.torch._build import build_graph
     from windtunnel.sources.torch._labels import escaped_labels
     from windtunnel.sources.torch._recorder import Recorder
     from windtunnel.sources.torch.annotate import Discovery
@@ -80,7 +79,7 @@ def capture(
                 recorder.boundary()
     finally:
         recorder.close()
-    graph = build_graph(recorder.recording)
+    graph = recorder.graph()
     if note := graph.meta.overhead.get("note"):
         logging.getLogger(__name__).warning(note)
     return graph
