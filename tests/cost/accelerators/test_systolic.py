@@ -153,3 +153,9 @@ def test_an_array_multiplies_what_its_share_of_work_says(m, n, k, rows, cols, da
 
 def test_half_an_array_is_half_mapped():
     assert (0.5, 1.0) == tuple(float(utilization(m, 32, 8, 32, 32, "os")[1]) for m in (16, 64))
+
+
+@pytest.mark.parametrize("dataflow", ["os", "ws", "is"])
+def test_one_multiplier_is_busy_with_one_product(dataflow):
+    assert 1 == cycles(1, 1, 1, 1, 1, dataflow)
+    assert 1.0 == utilization(1, 1, 1, 1, 1, dataflow)[0]

@@ -141,7 +141,12 @@ def cycles(m: ArrayLike, n: ArrayLike, k: ArrayLike, rows: ArrayLike, cols: Arra
     """
     one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
     found = folds(one, two, three, high, wide, dataflow)
-    total: Ints = found.count * (found.steps + found.fill) - 1
+    return _cycles_of(found)
+
+
+def _cycles_of(found: Folds) -> Ints:
+    """SCALE-Sim counts from 0; one product on one multiplier takes a cycle nevertheless."""
+    total: Ints = np.maximum(found.count * (found.steps + found.fill) - 1, 1)
     return total
 
 
@@ -197,7 +202,7 @@ def utilization(
     one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
     found = folds(one, two, three, high, wide, dataflow)
     down, across, _ = _laid(one, two, three, dataflow)
-    total = found.count * (found.steps + found.fill) - 1
+    total = _cycles_of(found)
     mapping = (down * across) / (found.count * high * wide)
     drain = 0 if dataflow == "os" else wide - 1
     return (
