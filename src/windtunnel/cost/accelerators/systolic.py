@@ -145,8 +145,7 @@ def cycles(m: ArrayLike, n: ArrayLike, k: ArrayLike, rows: ArrayLike, cols: Arra
 
 
 def _cycles_of(found: Folds) -> Ints:
-    """SCALE-Sim counts from 0; one product on one multiplier takes a cycle nevertheless."""
-    total: Ints = np.maximum(found.count * (found.steps + found.fill) - 1, 1)
+    total: Ints = found.count * (found.steps + found.fill) - 1
     return total
 
 
@@ -202,7 +201,7 @@ def utilization(
     one, two, three, high, wide = _sizes(m=m, n=n, k=k, rows=rows, cols=cols)
     found = folds(one, two, three, high, wide, dataflow)
     down, across, _ = _laid(one, two, three, dataflow)
-    total = _cycles_of(found)
+    total = np.maximum(_cycles_of(found), 1)  # SCALE-Sim counts from 0: one product on one multiplier takes none
     mapping = (down * across) / (found.count * high * wide)
     drain = 0 if dataflow == "os" else wide - 1
     return (
