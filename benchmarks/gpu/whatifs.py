@@ -73,10 +73,13 @@ def recording(unit: str, job: Job) -> Row:
 
 def predicted(model: str, change: str, job: Job) -> Row:
     from windtunnel.sources.kineto.reader import load_kineto
+    from windtunnel.sources.kineto.unprofiled import without_profiler
     from windtunnel.whatifs import whatif
 
+    bare_ns = steps.recording(model, job)["bare_ns"]
     try:
-        answer = whatif(load_kineto(steps.trace_of(model, job), window=steps.MARK), change)[0]
+        traced = load_kineto(steps.trace_of(model, job), window=steps.MARK)  # all its steps as one
+        answer = whatif(without_profiler(traced, steps.ITERATIONS * bare_ns), change)[0]
     except WindtunnelError as error:
         return {"not_predicted": error.message}
     if not answer.is_applicable:
