@@ -57,8 +57,8 @@ def memory() -> None:
 def traces() -> None:
     """The replay of a trace beside what a step took without the profiler: as recorded, and in the typical share."""
     raw, typical, solved = {}, {}, {}
-    for name, seen in bare().items():
-        graph, bare_ns = trace(name), seen
+    for name, bare_ns in bare().items():
+        graph = trace(name)
         raw[name] = step_ns(graph) / bare_ns - 1
         typical[name] = step_ns(without_profiler(graph)) / bare_ns - 1
         solved[name] = without_profiler(graph, bare_ns).meta.overhead["host_ratio"]
@@ -74,13 +74,15 @@ def traces() -> None:
 def whatifs() -> None:
     """Flights beside predictions from the baseline's trace, its profiler taken out by the time of bare blocks."""
     rows: list[Rows] = []
+    bare_ns = bare()
     for pair, flown in recorded("whatifs").items():
         name, _, change = pair.partition("@")
         row = {"pair": pair, "flown": flown["measured"], "low": flown["low"], "high": flown["high"]}
         if (FOLDER / "traces" / f"{name}.json.gz").is_file():
-            answer = whatif(without_profiler(trace(name), bare()[name]), change)[0]
+            traced = trace(name)
+            answer = whatif(without_profiler(traced, bare_ns[name]), change)[0]
             row["predicted"] = answer.baseline_ns / answer.predicted_ns
-            plain = whatif(trace(name), change)[0]
+            plain = whatif(traced, change)[0]
             row["predicted_as_recorded"] = plain.baseline_ns / plain.predicted_ns
         rows.append(row)
     errors = {row["pair"]: row["predicted"] / row["flown"] - 1 for row in rows if "predicted" in row}

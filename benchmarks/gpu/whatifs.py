@@ -57,7 +57,7 @@ def run(unit: str, job: Job) -> Row:
     recorded = steps.recording(model, job)
     if "failed" in recorded:
         return recorded
-    return predicted(model, change, job) | recording(unit, job)
+    return predicted(model, change, job, recorded["bare_ns"]) | recording(unit, job)
 
 
 def recording(unit: str, job: Job) -> Row:
@@ -71,12 +71,11 @@ def recording(unit: str, job: Job) -> Row:
     return row
 
 
-def predicted(model: str, change: str, job: Job) -> Row:
+def predicted(model: str, change: str, job: Job, bare_ns: float) -> Row:
     from windtunnel.sources.kineto.reader import load_kineto
     from windtunnel.sources.kineto.unprofiled import without_profiler
     from windtunnel.whatifs import whatif
 
-    bare_ns = steps.recording(model, job)["bare_ns"]
     try:
         traced = load_kineto(steps.trace_of(model, job), window=steps.MARK)  # all its steps as one
         answer = whatif(without_profiler(traced, steps.ITERATIONS * bare_ns), change)[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 from windtunnel.measure.rounds import elapsed_ns
 
-__all__ = ["IterationClock", "finished_ns", "uses_gpu"]
+__all__ = ["IterationClock", "finish", "finished_ns", "uses_gpu"]
 
 
 def uses_gpu(device: str = "") -> bool:
@@ -30,12 +30,17 @@ def finished_ns(action: Callable[[], Any], device: str) -> int:
 
     def whole() -> None:
         action()
-        if uses_gpu(device):
-            import torch
-
-            torch.cuda.synchronize(device)
+        finish(device)
 
     return elapsed_ns(whole)
+
+
+def finish(device: str = "") -> None:
+    """Wait until a device has done what it was told; without a name the current GPU, where this process uses one."""
+    if uses_gpu(device):
+        import torch
+
+        torch.cuda.synchronize(device or None)
 
 
 class IterationClock:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -185,16 +186,19 @@ def data_file(relative: str) -> Path | None:
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:
     """Batches without end, on the host: a new epoch begins where one ends."""
-    import torch
-
     while True:
         batches = iter(loader)
-        while True:
-            with torch.device("cpu"):  # where a loader makes tensors of what it collates
-                batch = next(batches, None)
-            if batch is None:
-                break
+        while (batch := _fetched(batches)) is not None:
             yield batch
+
+
+def _fetched(batches: Iterator[Any]) -> Any:
+    """The next batch, or None; a loader collates on the host, wherever torch makes other new tensors."""
+    import torch
+
+    host = torch.device("cpu")
+    with nullcontext() if torch.get_default_device() == host else host:
+        return next(batches, None)
 
 
 def placed(data: np.ndarray[Any, Any] | torch.Tensor) -> torch.Tensor:

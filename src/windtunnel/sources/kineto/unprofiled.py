@@ -52,16 +52,16 @@ def without_profiler(graph: Graph, step_ns: float | None = None) -> Graph:
     def step_of(share: float) -> float:
         return replay(_hurried(graph, share)).makespan_ns / num_steps
 
-    steps = f"{num_steps} steps in the trace"
-    share = TYPICAL_SHARE if step_ns is None else _share(step_ns, step_of, steps)
-    found = _hurried(graph, share)
-    note = f"the host's time is {format_ratio(share)} of what was recorded under the profiler"
+    note = "the host's time is {} of what was recorded under the profiler"
     if step_ns is None:
-        return found.with_meta(overhead={"note": f"{note}, as is typical", "host_ratio": share})
-    measured = {"median": step_ns, "samples": [step_ns]}
-    profiled = {"median": step_of(1.0)}
-    return found.with_meta(
-        overhead={"note": note, "host_ratio": share}, iteration_ns=measured, profiled_iteration_ns=profiled
+        note = note.format(format_ratio(TYPICAL_SHARE)) + ", as is typical"
+        return _hurried(graph, TYPICAL_SHARE).with_meta(overhead={"note": note, "host_ratio": TYPICAL_SHARE})
+    profiled_ns = step_of(1.0)
+    share = _share(step_ns, profiled_ns, step_of, f"{num_steps} steps in the trace")
+    return _hurried(graph, share).with_meta(
+        overhead={"note": note.format(format_ratio(share)), "host_ratio": share},
+        iteration_ns={"median": step_ns, "samples": [step_ns]},
+        profiled_iteration_ns={"median": profiled_ns},
     )
 
 
@@ -79,8 +79,8 @@ def _hurried(graph: Graph, share: float) -> Graph:
     return shorter.set_lag(between, np.rint(lag_ns[between] * share).astype(np.int64))
 
 
-def _share(step_ns: float, step_of: Callable[[float], float], steps: str) -> float:
-    longest, typical, shortest = (step_of(share) for share in (1.0, TYPICAL_SHARE, _LEAST_SHARE))
+def _share(step_ns: float, longest: float, step_of: Callable[[float], float], steps: str) -> float:
+    typical, shortest = step_of(TYPICAL_SHARE), step_of(_LEAST_SHARE)
     said = ""
     if step_ns > longest * (1 + _NEAR):
         said = f"a step takes {format_duration(longest)} with the profiler, and {format_duration(step_ns)} without it?"

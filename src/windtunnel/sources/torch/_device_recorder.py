@@ -18,7 +18,7 @@ import torch
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
-from windtunnel.measure.devices import IterationClock, uses_gpu
+from windtunnel.measure.devices import IterationClock, finish, uses_gpu
 from windtunnel.sources.torch._precision import precision
 from windtunnel.sources.torch._profile import quiet_native_log
 from windtunnel.sources.torch._program import keep_models, keep_optimizers
@@ -82,7 +82,7 @@ class DeviceRecorder:
         self._turn += 1
         if self._phase is _Phase.SETTLE and self._turn == _SETTLING:
             self._enter(_Phase.BARE)
-            _finish()
+            finish()
             self._clock.begin()
         elif self._phase is _Phase.BARE:
             self._clock.mark()
@@ -123,13 +123,13 @@ class DeviceRecorder:
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        _finish()
+        finish()
         self._profile = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if uses_gpu() else [])])
         with quiet_native_log():
             self._profile.__enter__()
 
     def _stop(self) -> None:
-        _finish()
+        finish()
         with quiet_native_log():
             self._profile.__exit__(None, None, None)
 
@@ -200,9 +200,3 @@ def _as_run(optimizers: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if "foreach" in options and options["foreach"] is None and not options.get("fused"):
                 options["foreach"] = True
     return optimizers
-
-
-def _finish() -> None:
-    """Wait until the device has done what it was told."""
-    if uses_gpu():
-        torch.cuda.synchronize()
