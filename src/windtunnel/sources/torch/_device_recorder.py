@@ -188,8 +188,10 @@ def _without_profiler(traced: Graph, step_ns: float) -> Graph:
 
     try:
         return without_profiler(traced, step_ns)
-    except InputError:  # traced and bare iterations do not fit together: the machine was disturbed
-        return without_profiler(traced)
+    except InputError as error:  # traced and bare iterations do not fit together
+        found = without_profiler(traced)
+        note = f"{found.meta.overhead['note']}: the machine was disturbed ({error.message})"
+        return found.with_meta(overhead={**found.meta.overhead, "note": note})
 
 
 def _as_run(optimizers: list[dict[str, Any]]) -> list[dict[str, Any]]:
