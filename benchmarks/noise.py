@@ -48,11 +48,12 @@ def load(num_cores: int) -> Iterator[None]:
             other.wait()
 
 
-def predictions(model: str, num_cores: int, database: ProfileDatabase) -> tuple[Graph, list[Answer]]:
-    """Captured and priced beside the load."""
+def predictions(model: str, num_cores: int, folder: Path, database: ProfileDatabase) -> tuple[Graph, list[Answer]]:
+    """Captured and priced beside the load, by one who has flown nothing yet."""
     with load(num_cores):
         graph = WorkloadName(model, {}).capture(CAPTURED, None)
-        return graph, whatif(graph, list(CHANGES), prices="measured", database=database)
+        answers = whatif(graph, list(CHANGES), prices="measured", database=database)
+    return graph, with_intervals(answers, Ledger(folder / "none.db"))
 
 
 def flown(model: str, answer: Answer, graph: Graph, num_cores: int, folder: Path) -> dict[str, object]:
@@ -76,6 +77,7 @@ def flown(model: str, answer: Answer, graph: Graph, num_cores: int, folder: Path
         "low": low,
         "high": high,
         "waited": answer.price_waited_ratio,
+        "reach": answer.reach,
         "is_inside": low <= receipt.measured <= high,
         "after": after.speedup,
         "off_after": abs(after.speedup / receipt.measured - 1),
@@ -85,7 +87,7 @@ def flown(model: str, answer: Answer, graph: Graph, num_cores: int, folder: Path
 def case(model: str, num_cores: int, folder: Path) -> tuple[list[dict[str, object]], int]:
     """Rows of a workload, and how many disturbed measurements were kept."""
     database = ProfileDatabase(folder / "profile.db")
-    graph, answers = predictions(model, num_cores, database)
+    graph, answers = predictions(model, num_cores, folder, database)
     is_disturbed = [answer for answer in answers if answer.is_applicable and answer.price_waited_ratio]
     kept = len(database) if len(is_disturbed) == sum(answer.is_applicable for answer in answers) else 0
     rows = []

@@ -1,8 +1,8 @@
 """Write the generated parts of the docs: measured bars, registered plug-ins.
 
 In: ``docs/receipts/bars.json`` (what ``make bars`` measured) and the registry. Out: ``docs/measured.md``,
-``docs/reference/plugins.md`` and the ten numbers in words between the markers in ``README.md``. Run with ``--check`` to
-learn whether they are up to date.
+``docs/reference/plugins.md``, the ten numbers in words between the markers in ``README.md``, and the errors of flown
+predictions that come with the package. Run with ``--check`` to learn whether they are up to date.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from windtunnel import registry
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "receipts" / "bars.json"
 PAGE_WIDTH = 100
+SHIPPED = ROOT / "src" / "windtunnel" / "flights" / "shipped.json"
+FLOWN = {"whatif_error": "errors", "held_out_style": "whatif_errors", "strangers": "whatif_errors",
+         "suite_fidelity": "whatif_errors"}  # fmt: skip
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEADINGS = {
     "source": "Sources: what a graph can be made from",
@@ -102,6 +105,18 @@ def readme(rows: list[dict[str, object]]) -> str:
     return f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{after}"
 
 
+def shipped(rows: list[dict[str, object]]) -> str:
+    """Errors of the what-ifs that bars flew, by job and change."""
+    about = "predicted over measured time of an iteration, less 1, of flights by the bars named; by job/change"
+    known = ("date", "machine")
+    found = {
+        str(row["bar"]): {name: row[name] for name in known} | {"errors": row[FLOWN[str(row["bar"])]]}
+        for row in rows
+        if row["bar"] in FLOWN
+    }
+    return json.dumps({"about": about, "bars": found}, indent=1, sort_keys=True) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail if a page is out of date")
@@ -111,6 +126,7 @@ def main() -> int:
         ROOT / "docs" / "measured.md": measured_page(rows),
         ROOT / "docs" / "reference" / "plugins.md": plugins_page(),
         ROOT / "README.md": readme(rows),
+        SHIPPED: shipped(rows),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
@@ -16,6 +17,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # the first call of a compiled kernel takes seconds; noise of the machine is no failure
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("house")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh_heap():
+    """A capture looks through all objects that are alive: not through those of the tests before, which are many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.whatifs.steps import Layer, cpu_step
+from windtunnel import registry
 from windtunnel.flights import Ledger, Receipt, model_fingerprint, with_intervals
 from windtunnel.flights.intervals import conformal_quantile, interval_of
 from windtunnel.flights.ledger import Residual
+from windtunnel.flights.shipped import shipped_residuals
 from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate
-from windtunnel.whatifs import whatif
+from windtunnel.simulate import replay
+from windtunnel.whatifs import Answer, parse_request, whatif
 
 
 def residuals(values, whatif="alpha", family="greek"):
@@ -87,6 +90,26 @@ def test_the_subject_itself_can_be_left_out():
     assert not interval_of("alpha", 1.2, past, subject="alpha3").is_backed
 
 
+def test_flights_that_ship_are_taken_where_too_few_were_made_here():
+    shipped = [Residual("alpha", "greek", f"shipped{place}", 0.2) for place in range(9)]
+    few = interval_of("alpha", 1.0, residuals([0.1] * 3), shipped=shipped)
+    enough = interval_of("alpha", 1.0, residuals([0.1] * 9), shipped=shipped)
+
+    assert ("shipped", 12) == (few.scope, few.num_receipts)
+    assert pytest.approx(math.exp(0.2)) == few.high
+    assert "12 receipts that come with windtunnel" in str(few)
+    assert ("what-if", 9) == (enough.scope, enough.num_receipts)
+    assert not interval_of("beta", 1.0, [], shipped=shipped).is_backed
+
+
+def test_every_shipped_flight_is_of_a_known_whatif():
+    known = registry.all("whatif")
+
+    assert len(shipped_residuals()) > 100
+    assert all(name in known for one in shipped_residuals() for name in one.whatif.split("+"))
+    assert all(abs(one.log_residual) < 1 for one in shipped_residuals())
+
+
 STEP = cpu_step([Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 300, param_bytes=4000)])
 
 
@@ -105,6 +128,20 @@ def flown(answer, measured, graph=STEP):
         hardware_fingerprint=machine(),
         num_rounds=9,
     )
+
+
+@pytest.mark.parametrize(("source", "program", "is_backed"), [
+    ("measured", True, True), ("paper", True, False), ("measured", False, False),
+])  # fmt: skip
+def test_only_what_was_captured_and_priced_here_errs_as_shipped_flights_did(ledger, source, program, is_backed):
+    step = STEP.with_columns(cost_source=[source] * STEP.num_tasks)
+    answer = Answer(parse_request("amp"), replay(step), 100.0)
+    if program:
+        answer = Answer(parse_request("amp"), replay(step.with_meta(program={"calls": [1]})), 100.0)
+    (found,) = with_intervals([answer.keeping(step)], ledger)
+
+    assert is_backed == (found.interval.scope == "shipped") == (found.span is not None)
+    assert is_backed == ("that come with windtunnel" in str(found))
 
 
 @pytest.fixture

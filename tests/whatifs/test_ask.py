@@ -26,6 +26,7 @@ class Backing:
     high: float = 1.23
     confidence: float = 0.9
     num_receipts: int = 14
+    scope: str = "what-if"
     correction: float = 1.0
 
 

@@ -120,6 +120,8 @@ def _print_answers(answers: list[Answer], top: int) -> None:
     lost = max(answer.price_waited_ratio for answer in answers[:top])
     if lost:
         say(f"other programs took {lost:.0%} of the time of some measurements: these are wide, and not kept")
+    if any(answer.interval is not None and answer.interval.scope == "shipped" for answer in answers[:top]):
+        say("some intervals are of flights that come with windtunnel: windtunnel verify makes your own")
     if any(answer.correction != 1 for answer in answers[:top]):
         flown = [f"{one.request} ({one.graph_speedup:.2f}x)" for one in answers[:top] if one.correction != 1]
         say(f"flown on this job before, and corrected by it; the graph alone says: {', '.join(flown)}")

@@ -12,7 +12,7 @@ conformal).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ import numpy as np
 
 from windtunnel.flights.ledger import Ledger, Residual, family_of
 from windtunnel.flights.receipt import Receipt, model_fingerprint, subject_of
+from windtunnel.flights.shipped import shipped_residuals
+from windtunnel.graph import Strings
 from windtunnel.measure.fingerprint import machine
 from windtunnel.whatifs import Answer
 
@@ -27,15 +29,17 @@ __all__ = ["Backing", "conformal_quantile", "corrected_by", "interval_of", "with
 
 
 _REPEATED = 0.05  # as a logarithm; flights of one program on two days
+_PAPER = "paper"  # source of published ratios
 
 
 @dataclass(frozen=True, slots=True)
 class Backing:
     """A predicted speed-up with what past flights say of it.
 
-    ``scope`` is ``"job"``, ``"what-if"``, ``"family"``, ``"all"`` or ``""``; with ``""`` no receipt backs the number
-    and the interval is NaN. ``"job"``: this very change was flown on this very job, and ``speedup`` is the predicted
-    one times ``correction``.
+    ``scope`` is ``"job"``, ``"what-if"``, ``"family"``, ``"shipped"``, ``"all"`` or ``""``; with ``""`` no receipt
+    backs the number and the interval is NaN. ``"job"``: this very change was flown on this very job, and ``speedup`` is
+    the predicted one times ``correction``. ``"shipped"``: flights of the what-if or its family that come with the
+    package were needed, too.
     """
 
     speedup: float
@@ -54,9 +58,13 @@ class Backing:
     def __str__(self) -> str:
         if not self.is_backed:
             return f"{self.speedup:.2f}x (no receipt backs this number)"
-        whose = {"job": " of this job", "what-if": "", "family": " of its family", "all": " of other what-ifs"}[
-            self.scope
-        ]
+        whose = {
+            "job": " of this job",
+            "what-if": "",
+            "family": " of its family",
+            "shipped": " that come with windtunnel",
+            "all": " of other what-ifs",
+        }[self.scope]
         span = f"{self.low:.2f}-{self.high:.2f}, {self.confidence:.0%}"
         return f"{self.speedup:.2f}x ({span}, {self.num_receipts} receipts{whose})"
 
@@ -76,22 +84,38 @@ def conformal_quantile(scores: Sequence[float], confidence: float) -> float:
 
 
 def interval_of(
-    whatif: str, speedup: float, ledger: Ledger | Sequence[Residual], *, confidence: float = 0.9, subject: str = ""
+    whatif: str,
+    speedup: float,
+    ledger: Ledger | Sequence[Residual],
+    *,
+    confidence: float = 0.9,
+    subject: str = "",
+    shipped: Sequence[Residual] = (),
 ) -> Backing:
     """Back a predicted speed-up by the receipts of its what-if, else of its family, else of all.
 
     Flights of one subject (same what-if, parameters, model and hardware) count once, by their median. ``subject``
-    names one to be left out.
+    names one to be left out. Where the what-if and its family have too few, ``shipped`` ones are added to them.
     """
     residuals = ledger.residuals() if isinstance(ledger, Ledger) else ledger
     residuals = [residual for residual in residuals if residual.subject != subject]
-    scopes: dict[str, Callable[[Residual], bool]] = {
-        "what-if": lambda residual: residual.whatif == whatif,
-        "family": lambda residual: residual.family == family_of(whatif),
-        "all": lambda _: True,
-    }
-    for scope, belongs in scopes.items():
-        scores = [abs(residual) for residual in _one_per_subject(filter(belongs, residuals))]
+    both = [*residuals, *shipped]
+
+    def is_own(residual: Residual) -> bool:
+        return residual.whatif == whatif
+
+    def is_related(residual: Residual) -> bool:
+        return residual.family == family_of(whatif)
+
+    scopes = [
+        ("what-if", filter(is_own, residuals)),
+        ("family", filter(is_related, residuals)),
+        ("shipped", filter(is_own, both)),
+        ("shipped", filter(is_related, both)),
+        ("all", residuals),
+    ]
+    for scope, belonging in scopes:
+        scores = [abs(residual) for residual in _one_per_subject(belonging)]
         quantile = conformal_quantile(scores, confidence)
         if math.isfinite(quantile):
             reach = float(np.exp(quantile))
@@ -136,7 +160,16 @@ def _backed(
         is_disturbed = answer.price_waited_ratio > 0
         backing = corrected_by(own, answer.speedup, residuals, confidence=confidence, is_disturbed=is_disturbed)
         return answer.backed_by(backing)
-    return answer.backed_by(interval_of(answer.name, answer.speedup, residuals, confidence=confidence))
+    shipped = shipped_residuals() if _is_like_shipped(answer) else ()
+    return answer.backed_by(interval_of(answer.name, answer.speedup, residuals, confidence=confidence, shipped=shipped))
+
+
+def _is_like_shipped(answer: Answer) -> bool:
+    """Whether captured operators were priced on the machine: other graphs and published ratios err in other ways."""
+    if answer.remake is not None or not answer.baseline.graph.meta.program:
+        return False
+    sources = answer.graph.tasks.get("cost_source")
+    return not (isinstance(sources, Strings) and _PAPER in sources.values)
 
 
 def corrected_by(

@@ -39,6 +39,7 @@ _DERIVED = (
 )
 WAITS = "waits"
 _Z90 = 1.645 / 1.349  # an interquartile range is 1.349 standard deviations
+_OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in standard deviations over the root of the count
 _MOST_LOST = 0.9
 
 
@@ -60,6 +61,10 @@ class Interval(Protocol):
     @property
     def num_receipts(self) -> int:
         """How many flights it rests on; 0 if none backs the number."""
+
+    @property
+    def scope(self) -> str:
+        """Of what those flights were; ``"shipped"`` where most come with the package."""
 
     @property
     def correction(self) -> float:
@@ -150,11 +155,11 @@ class Answer:
     def reach(self) -> float:
         """How far iterations and prices alone let the speed-up be off, as a logarithm, at 90 %.
 
-        From how far the captured iterations vary, and how far prices varied between rounds, over the share of the
-        iteration that rests on them; where other programs ran meanwhile, also what these may have done to one side of
-        the comparison.
+        From how well the captured iterations, which vary, tell the usual one, and how far prices varied between rounds,
+        over the share of the iteration that rests on them; where other programs ran meanwhile, also what these may have
+        done to one side of the comparison.
         """
-        varied = self.variation
+        varied = self.variation * min(1.0, _OF_MEDIAN / math.sqrt(max(1, self.baseline.graph.num_iterations)))
         if self.price_spread_ratio or self.price_waited_ratio:  # else a large graph need not be made again
             share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
             varied = math.hypot(varied, self.price_spread_ratio * share)
@@ -266,14 +271,15 @@ class Answer:
         span = f"{ends}{100 * interval.confidence:.0f} %"
         if self.correction != 1:
             return f"{self.speedup:.2f}x ({span}, flown here; the graph alone says {self.graph_speedup:.2f}x)"
-        return f"{self.speedup:.2f}x ({span}, {interval.num_receipts} receipts)"
+        whose = " that come with windtunnel" if interval.scope == "shipped" else ""
+        return f"{self.speedup:.2f}x ({span}, {interval.num_receipts} receipts{whose})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values with raw units."""
         applies = self.is_applicable
         interval = None
         if self.interval is not None and self.interval.num_receipts:
-            names = ("low", "high", "confidence", "num_receipts")
+            names = ("low", "high", "confidence", "num_receipts", "scope")
             interval = {name: getattr(self.interval, name) for name in names}
         return {
             "schema": SCHEMA,

@@ -93,6 +93,17 @@ def test_code_is_that_of_the_vectors_of_the_device():
         np.testing.assert_allclose(batch.leaves[row, :, 164:].numpy(), expected, rtol=1e-6)
 
 
+def test_devices_of_one_width_need_no_other():
+    programs = small_set(num_tasks=4, per_task=4)
+    split = split_sorted(programs, "slow")
+    normalizer = Normalizer.fit(programs, np.concatenate([split.train, split.train + np.array([0, 1])]), has_code=True)
+    both, one = (np.array([[0, 1], [1, 1], *rest]) for rest in ([[0, 0]], []))
+    first, second = (Buckets(programs, rows, normalizer, has_labels=False) for rows in (both, one))
+
+    for row in np.arange(2):
+        np.testing.assert_array_equal(first.batch(row[None]).leaves, second.batch(row[None]).leaves)
+
+
 def test_a_device_of_unknown_vectors_has_no_code():
     programs = small_set(num_tasks=4, per_task=4)
     plain = tuple({key: value for key, value in one.items() if key != "simd_bits"} for one in programs.devices)

@@ -25,10 +25,11 @@ from windtunnel.extras import require
 from windtunnel.programs.model.additive import AdditiveConfig, AdditiveNetwork
 from windtunnel.programs.model.code_features import CODE_NAMES
 from windtunnel.programs.model.context import ContextKind
+from windtunnel.programs.model.encoding import bucket_batches
 from windtunnel.programs.model.features import NUM_FEATURES
 from windtunnel.programs.model.losses import DomainTerm, LossKind, domain_term, label_loss
 from windtunnel.programs.model.network import PRESETS, Network, NetworkConfig
-from windtunnel.programs.model.samples import Batch, Buckets, Normalizer, Target, labels_of
+from windtunnel.programs.model.samples import Buckets, Normalizer, Target, labels_of
 from windtunnel.programs.model.splits import Split
 from windtunnel.programs.model.training import PAPER_TRAINING, History, TrainingConfig, fit
 from windtunnel.programs.model.transforms import LabelKind
@@ -122,17 +123,18 @@ def _predict(network: Any, buckets: Buckets) -> np.ndarray:
     values = np.zeros(len(buckets), dtype=np.float64)
     network.eval()
 
-    def price(batch: Batch) -> None:
+    def price(rows: np.ndarray) -> None:
+        batch = buckets.batch(rows)
         with torch.inference_mode():
-            values[batch.rows] = network(batch.leaves, batch.context)[0].numpy()
+            values[rows] = network(batch.leaves, batch.context)[0].numpy()
 
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(buckets) <= PREDICTION_BATCH:
-        for batch in buckets.batches(PREDICTION_BATCH):
-            price(batch)
+        for rows in bucket_batches(buckets.num_leaves, PREDICTION_BATCH):
+            price(rows)
         return values
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(price, buckets.batches(PREDICTION_BATCH)))
+        list(pool.map(price, bucket_batches(buckets.num_leaves, PREDICTION_BATCH)))
     torch.set_num_threads(num_threads)
     return values
 

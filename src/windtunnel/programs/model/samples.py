@@ -192,11 +192,13 @@ class Buckets:
         if samples.size and self.num_leaves.max() > MAX_LEAVES:
             worst = int(samples[self.num_leaves.argmax(), 0])
             raise InputError(f"program {worst} has {self.num_leaves.max()} leaves, at most {MAX_LEAVES} are encoded")
-        self.leaves, self._place = _buckets(programs, np.unique(samples[:, 0]), normalizer)
+        self._widths = self._width = np.zeros(0, dtype=np.int64)  # which there are, and of each sample its place there
+        if normalizer.code is not None:
+            self._widths, self._width = np.unique(widths_of(programs)[samples[:, 1]], return_inverse=True)
+        self.leaves, self._place = _buckets(programs, np.unique(samples[:, 0]), normalizer, self._widths)
         self.label = torch.from_numpy(normalizer.encode_labels(programs, samples)) if has_labels else None
         context = normalizer.context_of(programs, samples)
         self.context = torch.from_numpy(context) if context.shape[1] else None
-        self._width = None if normalizer.code is None else widths_of(programs)[samples[:, 1]]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -207,7 +209,7 @@ class Buckets:
         index = torch.from_numpy(rows)
         leaves = bucket[torch.from_numpy(self._place[self.samples[rows, 0]])]
         return Batch(
-            leaves if self._width is None else _of_width(leaves, self._width[rows]),
+            leaves if len(self._widths) < 2 else _of_width(leaves, self._width[rows], len(self._widths)),
             None if self.context is None else self.context[index],
             None if self.label is None else self.label[index],
             rows,
@@ -220,31 +222,35 @@ class Buckets:
                 yield self.batch(rows)
 
 
-def _buckets(programs: ProgramSet, rows: np.ndarray, normalizer: Normalizer) -> tuple[Mapping[int, Tensor], np.ndarray]:
-    """Leaves float32 [P, N, F], with code [P, N, F + W E], by their number, and each program's row in its bucket."""
+def _buckets(
+    programs: ProgramSet, rows: np.ndarray, normalizer: Normalizer, widths: np.ndarray
+) -> tuple[Mapping[int, Tensor], np.ndarray]:
+    """Leaves float32 [P, N, F + W E] by their number, and each program's row in its bucket; W widths of vectors."""
     place = np.zeros(programs.num_programs, dtype=np.int64)
     found = {}
     counts = programs.num_leaves[rows]
     places = np.arange(int(programs.leaf_pos.max(initial=0)) + 1)
     angles = positional_encoding(places).astype(np.float32)
+    num_features = programs.features.shape[1]
     for count in np.unique(counts):
         members = rows[counts == count]
         place[members] = np.arange(members.size)
         index = programs.leaf_offset[members][:, None] + np.arange(count)
-        leaves = normalizer.features(programs.features[index])
+        leaves = np.empty((*index.shape, num_features + len(widths) * len(CODE_NAMES)), dtype=np.float32)
+        plain = normalizer.features(programs.features[index], out=leaves[..., :num_features])
         if normalizer.has_positions:
-            leaves += angles[programs.leaf_pos[index]]
+            plain += angles[programs.leaf_pos[index]]
         if normalizer.code is not None:
-            code = normalizer.code(programs.code[index])
-            leaves = np.concatenate([leaves, code.reshape(*index.shape, -1)], axis=2)
-        found[int(count)] = torch.from_numpy(np.ascontiguousarray(leaves, dtype=np.float32))
+            code = leaves[..., num_features:].reshape(*index.shape, len(widths), -1)  # a view
+            normalizer.code(programs.code[index[..., None], widths], out=code)
+        found[int(count)] = torch.from_numpy(leaves)
     return found, place
 
 
-def _of_width(leaves_BNX: Tensor, width_B: np.ndarray) -> Tensor:
+def _of_width(leaves_BNX: Tensor, width_B: np.ndarray, num_widths: int) -> Tensor:
     """Leaves [B, N, F + W E] with the code of one width each: [B, N, F + E]."""
-    num_entries = len(VECTOR_BITS) * len(CODE_NAMES)
+    num_entries = num_widths * len(CODE_NAMES)
     plain, code = leaves_BNX[..., :-num_entries], leaves_BNX[..., -num_entries:]
-    code_BNWE = code.unflatten(2, (len(VECTOR_BITS), len(CODE_NAMES)))
+    code_BNWE = code.unflatten(2, (num_widths, len(CODE_NAMES)))
     own_BNE = code_BNWE[torch.arange(len(width_B)), :, torch.from_numpy(width_B)]
     return torch.cat([plain, own_BNE], dim=2)

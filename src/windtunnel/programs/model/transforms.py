@@ -68,9 +68,10 @@ class FeatureScale:
         mean, std = values.mean(axis=0), values.std(axis=0)
         return cls(mean, mean + np.where(std > 1e-4, std, np.float32(1)))
 
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Scaled rows, float32; training rows lie within 0 and 1."""
-        scaled: np.ndarray = (np.asarray(rows, dtype=np.float32) - self.low) / (self.high - self.low + np.float32(1e-6))
+    def __call__(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Scaled rows, float32, into ``out`` where it is given; training rows lie within 0 and 1."""
+        scaled: np.ndarray = np.subtract(np.asarray(rows, dtype=np.float32), self.low, out=out)
+        scaled /= self.high - self.low + np.float32(1e-6)
         return scaled
 
 

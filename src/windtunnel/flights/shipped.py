@@ -1,0 +1,41 @@
+"""Errors of predictions that were flown before the package was given away (room flights).
+
+In: ``shipped.json``, the flights of four bars on the jobs that they name. Out: residuals, as a ledger gives them: a
+prediction has an interval before its user has flown anything. ``python -m benchmarks.tables`` writes the file from
+``docs/receipts/bars.json``. Not here: what users flew (``ledger``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from windtunnel.flights.ledger import Residual, family_of
+
+__all__ = ["residuals_of", "shipped_residuals"]
+
+
+@functools.cache
+def shipped_residuals() -> tuple[Residual, ...]:
+    """Those of all bars in the file."""
+    text = (resources.files("windtunnel.flights") / "shipped.json").read_text(encoding="utf-8")
+    return tuple(found for one in json.loads(text)["bars"].values() for found in residuals_of(one["errors"]))
+
+
+def residuals_of(errors: Mapping[str, Any]) -> list[Residual]:
+    """Residuals by ``job/change``, each given as predicted over measured time of an iteration, less 1.
+
+    Examples
+    --------
+    >>> [(one.whatif, round(one.log_residual, 3)) for one in residuals_of({"cnn/batch-size:factor=2": 0.05})]
+    [('batch-size', -0.049)]
+    """
+    found = []
+    for subject, error in errors.items():
+        whatif = "+".join(step.split(":")[0] for step in subject.partition("/")[2].split("+"))
+        found.append(Residual(whatif, family_of(whatif), subject, -math.log1p(error)))
+    return found
