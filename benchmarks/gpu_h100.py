@@ -39,7 +39,7 @@ def recorded(name: str) -> Rows:
 
 def memory() -> None:
     """Peaks that the allocator counted beside those that fake tensors tell."""
-    job, errors, reserved = Job("cuda", FOLDER, time.monotonic()), {}, {}
+    job, errors, reserved = Job("cpu", FOLDER, time.monotonic()), {}, {}
     for name, seen in recorded("memory").items():
         jobs.build(name, job).close()  # data sets are kept, and rest on the host
         found = predict_memory(lambda name=name: jobs.build(name, job), warmup=WARMUP, chip=device(CHIP))  # type: ignore[misc]

@@ -24,7 +24,7 @@ TEXT = """# Operators timed on {name}
 | values | uniform in [0, 1): the power that a chip draws hangs on them |
 | protocol | three calls to warm up; 5 to 9 rounds of calls in a row that take about a millisecond; lower quartile |
 | `latency_ms` | of one call by the stream's events; on a GPU the calls are one CUDA graph, so that no launch is in it |
-| `eager_ms` | the same calls, launched from Python: the larger of launch and kernel |
+| `eager_ms` | the same calls in three rounds, launched from Python: the larger of launch and kernel |
 | `spread` | interquartile range of the rounds over their median |
 | caches | warm: a call finds what the one before it left |
 | tiles | not known: the kernels' names are not recorded |

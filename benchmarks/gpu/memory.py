@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -39,13 +40,12 @@ def run(unit: str, job: Job) -> Row:
         write(path, measured)
     if missing:
         return {**measured, "pending": f"predicting needs {', '.join(missing)}"}
-    torch.set_default_device("cpu")
     from windtunnel import hardware
     from windtunnel.sources.memory.tracking import predict_memory
 
     try:
         chip = hardware.recognize(measured["device"], measured["device_bytes"]) if "device" in measured else None
-        predicted = predict_memory(lambda: jobs.build(unit, job), warmup=WARMUP, chip=chip)
+        predicted = predict_memory(lambda: jobs.build(unit, replace(job, device="cpu")), warmup=WARMUP, chip=chip)
     except WindtunnelError as error:  # its form hangs on values
         return {**measured, "failed": error.message}
     row = {
@@ -60,7 +60,6 @@ def run(unit: str, job: Job) -> Row:
 
 
 def _measured(unit: str, job: Job, missing: Sequence[str]) -> Row:
-    jobs.use_device(job)
     built = jobs.build(unit, job)
     try:
         return _on_gpu(built.step) if uses_gpu(job.device) else {} if missing else _on_host(built)

@@ -33,7 +33,7 @@ IS_APART = False
 PART = 256
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FEWEST, MOST, ROUND_NS, CASE_S = 5, 9, 1_000_000, 0.012  # rounds; about so long each, and all of them
-MOST_CALLS = 50
+MOST_CALLS, EAGER_ROUNDS = 50, 3  # calls from Python stand beside what is learned from, and are most of the time
 MOST_TRIES = 2  # a stage that is cut off ends in some case; the same one twice has the blame
 HEAD = ("device", "op", "latency_ms", "tile1", "tile2", "B", "M", "N", "K", "H")
 CONV_HEAD = ("device", "latency_ms", "batch", "in_channels", "out_channels", "kernel", "image", "stride", "padding")
@@ -112,7 +112,7 @@ def timed(one: Case, device: str) -> Row:
                 once_ns = finished_ns(action, device)
             num_calls = min(MOST_CALLS, max(1, int(ROUND_NS / max(once_ns, 1))))
             replayed = replay_of(action, num_calls) if uses_gpu(device) else None
-            eager = _rounds_ns(action, device, num_calls)
+            eager = _rounds_ns(action, device, num_calls, EAGER_ROUNDS if replayed else MOST)
             device_ns = eager if replayed is None else [ns / num_calls for ns in _rounds_ns(replayed, device, 1)]
     except (RuntimeError, NotImplementedError) as error:  # out of memory is one of them
         torch.cuda.empty_cache()
@@ -126,9 +126,9 @@ def timed(one: Case, device: str) -> Row:
     }
 
 
-def _rounds_ns(action: Callable[[], object], device: str, num_calls: int) -> list[float]:
+def _rounds_ns(action: Callable[[], object], device: str, num_calls: int, most: int = MOST) -> list[float]:
     clock, found = IterationClock(is_on_gpu=uses_gpu(device)), []
-    for turn in rounds(FEWEST, MOST, CASE_S, warmup=1):
+    for turn in rounds(min(FEWEST, most), most, CASE_S, warmup=1):
         clock.begin()
         for _ in range(num_calls):
             action()

@@ -60,7 +60,6 @@ def recording(unit: str, job: Job) -> Row:
 
 def record(unit: str, job: Job) -> Row:
     """Time bare blocks, then trace one, then time bare blocks again."""
-    jobs.use_device(job)
     built = jobs.build(unit, job)
     try:
         for _ in range(WARMUP):

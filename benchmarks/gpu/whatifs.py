@@ -10,6 +10,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from benchmarks.gpu import jobs, steps
 from benchmarks.gpu.stages import Job, Row, lacking, path_of, read, write
 from windtunnel.errors import NotApplicableError, WindtunnelError
@@ -91,7 +93,9 @@ def flown(model: str, change: str, job: Job) -> Row:
     from windtunnel.measure import StopRule
     from windtunnel.sources.targets import WorkloadName
 
-    jobs.use_device(job)
+    torch.set_default_device(job.device)  # whose that of the lanes is
+    if job.device == "cpu":
+        torch.set_num_threads(1)
     rule = StopRule(rounds=4, time_limit_s=1.0, turn_ns=2_000_000, warmup=2, min_rounds=4) if job.is_small else None
     begun = WorkloadName(jobs.workload_of(model), jobs.parameters(model, job))
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,8 @@ def _num_settling(loaders: list[Any]) -> int:
 
 
 def _run_workload(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None:
-    if config.device != "cpu":
-        torch.set_default_device(config.device)
-    built = build_workload(config.workload, config.workload_parameters, program)
+    with torch.device(config.device) if config.device != "cpu" else nullcontext():
+        built = build_workload(config.workload, config.workload_parameters, program)
     discover(built.step, program)
     loaders = [built.loader] if built.loader is not None else []
     num_settling = _num_settling(loaders)

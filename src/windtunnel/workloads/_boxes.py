@@ -50,14 +50,17 @@ def clip(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return torch.stack([across[..., 0], down[..., 0], across[..., 1], down[..., 1]], dim=-1)
 
 
-def anchors(rows: int, columns: int, *, stride: int, sides: Sequence[float], ratios: Sequence[float]) -> torch.Tensor:
+def anchors(
+    rows: int, columns: int, *, stride: int, sides: Sequence[float], ratios: Sequence[float],
+    device: torch.device | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Boxes around each cell of a feature map [rows * columns * sides * ratios, 4] (Ren et al., section 3.1).
 
     Each side is that of a square, each ratio is height over width at the same area.
     """
     shapes = [(side / math.sqrt(ratio), side * math.sqrt(ratio)) for side in sides for ratio in ratios]
-    sizes = torch.tensor(shapes)  # [A, 2]
-    down, right = (torch.arange(rows) + 0.5) * stride, (torch.arange(columns) + 0.5) * stride
+    sizes = torch.tensor(shapes, device=device)  # [A, 2]
+    down, right = ((torch.arange(count, device=device) + 0.5) * stride for count in (rows, columns))
     centers = torch.stack([right.expand(rows, -1), down[:, None].expand(-1, columns)], dim=-1)[:, :, None]
     return torch.cat([centers - sizes / 2, centers + sizes / 2], dim=-1).reshape(-1, 4)
 
@@ -82,7 +85,7 @@ def match(overlaps_BNM: torch.Tensor, present_BM: torch.Tensor) -> tuple[torch.T
 
 def sample(eligible_BN: torch.Tensor, limit: torch.Tensor | int) -> torch.Tensor:
     """At most ``limit`` (a number, or [B, 1]) of the eligible ones, drawn at random: [B, N] bool."""
-    lots = torch.rand(eligible_BN.shape).masked_fill(~eligible_BN, -1.0)
+    lots = torch.rand(eligible_BN.shape, device=eligible_BN.device).masked_fill(~eligible_BN, -1.0)
     ranks = lots.argsort(dim=-1, descending=True).argsort(dim=-1)
     return eligible_BN & (ranks < limit)
 
@@ -93,6 +96,6 @@ def first_true(mask_BN: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.T
     Where there are fewer, others fill up.
     """
     num = mask_BN.shape[-1]
-    urgency = torch.where(mask_BN, 2 * num, num) - torch.arange(num)
+    urgency = torch.where(mask_BN, 2 * num, num) - torch.arange(num, device=mask_BN.device)
     index = urgency.topk(count, dim=-1).indices
     return index, mask_BN.gather(-1, index)

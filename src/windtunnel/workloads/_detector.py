@@ -72,7 +72,8 @@ class Proposer(nn.Module):
         inner = self.conv(features).relu()
         scores = self.scores(inner).permute(0, 2, 3, 1).flatten(1)
         codes = self.codes(inner).permute(0, 2, 3, 1).reshape(len(scores), -1, 4)
-        return anchors(rows, columns, stride=STRIDE, sides=self.rules.anchor_sides, ratios=RATIOS), scores, codes
+        sides, device = self.rules.anchor_sides, features.device
+        return anchors(rows, columns, stride=STRIDE, sides=sides, ratios=RATIOS, device=device), scores, codes
 
     def losses(
         self, places_A4: torch.Tensor, scores: torch.Tensor, codes: torch.Tensor, batch: SceneBatch
@@ -182,7 +183,7 @@ class FasterRcnn(nn.Module):
         regions = boxes.gather(1, index[..., None].expand(-1, -1, 4))
         labels = (batch.classes.gather(1, which) + 1) * is_object
         true_boxes = batch.boxes.gather(1, which[..., None].expand(-1, -1, 4))
-        targets = encode(true_boxes, regions) * torch.tensor(CODE_SCALES)
+        targets = encode(true_boxes, regions) * torch.tensor(CODE_SCALES, device=regions.device)
         return regions, labels, targets.where(is_object[..., None], 0.0), chosen.float()
 
 
@@ -207,10 +208,11 @@ def roi_align(features: torch.Tensor, boxes: torch.Tensor, scale: float, size: i
         [B * R, C, size, size].
     """
     points = size * samples
-    shares = (torch.arange(points) + 0.5) / points
+    shares = (torch.arange(points, device=boxes.device) + 0.5) / points
     corner, extent = boxes[..., None, :2] * scale, (boxes[..., None, 2:] - boxes[..., None, :2]) * scale
     places = corner + extent * shares[:, None]  # [B, R, points, 2] in cells
-    places = 2 * places / torch.tensor([float(features.shape[-1]), float(features.shape[-2])]) - 1
+    extents = torch.tensor([float(features.shape[-1]), float(features.shape[-2])], device=boxes.device)
+    places = 2 * places / extents - 1
     across = places[:, :, None, :, 0].expand(-1, -1, points, -1)
     down = places[:, :, :, None, 1].expand(-1, -1, -1, points)
     grid = torch.stack([across, down], dim=-1).flatten(1, 2)  # [B, R * points, points, 2]

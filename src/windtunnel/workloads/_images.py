@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ def _photographs(path: Path, pixels: int, batch_size: int, seed: int) -> ImageBa
     generator = seeded(seed)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.randint(0, len(labels_N), (batch_size,), generator=generator)
+        chosen = torch.randint(0, len(labels_N), (batch_size,), generator=generator, device=generator.device)
         images = images_NCHW[chosen].float().div(127.5).sub(1.0)
         if pixels != CIFAR_PIXELS:
             images = functional.interpolate(images, size=(pixels, pixels), mode="bilinear", antialias=False)
@@ -128,14 +129,17 @@ class Patterns:
     """Each class has a grating of its own: a color, an angle and a frequency in cycles per image height."""
 
     def __init__(self, num_classes: int, generator: torch.Generator) -> None:
-        self.colors_K3 = torch.rand(num_classes, 3, generator=generator) - 0.5
-        self.angles_K = torch.rand(num_classes, generator=generator) * math.pi
-        self.cycles_K = torch.rand(num_classes, generator=generator) * 8 + 4
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.rand(shape, generator=generator, device=generator.device)
+
+        self.colors_K3 = drawn(num_classes, 3) - 0.5
+        self.angles_K = drawn(num_classes) * math.pi
+        self.cycles_K = drawn(num_classes) * 8 + 4
 
     def paint(self, classes_B: torch.Tensor, phases_B: torch.Tensor, height: int, width: int) -> torch.Tensor:
         """Whole images [B, 3, height, width] of the patterns of those classes."""
-        down = torch.arange(height).view(1, -1, 1) / height
-        right = torch.arange(width).view(1, 1, -1) / height
+        down = torch.arange(height, device=classes_B.device).view(1, -1, 1) / height
+        right = torch.arange(width, device=classes_B.device).view(1, 1, -1) / height
         angles, cycles = self.angles_K[classes_B].view(-1, 1, 1), self.cycles_K[classes_B].view(-1, 1, 1)
         turns = cycles * (right * angles.cos() + down * angles.sin()) + phases_B.view(-1, 1, 1)
         waves = (2 * math.pi * turns).sin().unsqueeze(1)  # [B, 1, height, width]
@@ -147,9 +151,10 @@ def _gratings(pixels: int, batch_size: int, num_classes: int, seed: int) -> Imag
     patterns = Patterns(num_classes, generator)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
-        classes = torch.randint(0, num_classes, (batch_size,), generator=generator)
-        images = patterns.paint(classes, torch.rand(batch_size, generator=generator), pixels, pixels)
-        noise = torch.randn(images.shape, generator=generator)
+        source: Any = {"generator": generator, "device": generator.device}
+        classes = torch.randint(0, num_classes, (batch_size,), **source)
+        images = patterns.paint(classes, torch.rand(batch_size, **source), pixels, pixels)
+        noise = torch.randn(images.shape, **source)
         return (images + NOISE * noise).clamp(-1, 1), classes
 
     return ImageBatches(f"synthetic: {num_classes} classes of {pixels} x {pixels} gratings, all equally frequent", draw)

@@ -54,7 +54,7 @@ def next_word(
         return loss
 
     def draw() -> tuple[tuple[torch.Tensor], torch.Tensor]:
-        words = placed(data.draw(batch_size, shape.length + 1, random))
+        words = placed(data.draw(batch_size, shape.length + 1, random), training.device)
         return (words[:, :-1],), words[:, 1:]
 
     def step() -> torch.Tensor:

@@ -50,16 +50,17 @@ class Scenes:
         return SceneBatch(self._pictures(boxes, classes, present), boxes, classes, present)
 
     def _uniform(self, *shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=self.generator)
+        return torch.rand(shape, generator=self.generator, device=self.generator.device)
 
     def _present(self) -> torch.Tensor:
         """Numbers of objects are geometric, cut at the largest."""
         stops = 1 / MEAN_OBJECTS
         numbers = 1 + self._uniform(self.shape_BM[0], 1).clamp_min(1e-9).log().div(math.log(1 - stops)).floor()
-        return torch.arange(self.shape_BM[1]) < numbers
+        return torch.arange(self.shape_BM[1], device=numbers.device) < numbers
 
     def _classes(self) -> torch.Tensor:
-        others = torch.randint(1, self.num_classes, self.shape_BM, generator=self.generator)
+        device = self.generator.device
+        others = torch.randint(1, self.num_classes, self.shape_BM, generator=self.generator, device=device)
         return others.where(self._uniform(*self.shape_BM) >= SHARE_OF_FIRST_CLASS, 0)
 
     def _boxes(self) -> torch.Tensor:
@@ -73,19 +74,21 @@ class Scenes:
         return torch.stack([lefts, tops, lefts + widths, tops + heights], dim=-1)
 
     def _pictures(self, boxes: torch.Tensor, classes: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        images = torch.zeros(self.shape_BM[0], 3, self.height, self.width)
+        images = torch.zeros(self.shape_BM[0], 3, self.height, self.width, device=boxes.device)
         for at in range(self.shape_BM[1]):
             inside = _inside(boxes[:, at], classes[:, at], self.height, self.width) & present[:, at].view(-1, 1, 1)
             phases = self._uniform(self.shape_BM[0])
             painted = self.patterns.paint(classes[:, at], phases, self.height, self.width)
             images = torch.where(inside.unsqueeze(1), painted, images)
-        return (images + NOISE * torch.randn(images.shape, generator=self.generator)).clamp(-1, 1)
+        noise = torch.randn(images.shape, generator=self.generator, device=images.device)
+        return (images + NOISE * noise).clamp(-1, 1)
 
 
 def _inside(boxes_B4: torch.Tensor, classes_B: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Which pixels [B, height, width] an object covers: odd classes are ellipses."""
     left, top, right, bottom = (side.view(-1, 1, 1) for side in boxes_B4.unbind(-1))
-    across = (torch.arange(width) + 0.5 - (left + right) / 2) / (right - left) * 2  # -1..1 within the box
-    down = (torch.arange(height).view(-1, 1) + 0.5 - (top + bottom) / 2) / (bottom - top) * 2
+    columns, rows = (torch.arange(count, device=boxes_B4.device) + 0.5 for count in (width, height))
+    across = (columns - (left + right) / 2) / (right - left) * 2  # -1..1 within the box
+    down = (rows.view(-1, 1) - (top + bottom) / 2) / (bottom - top) * 2
     is_ellipse = (classes_B % 2 == 1).view(-1, 1, 1)
     return torch.where(is_ellipse, across.square() + down.square() <= 1, (across.abs() <= 1) & (down.abs() <= 1))

@@ -46,7 +46,7 @@ def translation(
         nonlocal num_tokens
         batch = data.draw(training.batch_size, random)
         num_tokens += batch.num_tokens
-        source, target = placed(batch.source), placed(batch.target)
+        source, target = (placed(words, training.device) for words in (batch.source, batch.target))
         optimizer.zero_grad()
         scores = model(source, target[:, :-1])
         loss: torch.Tensor = loss_function(scores.flatten(0, 1), target[:, 1:].flatten())

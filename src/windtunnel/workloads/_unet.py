@@ -125,6 +125,6 @@ class UNet(nn.Module):
 def sinusoids(times_B: torch.Tensor, width: int) -> torch.Tensor:
     """Times as sines and cosines of ``width / 2`` frequencies from 1 to 1/10000 [batch, width]."""
     half = width // 2
-    frequencies = torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
+    frequencies = torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half, device=times_B.device))
     angles = times_B[:, None].float() * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -33,10 +33,10 @@ def cnn(*, batch_size: int = 32, width: int = 16, blocks: int = 3, num_workers: 
     loader: DataLoader[tuple[torch.Tensor, int]] = DataLoader(
         _images(64 * batch_size, seed), batch_size=batch_size, num_workers=num_workers, drop_last=True
     )
-    batches = endless(loader)
+    batches, device = endless(loader), torch.get_default_device()
 
     def step() -> torch.Tensor:
-        images, labels = map(placed, next(batches))
+        images, labels = (placed(part, device) for part in next(batches))
         optimizer.zero_grad()
         loss: torch.Tensor = loss_function(model(images), labels)
         loss.backward()

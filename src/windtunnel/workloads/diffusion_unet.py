@@ -60,8 +60,8 @@ def diffusion_unet(*, size: str = "small", batch_size: int | None = None, seed: 
 
     def step() -> torch.Tensor:
         clean, _ = images.draw()
-        times = torch.randint(0, NUM_TIMES, (batch_size,), generator=generator)
-        noise = torch.randn(clean.shape, generator=generator)
+        times = torch.randint(0, NUM_TIMES, (batch_size,), generator=generator, device=generator.device)
+        noise = torch.randn(clean.shape, generator=generator, device=generator.device)
         kept = kept_T[times].view(-1, 1, 1, 1)
         noisy = kept.sqrt() * clean + (1 - kept).sqrt() * noise  # paper, eq. 4
         optimizer.zero_grad()

@@ -81,7 +81,7 @@ def dlrm(*, size: str = "small", batch_size: int | None = None, seed: int = 0) -
     random = np.random.default_rng(seed)
 
     def step() -> torch.Tensor:
-        dense, items, clicks = (placed(part) for part in _draw(preset, num_samples, random))
+        dense, items, clicks = (placed(part, training.device) for part in _draw(preset, num_samples, random))
         optimizer.zero_grad()
         table_optimizer.zero_grad()
         loss: torch.Tensor = loss_function(model(dense, items), clicks)

@@ -33,7 +33,7 @@ def gan(*, batch_size: int = 32, width: int = 16, latent: int = 64, seed: int = 
     is_real, is_made = torch.ones(batch_size, 1), torch.zeros(batch_size, 1)
 
     def step() -> torch.Tensor:
-        made = generator(torch.randn(batch_size, latent, 1, 1))
+        made = generator(torch.randn(batch_size, latent, 1, 1, device=images.device))
         critic_optimizer.zero_grad()
         critic_loss = loss_function(critic(images), is_real) + loss_function(critic(made.detach()), is_made)
         critic_loss.backward()

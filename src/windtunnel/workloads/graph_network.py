@@ -87,16 +87,17 @@ def graph_network(*, size: str = "small", batch_size: int | None = None, seed: i
     loss_function = nn.CrossEntropyLoss()
     random = np.random.default_rng(seed)
     graph = citations(preset, random)
-    features = placed(graph.features)
-    edges = [placed(links) for links in batch_edges(num_seeds, preset.fanouts)]
+    features = placed(graph.features, training.device)
+    edges = [placed(links, training.device) for links in batch_edges(num_seeds, preset.fanouts)]
 
     def step() -> torch.Tensor:
         nodes = random.integers(0, preset.num_nodes, num_seeds)
-        labels = placed(graph.labels[nodes])
+        labels = placed(graph.labels[nodes], training.device)
         for fanout in preset.fanouts:
             nodes = np.concatenate([nodes, graph.sample(nodes, fanout, random)])
         optimizer.zero_grad()
-        loss: torch.Tensor = loss_function(model(features[placed(nodes)], edges), labels)
+        known = features[placed(nodes, training.device)]
+        loss: torch.Tensor = loss_function(model(known, edges), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()

@@ -70,7 +70,7 @@ def ncf(*, size: str = "small", batch_size: int | None = None, seed: int = 0) ->
     taste = np.stack([random.permutation(preset.num_items) for _ in range(preset.num_groups)])
 
     def step() -> torch.Tensor:
-        users, items, is_chosen = (placed(part) for part in _draw(preset, taste, num_pairs, random))
+        users, items, is_chosen = (placed(part, training.device) for part in _draw(preset, taste, num_pairs, random))
         optimizer.zero_grad()
         loss: torch.Tensor = loss_function(model(users, items), is_chosen)
         loss.backward()

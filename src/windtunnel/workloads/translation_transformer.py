@@ -98,8 +98,8 @@ def _network(preset: Preset) -> torch.nn.Module:
 
         def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             # as addends and not as booleans: layers want masks of one kind
-            is_padding = torch.zeros(source.shape).masked_fill(source == PAD, float("-inf"))
-            later = torch.full((target.shape[1], target.shape[1]), float("-inf")).triu(1)
+            is_padding = torch.zeros(source.shape, device=source.device).masked_fill(source == PAD, float("-inf"))
+            later = torch.full((target.shape[1], target.shape[1]), float("-inf"), device=target.device).triu(1)
             read, written = self.embed(source), self.embed(target)
             for layer in self.encoder:
                 read = layer(read, src_key_padding_mask=is_padding)

@@ -60,14 +60,14 @@ def wgan_gp(*, size: str = "small", batch_size: int | None = None, seed: int = 0
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=preset.learning_rate, betas=(0.0, 0.9))
 
     def made() -> torch.Tensor:
-        found: torch.Tensor = generator(torch.randn(batch_size, LATENT, generator=noise))
+        found: torch.Tensor = generator(torch.randn(batch_size, LATENT, generator=noise, device=noise.device))
         return found
 
     def train_critic() -> torch.Tensor:
         real, _ = images.draw()
         with torch.no_grad():
             fake = made()
-        mix = torch.rand(batch_size, 1, 1, 1, generator=noise)
+        mix = torch.rand(batch_size, 1, 1, 1, generator=noise, device=noise.device)
         critic_optimizer.zero_grad()
         loss: torch.Tensor = critic(fake).mean() - critic(real).mean() + _penalty(critic, real.lerp(fake, mix))
         loss.backward()

@@ -129,6 +129,8 @@ class Training(Generic[Preset]):
         One of ``SIZES``.
     batch_size : int
     seed : int
+    device : torch.device
+        Where torch made new tensors when it was asked for: what a step draws goes there.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Training(Generic[Preset]):
     size: str
     batch_size: int
     seed: int
+    device: torch.device
 
     @classmethod
     def of(
@@ -164,7 +167,8 @@ class Training(Generic[Preset]):
             raise InputError(f"no size is called {size!r}", where="size", fix=f"choose one of {', '.join(presets)}")
         preset = presets[size]
         torch.manual_seed(seed)
-        return cls(name, preset, size, preset.batch_size if batch_size is None else batch_size, seed)
+        samples = preset.batch_size if batch_size is None else batch_size
+        return cls(name, preset, size, samples, seed, torch.get_default_device())
 
     def workload(
         self,
@@ -201,13 +205,9 @@ def _fetched(batches: Iterator[Any]) -> Any:
         return next(batches, None)
 
 
-def placed(data: np.ndarray[Any, Any] | torch.Tensor) -> torch.Tensor:
-    """What was drawn on the host, where torch makes new tensors (``torch.set_default_device``).
-
-    On the host nothing is copied: an array and its tensor share their memory.
-    """
+def placed(data: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """What was drawn on the host, on a device; on the host nothing is copied."""
     import torch
 
     tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
-    device = torch.get_default_device()
     return tensor if device.type == "cpu" else tensor.to(device)
