@@ -1,14 +1,16 @@
 """How fast this host can compute and move at best (room cost): what utilization is measured against.
 
-In: a type, a number of threads. Out: ``Peak``, the best sustained matrix product, and ``Bandwidth``, a sustained triad
-over arrays of a given size. Both are measured, never taken from a data sheet, and kept in the profile database for
-this machine and these libraries. Not here: what a program reaches of it.
+In: a type, a number of threads. Out: ``Peak``, the best sustained matrix product or convolution, and ``Bandwidth``, the
+best sustained pass over arrays of a given size. Both are measured, never taken from a data sheet, and kept in the
+profile database for this machine and these libraries. Not here: what a program reaches of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from windtunnel import hardware
@@ -28,9 +30,11 @@ __all__ = ["DTYPES", "SHORT_NAMES", "Bandwidth", "Peak", "measured_bandwidth", "
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
 SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 _SIDES, _GPU_SIDES = (512, 1024, 2048), (2048, 4096, 8192)
+_IMAGES, _CHANNELS, _SIDE, _WINDOW = 8, 256, 14, 3  # of a convolution
+_CONVOLVED = ("float32", "bfloat16")
 _BUDGET_S, _MIN_RUNS = 0.3, 5
 _Key = tuple[str, str, str, str, int, str, str]
-_METHOD = 1  # raised whenever peaks are measured in another way: older ones are then not used
+_METHOD = 2  # raised whenever peaks are measured in another way: older ones are then not used
 _LARGEST_TRIAD_BYTES = 768 * 2**20
 # what a type's products can run on, best first; a host has it or it has not
 _UNITS = {
@@ -44,7 +48,7 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Peak:
-    """The best sustained matrix product of this host.
+    """The best sustained matrix product of this host, a convolution among them.
 
     Parameters
     ----------
@@ -70,16 +74,17 @@ class Peak:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """What a triad a = b + s c sustains.
+    """What a triad a = b + s c sustains, or a = s a in place, whichever is faster: no operator is to beat it.
 
     Parameters
     ----------
     bytes_per_s : float
-        Two arrays read and one written; a line fetched only to be overwritten is not counted (as in STREAM).
+        Of arrays read and written; a line fetched only to be overwritten is not counted (as in STREAM), which is why
+        in place up to twice as many pass.
     spread : float
         Interquartile range of the runs over their median.
     size_bytes : int
-        Of the three arrays together: below the size of a cache, the cache is what was measured.
+        Of all arrays together: below the size of a cache, the cache is what was measured.
     num_threads : int
     """
 
@@ -93,6 +98,8 @@ def measured_peak(
     dtype: str = "float32", num_threads: int = 1, *, device: str = "cpu", database: ProfileDatabase | None = None
 ) -> Peak:
     """Best rate of three square matrix products (of larger ones on a GPU), each run for a third of a second.
+
+    On a host also of a convolution: torch has it from another library, which on some processors is a quarter faster.
 
     Parameters
     ----------
@@ -122,14 +129,22 @@ def measured_peak(
         raise InputError(f"no peak for the type {dtype!r}", where="dtype", fix=f"choose one of {', '.join(DTYPES)}")
     _check_threads(num_threads)
     sides = _GPU_SIDES if uses_gpu(device) else _SIDES
-    keys = {side: _key("peak::gemm", f"{name} {side}x{side}x{side}", device, num_threads) for side in sides}
-    known = database.find_all(keys.values()) if database is not None else {}
-    if not all(key in known and known[key].is_trusted for key in keys.values()):
-        known = {key: _timed(key, _product(name, side, device), num_threads, device) for side, key in keys.items()}
+    shapes: dict[_Key, tuple[tuple[int, int, int], Callable[[str, str], Callable[[], object]]]] = {
+        _key("peak::gemm", f"{name} {side}x{side}x{side}", device, num_threads): ((side,) * 3, partial(_product, side))
+        for side in sides
+    }
+    if not uses_gpu(device) and name in _CONVOLVED:
+        shape = (_IMAGES * _SIDE**2, _CHANNELS * _WINDOW**2, _CHANNELS)
+        shapes[_key("peak::convolution", f"{name} {shape}", device, num_threads)] = (shape, _convolution)
+    known = database.find_all(shapes) if database is not None else {}
+    if not all(key in known and known[key].is_trusted for key in shapes):
+        known = {key: _timed(key, way(name, device), num_threads, device) for key, (_, way) in shapes.items()}
         if database is not None:
             database.add(known.values())
-    side, best = max(((side, known[key]) for side, key in keys.items()), key=lambda pair: pair[0] ** 3 / pair[1].new_ns)
-    return Peak(2e9 * side**3 / best.new_ns, best.spread_ratio, (side,) * 3, _isa(name, device), name, num_threads)
+    rates = {key: 2e9 * math.prod(shape) / known[key].new_ns for key, (shape, _) in shapes.items()}
+    best = max(rates, key=rates.__getitem__)
+    isa = _isa(name, device)
+    return Peak(rates[best], known[best].spread_ratio, shapes[best][0], isa, name, num_threads)
 
 
 def measured_bandwidth(
@@ -139,13 +154,13 @@ def measured_bandwidth(
     device: str = "cpu",
     database: ProfileDatabase | None = None,
 ) -> Bandwidth:
-    """Sustained bandwidth of a float32 triad.
+    """Sustained bandwidth of float32.
 
     Parameters
     ----------
     num_threads : int
     size_bytes : int, optional
-        Of the three arrays together; by default twice the largest cache, at most 768 MiB, so memory's own bandwidth.
+        Of all arrays together; by default twice the largest cache, at most 768 MiB, so memory's own bandwidth.
     device : str
     database : ProfileDatabase, optional
 
@@ -162,13 +177,18 @@ def measured_bandwidth(
     length = size // 12
     if length < 1:
         raise InputError(f"three arrays do not fit into {size} bytes", where="size_bytes", fix="use 12 or more")
-    key = _key("peak::triad", f"float32 3 x {length}", device, num_threads)
-    known = database.find(key) if database is not None else None
-    if known is None or not known.is_trusted:
-        known = _timed(key, _triad(length, device), num_threads, device)
+    ways = {
+        _key("peak::triad", f"float32 3 x {length}", device, num_threads): (12e9 * length, _triad),
+        _key("peak::scaling", f"float32 {3 * length} in place", device, num_threads): (24e9 * length, _scaling),
+    }
+    known = database.find_all(ways) if database is not None else {}
+    if not all(key in known and known[key].is_trusted for key in ways):
+        known = {key: _timed(key, way(length, device), num_threads, device) for key, (_, way) in ways.items()}
         if database is not None:
-            database.add([known])
-    return Bandwidth(12e9 * length / known.new_ns, known.spread_ratio, 12 * length, num_threads)
+            database.add(known.values())
+    rates = {key: moved / known[key].new_ns for key, (moved, _) in ways.items()}
+    best = max(rates, key=rates.__getitem__)
+    return Bandwidth(rates[best], known[best].spread_ratio, 12 * length, num_threads)
 
 
 def _check_threads(num_threads: int) -> None:
@@ -197,7 +217,7 @@ def _isa(dtype: str, device: str) -> str:
 # --- measuring ----------------------------------------------------------------------------------------------
 
 
-def _product(dtype: str, side: int, device: str) -> Callable[[], object]:
+def _product(side: int, dtype: str, device: str) -> Callable[[], object]:
     import torch
 
     first, second = (_matrix(getattr(torch, dtype), side, device) for _ in range(2))
@@ -205,6 +225,17 @@ def _product(dtype: str, side: int, device: str) -> Callable[[], object]:
         return lambda: torch._int_mm(first, second)
     result = torch.empty_like(first)
     return lambda: torch.mm(first, second, out=result)
+
+
+def _convolution(dtype: str, device: str) -> Callable[[], object]:
+    import torch
+
+    def drawn(*shape: int) -> torch.Tensor:
+        values = torch.randint(-2, 3, shape, device=device).to(getattr(torch, dtype))
+        return values.to(memory_format=torch.channels_last)
+
+    images, weight = drawn(_IMAGES, _CHANNELS, _SIDE, _SIDE), drawn(_CHANNELS, _CHANNELS, _WINDOW, _WINDOW)
+    return lambda: torch.conv2d(images, weight, padding=_WINDOW // 2)
 
 
 def _matrix(dtype: torch.dtype, side: int, device: str) -> torch.Tensor:
@@ -219,6 +250,13 @@ def _triad(length: int, device: str) -> Callable[[], object]:
 
     result, first, second = (torch.full((length,), 1.0, device=device) for _ in range(3))
     return lambda: torch.add(first, second, alpha=0.5, out=result)
+
+
+def _scaling(length: int, device: str) -> Callable[[], object]:
+    import torch
+
+    values = torch.full((3 * length,), 1.0, device=device)
+    return lambda: values.mul_(1.0)
 
 
 def _timed(key: _Key, run: Callable[[], object], num_threads: int, device: str) -> Measurement:
