@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import NAMES, fixed_graphs, graphs, random_graph
 from windtunnel.errors import InputError
-from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase
+from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
 
 
@@ -42,6 +42,24 @@ def test_slack_is_never_negative_and_zero_on_the_critical_path(graph):
 
     assert (slack >= 0).all()
     assert not slack[timeline.critical_path().task].any()
+
+
+def test_arrivals_at_one_time_are_told_apart_by_what_began_first():
+    """Else ``x`` would wait for ``a`` by the join, and ``a`` for ``x`` by their thread: nobody would come to an end."""
+    builder = GraphBuilder()
+    thread = builder.resource("thread", ResourceKind.HOST_THREAD)
+    x, a, first = (builder.task(name, duration_ns=0) for name in ("x", "a", "first"))
+    join = builder.task("join", duration_ns=0, is_arrival_join=True)
+    y = builder.task("y", duration_ns=0)
+    for one, other in ((a, join), (first, join), (join, x), (join, y), (first, a)):
+        builder.edge(one, other, kind=EdgeKind.DATA)
+    graph = builder.build().with_columns(resource=[thread, thread, -1, -1, -1])
+    timeline = replay(graph)
+    place, task = np.argsort(timeline.sequence), timeline.execution.bindings[1]
+    waits = np.flatnonzero(task >= 0)
+
+    assert (place[task[waits]] < place[waits]).all()
+    assert 0 == timeline.critical_path().length_ns
 
 
 @given(fixed_graphs(), st.data())

@@ -82,8 +82,12 @@ def resolve_joins(
     from_start: Ints,
     start: Ints,
     finish: Ints,
+    place: Ints,  # [T] of each task in the sequence in which they began
 ) -> None:
-    """Make each edge that a join released an edge from the task whose arrival released it, in place."""
+    """Make each edge that a join released an edge from the task whose arrival released it, in place.
+
+    Of arrivals at one time that of the task that began first counts first, so that nothing waits for what began later.
+    """
     for i in range(order.size):
         v = order[i]
         if not is_join[v]:
@@ -93,7 +97,8 @@ def resolve_joins(
         for k in range(rows.size):
             e = rows[k]
             arrival[k] = lag[e] + (start[src[e]] if from_start[e] else finish[src[e]])
-        ranked = np.argsort(arrival, kind="mergesort")
+        begun = np.argsort(place[src[rows]], kind="mergesort")
+        ranked = begun[np.argsort(arrival[begun], kind="mergesort")]
         for k in range(min(rows.size, out_indptr[v + 1] - out_indptr[v])):
             arriving = rows[ranked[k]]
             released = out_rows[out_indptr[v] + k]

@@ -119,7 +119,7 @@ class Execution:
         if is_join.any():
             resolve_joins(
                 graph.topological_order().copy(), *_copies(graph.predecessors_csr()), *_copies(graph.successors_csr()),
-                is_join, src, lag, from_start, start_ns, finish_ns,
+                is_join, src, lag, from_start, start_ns, finish_ns, np.argsort(sequence),
             )  # fmt: skip
         previous = _previous(graph, finish_ns, sequence, is_join, engine)
         return cls(graph, start_ns, finish_ns, sequence, previous, src, lag, from_start)
