@@ -46,7 +46,7 @@ WORKLOADS = (
 SMALL = ("mlp", "ncf")
 PAPER = "-paper"
 BATCH_SIZES = {"bert-paper": 16}  # where a paper's own is that of several devices
-__all__ = ["SMALL", "WORKLOADS", "build", "names", "parameters", "workload_of"]
+__all__ = ["SMALL", "WORKLOADS", "alone_on_host", "build", "names", "parameters", "workload_of"]
 assert windtunnel.workloads  # registers them, whatever else is missing
 
 
@@ -69,10 +69,15 @@ def parameters(name: str, job: Job) -> dict[str, Any]:
     return {"batch_size": 16, "width": 64} if name == "mlp" and job.is_small else {}
 
 
-def build(name: str, job: Job) -> Workload:
-    """The workload on the job's device; its steps run outside of any mode of torch, as those of users do."""
+def alone_on_host(job: Job) -> None:
+    """A host that stands in for a device computes on one thread."""
     if job.device == "cpu":
         torch.set_num_threads(1)
+
+
+def build(name: str, job: Job) -> Workload:
+    """The workload on the job's device; its steps run outside of any mode of torch, as those of users do."""
+    alone_on_host(job)
     with torch.device(job.device):
         built: Workload = registry.get("workload", workload_of(name)).function(**parameters(name, job))
     return built

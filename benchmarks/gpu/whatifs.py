@@ -94,8 +94,7 @@ def flown(model: str, change: str, job: Job) -> Row:
     from windtunnel.sources.targets import WorkloadName
 
     torch.set_default_device(job.device)  # whose that of the lanes is
-    if job.device == "cpu":
-        torch.set_num_threads(1)
+    jobs.alone_on_host(job)
     rule = StopRule(rounds=4, time_limit_s=1.0, turn_ns=2_000_000, warmup=2, min_rounds=4) if job.is_small else None
     begun = WorkloadName(jobs.workload_of(model), jobs.parameters(model, job))
     try:
