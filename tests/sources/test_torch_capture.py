@@ -297,3 +297,18 @@ def test_memory_is_kept_over_time_and_at_its_peak():
     assert (np.diff(memory["curve"]["time_ns"]) >= 0).all()
     assert (curves >= 0).all()
     assert memory["peak_bytes"] >= sum(row["size_bytes"] for row in memory["largest"]) > 0
+
+
+def test_an_operator_that_computes_twice_is_one_task():
+    layer = torch.nn.Conv2d(8, 8, 3, padding=1)
+    images = torch.randn(4, 8, 16, 16, requires_grad=True)
+
+    def step():
+        layer.zero_grad()
+        layer(images).square().mean().backward()
+
+    graph = capture(step, iterations=4, warmup=1, model=layer)
+    own = graph.select(op="aten::convolution_backward")
+
+    assert [Kind.COMPUTE] == [Kind(kind) for kind in graph.tasks["kind"][own]]
+    assert graph.tasks["samples_ns"][own].min() > 0

@@ -84,6 +84,7 @@ def build_graph(recording: Recording) -> Graph:
     chosen = central(corrected_IP.sum(axis=1).astype(np.float64))
     duration = _round_to_sum(corrected_IP[chosen].mean(axis=0))
     main_slice = _main_slices(thread, duration)
+    duration, corrected_IP = _gathered(thread, main_slice, duration, corrected_IP)
     flow = trace_flow(thread.points, thread.operators, main_slice)
     memory = account(recording.rich, thread.points, thread.operators, main_slice, flow, thread.number)
     columns = _columns(thread, duration, corrected_IP, main_slice, flow, memory)
@@ -193,6 +194,21 @@ def _main_slices(thread: _Thread, duration: Int) -> list[int]:
         if event >= 0 and duration[place] > longest[event]:
             best[event], longest[event] = place, int(duration[place])
     return best
+
+
+def _gathered(thread: _Thread, main_slice: list[int], duration: Int, samples_IP: Int) -> tuple[Int, Int]:
+    """All own time of an operator that computes in its main slice.
+
+    A convolution's backward pass computes a gradient, asks for room, and computes the other one: one task, one price.
+    """
+    place_P = np.arange(len(duration))
+    for place, event in enumerate(thread.points.owner[: len(duration)].tolist()):
+        if event > 0 and _computes(thread, event):
+            place_P[place] = main_slice[event]
+    gathered, gathered_IP = np.zeros_like(duration), np.zeros_like(samples_IP)
+    np.add.at(gathered, place_P, duration)
+    np.add.at(gathered_IP.T, place_P, samples_IP.T)
+    return gathered, gathered_IP
 
 
 # --- columns ----------------------------------------------------------------------------------------------
