@@ -254,7 +254,9 @@ def _indexing(rng: np.random.Generator) -> Sample:
 
 def _drawing(rng: np.random.Generator) -> Sample:
     one = _Tensor((_size(rng, 4, 2048), _size(rng, 16, 2048)))
-    name, *others = (("normal_", 0.0, 1.0), ("uniform_", 0.0, 1.0), ("bernoulli_.float", 0.5))[int(rng.integers(3))]
+    # a coin that mostly falls one way is quicker: what dropout keeps
+    kept = (0.5, 0.8, 0.9, 0.9)[int(rng.integers(4))]
+    name, *others = (("normal_", 0.0, 1.0), ("uniform_", 0.0, 1.0), ("bernoulli_.float", kept))[int(rng.integers(3))]
     return _sample(f"aten::{name if '.' in name else name + '.default'}", [one, *others], one.shape)
 
 
@@ -266,7 +268,14 @@ def _sorting(rng: np.random.Generator) -> Sample:
 def _pooling(rng: np.random.Generator) -> Sample:
     one, _ = _images(rng)
     batch, channels, side, _ = one.shape
-    return _sample("aten::max_pool2d.default", [one, (2, 2)], (batch, channels, side // 2, side // 2))
+    half, double = (side // 2,) * 2, (2 * side,) * 2
+    name, after, *others = (
+        ("max_pool2d_with_indices", half, (2, 2)),
+        ("avg_pool2d", half, (2, 2)),
+        ("upsample_nearest2d", double, double),
+        ("upsample_bilinear2d", double, double, False),
+    )[int(rng.integers(4))]
+    return _sample(f"aten::{name}.default", [one, *others], (batch, channels, *after))
 
 
 CLASSES: dict[str, Maker] = {
