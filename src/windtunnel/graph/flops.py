@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["CONTRACTIONS", "contraction_flops", "operator_flops"]
+__all__ = ["CONTRACTIONS", "contraction_flops", "operator_flops", "sums_products"]
 
 Shapes = Sequence[Any]
 Counter = Callable[[Shapes, Sequence[Any], Shapes], int]
@@ -44,9 +44,18 @@ def operator_flops(name: str, shapes: Shapes, values: Sequence[Any], outputs: Sh
     return max((_count(shape) for shape in [*outputs, *shapes[:1]]), default=0)
 
 
+def sums_products(name: str) -> bool:
+    """Whether an operator is one of ``CONTRACTIONS``, by its schema name."""
+    return _plain(name) in CONTRACTIONS
+
+
+def _plain(name: str) -> str:
+    return name.split(".")[0].removeprefix("aten::").rstrip("_")
+
+
 def contraction_flops(name: str, shapes: Shapes, values: Sequence[Any], outputs: Shapes) -> int | None:
     """Floating point operations of an operator that sums products; None if it is none, 0 for an unknown overload."""
-    counter = CONTRACTIONS.get(name.split(".")[0].removeprefix("aten::").rstrip("_"))
+    counter = CONTRACTIONS.get(_plain(name))
     if counter is None:
         return None
     try:
@@ -81,11 +90,16 @@ def _convolution(weight: int, transposed: int | bool) -> Counter:
     return count
 
 
-def _convolution_backward(shapes: Shapes, values: Sequence[Any], _outputs: Shapes) -> int:
+def _convolution_backward(transposed: int | bool) -> Counter:
     """As much as the forward pass for each of the two gradients that is wanted; the bias' gradient sums no products."""
-    places = shapes[1] if bool(values[7]) else shapes[0]
-    wanted = next((value for value in reversed(values) if isinstance(value, Sequence) and len(value) >= 2), (1, 1))
-    return 2 * _count(places) * _per_channel(shapes[2]) * (int(bool(wanted[0])) + int(bool(wanted[1])))
+
+    def count(shapes: Shapes, values: Sequence[Any], _outputs: Shapes) -> int:
+        is_transposed = transposed if isinstance(transposed, bool) else bool(values[transposed])
+        places = shapes[1] if is_transposed else shapes[0]
+        wanted = next((value for value in reversed(values) if isinstance(value, Sequence) and len(value) >= 2), (1, 1))
+        return 2 * _count(places) * _per_channel(shapes[2]) * (int(bool(wanted[0])) + int(bool(wanted[1])))
+
+    return count
 
 
 def _per_channel(weight: Sequence[int]) -> int:
@@ -158,7 +172,8 @@ CONTRACTIONS: dict[str, Counter] = {
     "slow_conv_transpose3d": _convolution(1, transposed=True),
     "_conv_depthwise2d": _convolution(1, transposed=False),
     "conv_depthwise3d": _convolution(1, transposed=False),
-    "convolution_backward": _convolution_backward,
+    "convolution_backward": _convolution_backward(7),
+    "_slow_conv2d_backward": _convolution_backward(transposed=False),
     "_scaled_dot_product_flash_attention_for_cpu": _attention(0, 1, 2, 4, is_backward=False),
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 2, 3, 7, is_backward=True),
     "_scaled_dot_product_flash_attention": _attention(0, 1, 2, 4, is_backward=False),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from windtunnel.graph.flops import operator_flops
+from windtunnel.graph.flops import operator_flops, sums_products
 
 __all__ = ["Operator", "Role", "Span", "describe", "is_tensor_record", "is_view", "resolve_recipes"]
 
@@ -176,15 +176,25 @@ def _is_recipe(name: str) -> bool:
 
 
 def resolve_recipes(operators: list[Operator], parents: list[int]) -> list[Operator]:
-    """Say of every recipe, by its calls (``parents`` [E]), whether it computes itself or only calls what does."""
-    calls_compute = [False] * len(operators)
+    """Say of every recipe, by its calls (``parents`` [E]), whether it computes itself or only calls what does.
+
+    A recipe of products whose calls make none makes them itself, whatever else it calls: a convolution's backward pass
+    leaves only the sum for the bias to others.
+    """
+    sums = [one.role in (Role.COMPUTE, Role.RECIPE) and sums_products(_parse(one.schema).name) for one in operators]
+    calls_compute, calls_sums = [False] * len(operators), [False] * len(operators)
     for event in range(len(operators) - 1, -1, -1):
-        computes = operators[event].role in (Role.COMPUTE, Role.RECIPE) or calls_compute[event]
-        if computes and parents[event] >= 0:
-            calls_compute[parents[event]] = True
+        parent = parents[event]
+        if parent >= 0:
+            computes = operators[event].role in (Role.COMPUTE, Role.RECIPE) or calls_compute[event]
+            calls_compute[parent] |= computes
+            calls_sums[parent] |= sums[event] or calls_sums[event]
+    computes_itself = [
+        not calls or (made and not called) for calls, made, called in zip(calls_compute, sums, calls_sums, strict=True)
+    ]
     return [
-        replace(operator, role=Role.COMPOSITE if calls else Role.COMPUTE) if operator.role is Role.RECIPE else operator
-        for operator, calls in zip(operators, calls_compute, strict=True)
+        replace(operator, role=Role.COMPUTE if itself else Role.COMPOSITE) if operator.role is Role.RECIPE else operator
+        for operator, itself in zip(operators, computes_itself, strict=True)
     ]
 
 
