@@ -36,7 +36,7 @@ __all__ = ["CalibratedPricer", "Calibration", "MeasuredPricer", "remember"]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-IN_GRAPH = "in a graph"
+IN_GRAPH = "in a graph, all that an operator does itself (method 2)"
 ALONE = "alone, warm, without the call (calibration, method 4)"
 _FEWEST = 6
 _WIDEST = 1.0  # of log(time): what varies more than this was not measured at all
