@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Kind, Phase, Strings
+from windtunnel.graph.flops import sums_products
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.kineto._device import Device
 from windtunnel.sources.kineto._host import Host, Labels
@@ -20,8 +21,14 @@ from windtunnel.sources.kineto._trace import MISSING, Trace
 
 __all__ = ["Collectives", "encode", "find_collectives", "kinds", "op_column", "phases"]
 
-# N rows, S slices, D device tasks, T = S + D
+# N rows, E host events, S slices, D device tasks, T = S + D
 Int64s = NDArray[np.int64]
+_FORM = (
+    r"^aten::(empty\w*|new_empty\w*|resize_\w*|set_|as_strided|_?(unsafe_)?view|reshape|_reshape_alias|t|transpose|permute"
+    r"|swapaxes|movedim|expand|expand_as|squeeze|unsqueeze|select|slice|narrow|split\w*|chunk|unbind|detach|alias"
+    r"|flatten|unflatten|diagonal|result_type|resolve_conj|resolve_neg)_?$"
+)
+"""Operators that make room or change the form: they compute nothing, and who calls only them computes itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,15 +139,27 @@ def kinds(trace: Trace, host: Host, device: Device, collectives: Collectives) ->
     kind = np.full(host.num_slices + device.num_tasks, Kind.HOST, np.int8)
     own = kind[: host.num_slices]
     if not device.num_tasks:
-        is_leaf = np.ones(len(host.row), bool)
-        is_leaf[host.parent[(host.parent >= 0) & ((host.role == Role.OP) | (host.role == Role.CALL))]] = False
-        own[(is_leaf & (host.role == Role.OP))[host.event]] = Kind.COMPUTE
+        own[_computes(trace, host)[host.event]] = Kind.COMPUTE
     own[host.is_return] = Kind.SYNC
     copies = matching(trace, "(?i)memcpy|memset|^Copy")[trace.name[device.row]]
     copies |= matching(trace, "(?i)memcpy|memset")[trace.cat[device.row]]
     kind[host.num_slices :] = np.where(copies, Kind.COPY, Kind.COMPUTE)
     kind[collectives.task] = Kind.COMM
     return kind
+
+
+def _computes(trace: Trace, host: Host) -> NDArray[np.bool_]:
+    """Operators that compute themselves [E]: those that call none that does, and products whose calls make none."""
+    is_op = host.role == Role.OP
+    name = trace.name[host.row]
+    is_form = is_op & matching(trace, _FORM)[name]
+    sums = is_op & np.array([sums_products(text) for text in trace.strings], dtype=bool)[name]
+    calls, makes = np.zeros(len(host.row), bool), np.zeros(len(host.row), bool)
+    inner = host.parent >= 0
+    calls[host.parent[inner & ((is_op & ~is_form) | (host.role == Role.CALL))]] = True
+    makes[host.parent[inner & sums]] = True
+    computes: NDArray[np.bool_] = is_op & ~is_form & (~calls | (sums & ~makes))
+    return computes
 
 
 def phases(host: Host, labels: Labels) -> NDArray[np.int8]:
