@@ -32,7 +32,12 @@ CHANGES = ("amp", "fused-optimizer", "batch-size:factor=2", "gradient-accumulati
 RULE = StopRule(rounds=16, precision=0.01, time_limit_s=4.0, turn_ns=50_000_000, warmup=2)
 COVERAGE, REPEATED = 0.85, 0.10
 CAPTURED = 12
-BURN = "import hashlib\nblock = bytes(1 << 20)\nwhile True: hashlib.sha256(block)"
+# ends with its parent, also where that was killed
+BURN = """
+import hashlib, os
+parent, block = os.getppid(), bytes(1 << 20)
+while os.getppid() == parent: hashlib.sha256(block)
+"""
 
 
 @contextmanager

@@ -176,3 +176,44 @@ def test_a_batch_size_that_no_input_has_is_refused():
 
     with pytest.raises(PriceError, match=r"a batch of 10 instead of 5 .* only \+0%: where the batch lies"):
         measure_ratios(program, Form(batch=(5, 10)), budget_s=0.01)
+
+
+# --- indices that follow from numbers ---------------------------------------------------------------------
+
+
+class Counted(nn.Module):
+    """Looks up a row by how many numbers of each sample are left: none are left in some runs, and row -1 is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.head(x)
+        left = (nn.functional.dropout(torch.ones_like(y), 0.7) > 0).sum(dim=1, keepdim=True) - 1
+        return y.gather(1, left)
+
+
+def test_an_index_that_lies_below_zero_only_in_some_runs_stops_no_run():
+    torch.manual_seed(1)
+    model, batch = Counted(), torch.rand(1, 4)
+    state = torch.random.get_rng_state()
+
+    def loss(counted):
+        torch.random.set_rng_state(state)  # here some are left
+        return counted(batch).mean()
+
+    while True:  # a state with which the step itself runs
+        state = torch.random.get_rng_state()
+        try:
+            loss(model)
+            break
+        except RuntimeError:
+            torch.rand(1)
+    program = program_of_step(model, loss)
+    interpreter = rehearsed(program)
+    for _ in range(40):
+        interpreter.run()
+
+    assert operators(program, interpreter.opaque) <= {"sub", "gather"}
+    assert interpreter.opaque

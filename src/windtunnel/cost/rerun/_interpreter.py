@@ -102,8 +102,16 @@ class Interpreter:
                 return
 
     def run(self, detail: bool = False) -> Lap:
-        """Run once. ``detail`` also times every autograd node, which slows the backward pass a little."""
-        return self._run(detail=detail, learn=False)
+        """Run once. ``detail`` also times every autograd node, which slows the backward pass a little.
+
+        A call that fails only now, by other drawn values than in the rehearsal, is opaque from then on.
+        """
+        while True:
+            known = len(self.opaque)
+            lap = self._run(detail=detail, learn=False)
+            if len(self.opaque) == known:
+                return lap
+            self.rehearse()
 
     def _built_segments(self) -> dict[int, Segment]:
         form = self.form
@@ -174,8 +182,6 @@ class Interpreter:
             if learn:
                 self._require_as_captured(place, prepared, result)
         except CANNOT_RUN as error:
-            if not learn:
-                raise
             self._give_up(place, prepared, error)
             return
         self._keep(prepared, result)
@@ -252,8 +258,9 @@ class Interpreter:
             if value.shape != slot.spec.shape:
                 raise ValueError(f"its result has the shape {tuple(value.shape)}, and had {slot.spec.shape}")
             bound = self._bounds.get(slot.version)
-            if bound is not None and value.numel() and int(value.max()) >= bound:
-                raise ValueError(f"its result is an index below {bound}, and reaches {int(value.max())}")
+            if bound is not None and value.numel() and not (0 <= int(value.min()) and int(value.max()) < bound):
+                reach = f"from {int(value.min())} to {int(value.max())}"
+                raise ValueError(f"its result is an index from 0 to below {bound}, and goes {reach}")
 
     def _keep(self, prepared: Prepared, result: Any) -> None:
         for slot, value in zip(prepared.outputs, _tensors(result), strict=False):
