@@ -527,16 +527,11 @@ def test_an_operator_computes_itself_also_where_it_asks_for_room_or_leaves_a_sum
     names = ["aten::empty", "aten::sum", "aten::as_strided_"]
     inner = [op(name, 5 + 5 * place, 1) for place, name in enumerate(names)]
     graph = load([op("aten::convolution_backward", 0, 20), *inner])
-    kinds = dict(zip(_texts(graph, "op"), graph.tasks["kind"].tolist(), strict=True))
+    kinds = dict(zip(graph.tasks.strings("op").to_numpy(), graph.tasks["kind"].tolist(), strict=True))
 
     assert {Kind.COMPUTE} == {kinds["aten::convolution_backward"], kinds["aten::sum"]}
     assert {Kind.HOST} == {kinds["aten::empty"], kinds["aten::as_strided_"]}
     assert 17_000 == graph.duration_ns[graph.select(op="aten::convolution_backward", kind=Kind.COMPUTE)].sum()
-
-
-def _texts(graph, column):
-    strings = graph.tasks.strings(column)
-    return [strings.values[code] for code in strings.codes]
 
 
 def test_the_reader_is_registered_with_its_source():

@@ -104,14 +104,10 @@ class Interpreter:
     def run(self, detail: bool = False) -> Lap:
         """Run once. ``detail`` also times every autograd node, which slows the backward pass a little.
 
-        A call that fails only now, by other drawn values than in the rehearsal, is opaque from then on.
+        A call that fails only now, by other drawn values than in the rehearsal, is opaque from then on: laps before and
+        after that are not of the same calls.
         """
-        while True:
-            known = len(self.opaque)
-            lap = self._run(detail=detail, learn=False)
-            if len(self.opaque) == known:
-                return lap
-            self.rehearse()
+        return self._run(detail=detail, learn=False)
 
     def _built_segments(self) -> dict[int, Segment]:
         form = self.form
@@ -258,9 +254,10 @@ class Interpreter:
             if value.shape != slot.spec.shape:
                 raise ValueError(f"its result has the shape {tuple(value.shape)}, and had {slot.spec.shape}")
             bound = self._bounds.get(slot.version)
-            if bound is not None and value.numel() and not (0 <= int(value.min()) and int(value.max()) < bound):
-                reach = f"from {int(value.min())} to {int(value.max())}"
-                raise ValueError(f"its result is an index from 0 to below {bound}, and goes {reach}")
+            if bound is not None and value.numel():
+                low, high = int(value.min()), int(value.max())
+                if low < 0 or high >= bound:
+                    raise ValueError(f"its result is an index from 0 to below {bound}, and goes from {low} to {high}")
 
     def _keep(self, prepared: Prepared, result: Any) -> None:
         for slot, value in zip(prepared.outputs, _tensors(result), strict=False):

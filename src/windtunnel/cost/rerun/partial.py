@@ -162,9 +162,12 @@ def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Prog
     opaque: set[int] = set()
     try:
         pair = Interpreter(program, old, opaque), Interpreter(program, new, opaque)
-        _rehearse(*pair, opaque)
-        _require_growth(*pair)
-        found = _interleave(*pair, budget_s, progress)
+        known = -1
+        while known != len(opaque):  # values drawn later may fail another call: then all laps are taken anew
+            _rehearse(*pair, opaque)
+            _require_growth(*pair)
+            known = len(opaque)
+            found = _interleave(*pair, budget_s, progress)
     except (*CANNOT_RUN, MemoryError) as error:
         raise PriceError(
             f"the captured operators cannot be run again: {str(error).partition(chr(10))[0]}",

@@ -201,10 +201,8 @@ def _gathered(thread: _Thread, main_slice: list[int], duration: Int, samples_IP:
 
     A convolution's backward pass computes a gradient, asks for room, and computes the other one: one task, one price.
     """
-    place_P = np.arange(len(duration))
-    for place, event in enumerate(thread.points.owner[: len(duration)].tolist()):
-        if event > 0 and _computes(thread, event):
-            place_P[place] = main_slice[event]
+    owner = thread.points.owner[: len(duration)]
+    place_P = np.where(_working(thread), np.array(main_slice, dtype=np.int64)[owner], np.arange(len(duration)))
     gathered, gathered_IP = np.zeros_like(duration), np.zeros_like(samples_IP)
     np.add.at(gathered, place_P, duration)
     np.add.at(gathered_IP.T, place_P, samples_IP.T)
