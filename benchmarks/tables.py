@@ -78,9 +78,21 @@ def measured_page(rows: list[dict[str, object]]) -> str:
     intro = f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {'; '.join(machines)}." if rows else ""
     opening = (
         "Every number on this site comes from a script in `benchmarks/` that anybody can run; "
-        f"`make bars` runs them all. What fails stays in the table as failing. {intro}"
+        f"`make bars` runs them all. What fails stays in the table as failing, with what stands in its way below. "
+        f"{intro}"
     )
-    return f"# What we measured\n\n{textwrap.fill(opening, PAGE_WIDTH)}\n\n{measured_table(rows)}\n"
+    parts = [f"# What we measured\n\n{textwrap.fill(opening, PAGE_WIDTH)}\n\n{measured_table(rows)}\n"]
+    for heading, held in (("What fails, and what stands in the way", False), ("What else is to be known", True)):
+        noted = [noted_line(row) for row in rows if bool(row["holds"]) is held and (row.get("note") or not held)]
+        if noted:
+            parts.append(f"## {heading}\n\n" + "\n".join(noted) + "\n")
+    return "\n".join(parts)
+
+
+def noted_line(row: dict[str, object]) -> str:
+    """What a bar's row cannot say in numbers: why it fails and what was tried."""
+    text = f"- **{row['bar']}**: {row.get('note') or 'not looked into yet'}."
+    return textwrap.fill(text, PAGE_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def plugins_page() -> str:
