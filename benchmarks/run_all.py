@@ -105,6 +105,8 @@ BARS = (
     "structured_dropout",
     "block_circulant",
     "layers_flown",
+    "packrat",
+    "packrat_flown",
     "gevo_search",
     "gevo_planted",
     "gevo_real",

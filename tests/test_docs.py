@@ -38,6 +38,7 @@ GROUPS = (
     "train",
     "evolve",
     "cluster",
+    "serve",
     "cost",
     "cost train",
     "cost eval",

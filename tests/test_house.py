@@ -39,6 +39,7 @@ SUBJECTS = {
     "kernels": {"model", "search", "run"},
     "cluster": {"model", "search"},  # what drives real ones is another part
     "kernels/steps": {"model", "run"},  # the search is that of kernels
+    "serving": {"model", "search", "run"},
     "comm": {"model", "run"},
     "suite": {"model", "run"},  # a benchmark decides nothing
     "suite/utilization": {"model", "search", "run"},

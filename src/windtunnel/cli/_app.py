@@ -37,6 +37,7 @@ from windtunnel.cli import (
     recommend,
     replay,
     report,
+    serve,
     slicing,
     stalls,
     suite,
@@ -179,6 +180,7 @@ _GROUPS: tuple[tuple[str, type[_Verbs], typer.Typer, ModuleType], ...] = (
     ("train", _Verbs, train.train, train),
     ("evolve", _EvolveVerbs, evolve.evolve, evolve),
     ("cluster", _Verbs, cluster.cluster, cluster),
+    ("serve", _Verbs, serve.serve, serve),
 )
 for _name, _kind, _group, _module in _GROUPS:
     for _verb_name, _verb in _module.VERBS.items():

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from windtunnel.cluster.columns import number, read_rows
 from windtunnel.cluster.jobs import Jobs
+from windtunnel.columns import number, read_rows
 from windtunnel.errors import InputError
 from windtunnel.outputs import whole
 

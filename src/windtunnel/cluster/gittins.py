@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from windtunnel.cluster.columns import number, read_rows
+from windtunnel.columns import number, read_rows
 from windtunnel.errors import InputError
 
 __all__ = ["gittins_index", "heavy_tail_index", "read_sizes"]

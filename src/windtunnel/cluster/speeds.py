@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cluster.columns import number, read_rows
 from windtunnel.cluster.shapes import RULES, Shape, all_reduce_ns, parse_shape, shape_text
+from windtunnel.columns import number, read_rows
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.cluster.advice.model import Offer, StepTime
-from windtunnel.cluster.columns import number, read_rows
 from windtunnel.cluster.shapes import Shape
 from windtunnel.cluster.speeds import GraphSpeeds
+from windtunnel.columns import number, read_rows
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Instance, Link

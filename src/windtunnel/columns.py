@@ -1,6 +1,6 @@
-"""Rows of CSV files with errors that say the line (room cluster).
+"""Rows of CSV files with errors that say the line (row 0).
 
-In: a path. Out: rows as text, fields as numbers. Not here: what they mean (``formats``, ``speeds``).
+In: a path. Out: rows as text, fields as numbers. Not here: what they mean.
 """
 
 from __future__ import annotations

@@ -1,0 +1,26 @@
+"""Processes that begin at one moment (room measure).
+
+In: how soon; an action. Out: the moment, and how long after it the action was done. All processes of a host share the
+clock. Not here: telling them (``workers``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["elapsed_since_ns", "moment_in"]
+
+
+def moment_in(delay_ns: int) -> int:
+    """A moment that is so far ahead, by the clock of all processes."""
+    return time.perf_counter_ns() + delay_ns
+
+
+def elapsed_since_ns(moment_ns: int, action: Callable[[], Any]) -> int:
+    """Wait for the moment without sleeping, act, and say how long after it that was done."""
+    while time.perf_counter_ns() < moment_ns:
+        pass
+    action()
+    return time.perf_counter_ns() - moment_ns

@@ -1,0 +1,160 @@
+"""How long one instance of a model takes, by its threads and its batch (room serving).
+
+In: a CSV file, or what was measured. Out: a ``Profile``: cells that nobody measured are absent. Not here: measuring
+(``run``), choosing (``search``).
+"""
+
+# C cells
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.columns import number, read_rows
+from windtunnel.errors import InputError
+from windtunnel.outputs import whole
+
+__all__ = ["COLUMNS", "Cell", "Profile", "read_cells", "read_profile", "write_profile"]
+
+COLUMNS = ("num_threads", "batch_size", "latency_ms")
+_MEAN = "latency_mean_ms"  # as the authors' tables call it
+_LEAST_MS = 1e-9
+
+Cell = tuple[int, int]
+"""Threads and batch of one instance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Latencies of one instance alone, by ascending threads and batch.
+
+    Parameters
+    ----------
+    threads_C, batch_C : int64 [C]
+    latency_ns_C : float64 [C]
+        Of a whole batch.
+    """
+
+    threads_C: NDArray[np.int64]
+    batch_C: NDArray[np.int64]
+    latency_ns_C: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, latency_ns: Mapping[Cell, float]) -> Profile:
+        """The profile of these cells.
+
+        Raises
+        ------
+        InputError
+            There are none, or one is no time.
+
+        Examples
+        --------
+        >>> Profile.of({(2, 8): 3e6, (1, 8): 5e6}).threads_C.tolist()
+        [1, 2]
+        """
+        if not latency_ns:
+            raise InputError("a profile without a cell says nothing", fix="measure at least one instance")
+        for (threads, batch), value in latency_ns.items():
+            if threads < 1 or batch < 1 or not 0 < value < float("inf"):
+                raise InputError(f"{value} ns are no latency of {threads} threads with a batch of {batch}")
+        rows = sorted(latency_ns)
+        cells = np.array(rows, dtype=np.int64)
+        times = np.array([latency_ns[row] for row in rows], dtype=np.float64)
+        return cls(cells[:, 0].copy(), cells[:, 1].copy(), times)
+
+    @property
+    def most_threads(self) -> int:
+        """Of the largest instance."""
+        return int(self.threads_C.max())
+
+    @property
+    def cells(self) -> dict[Cell, float]:
+        """Latency in ns by threads and batch."""
+        rows = zip(self.threads_C.tolist(), self.batch_C.tolist(), strict=True)
+        return dict(zip(rows, self.latency_ns_C.tolist(), strict=True))
+
+    def with_latencies(self, latency_ns_C: NDArray[np.float64]) -> Profile:
+        """The same cells with other times."""
+        return Profile(self.threads_C, self.batch_C, latency_ns_C)
+
+
+def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[tuple[int, Cell, float]]:
+    """Rows of a file with ``num_threads``, ``batch_size`` and ``latency_ms`` (or ``latency_mean_ms``).
+
+    Parameters
+    ----------
+    path : Path
+    where : mapping of column to text, optional
+        Only rows whose columns say so.
+
+    Returns
+    -------
+    list of (line, (threads, batch), latency in ns)
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, a field is no number, or no row is left.
+    """
+    rows = list(enumerate(read_rows(path, COLUMNS[:2]), 2))
+    latency = next((name for name in (COLUMNS[2], _MEAN) if name in rows[0][1]), "")
+    if not latency:
+        raise InputError(f"there is no column {COLUMNS[2]!r}", where=str(path), fix=f"the file needs {COLUMNS}")
+    for column, text in (where or {}).items():
+        known = sorted({row.get(column, "") for _, row in rows})
+        rows = [(line, row) for line, row in rows if row.get(column) == text]
+        if not rows:
+            raise InputError(f"no row has {column}={text}", where=str(path), fix=f"it has {', '.join(known[:12])}")
+    found = []
+    for line, row in rows:
+        threads, batch = (int(number(row, name, path, line, least=1)) for name in COLUMNS[:2])
+        found.append((line, (threads, batch), 1e6 * number(row, latency, path, line, least=_LEAST_MS)))
+    return found
+
+
+def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
+    """The profile in a file; parameters as for ``read_cells``.
+
+    Raises
+    ------
+    InputError
+        Also where two rows say different things of one cell; names the lines and what tells them apart.
+    """
+    found: dict[Cell, tuple[int, float]] = {}
+    for line, cell, latency_ns in read_cells(path, where):
+        first, known_ns = found.setdefault(cell, (line, latency_ns))
+        if known_ns != latency_ns:
+            raise InputError(
+                f"{cell[0]} threads with a batch of {cell[1]} take {known_ns / 1e6:g} ms and {latency_ns / 1e6:g} ms",
+                where=f"{path}: lines {first} and {line}",
+                fix=_told_apart(path, first, line),
+            )
+    return Profile.of({cell: latency_ns for cell, (_, latency_ns) in found.items()})
+
+
+def _told_apart(path: Path, first: int, second: int) -> str:
+    rows = read_rows(path, ())
+    one, other = rows[first - 2], rows[second - 2]
+    differ = [name for name in one if one[name] != other[name] and not name.startswith("latency")]
+    return f"say which is meant: --where {differ[0]}={one[differ[0]]}" if differ else "leave one of them out"
+
+
+def write_profile(path: Path, cells: Iterable[tuple[Cell, float]]) -> None:
+    """Write rows that ``read_cells`` reads: cells with their latencies in ns.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    with whole(path) as scratch, scratch.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows([threads, batch, repr(latency_ns / 1e6)] for (threads, batch), latency_ns in cells)

@@ -1,0 +1,111 @@
+"""``windtunnel serve``: from a profile to splits that were flown."""
+
+import json
+
+import pytest
+
+from tests.cli.command import windtunnel
+from windtunnel.serving.run import server_cores
+
+PROFILE = """num_threads,batch_size,latency_ms
+1,1,3
+1,2,5
+1,4,9
+2,1,2
+2,2,4
+2,4,8
+2,8,30
+"""
+
+
+@pytest.fixture
+def profile(tmp_path):
+    path = tmp_path / "model.csv"
+    path.write_text(PROFILE)
+    return path
+
+
+def test_a_plan_stands_beside_one_instance_and_one_per_thread(profile):
+    found = windtunnel("serve", "plan", profile, "--batch", "8,2")
+
+    assert 0 == found.code, found.stderr
+    lines = found.stdout.splitlines()
+    assert any("2x<1,4>" in line and "9.00 ms" in line and "3.33x" in line and "1.00x" in line for line in lines)
+    assert any("2x<1,1>" in line and "1.33x" in line for line in lines)
+
+
+def test_as_json_a_plan_has_its_instances(profile):
+    found = windtunnel("serve", "plan", profile, "--batch", "7", "--json")
+    document = json.loads(found.stdout)
+
+    assert "windtunnel.serve-plan/1" == document["schema"]
+    best = document["plans"][0]["best"]
+    assert [4, 3] == [one["batch"] for one in best["instances"]]
+    assert 9e6 == best["latency_ns"]
+
+
+def test_runs_beside_busy_neighbors_change_the_plan(profile, tmp_path):
+    flown = tmp_path / "flown.csv"
+    flown.write_text("num_threads,batch_size,latency_ms\n1,1,9\n2,2,4\n")
+    found = windtunnel("serve", "plan", profile, "--batch", "2", "--flown", flown, "--json")
+
+    best = json.loads(found.stdout)["plans"][0]["best"]
+    assert [2] == [one["threads"] for one in best["instances"]]
+
+
+def test_the_picture_has_all_three(profile, tmp_path):
+    page = tmp_path / "plan.html"
+    found = windtunnel("serve", "plan", profile, "--batch", "1,2,4,8", "--report", page)
+
+    assert 0 == found.code, found.stderr
+    text = page.read_text(encoding="utf-8")
+    for words in ("Up to 3.33 times the rate of one instance", "one instance per thread", "2x&lt;1,4&gt;"):
+        assert words in text
+    assert 2 == windtunnel("serve", "plan", profile, "--batch", "1", "--report", page).code
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        (["--batch", "9"], 1, "take 9 inputs at once"),
+        (["--batch", "0"], 2, "no list of whole numbers"),
+        (["--batch", ""], 2, "no batch to plan for"),
+        (["--batch", "1", "--threads", "3"], 2, "up to 2 threads, the server 3"),
+        (["--batch", "1", "--rule", "wild"], 2, "there is no rule 'wild'"),
+        (["--batch", "1", "--where", "mode"], 2, "write it like mode=graph"),
+        (["--batch", "1", "--where", "mode=graph"], 2, "no row has mode=graph"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(profile, more, code, message):
+    found = windtunnel("serve", "plan", profile, *more)
+
+    assert code == found.code
+    assert message in " ".join(found.stderr.split())
+
+
+def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
+    model = tmp_path / "my_model.py"
+    model.write_text(
+        "import torch\nfrom windtunnel.serving.job import Served\n\ndef make():\n"
+        "    return Served(torch.nn.Linear(64, 64), lambda batch: (torch.ones(batch, 64),))\n"
+    )
+    job, profile, flown = f"{model}:make", tmp_path / "p.csv", tmp_path / "f.csv"
+    threads = min(2, len(server_cores()))
+    given = ("--threads", threads, "--batches", "1,2", "--rounds", "5", "--time-limit", "1s", "-o", profile)
+    measured = windtunnel("serve", "profile", job, *given)
+    assert 0 == measured.code, measured.stderr
+    assert f"written: {profile}" in measured.stderr
+    assert 2 == windtunnel("serve", "profile", job, *given).code  # it is there
+
+    ledger = tmp_path / "receipts.db"
+    done = windtunnel("serve", "fly", job, profile, "--batch", "2", "--rounds", "5", "--time-limit", "1s",
+                      "-o", flown, "--ledger", ledger, "--json")  # fmt: skip
+    assert 0 == done.code, done.stderr
+    document = json.loads(done.stdout)
+    assert all(one["latency_ns"] > 0 for one in document["flights"])
+    assert flown.read_text().startswith("num_threads,batch_size,latency_ms")
+    kept = json.loads(windtunnel("receipts", "--ledger", ledger, "--json").stdout)
+    assert len(document["flights"]) - 1 == len(kept["receipts"])
+    few = windtunnel("serve", "profile", job, "--few", "100%", *given[:-1], tmp_path / "few.csv", "--json")
+    assert 0 == few.code, few.stderr
+    assert 1 <= len(json.loads(few.stdout)["cells"]) <= 2 * threads
