@@ -13,7 +13,7 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.reading import ReadLimit, unpacked
 
-__all__ = ["number", "read_rows"]
+__all__ = ["number", "read_rows", "whole_number"]
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -61,3 +61,17 @@ def number(row: Mapping[str, str], column: str, path: Path, line: int, *, least:
             f"{row[column]!r} is no number of {least:g} or more", where=f"{path}: line {line}, column {column}"
         )
     return value
+
+
+def whole_number(row: Mapping[str, str], column: str, path: Path, line: int, *, least: int = 0) -> int:
+    """A field as a whole number.
+
+    Raises
+    ------
+    InputError
+        It is none, or below the least; names line and column.
+    """
+    value = number(row, column, path, line, least=least)
+    if value != int(value):
+        raise InputError(f"{row[column]!r} is no whole number", where=f"{path}: line {line}, column {column}")
+    return int(value)

@@ -106,6 +106,23 @@ def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     assert flown.read_text().startswith("num_threads,batch_size,latency_ms")
     kept = json.loads(windtunnel("receipts", "--ledger", ledger, "--json").stdout)
     assert len(document["flights"]) - 1 == len(kept["receipts"])
+    for one in document["flights"]:
+        assert one["error_ratio"] == pytest.approx(one["predicted_ns"] / one["latency_ns"] - 1)
     few = windtunnel("serve", "profile", job, "--few", "100%", *given[:-1], tmp_path / "few.csv", "--json")
     assert 0 == few.code, few.stderr
     assert 1 <= len(json.loads(few.stdout)["cells"]) <= 2 * threads
+
+
+def test_where_no_instance_had_a_whole_batch_nothing_is_written(tmp_path):
+    model, profile, flown = tmp_path / "my_model.py", tmp_path / "p.csv", tmp_path / "f.csv"
+    model.write_text(
+        "import torch\nfrom windtunnel.serving.job import Served\n\ndef make():\n"
+        "    return Served(torch.nn.Linear(8, 8), lambda batch: (torch.ones(batch, 8),))\n"
+    )
+    profile.write_text("num_threads,batch_size,latency_ms\n1,4,1\n")
+    done = windtunnel("serve", "fly", f"{model}:make", profile, "--batch", "3", "--rounds", "5", "--time-limit", "1s",
+                      "-o", flown, "--ledger", tmp_path / "receipts.db")  # fmt: skip
+
+    assert 0 == done.code, done.stderr
+    assert "nothing is written" in done.stderr
+    assert not flown.exists()

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from windtunnel.hardware.cores import allowed_cores, stay_on
+from windtunnel.hardware import cores
+from windtunnel.hardware.cores import allowed_cores, socket_cores, stay_on
 
 
 def test_the_cores_are_those_of_the_host():
@@ -29,3 +30,19 @@ def test_a_process_stays_where_it_is_told():
     code = f"from windtunnel.hardware.cores import *; stay_on([{last}]); print(allowed_cores())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == f"({last},)"
+
+
+def test_two_numbers_of_one_core_count_once_and_sockets_are_told_apart(tmp_path, monkeypatch):
+    places = {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1), 4: (1, 0), 5: (1, 0)}
+    for number, (socket, core) in places.items():
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{socket}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+    monkeypatch.setattr(cores, "allowed_cores", lambda: tuple(places))
+
+    assert ((0, 1), (4,)) == socket_cores(tmp_path)
+
+
+def test_a_host_that_does_not_tell_has_one_socket_and_shares_no_core(tmp_path):
+    assert (allowed_cores(),) == socket_cores(tmp_path)

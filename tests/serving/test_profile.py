@@ -24,6 +24,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, profile):
         (["1,1,nan"], "line 2, column latency_ms"),
         (["1,1,2", "1,2,0"], "line 3, column latency_ms"),
         (["1,0,2"], "line 2, column batch_size"),
+        (["1.5,1,2"], "'1.5' is no whole number"),
         (["1,1,2", "1,1,3"], "lines 2 and 3"),
         ([], "has no rows"),
         (["1,1"], "line 2"),

@@ -78,7 +78,7 @@ def profile(
             num_cells = len(counts) * len(set(inputs))
             share = parse_ratio(few)
             with measuring(job, counts, max(inputs), rounds=rounds, budget_s=limit_s / num_cells) as measure:
-                found = measured_few(measure, counts, inputs, counts[-1], most_share=share)
+                found = measured_few(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
         else:
             cells = [(t, b) for t in counts for b in sorted(set(inputs))]
             found = measure_cells(job, cells, rounds=rounds, budget_s=limit_s, progress=progress)
@@ -227,12 +227,14 @@ def fly(
     splits = shortlist(known, num_threads, batch, most)
     with Progress("flying") as progress:
         found = fly_splits(job, splits, rounds=rounds, budget_s=parse_duration(time_limit) / 1e9, progress=progress)
-    whole = next((one for one in found if len(one.split.instances) == 1), None)
+    whole = next((one for one in found if [num_threads] == [it.threads for it in one.split.instances]), None)
     if whole is not None:
         kept = Ledger(ledger)
         for receipt in receipts_of_splits(job, found, whole):
             kept.add(receipt)
-    write_profile(path, [row for one in found if one.split.threads == num_threads for row in _full(one)])
+    busy = [row for one in found if one.split.threads == num_threads for row in _full(one)]
+    if busy:
+        write_profile(path, busy)
     if as_json:
         rows = [
             {
@@ -241,14 +243,19 @@ def fly(
                 "latency_ns": one.latency.value,
                 "low_ns": one.latency.low,
                 "high_ns": one.latency.high,
-                "error": one.error_ratio,
+                "error_ratio": one.error_ratio,
             }
             for one in found
         ]
         print_json({"schema": "windtunnel.serve-flight/1", "job": job, "batch": batch, "flights": rows,
-                    "written": str(path)})  # fmt: skip
+                    "written": str(path) if busy else None})  # fmt: skip
         return
     _print_flown(found)
+    if whole is None:
+        advise("no receipts: the profile has no instance with all threads for that batch")
+    if not busy:
+        advise("nothing is written: no server with all threads busy had whole batches")
+        return
     advise(f"written: {path}")
     if flown is None:
         suggest("windtunnel", "serve", "plan", profile, "--batch", batch, "--flown", path)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
-__all__ = ["allowed_cores", "stay_on"]
+__all__ = ["allowed_cores", "socket_cores", "stay_on"]
 
 
 def allowed_cores() -> tuple[int, ...]:
@@ -16,6 +17,29 @@ def allowed_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def socket_cores(root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
+    """The same by socket, one number for each physical core: two that share one are no two cores.
+
+    Parameters
+    ----------
+    root : Path
+        Where /sys lies (tests give another). A host that does not tell has one socket, and no core is shared.
+    """
+    sockets: dict[str, dict[str, int]] = {}
+    for number in allowed_cores():
+        folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
+        socket, core = (_told(folder / name) for name in ("physical_package_id", "core_id"))
+        sockets.setdefault(socket, {}).setdefault(core or f"cpu{number}", number)
+    return tuple(tuple(cores.values()) for cores in sockets.values())
+
+
+def _told(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def stay_on(cores: Iterable[int]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.progress import Progress
 from windtunnel.serving.profile import Cell, Profile
 from windtunnel.serving.search import best_split
 
@@ -37,6 +38,7 @@ def measured_few(
     *,
     most_share: float = 0.25,
     wanted: Sequence[int] = (),
+    progress: Progress | None = None,
 ) -> dict[Cell, float]:
     """Measure the cells on which the choice of splits rests.
 
@@ -56,6 +58,7 @@ def measured_few(
         Of all cells that may be measured; at least five are.
     wanted : sequence of int
         Batches that will be asked for; all of ``batches`` by default.
+    progress : callable, optional
 
     Raises
     ------
@@ -65,17 +68,24 @@ def measured_few(
     grid = [(t, b) for t in sorted(set(threads)) for b in sorted(set(batches))]
     if not grid:
         raise InputError("there is no cell to measure", fix="give threads and batches")
-    most = max(_LEAST, int(most_share * len(grid)))
-    found = {cell: measure(cell) for cell in _first(grid)}
+    most = min(max(_LEAST, int(most_share * len(grid))), len(grid))
+    found: dict[Cell, float] = {}
+
+    def add(cell: Cell) -> None:
+        found[cell] = measure(cell)
+        if progress is not None:
+            progress("profiling", len(found), most)
+
+    for cell in _first(grid):
+        add(cell)
     asked = sorted(set(wanted or batches))
-    while len(found) < min(most, len(grid)):
+    while len(found) < most:
         profile = estimated(found, grid)
         splits = [best_split(profile, num_threads, one) for one in asked]
         needed = Counter(cell for split in splits for cell in set(split.cells) if cell not in found)
         if not needed:
             break
-        cell = max(needed, key=lambda one: (needed[one], one))
-        found[cell] = measure(cell)
+        add(max(needed, key=lambda one: (needed[one], one)))
     return found
 
 

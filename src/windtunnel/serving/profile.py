@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.columns import number, read_rows
+from windtunnel.columns import number, read_rows, whole_number
 from windtunnel.errors import InputError
 from windtunnel.outputs import whole
 
@@ -114,7 +114,7 @@ def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[tuple
             raise InputError(f"no row has {column}={text}", where=str(path), fix=f"it has {', '.join(known[:12])}")
     found = []
     for line, row in rows:
-        threads, batch = (int(number(row, name, path, line, least=1)) for name in COLUMNS[:2])
+        threads, batch = (whole_number(row, name, path, line, least=1) for name in COLUMNS[:2])
         found.append((line, (threads, batch), 1e6 * number(row, latency, path, line, least=_LEAST_MS)))
     return found
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel import hardware
 from windtunnel.errors import InputError
-from windtunnel.hardware.cores import allowed_cores
+from windtunnel.hardware.cores import socket_cores
+from windtunnel.hardware.host import cpu_quota_cores
 from windtunnel.measure.rounds import rounds as rounds_of
 from windtunnel.measure.stats import Estimate, estimate_median
 from windtunnel.measure.together import moment_in
@@ -70,8 +70,10 @@ class FlownSplit:
 
 
 def server_cores() -> tuple[int, ...]:
-    """Cores that instances may be given: those of the affinity mask, as many as there are physical ones and quota."""
-    return allowed_cores()[: hardware.machine().num_cores]
+    """Cores that instances may be given: physical ones of one socket, within the affinity mask and the quota."""
+    largest = max(socket_cores(), key=len)
+    quota = cpu_quota_cores()
+    return largest if quota is None else largest[: max(1, int(quota))]
 
 
 @contextmanager

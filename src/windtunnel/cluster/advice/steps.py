@@ -14,7 +14,7 @@ from pathlib import Path
 from windtunnel.cluster.advice.model import Offer, StepTime
 from windtunnel.cluster.shapes import Shape
 from windtunnel.cluster.speeds import GraphSpeeds
-from windtunnel.columns import number, read_rows
+from windtunnel.columns import number, read_rows, whole_number
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Instance, Link
@@ -119,7 +119,7 @@ def read_steps(path: Path) -> dict[tuple[str, int], StepTime]:
     """
     found: dict[tuple[str, int], StepTime] = {}
     for line, row in enumerate(read_rows(path, _COLUMNS), 2):
-        count = int(number(row, "count", path, line, least=1))
+        count = whole_number(row, "count", path, line, least=1)
         compute_ns, interconnect_ns, network_ns = (1e6 * number(row, name, path, line) for name in _COLUMNS[2:])
         key = row["instance"], count
         if key in found:
