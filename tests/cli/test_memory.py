@@ -37,6 +37,12 @@ def test_a_workload_is_predicted_without_running_it(tmp_path):
     assert "open" in shown.stderr
 
 
+def test_the_hint_asks_for_the_same_job_as_was_asked_for():
+    shown = windtunnel("memory", SMALL, "--fake", "--device-memory", "1GiB")
+
+    assert f"next: windtunnel memory --output mlp.memory.html --fake --device-memory 1GiB {SMALL}" in shown.stderr
+
+
 def test_a_job_that_does_not_fit_is_refused_and_told_what_to_cut():
     shown = windtunnel("memory", "mlp:width=4096", "--fake", "--device-memory", "64MiB")
 

@@ -57,6 +57,17 @@ def test_the_number_of_threads_is_put_back():
     assert before == torch.get_num_threads()
 
 
+def test_what_is_slow_is_measured_in_one_size_only(monkeypatch):
+    monkeypatch.setattr(peaks, "_SLOW_NS", 1)
+    database = ProfileDatabase(":memory:")
+    found = measured_peak("bfloat16", database=database)
+
+    assert 1 == len(list(database))
+    assert (32, 32, 32) == found.shape
+    monkeypatch.setattr(peaks, "_timed", lambda *_: pytest.fail("it is known"))
+    assert found == measured_peak("bfloat16", database=database)
+
+
 def test_bandwidth_is_that_of_the_better_of_a_triad_and_of_scaling_in_place():
     database = ProfileDatabase(":memory:")
     found = measured_bandwidth(1, 12 * 4096, database=database)

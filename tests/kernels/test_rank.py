@@ -57,7 +57,8 @@ def test_what_cannot_be_ranked_is_refused():
     assert "aten::softmax" in refused.value.fix
 
 
-def test_the_command_ranks_a_stored_graph(tmp_path):
+def test_the_command_ranks_a_stored_graph(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     save(step(), tmp_path / "train.wt")
     shown, document = (windtunnel("evolve", "rank", str(tmp_path / "train.wt"), *more) for more in ((), ("--json",)))
 
@@ -65,3 +66,6 @@ def test_the_command_ranks_a_stored_graph(tmp_path):
     assert "aten::softmax" in shown.stdout
     assert "evolve run softmax" in shown.stdout + shown.stderr
     assert 3 == len(json.loads(document.stdout)["operators"])
+    (tmp_path / "softmax.evolve").mkdir()  # a search that has ended
+    (tmp_path / "softmax.evolve" / "result.json").write_text("{}")
+    assert "evolve place train.wt softmax.evolve" in windtunnel("evolve", "rank", "train.wt").stderr

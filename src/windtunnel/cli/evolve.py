@@ -263,7 +263,11 @@ def rank(
     print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
     say_wrapped("hidden: share of the time saved that lies beside the critical path, and wins nothing")
     kernel = next((one.at_hand for one in found[:top] if one.at_hand), "")
-    suggest("windtunnel", "evolve", "run", kernel or "KERNEL.ll")
+    searched = Path(f"{kernel}.evolve")
+    if kernel and (searched / "result.json").exists():
+        suggest("windtunnel", "evolve", "place", graph, searched)
+    else:
+        suggest("windtunnel", "evolve", "run", kernel or "KERNEL.ll")
 
 
 def place(

@@ -72,6 +72,9 @@ def memory(
             "memory",
             "--output",
             f"{stem(Path(target.partition(':')[0]))}.memory.html",
+            *(["--fake"] if fake else []),
+            *(["--on", on] if on else []),
+            *(["--device-memory", device_memory] if device_memory else []),
             target,
             *(arguments or ()),
         )
