@@ -29,7 +29,7 @@ COMMAND = re.compile(r"(?:windtunnel|wt|make|python -m)\b")
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]*?) -->\n+)?^```(console|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDER = re.compile(r"\b(?:[A-Z][A-Z_]{2,}(?:\.py)?|NOW|NAME)\b")
 OF_THE_READER = "a file or a name of the reader's own"
-TIMEOUT_S = 900  # what hangs; how long a command takes is another bar's matter
+TIMEOUT_S = 1800  # what hangs; how long a command takes is another bar's matter
 TAIL = 600
 
 
