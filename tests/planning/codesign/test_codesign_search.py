@@ -137,6 +137,26 @@ def test_no_cheaper_chip_yields_as_much(seed, share):
         cheapest(search(seed), 1.001 * every(one).max())
 
 
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_energy_counts_the_forward_pass_again_where_it_is_done_again(is_recomputed):
+    """Every stage but the last computes its activations once more."""
+    seen = 0
+    for case in search(2).cases:
+        plan = case.stages.best(*case.layers_of(3))
+        if plan is None or plan.is_recomputed != is_recomputed:
+            continue
+        plain = 0.0
+        for place, stage in enumerate(plan.stages):
+            column = case.stages.network.degrees.index(stage.degree)
+            for layer in stage.layers:
+                forward, backward = (one[3, case.distinct[layer], column] for one in case.joules)
+                again = forward if is_recomputed and place < len(plan.stages) - 1 else 0.0
+                plain += stage.num_devices * (forward + again + backward)
+        seen += len(plan.stages) > 1
+        assert case.energy_j(np.array([3]), plan)[0] == pytest.approx(plain / case.setting.microbatch)
+    assert seen
+
+
 def test_a_rate_is_above_zero():
     with pytest.raises(InputError, match="samples per s"):
         cheapest(search(), 0.0)
