@@ -26,6 +26,7 @@ VERBS = (
     "train",
     "evolve",
     "cluster",
+    "serve",
     "calibrate",
     "memory",
     "utilization",
