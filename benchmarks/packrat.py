@@ -8,8 +8,6 @@ but the speed is in them.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 from benchmarks import bar
 from windtunnel.serving.few_shot import estimated, measured_few
 from windtunnel.serving.model import fit_slowdown
-from windtunnel.serving.profile import Cell, Profile, read_profile
+from windtunnel.serving.profile import Cell, Profile, read_cells, read_profile
 from windtunnel.serving.search import best_split, optimum_table, soonest_ns
 
 MODELS = ("bert", "gpt2", "resnet")
@@ -94,14 +92,11 @@ def speed() -> float:
 def runs(folder: Path, model: str) -> list[Group]:
     """Instances that ran at once, group by group, of servers of 16 threads."""
     groups: list[Group] = []
-    with gzip.open(folder / "concurrent_runs.csv.gz", "rt") as file:
-        for row in csv.DictReader(file):
-            if row["series"] != "fat-vs-thin" or row["model"] != model:
-                continue
-            cell = int(row["num_threads"]), int(row["batch_size"])
-            if not groups or groups[-1][0][0] != cell or 16 // cell[0] == len(groups[-1]):
-                groups.append([])
-            groups[-1].append((cell, 1e6 * float(row["latency_mean_ms"])))
+    where = {"series": "fat-vs-thin", "model": model}
+    for _, cell, latency_ns in read_cells(folder / "concurrent_runs.csv.gz", where):
+        if not groups or groups[-1][0][0] != cell or 16 // cell[0] == len(groups[-1]):
+            groups.append([])
+        groups[-1].append((cell, latency_ns))
     return groups
 
 

@@ -78,7 +78,7 @@ def measured_page(rows: list[dict[str, object]]) -> str:
     intro = f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {'; '.join(machines)}." if rows else ""
     opening = (
         "Every number on this site comes from a script in `benchmarks/` that anybody can run; "
-        f"`make bars` runs them all. What fails stays in the table as failing, with what stands in its way below. "
+        "`make bars` runs them all. What fails stays in the table as failing, with what stands in its way below. "
         f"{intro}"
     )
     parts = [f"# What we measured\n\n{textwrap.fill(opening, PAGE_WIDTH)}\n\n{measured_table(rows)}\n"]

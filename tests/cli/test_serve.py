@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
+from tests.serving.profiles import MODEL
 from windtunnel.serving.run import server_cores
 
 PROFILE = """num_threads,batch_size,latency_ms
@@ -85,10 +86,7 @@ def test_what_cannot_be_planned_is_said(profile, more, code, message):
 
 def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     model = tmp_path / "my_model.py"
-    model.write_text(
-        "import torch\nfrom windtunnel.serving.job import Served\n\ndef make():\n"
-        "    return Served(torch.nn.Linear(64, 64), lambda batch: (torch.ones(batch, 64),))\n"
-    )
+    model.write_text(MODEL)
     job, profile, flown = f"{model}:make", tmp_path / "p.csv", tmp_path / "f.csv"
     threads = min(2, len(server_cores()))
     given = ("--threads", threads, "--batches", "1,2", "--rounds", "5", "--time-limit", "1s", "-o", profile)
@@ -115,10 +113,7 @@ def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
 
 def test_where_no_instance_had_a_whole_batch_nothing_is_written(tmp_path):
     model, profile, flown = tmp_path / "my_model.py", tmp_path / "p.csv", tmp_path / "f.csv"
-    model.write_text(
-        "import torch\nfrom windtunnel.serving.job import Served\n\ndef make():\n"
-        "    return Served(torch.nn.Linear(8, 8), lambda batch: (torch.ones(batch, 8),))\n"
-    )
+    model.write_text(MODEL)
     profile.write_text("num_threads,batch_size,latency_ms\n1,4,1\n")
     done = windtunnel("serve", "fly", f"{model}:make", profile, "--batch", "3", "--rounds", "5", "--time-limit", "1s",
                       "-o", flown, "--ledger", tmp_path / "receipts.db")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random profiles, and a slow search that tries every multiset of instances."""
+"""Random profiles, a slow search that tries every multiset of instances, and a model to serve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from itertools import combinations_with_replacement
 from hypothesis import strategies as st
 
 from windtunnel.serving.profile import Cell, Profile
+
+MODEL = """
+import torch
+from windtunnel.serving.job import Served
+
+def make():
+    return Served(torch.nn.Linear(16, 4), lambda batch: (torch.ones(batch, 16),))
+
+def nothing():
+    return 7
+"""
 
 
 @st.composite

@@ -2,21 +2,11 @@
 
 import pytest
 
+from tests.serving.profiles import MODEL
 from windtunnel.errors import InputError
 from windtunnel.serving.job import served
 from windtunnel.serving.model import Instance, Split
 from windtunnel.serving.run import fly_splits, measure_cells, measuring, server_cores
-
-MODEL = """
-import torch
-from windtunnel.serving.job import Served
-
-def make():
-    return Served(torch.nn.Linear(16, 4), lambda batch: (torch.ones(batch, 16),))
-
-def nothing():
-    return 7
-"""
 
 
 @pytest.fixture

@@ -37,12 +37,11 @@ def measured_few(
     num_threads: int,
     *,
     most_share: float = 0.25,
-    wanted: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> dict[Cell, float]:
     """Measure the cells on which the choice of splits rests.
 
-    The corners and the middle come first. Then, again and again, the cell that most of the splits chosen for the wanted
+    The corners and the middle come first. Then, again and again, the cell that most of the splits chosen for these
     batches rest on without its being measured: a cell that looks better than it is will be measured, and no longer
     chosen.
 
@@ -56,8 +55,6 @@ def measured_few(
         Of the server.
     most_share : float
         Of all cells that may be measured; at least five are.
-    wanted : sequence of int
-        Batches that will be asked for; all of ``batches`` by default.
     progress : callable, optional
 
     Raises
@@ -78,10 +75,9 @@ def measured_few(
 
     for cell in _first(grid):
         add(cell)
-    asked = sorted(set(wanted or batches))
     while len(found) < most:
         profile = estimated(found, grid)
-        splits = [best_split(profile, num_threads, one) for one in asked]
+        splits = [best_split(profile, num_threads, one) for one in sorted(set(batches))]
         needed = Counter(cell for split in splits for cell in set(split.cells) if cell not in found)
         if not needed:
             break

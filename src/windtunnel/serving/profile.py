@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ class Profile:
         """Of the largest instance."""
         return int(self.threads_C.max())
 
-    @property
+    @cached_property
     def cells(self) -> dict[Cell, float]:
         """Latency in ns by threads and batch."""
         rows = zip(self.threads_C.tolist(), self.batch_C.tolist(), strict=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -175,11 +176,9 @@ def _flown(split: Split, times_RI: np.ndarray) -> FlownSplit:
 
 
 def _group(job: str, split: Split) -> Workers:
-    cores, at = [], 0
     _fitting([split.threads])
-    for one in split.instances:
-        cores.append(server_cores()[at : at + one.threads])
-        at += one.threads
+    left = iter(server_cores())
+    cores = [list(islice(left, one.threads)) for one in split.instances]
     return _instances(job, cores, max(split.shares()))
 
 

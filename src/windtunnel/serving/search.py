@@ -33,7 +33,6 @@ RULES: dict[str, str] = {
     "at-most": "threads may idle, whole batches",
     "ragged": "threads may idle, an instance may take less than its batch",
 }
-_IDLE, _RAGGED = 1, 2
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,24 +44,26 @@ def optimum_table(profile: Profile, num_threads: int, batch: int, rule: Rule = "
     Infinite where threads or inputs do not add up, and in row and column 0. O(T B C).
     """
     _require(profile, num_threads, batch, rule)
-    idles = {"exact": 0, "at-most": _IDLE, "ragged": _IDLE + _RAGGED}[rule]
-    found: Floats = _table(profile.threads_C, profile.batch_C, profile.latency_ns_C, num_threads, batch, idles)
+    columns = profile.threads_C, profile.batch_C, profile.latency_ns_C
+    found: Floats = _table(*columns, num_threads, batch, rule != "exact", rule == "ragged")
     found[0], found[:, 0] = np.inf, np.inf
     return found
 
 
 @numba.njit(cache=True)
-def _table(threads_C: Ints, batch_C: Ints, latency_C: Floats, num_threads: int, batch: int, idles: int) -> Any:
+def _table(
+    threads_C: Ints, batch_C: Ints, latency_C: Floats, num_threads: int, batch: int, may_idle: bool, is_ragged: bool
+) -> Any:
     best = np.full((num_threads + 1, batch + 1), np.inf)
     best[0, 0] = 0.0
     for t in range(num_threads + 1):
-        if idles and t:
+        if may_idle and t:
             best[t] = best[t - 1]
         for b in range(1, batch + 1):
             shortest = best[t, b]
             for c in range(threads_C.size):
                 left = b - batch_C[c]
-                if threads_C[c] > t or (left < 0 and idles < _RAGGED):
+                if threads_C[c] > t or (left < 0 and not is_ragged):
                     continue
                 taken = max(best[t - threads_C[c], max(left, 0)], latency_C[c])
                 shortest = min(shortest, taken)
@@ -139,8 +140,6 @@ def best_split(profile: Profile, num_threads: int, batch: int, rule: Rule = "rag
     if rule == "ragged":
         return _split(profile, num_threads, batch, rule, lambda t, b: soonest_ns(profile, t, b))
     table = optimum_table(profile, num_threads, batch, rule)
-    if not np.isfinite(table[num_threads, batch]):
-        _raise_unreachable(profile, num_threads, batch, rule)
     return _split(profile, num_threads, batch, rule, lambda t, b: float(table[t, b]))
 
 
@@ -162,10 +161,10 @@ def _split(profile: Profile, num_threads: int, batch: int, rule: Rule, optimum: 
                 continue
             rest = optimum(t - threads, left) if left else _rest_of_none(t - threads, rule)
             if rest <= target:
-                choices.append((rest, -threads, own, latency_ns))
-        _, threads, own, latency_ns = min(choices)
-        instances.append(Instance(-threads, own, latency_ns))
-        t, b = t + threads, b - own
+                choices.append((rest, -threads, own))
+        _, minus_threads, own = min(choices)
+        instances.append(Instance(-minus_threads, own, target))
+        t, b = t + minus_threads, b - own
     return Split(tuple(instances), batch)
 
 
@@ -176,15 +175,15 @@ def _rest_of_none(threads_left: int, rule: Rule) -> float:
 def shortlist(profile: Profile, num_threads: int, batch: int, most: int = 8) -> list[Split]:
     """Splits worth flying, the best first, with one instance of all threads and as many as there are threads.
 
-    The best by each rule, and for every number of equal instances the smallest batch of the profile that will do.
+    The best of all, and for every number of equal instances the smallest batch of the profile that will do.
 
     Raises
     ------
     InputError, InfeasibleError
         As for ``best_split``.
     """
-    found = {one.cells: one for one in [best_split(profile, num_threads, batch, "ragged")]}
-    ends = []
+    best = best_split(profile, num_threads, batch)
+    found, ends = {best.cells: best}, []
     for count in range(1, min(num_threads, batch) + 1):
         one = equal_split(profile, num_threads, count, batch)
         if one is not None:
