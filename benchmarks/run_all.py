@@ -107,6 +107,7 @@ BARS = (
     "layers_flown",
     "packrat",
     "packrat_flown",
+    "packrat_requests",
     "gevo_search",
     "gevo_planted",
     "gevo_real",

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+
+from tests.cli.command import windtunnel
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
@@ -48,7 +49,6 @@ GROUPS = (
 @pytest.mark.parametrize("code", blocks("console"))
 def test_commands_in_the_docs_exist_with_their_options(code):
     from windtunnel.cli import codesign, place
-    from windtunnel.cli._app import app
 
     for line in code.splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
@@ -59,7 +59,7 @@ def test_commands_in_the_docs_exist_with_their_options(code):
         for name, group in (("place", place), ("codesign", codesign)):
             if words[1] == name:  # a file needs no verb
                 verb = [name, words[2] if words[2] in group.VERBS else group.DEFAULT]
-        shown = CliRunner().invoke(app, [*verb, "--help"])
+        shown = windtunnel(*verb, "--help")
         own = words[: words.index("--")] if "--" in words else words
         options = [word for word in own if word.startswith("--")]
         if words[1] in ("capture", "dry-run"):  # what stands behind a script is the script's
@@ -67,8 +67,8 @@ def test_commands_in_the_docs_exist_with_their_options(code):
                 word for word in options if words.index(word) < words.index(next(w for w in words if w.endswith(".py")))
             ]
 
-        assert shown.exit_code == 0, line
-        assert [o for o in options if o not in shown.output] == [], line
+        assert shown.code == 0, line
+        assert [o for o in options if o not in shown.stdout] == [], line
 
 
 def test_prose_is_wrapped_at_100_columns():

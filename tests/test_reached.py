@@ -1,8 +1,11 @@
 """Every module is there for a verb or a registration: what neither reaches is dead weight, or a benchmark's."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 import windtunnel
 from windtunnel.registry import KINDS
@@ -37,46 +40,55 @@ def registers(tree: ast.Module) -> bool:
     return any(name in {f"registry.{kind}" for kind in (*KINDS, "discover")} for name in names)
 
 
-def unreached(trees: dict[str, ast.Module], packages: set[str]) -> list[str]:
+@dataclass(frozen=True)
+class Module:
+    """What counts of a file: what it imports, and whether a verb, a public name or a registration is in it."""
+
+    imports: tuple[str, ...]
+    is_door: bool
+
+
+def module_of(name: str, tree: ast.Module, packages: Set[str]) -> Module:
+    package = name if name in packages else name.rpartition(".")[0]
+    is_door = name in PUBLIC or name.startswith("windtunnel.cli") or registers(tree)
+    return Module((name.rpartition(".")[0], *imported(tree, package)), is_door)
+
+
+def unreached(modules: dict[str, Module]) -> list[str]:
     """Modules to which no verb, public name or registration leads; importing one imports its packages."""
-    begun = [
-        name for name, tree in trees.items() if name in PUBLIC or name.startswith("windtunnel.cli") or registers(tree)
-    ]
+    begun = [name for name, one in modules.items() if one.is_door]
     seen: set[str] = set()
     while begun:
         name = begun.pop()
-        if name in seen or name not in trees:
-            continue
-        seen.add(name)
-        package = name if name in packages else name.rpartition(".")[0]
-        begun += [name.rpartition(".")[0], *imported(trees[name], package)]
-    return sorted(set(trees) - seen)
+        if name not in seen and name in modules:
+            seen.add(name)
+            begun += modules[name].imports
+    return sorted(set(modules) - seen)
 
 
-def house() -> tuple[dict[str, ast.Module], set[str]]:
+@pytest.fixture(scope="module")
+def house() -> dict[str, Module]:
     paths = {name_of(path): path for path in ROOT.rglob("*.py")}
     packages = {name for name, path in paths.items() if path.name == "__init__.py"}
-    return {name: ast.parse(path.read_text()) for name, path in paths.items()}, packages
+    return {name: module_of(name, ast.parse(path.read_text()), packages) for name, path in paths.items()}
 
 
-def test_every_module_is_reached_by_a_verb_or_a_registration():
-    trees, packages = house()
-
-    assert [] == unreached(trees, packages)
+def more(code: dict[str, str]) -> dict[str, Module]:
+    return {name: module_of(name, ast.parse(text), set()) for name, text in code.items()}
 
 
-def test_a_module_that_nothing_imports_is_found():
-    trees, packages = house()
-    alone = {"windtunnel.cost.alone": ast.parse("from windtunnel.cost.alone_too import x"),
-             "windtunnel.cost.alone_too": ast.parse("x = 1")}  # fmt: skip
-
-    assert sorted(alone) == unreached(trees | alone, packages)
+def test_every_module_is_reached_by_a_verb_or_a_registration(house):
+    assert [] == unreached(house)
 
 
-def test_a_module_that_registers_is_reached_with_what_it_imports():
-    trees, packages = house()
+def test_a_module_that_nothing_imports_is_found(house):
+    alone = {"windtunnel.cost.alone": "from windtunnel.cost.alone_too import x", "windtunnel.cost.alone_too": "x = 1"}
+
+    assert sorted(alone) == unreached(house | more(alone))
+
+
+def test_a_module_that_registers_is_reached_with_what_it_imports(house):
     code = "from windtunnel import registry\nfrom windtunnel.cost import used\n"
     code += "@registry.cost_model('new', source='')\ndef new(): ..."
-    added = {"windtunnel.cost.new": ast.parse(code), "windtunnel.cost.used": ast.parse("x = 1")}
 
-    assert [] == unreached(trees | added, packages)
+    assert [] == unreached(house | more({"windtunnel.cost.new": code, "windtunnel.cost.used": "x = 1"}))

@@ -84,6 +84,40 @@ def test_what_cannot_be_planned_is_said(profile, more, code, message):
     assert message in " ".join(found.stderr.split())
 
 
+def test_the_fewest_threads_in_time_are_chosen(profile):
+    given = ("serve", "size", profile, "--requests", "constant:rate=150,seconds=2", "--json")
+    enough = windtunnel(*given, "--limit", "20ms")
+    late = windtunnel(*given, "--limit", "1ms")
+    document = json.loads(enough.stdout)
+
+    assert 0 == enough.code, enough.stderr
+    assert "windtunnel.serve-size/1" == document["schema"]
+    assert 300 == document["num_requests"]
+    assert [1, 2] == [one["threads"] for one in document["servers"]]
+    assert 1 == document["chosen"]["threads"]
+    assert document["chosen"]["latency_ns"] <= 20e6
+    assert (1, None) == (late.code, json.loads(late.stdout)["chosen"])
+    text = windtunnel(*given[:-1], "--limit", "20ms")
+    assert "fewest threads in time: 1, as <1," in text.stdout
+    assert "no server answers" in windtunnel(*given[:-1], "--limit", "1ms").stdout
+
+
+@pytest.mark.skipif(len(server_cores()) < 2, reason="two instances want two cores")
+def test_requests_are_really_answered_beside_one_instance(tmp_path):
+    model, path, ledger = tmp_path / "my_model.py", tmp_path / "p.csv", tmp_path / "receipts.db"
+    model.write_text(MODEL)
+    path.write_text("num_threads,batch_size,latency_ms\n1,1,0.1\n1,4,0.2\n2,1,0.3\n2,4,0.5\n2,8,0.9\n")
+    done = windtunnel("serve", "size", path, "--requests", "poisson:rate=50,seconds=1", "--limit", "0.17ms", "--share",
+                      "100%", "--fly", f"{model}:make", "--ledger", ledger, "--json")  # fmt: skip
+    document = json.loads(done.stdout)
+
+    for one in document["flights"]:
+        assert 0 < one["measured"][0]["median_ns"] <= one["measured"][0]["latency_ns"]
+        assert 1 <= one["measured"][0]["num_batches"] <= document["num_requests"]
+    kept = json.loads(windtunnel("receipts", "--ledger", ledger, "--json").stdout)["receipts"]
+    assert len(document["flights"]) - 1 == len(kept)
+
+
 def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     model = tmp_path / "my_model.py"
     model.write_text(MODEL)

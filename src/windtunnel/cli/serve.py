@@ -11,6 +11,7 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
+from windtunnel.cli.serve_size import size
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -282,4 +283,4 @@ def _print_flown(found: Sequence[FlownSplit]) -> None:
     say(f"soonest as flown: {best.split}")
 
 
-VERBS: dict[str, Callable[..., None]] = {"profile": profile, "plan": plan, "fly": fly}
+VERBS: dict[str, Callable[..., None]] = {"profile": profile, "plan": plan, "fly": fly, "size": size}

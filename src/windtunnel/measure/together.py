@@ -10,12 +10,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["elapsed_since_ns", "moment_in"]
+__all__ = ["elapsed_since_ns", "moment_in", "wait_for"]
 
 
 def moment_in(delay_ns: int) -> int:
     """A moment that is so far ahead, by the clock of all processes."""
     return time.perf_counter_ns() + delay_ns
+
+
+def wait_for(moment_ns: int) -> None:
+    """Sleep until that moment, so that others have the core; return at once if it is over."""
+    left_ns = moment_ns - time.perf_counter_ns()
+    if left_ns > 0:
+        time.sleep(left_ns / 1e9)
 
 
 def elapsed_since_ns(moment_ns: int, action: Callable[[], Any]) -> int:

@@ -83,6 +83,19 @@ class Split:
             left -= found[-1]
         return tuple(found)
 
+    def parts(self, inputs: int) -> tuple[int, ...]:
+        """Inputs of each instance of a batch that may be short, in proportion to what each takes; some may have none.
+
+        The paper fills one instance after the other, which leaves the last ones idle.
+
+        Examples
+        --------
+        >>> Split((Instance(2, 8, 1.0), Instance(2, 8, 1.0)), 16).parts(5)
+        (2, 3)
+        """
+        ends = np.cumsum([one.batch for one in self.instances]) * inputs // sum(one.batch for one in self.instances)
+        return tuple(np.diff(ends, prepend=0).tolist())
+
     def __str__(self) -> str:
         """``2x<8,4>``: two instances of eight threads, four inputs each."""
         return " + ".join(f"{f'{n}x' if n > 1 else ''}<{t},{b}>" for (t, b), n in Counter(self.cells).items())

@@ -1,35 +1,39 @@
 """Instances that really run (room serving): alone for a profile, at once for a split.
 
-In: what is served, cells or splits. Out: latencies, each candidate in its turn in every round. Every instance is a
-process that keeps to cores of its own from before it imports torch. Not here: which split (``search``).
+In: what is served, cells, splits or requests. Out: latencies, each candidate in its turn in every round. Every instance
+is a process that keeps to cores of its own from before it imports torch. Not here: which split (``search``).
 """
 
-# R rounds
+# R rounds, or requests
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.cores import socket_cores
 from windtunnel.hardware.host import cpu_quota_cores
 from windtunnel.measure.rounds import rounds as rounds_of
 from windtunnel.measure.stats import Estimate, estimate_median
-from windtunnel.measure.together import moment_in
+from windtunnel.measure.together import moment_in, wait_for
 from windtunnel.measure.workers import Workers
 from windtunnel.progress import Progress
 from windtunnel.serving.model import Split
 from windtunnel.serving.profile import Cell
+from windtunnel.serving.tail import Answered, Server, closes_ns
 
-__all__ = ["FlownSplit", "fly_splits", "measure_cells", "measuring", "server_cores"]
+__all__ = ["FlownSplit", "fly_requests", "fly_splits", "measure_cells", "measuring", "server_cores"]
 
 _SOON_NS = 1_000_000  # an order has reached its process by then
 _WARMUP = 3
+_KNOWN = 32  # sizes of batches that instances have seen before requests come
 _PATIENCE_S = 600.0
 # pools that wait must not burn the cores of their neighbors
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -168,6 +172,44 @@ def fly_splits(
     return [_flown(split, np.array(taken, dtype=np.float64)) for split, taken in zip(splits, times, strict=True)]
 
 
+def fly_requests(
+    job: str, server: Server, arrival_ns_R: NDArray[np.int64], *, progress: Progress | None = None
+) -> Answered:
+    """Really answer requests that come at these moments, whether or not the ones before are answered.
+
+    Parameters
+    ----------
+    job : str
+        As for ``served``.
+    server : Server
+    arrival_ns_R : int64 [R]
+        Ascending, from the moment on at which the server is ready.
+    progress : callable, optional
+
+    Raises
+    ------
+    InputError, FlightError
+        As for ``fly_splits``.
+    """
+    arrivals, most = arrival_ns_R.tolist(), server.split.batch
+    answered, at, num_batches = np.empty(len(arrivals), dtype=np.int64), 0, 0
+    with _group(job, server.split) as workers:
+        _ready(workers)
+        for inputs in [*range(1, most + 1, max(1, most // _KNOWN)), *[most] * _WARMUP]:
+            _answers(workers, server.split.parts(inputs))
+        begin_ns = moment_in(_SOON_NS)
+        while at < len(arrivals):
+            wait_for(begin_ns + closes_ns(arrivals, at, most, server.wait_ns))
+            now_ns = moment_in(0) - begin_ns
+            upto = min(bisect_right(arrivals, now_ns, lo=at), at + most)
+            _answers(workers, server.split.parts(upto - at), delay_ns=0)
+            answered[at:upto] = moment_in(0) - begin_ns
+            at, num_batches = upto, num_batches + 1
+            if progress is not None:
+                progress("answering", at, len(arrivals))
+    return Answered(arrival_ns_R, answered, num_batches)
+
+
 def _flown(split: Split, times_RI: np.ndarray) -> FlownSplit:
     whole_R = times_RI.max(axis=1)
     return FlownSplit(
@@ -215,8 +257,10 @@ def _answer(workers: Workers, rank: int, batch: int) -> int:
     return int(workers.receive(rank))
 
 
-def _answers(workers: Workers, shares: Sequence[int]) -> list[int]:
-    moment_ns = moment_in(_SOON_NS)
-    for rank, batch in enumerate(shares):
-        workers.send((batch, moment_ns), rank)
-    return [int(workers.receive(rank)) for rank in range(len(shares))]
+def _answers(workers: Workers, shares: Sequence[int], delay_ns: int = _SOON_NS) -> list[int]:
+    """What each rank with inputs took, from one moment on."""
+    moment_ns = moment_in(delay_ns)
+    asked = [rank for rank, batch in enumerate(shares) if batch]
+    for rank in asked:
+        workers.send((shares[rank], moment_ns), rank)
+    return [int(workers.receive(rank)) for rank in asked]

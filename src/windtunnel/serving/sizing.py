@@ -1,0 +1,120 @@
+"""Which server answers requests in time with the fewest threads (room serving).
+
+In: a profile, when requests come, a limit that a share of the answers has to keep. Out: a ``Server`` with what is
+foretold of it. Tried are all numbers of threads, batches by powers of two, and a few times to wait. Not here: what is
+foretold of one (``tail``), a real one (``run``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.progress import Progress
+from windtunnel.serving.model import Slowdown, Split
+from windtunnel.serving.profile import Profile
+from windtunnel.serving.search import best_split
+from windtunnel.serving.tail import Answered, Server, answer, batch_latencies
+
+__all__ = ["Sized", "foretold", "sized_servers"]
+
+_WAITS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the limit
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A server and what is foretold of it.
+
+    Parameters
+    ----------
+    server : Server
+    answered : Answered
+    latency_ns : float
+        Within which the asked share is answered.
+    """
+
+    server: Server
+    answered: Answered
+    latency_ns: float
+
+
+def sized_servers(
+    profile: Profile,
+    arrival_ns_R: NDArray[np.int64],
+    limit_ns: int,
+    *,
+    share: float = 0.99,
+    num_threads: int = 0,
+    slowdown: Slowdown | None = None,
+    progress: Progress | None = None,
+) -> list[Sized]:
+    """The best server of every number of threads, in ascending order; the first in time is the one to take.
+
+    Parameters
+    ----------
+    profile : Profile
+        Of one instance alone.
+    arrival_ns_R : int64 [R]
+        Ascending.
+    limit_ns : int
+        For an answer.
+    share : float
+        Of the answers that have to keep it, in (0, 1].
+    num_threads : int
+        At most; 0 as the profile has.
+    slowdown : Slowdown, optional
+        By busy neighbors.
+    progress : callable, optional
+
+    Raises
+    ------
+    InputError
+        There is no time limit, the share is none, or the profile knows no server of that size.
+    """
+    if limit_ns <= 0 or not 0 < share <= 1:
+        raise InputError(
+            f"{share:.3g} of the answers within {limit_ns} ns is no aim", fix="give a limit above 0 and a share up to 1"
+        )
+    most = num_threads or profile.most_threads
+    beside_busy = profile if slowdown is None else slowdown.of(profile)
+    found = []
+    for threads in range(1, most + 1):
+        tried = [
+            foretold(profile, Server(split, round(limit_ns * wait)), arrival_ns_R, share, slowdown)
+            for split in _splits(beside_busy, threads)
+            for wait in _WAITS
+        ]
+        if tried:
+            found.append(min(tried, key=lambda one: one.latency_ns))
+        if progress is not None:
+            progress("sizing", threads, most)
+    if not found:
+        raise InfeasibleError("no server of these threads has an instance in the profile", fix="profile more threads")
+    return found
+
+
+def _splits(profile: Profile, threads: int) -> list[Split]:
+    """The best for every batch that is a power of two, as far as there is one."""
+    found: list[Split] = []
+    batch = 1
+    while True:
+        try:
+            found.append(best_split(profile, threads, batch))
+        except InfeasibleError:
+            return found
+        batch *= 2
+
+
+def foretold(
+    profile: Profile,
+    server: Server,
+    arrival_ns_R: NDArray[np.int64],
+    share: float,
+    slowdown: Slowdown | None = None,
+) -> Sized:
+    """What a server will do; parameters and errors as for ``sized_servers``."""
+    answered = answer(arrival_ns_R, server, batch_latencies(profile, server.split, slowdown))
+    return Sized(server, answered, answered.latency_ns(share))
