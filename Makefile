@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # one file of versions known to work together, for every command
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
+# processes that tests start would compile every module anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all bench bars lint docs clean
 
 demo: $(VENV)/.demo ## train a small model, explain it, predict what would make it faster, fly the best

@@ -30,9 +30,7 @@ SHARES = {"half": 0.5, "tail": 0.99}
 
 def fly(name: str, seconds: float, rounds: int, budget_s: float) -> list[dict[str, object]]:
     job, _ = JOBS[name]
-    alone = Profile.of(
-        measure_cells(job, [(t, b) for t in (1, 2) for b in BATCHES], rounds=rounds, budget_s=budget_s)
-    )
+    alone = Profile.of(measure_cells(job, [(t, b) for t in (1, 2) for b in BATCHES], rounds=rounds, budget_s=budget_s))
     splits = [one for count in (1, 2) if (one := equal_split(alone, 2, count, MOST)) is not None]
     seen = fly_splits(job, splits, rounds=rounds, budget_s=budget_s)
     slowdown = fit_slowdown(

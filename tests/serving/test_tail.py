@@ -47,7 +47,7 @@ def test_no_request_is_answered_before_its_batch_could_be(arrivals, most):
     server = Server(Split((Instance(1, most, 1.0),), most), 3)
     found = answer(np.array(arrivals), server, np.arange(most + 1) * 2.0)
 
-    assert (found.latency_ns_R >= 2).all()
+    assert (found.latencies_ns >= 2).all()
     assert -(-len(arrivals) // most) <= found.num_batches <= len(arrivals)
     assert (np.diff(found.answered_ns_R) >= 0).all()
 
@@ -99,9 +99,7 @@ def test_half_the_batch_is_dealt_evenly():
 
 
 def test_patterns_have_the_rate_they_say():
-    steady, drawn, bursts = (
-        requests_of(f"{name}:rate=100,seconds=100") for name in ("constant", "poisson", "bursts")
-    )
+    steady, drawn, bursts = (requests_of(f"{name}:rate=100,seconds=100") for name in ("constant", "poisson", "bursts"))
 
     assert 10_000 == len(steady)
     assert len(drawn) == pytest.approx(10_000, rel=0.05)

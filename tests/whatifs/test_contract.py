@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterator
 
@@ -58,8 +59,13 @@ CAPTURES: dict[str, dict[str, int]] = {
     "cnn": {"batch_size": 2},
     "transformer": {"batch_size": 2, "length": 16, "width": 32, "depth": 2, "vocabulary": 100},
 }
-SAMPLES = dict(samples()) | (dict(captured()) if importlib.util.find_spec("torch") else {})
 MEASURE_ONCE = pricer_of(":memory:", budget_s=0.01)
+
+
+@functools.cache
+def all_samples() -> dict[str, Graph]:
+    """Made when the first test wants them: whoever collects tests wants none."""
+    return dict(samples()) | (dict(captured()) if importlib.util.find_spec("torch") else {})
 
 
 def price(needs, is_run):
@@ -76,14 +82,20 @@ def attempt(name: str, graph: Graph) -> Graph | WindtunnelError:
         return error
 
 
-OUTCOMES = {(name, sample): attempt(name, graph) for name in NAMES for sample, graph in SAMPLES.items()}
-APPLICABLE = [key for key, outcome in OUTCOMES.items() if isinstance(outcome, Graph)]
+@functools.cache
+def outcomes(name: str) -> dict[str, Graph | WindtunnelError]:
+    """What comes of each sample."""
+    return {sample: attempt(name, graph) for sample, graph in all_samples().items()}
+
+
+def applicable(name: str) -> list[Graph]:
+    """The samples to which it applies."""
+    return [all_samples()[sample] for sample, outcome in outcomes(name).items() if isinstance(outcome, Graph)]
 
 
 def contract_of(name: str) -> type:
     """The contract that every what-if inherits, on the samples to which it applies."""
-    graphs_of_it = [SAMPLES[sample] for each, sample in APPLICABLE if each == name]
-    methods = {"graphs": lambda _: graphs_of_it, "price": lambda _, needs, is_run: price(needs, is_run)}
+    methods = {"graphs": lambda _: applicable(name), "price": lambda _, needs, is_run: price(needs, is_run)}
     return type(f"Test {name}", (WhatIfContract,), {"name": name, "prices": "auto", **methods})
 
 
@@ -100,7 +112,7 @@ class TestEveryRegistration:
         assert outcome.message if isinstance(outcome, WindtunnelError) else outcome.validate().num_tasks >= 0
 
     def test_says_in_words_why_it_does_not_apply(self, name):
-        reasons = [OUTCOMES[name, sample] for sample in SAMPLES if (name, sample) not in APPLICABLE]
+        reasons = [outcome for outcome in outcomes(name).values() if isinstance(outcome, WindtunnelError)]
 
         assert all(len(reason.message) > 10 for reason in reasons)
 
@@ -108,9 +120,14 @@ class TestEveryRegistration:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the extra torch")
 def test_no_capture_lacks_what_a_what_if_asks_of_it():
     """A what-if may have nothing to act on; a step that was captured here says all that is known of this host."""
-    lacking = {key: str(one) for key, one in OUTCOMES.items() if "captured" in key[1] and "not recorded" in str(one)}
+    lacking = {
+        (name, sample): str(one)
+        for name in NAMES
+        for sample, one in outcomes(name).items()
+        if "captured" in sample and "not recorded" in str(one)
+    }
 
     assert {} == lacking
     assert {"captured mlp", "captured cnn", "captured transformer"} <= {
-        sample for name, sample in APPLICABLE if name == "data-parallel"
+        sample for sample, outcome in outcomes("data-parallel").items() if isinstance(outcome, Graph)
     }

@@ -79,7 +79,7 @@ def _values(text: str, given: str, defaults: dict[str, float]) -> dict[str, floa
 
 
 def _constant(values: dict[str, float]) -> Floats:
-    return np.arange(int(values["rate"] * values["seconds"])) / values["rate"]
+    return np.arange(int(values["rate"] * values["seconds"]), dtype=np.float64) / values["rate"]
 
 
 def _poisson(values: dict[str, float]) -> Floats:
@@ -89,9 +89,8 @@ def _poisson(values: dict[str, float]) -> Floats:
 def _bursts(values: dict[str, float]) -> Floats:
     """A share of them in the last tenths of all periods."""
     share = 0.1 * values["peak"] / (0.1 * values["peak"] + 0.9)
-    places = _drawn(values["rate"] * values["seconds"], values)
-    period = values["period"]
-    within = np.where(places < 1 - share, places / (1 - share) * 0.9, 0.9 + 0.1 * (places - 1 + share) / share)
+    places, period = _drawn(values["rate"] * values["seconds"], values), values["period"]
+    within: Floats = np.where(places < 1 - share, places / (1 - share) * 0.9, 0.9 + 0.1 * (places - 1 + share) / share)
     rng = np.random.default_rng([int(values["seed"]), 1])
     moments: Floats = (rng.integers(0, max(1, round(values["seconds"] / period)), size=len(places)) + within) * period
     return moments

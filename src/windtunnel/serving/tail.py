@@ -59,13 +59,13 @@ class Answered:
     num_batches: int
 
     @property
-    def latency_ns_R(self) -> Ints:
-        """From arrival to answer."""
+    def latencies_ns(self) -> Ints:
+        """From arrival to answer, int64 [R]."""
         return self.answered_ns_R - self.arrival_ns_R
 
     def latency_ns(self, quantile: float) -> float:
         """So many of all requests are answered within that time."""
-        return float(np.quantile(self.latency_ns_R, quantile))
+        return float(np.quantile(self.latencies_ns, quantile))
 
 
 def closes_ns(arrivals_ns: list[int], at: int, most: int, wait_ns: int) -> int:
@@ -95,7 +95,7 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
     --------
     >>> from windtunnel.serving.model import Instance
     >>> server = Server(Split((Instance(1, 2, 10.0),), 2), wait_ns=4)
-    >>> answer(np.array([0, 1, 2, 50]), server, np.array([0.0, 6.0, 10.0])).latency_ns_R.tolist()
+    >>> answer(np.array([0, 1, 2, 50]), server, np.array([0.0, 6.0, 10.0])).latencies_ns.tolist()
     [11, 10, 15, 10]
     """
     arrivals = arrival_ns_R.tolist()
