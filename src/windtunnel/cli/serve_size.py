@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, print_json, print_table, say, suggest
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
 from windtunnel.units import format_duration
 
@@ -91,7 +91,7 @@ def size(
             say()
             _print_flights(flights, part)
         else:
-            suggest("windtunnel", "serve", "size", profile, "--requests", requests, "--limit", limit, "--fly", "JOB")
+            advise("to answer such requests really: --fly, with what the profile is of")
     if chosen is None:
         raise typer.Exit(1)
 

@@ -26,7 +26,7 @@ from windtunnel.hardware import Link
 __all__ = ["LinkFit", "LinkSample", "fit_link", "samples_of"]
 
 Floats = NDArray[np.float64]
-_ROUNDS = 30
+_ROUNDS, _SAME = 30, 1e-9
 _HUBER, _LEAST_SCALE, _LONGEST_STEP = 1.345, 0.01, 0.7
 _LEAST_RANGE = 4
 _LEAST_SPREAD = 0.03
@@ -158,7 +158,10 @@ def _fitted(terms: Floats, taken: Floats, trust: Floats) -> Floats:
         scale = max(1.4826 * float(np.median(np.abs(off))), _LEAST_SCALE)
         weight = trust * np.sqrt(np.minimum(1, _HUBER * scale / np.maximum(np.abs(off), 1e-12)))
         wanted = 1 + np.clip(off, -_LONGEST_STEP, _LONGEST_STEP)
+        before = found.copy()
         found[columns] = _not_negative(terms[:, columns] / predicted[:, None], wanted, weight)
+        if np.allclose(found, before, rtol=_SAME, atol=0):
+            break
     return _with_latency(found, terms, taken)
 
 
