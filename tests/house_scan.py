@@ -30,7 +30,6 @@ ALLOWED_TIMING = {
     "training/pipelines/_rank.py": "spans of a rank on the clock that all ranks share",
     "training/pipelines/_trainer.py": "when a rank is done with each batch of a training that goes on",
     "cost/rerun/_interpreter.py": "stamps of each operator while a captured program runs",
-    "cost/_neighbor.py": "counts pieces of work until a moment that all processes share",
     "suite/metrics.py": "CPU seconds of a job, which is a metric of it",
     "programs/run/worker.py": "passes over compiled programs, timed within the process that holds their code",
 }

@@ -7,8 +7,8 @@ Out: how often per second it did its piece of work.
 from __future__ import annotations
 
 import hashlib
-import time
 
+from windtunnel.measure.together import rate_between
 from windtunnel.measure.workers import Place
 
 __all__ = ["main"]
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 def main(place: Place) -> None:
     """Work from one moment to another, and tell the rate."""
-    what, begin_s, end_s, size_bytes = place.config
+    what, begin_ns, end_ns, size_bytes = place.config
     if what == "memory":
         import numpy as np
 
@@ -32,11 +32,4 @@ def main(place: Place) -> None:
             hashlib.sha256(chunk).digest()
 
     work()
-    while time.time() < begin_s:
-        pass
-    count = 0
-    began_s = time.perf_counter()
-    while count == 0 or time.time() < end_s:
-        work()
-        count += 1
-    place.tell(count / (time.perf_counter() - began_s))
+    place.tell(rate_between(begin_ns, end_ns, work))

@@ -7,7 +7,6 @@ Not here: who uses what.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from windtunnel.graph import Discipline, Graph, ResourceKind
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
+from windtunnel.measure.together import moment_in
 from windtunnel.measure.workers import Workers
 
 __all__ = ["SHARED", "Interference", "fit_slowdown", "measured_interference", "shared_resource"]
@@ -158,10 +158,10 @@ def _measure(what: str, max_users: int, rounds: int) -> list[float]:
 def _rate(what: str, users: int) -> float:
     """Mean rate per second of so many users at once."""
     cores = allowed_cores()
-    begin = time.time() + _START_S
+    begin_ns = moment_in(round(1e9 * _START_S))
     size = 4 * max([*hardware.machine().cache_bytes.values(), 2**24])
     chosen = [cores[0] if what == "core" else cores[number % len(cores)] for number in range(users)]
-    task = (what, begin, begin + _RUN_S, min(size, 2**28))
+    task = (what, begin_ns, begin_ns + round(1e9 * _RUN_S), min(size, 2**28))
     with Workers(
         "windtunnel.cost._neighbor",
         task,

@@ -1,7 +1,7 @@
 """Processes that begin at one moment (room measure).
 
-In: how soon; an action. Out: the moment, and how long after it the action was done. All processes of a host share the
-clock. Not here: telling them (``workers``).
+In: how soon; an action. Out: the moment; how long after it the action was done, or how often until another one. All
+processes of a host share the clock. Not here: telling them (``workers``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["elapsed_since_ns", "moment_in", "wait_for"]
+__all__ = ["elapsed_since_ns", "moment_in", "rate_between", "wait_for"]
 
 
 def moment_in(delay_ns: int) -> int:
@@ -27,7 +27,21 @@ def wait_for(moment_ns: int) -> None:
 
 def elapsed_since_ns(moment_ns: int, action: Callable[[], Any]) -> int:
     """Wait for the moment without sleeping, act, and say how long after it that was done."""
-    while time.perf_counter_ns() < moment_ns:
-        pass
+    _spin_until(moment_ns)
     action()
     return time.perf_counter_ns() - moment_ns
+
+
+def rate_between(begin_ns: int, end_ns: int, action: Callable[[], Any]) -> float:
+    """How often per second an action is done from one moment to another; it is done once at least."""
+    _spin_until(begin_ns)
+    count, began_ns = 0, time.perf_counter_ns()
+    while not count or time.perf_counter_ns() < end_ns:
+        action()
+        count += 1
+    return 1e9 * count / (time.perf_counter_ns() - began_ns)
+
+
+def _spin_until(moment_ns: int) -> None:
+    while time.perf_counter_ns() < moment_ns:
+        pass
