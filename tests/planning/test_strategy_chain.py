@@ -95,7 +95,8 @@ def test_theorem_2_says_when_the_last_two_gradients_go_together(chain):
     gain = chain.sync_ns(both, best_parts(chain, both)) - chain.sync_ns(last, best_parts(chain, last))
     if before > compute_end + gain:
         # the gradient before those two may be what is waited for: then both are as good
-        assert schedule(chain, *_groups(together)).sync_ends_ns[-1] <= schedule(chain, *_groups(apart)).sync_ends_ns[-1]
+        joined, alone = (schedule(chain, *_groups(plan)).sync_ends_ns[-1] for plan in (together, apart))
+        assert joined <= alone + 1e-6  # sums of ns in another order differ in the last digit
 
 
 @settings(max_examples=200, deadline=None)
