@@ -19,8 +19,7 @@ from windtunnel.serving.profile import Profile
 from windtunnel.serving.requests import requests_of
 from windtunnel.serving.run import fly_requests, fly_splits, measure_cells
 from windtunnel.serving.search import equal_split
-from windtunnel.serving.sizing import foretold
-from windtunnel.serving.tail import Server, batch_latencies
+from windtunnel.serving.tail import Server, answer, batch_latencies
 
 MOST = 8
 BATCHES = (1, 2, 4, 8)
@@ -38,11 +37,12 @@ def fly(name: str, seconds: float, rounds: int, budget_s: float) -> list[dict[st
     )
     rows = []
     for split in splits:
-        full_s = batch_latencies(alone, split, slowdown)[-1] / 1e9
+        latencies = batch_latencies(alone, split, slowdown)
+        full_s = latencies[-1] / 1e9
         for load in LOADS:
             arrivals = requests_of(f"poisson:rate={load * split.batch / full_s:.4g},seconds={seconds}")
             server = Server(split, wait_ns=round(full_s / 4 * 1e9))
-            told = foretold(alone, server, arrivals, SHARES["tail"], slowdown).answered
+            told = answer(arrivals, server, latencies)
             measured = fly_requests(job, server, arrivals)
             row: dict[str, object] = {"model": name, "split": str(split), "load": load, "requests": len(arrivals),
                                       "batches": [told.num_batches, measured.num_batches]}  # fmt: skip

@@ -53,7 +53,7 @@ def test_no_request_is_answered_before_its_batch_could_be(arrivals, most):
 
 
 @given(profiles(), st.integers(1, 6))
-def test_a_full_batch_takes_as_long_as_its_slowest_instance_at_most(profile, batch):
+def test_every_batch_is_dealt_out_and_a_full_one_takes_as_long_as_its_split(profile, batch):
     split = best_split(profile, profile.most_threads, int(min(batch, profile.batch_C.max())))
     latencies = batch_latencies(profile, split)
 
@@ -62,6 +62,8 @@ def test_a_full_batch_takes_as_long_as_its_slowest_instance_at_most(profile, bat
         parts = split.parts(inputs)
         assert inputs == sum(parts)
         assert all(part <= one.batch for part, one in zip(parts, split.instances, strict=True))
+    if split.batch == sum(one.batch for one in split.instances):
+        assert split.latency_ns == pytest.approx(latencies[-1])
 
 
 def test_between_batches_latency_is_linear_and_neighbors_count_by_their_share():

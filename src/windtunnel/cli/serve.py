@@ -11,6 +11,7 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
+from windtunnel.cli._serving import FlownPath, ProfilePath, slowdown_of
 from windtunnel.cli.serve_size import size
 from windtunnel.errors import InputError
 
@@ -29,12 +30,7 @@ serve = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=
 JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="A workload, such as resnet50:size=tiny, or my_model.py:make.")
 ]
-ProfilePath = Annotated[Path, typer.Argument(metavar="PROFILE", help="That serve profile wrote, or one like it.")]
 NumThreads = Annotated[int, typer.Option(min=0, metavar="N", help="Of the server; 0: as the profile has.")]
-FlownPath = Annotated[
-    Path | None,
-    typer.Option("--flown", metavar="FILE", help="That serve fly wrote: what busy neighbors cost is taken from it."),
-]
 
 
 @serve.callback(help=f"Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8\n\n{SUMMARY}")
@@ -148,16 +144,14 @@ def plan(
 
 
 def _profile(path: Path, where: Sequence[str] | None, flown: Path | None) -> Profile:
-    from windtunnel.serving.model import fit_slowdown
-    from windtunnel.serving.profile import read_cells, read_profile
+    from windtunnel.serving.profile import read_profile
 
     pairs = [one.partition("=") for one in where or ()]
     if not all(sign for _, sign, _ in pairs):
         raise InputError("a condition names a column and its text", where="--where", fix="write it like mode=graph")
     known = read_profile(path, {column: text for column, _, text in pairs})
-    if flown is None:
-        return known
-    return fit_slowdown(known, [(cell, ns) for _, cell, ns in read_cells(flown)]).of(known)
+    slowdown = slowdown_of(known, flown)
+    return known if slowdown is None else slowdown.of(known)
 
 
 def _plan(known: Profile, num_threads: int, batch: int, rule: Rule) -> dict[str, Split | None]:

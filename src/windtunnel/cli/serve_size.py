@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli._serving import FlownPath, ProfilePath, slowdown_of
 from windtunnel.units import format_duration
 
 if TYPE_CHECKING:
@@ -26,17 +26,14 @@ __all__ = ["size"]
 
 
 def size(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="That serve profile wrote, or one like it.")],
+    profile: ProfilePath,
     requests: Annotated[
         str, typer.Option(metavar="PATTERN", help="poisson:rate=20,seconds=30, constant, bursts; or a file.csv.")
     ],
     limit: Annotated[str, typer.Option(metavar="TIME", help="In which a request has to be answered.")],
     share: Annotated[str, typer.Option(metavar="RATIO", help="So many of them.")] = "99%",
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="At most; 0: as the profile has.")] = 0,
-    flown: Annotated[
-        Path | None,
-        typer.Option("--flown", metavar="FILE", help="That serve fly wrote: what busy neighbors cost."),
-    ] = None,
+    flown: FlownPath = None,
     job: Annotated[
         str, typer.Option("--fly", metavar="JOB", help="Answer such requests really: a workload or my_model.py:make.")
     ] = "",
@@ -52,14 +49,13 @@ def size(
     """
     from windtunnel.flights import Ledger
     from windtunnel.flights.serving import receipt_of_requests
-    from windtunnel.serving.model import fit_slowdown
-    from windtunnel.serving.profile import read_cells, read_profile
+    from windtunnel.serving.profile import read_profile
     from windtunnel.serving.requests import requests_of
     from windtunnel.serving.sizing import sized_servers
     from windtunnel.units import parse_duration, parse_ratio
 
     known, limit_ns, part = read_profile(profile), parse_duration(limit), parse_ratio(share)
-    slowdown = None if flown is None else fit_slowdown(known, [(cell, ns) for _, cell, ns in read_cells(flown)])
+    slowdown = slowdown_of(known, flown)
     arrivals = requests_of(requests)
     with Progress("sizing") as progress:
         found = sized_servers(
@@ -102,13 +98,13 @@ def _one_instance(
     """The same threads as one instance, where that is another server and the profile has it."""
     from windtunnel.serving.search import equal_split
     from windtunnel.serving.sizing import foretold
-    from windtunnel.serving.tail import Server
+    from windtunnel.serving.tail import Server, batch_latencies
 
     split = best.server.split
     whole = equal_split(known, split.threads, 1, split.batch)
     if whole is None or whole.cells == split.cells:
         return []
-    return [foretold(known, Server(whole, best.server.wait_ns), arrivals, part, slowdown)]
+    return [foretold(Server(whole, best.server.wait_ns), arrivals, batch_latencies(known, whole, slowdown), part)]
 
 
 def _fly(job: str, sized: Sequence[Sized], rounds: int) -> list[tuple[Sized, list[Answered]]]:

@@ -8,7 +8,6 @@ is a process that keeps to cores of its own from before it imports torch. Not he
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from windtunnel.measure.workers import Workers
 from windtunnel.progress import Progress
 from windtunnel.serving.model import Split
 from windtunnel.serving.profile import Cell
-from windtunnel.serving.tail import Answered, Server, closes_ns
+from windtunnel.serving.tail import Answered, Server, answered_by
 
 __all__ = ["FlownSplit", "fly_requests", "fly_splits", "measure_cells", "measuring", "server_cores"]
 
@@ -191,23 +190,27 @@ def fly_requests(
     InputError, FlightError
         As for ``fly_splits``.
     """
-    arrivals, most = arrival_ns_R.tolist(), server.split.batch
-    answered, at, num_batches = np.empty(len(arrivals), dtype=np.int64), 0, 0
+    most, num_done = server.split.batch, 0
     with _group(job, server.split) as workers:
         _ready(workers)
         for inputs in [*range(1, most + 1, max(1, most // _KNOWN)), *[most] * _WARMUP]:
             _answers(workers, server.split.parts(inputs))
-        begin_ns = moment_in(_SOON_NS)
-        while at < len(arrivals):
-            wait_for(begin_ns + closes_ns(arrivals, at, most, server.wait_ns))
-            now_ns = moment_in(0) - begin_ns
-            upto = min(bisect_right(arrivals, now_ns, lo=at), at + most)
-            _answers(workers, server.split.parts(upto - at), delay_ns=0)
-            answered[at:upto] = moment_in(0) - begin_ns
-            at, num_batches = upto, num_batches + 1
+        origin_ns = moment_in(_SOON_NS)
+
+        def begin(closes_ns: int, _free_ns: int) -> int:
+            wait_for(origin_ns + closes_ns)
+            return moment_in(0) - origin_ns
+
+        def serve(_begun_ns: int, inputs: int) -> int:
+            nonlocal num_done
+            _answers(workers, server.split.parts(inputs), delay_ns=0)
+            answered_ns = moment_in(0) - origin_ns
+            num_done += inputs
             if progress is not None:
-                progress("answering", at, len(arrivals))
-    return Answered(arrival_ns_R, answered, num_batches)
+                progress("answering", num_done, len(arrival_ns_R))
+            return answered_ns
+
+        return answered_by(arrival_ns_R, server, begin, serve)
 
 
 def _flown(split: Split, times_RI: np.ndarray) -> FlownSplit:

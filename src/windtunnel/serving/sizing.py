@@ -83,8 +83,9 @@ def sized_servers(
     found = []
     for threads in range(1, most + 1):
         tried = [
-            foretold(profile, Server(split, round(limit_ns * wait)), arrival_ns_R, share, slowdown)
+            foretold(Server(split, round(limit_ns * wait)), arrival_ns_R, latency_ns_B, share)
             for split in _splits(beside_busy, threads)
+            for latency_ns_B in [batch_latencies(profile, split, slowdown)]
             for wait in _WAITS
         ]
         if tried:
@@ -108,13 +109,7 @@ def _splits(profile: Profile, threads: int) -> list[Split]:
         batch *= 2
 
 
-def foretold(
-    profile: Profile,
-    server: Server,
-    arrival_ns_R: NDArray[np.int64],
-    share: float,
-    slowdown: Slowdown | None = None,
-) -> Sized:
-    """What a server will do; parameters and errors as for ``sized_servers``."""
-    answered = answer(arrival_ns_R, server, batch_latencies(profile, server.split, slowdown))
+def foretold(server: Server, arrival_ns_R: NDArray[np.int64], latency_ns_B: NDArray[np.float64], share: float) -> Sized:
+    """What a server will do, which takes so long for a batch of so many inputs (``batch_latencies``)."""
+    answered = answer(arrival_ns_R, server, latency_ns_B)
     return Sized(server, answered, answered.latency_ns(share))

@@ -10,6 +10,7 @@ have come by then take part. Not here: which server (``sizing``), a real one (``
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.serving.model import Slowdown, Split
 from windtunnel.serving.profile import Profile
 
-__all__ = ["Answered", "Server", "answer", "batch_latencies", "closes_ns"]
+__all__ = ["Answered", "Server", "answer", "answered_by", "batch_latencies"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -68,18 +69,6 @@ class Answered:
         return float(np.quantile(self.latencies_ns, quantile))
 
 
-def closes_ns(arrivals_ns: list[int], at: int, most: int, wait_ns: int) -> int:
-    """When a batch whose first request is number ``at`` need not wait for more: it is full, or that one's time is over.
-
-    Examples
-    --------
-    >>> closes_ns([0, 5, 9], 0, 2, 100), closes_ns([0, 5, 9], 1, 3, 100)
-    (5, 105)
-    """
-    limit_ns = arrivals_ns[at] + wait_ns
-    return min(limit_ns, arrivals_ns[at + most - 1]) if at + most <= len(arrivals_ns) else limit_ns
-
-
 def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered:
     """Let requests come to a server.
 
@@ -98,18 +87,48 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
     >>> answer(np.array([0, 1, 2, 50]), server, np.array([0.0, 6.0, 10.0])).latencies_ns.tolist()
     [11, 10, 15, 10]
     """
-    arrivals = arrival_ns_R.tolist()
     durations = [round(one) for one in latency_ns_B.tolist()]
-    most = server.split.batch
+    return answered_by(arrival_ns_R, server, max, lambda begun_ns, inputs: begun_ns + durations[inputs])
+
+
+def answered_by(
+    arrival_ns_R: Ints, server: Server, begin: Callable[[int, int], int], serve: Callable[[int, int], int]
+) -> Answered:
+    """The one way in which requests become batches, foretold or really.
+
+    Parameters
+    ----------
+    arrival_ns_R : int64 [R]
+        Ascending.
+    server : Server
+    begin : callable
+        (when a batch need not wait for more, when the one before was answered) -> when it begins; who has come by then
+        takes part.
+    serve : callable
+        (when it begins, its inputs) -> when it is answered.
+    """
+    arrivals, most = arrival_ns_R.tolist(), server.split.batch
     answered = np.empty(len(arrivals), dtype=np.int64)
     at, free_ns, num_batches = 0, 0, 0
     while at < len(arrivals):
-        begun_ns = max(closes_ns(arrivals, at, most, server.wait_ns), free_ns)
+        begun_ns = begin(_closes_ns(arrivals, at, most, server.wait_ns), free_ns)
         upto = min(bisect_right(arrivals, begun_ns, lo=at), at + most)
-        free_ns = begun_ns + durations[upto - at]
+        free_ns = serve(begun_ns, upto - at)
         answered[at:upto] = free_ns
         at, num_batches = upto, num_batches + 1
     return Answered(arrival_ns_R, answered, num_batches)
+
+
+def _closes_ns(arrivals_ns: list[int], at: int, most: int, wait_ns: int) -> int:
+    """When a batch whose first request is number ``at`` need not wait for more: it is full, or that one's time is over.
+
+    Examples
+    --------
+    >>> _closes_ns([0, 5, 9], 0, 2, 100), _closes_ns([0, 5, 9], 1, 3, 100)
+    (5, 105)
+    """
+    limit_ns = arrivals_ns[at] + wait_ns
+    return min(limit_ns, arrivals_ns[at + most - 1]) if at + most <= len(arrivals_ns) else limit_ns
 
 
 def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = None) -> Floats:
