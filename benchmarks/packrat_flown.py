@@ -52,7 +52,7 @@ def gpt2() -> object:
 def fly(name: str, rounds: int, budget_s: float) -> list[dict[str, object]]:
     job, batches = JOBS[name]
     cells = [(1, batch) for batch in batches] + [(2, batch) for batch in batches]
-    alone = Profile.of(measure_cells(job, cells, rounds=rounds, budget_s=budget_s))
+    alone = measure_cells(job, cells, rounds=rounds, budget_s=budget_s)
     first, *later = batches[1:]
 
     def splits(profile: Profile, batch: int) -> list:

@@ -1,8 +1,8 @@
 """Requests that really come to servers of two threads, beside what is foretold: ResNet-50, BERT-base, GPT-2-small.
 
-For each model one instance is profiled alone, and what a busy neighbor costs is taken from one flown split. Then
-requests come at random, at 30, 60 and 85 % of what the server can answer, to one instance with both threads and to two
-with one each. Compared are the time in which half of them are answered, and 99 %. ``--seconds``, ``--models``.
+Requests come at random, at 30, 60 and 85 % of what the server can answer, to one instance with both threads and to two
+with one each; before each load one instance is profiled alone, and what a busy neighbor costs is flown. Compared are
+the time in which half of them are answered, and 99 %. ``--seconds``, ``--models``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 
 from benchmarks import bar
 from benchmarks.packrat_flown import JOBS
+from windtunnel.serving.drive import fly_requests
 from windtunnel.serving.model import fit_slowdown
-from windtunnel.serving.profile import Profile
 from windtunnel.serving.requests import requests_of
-from windtunnel.serving.run import fly_requests, fly_splits, measure_cells
+from windtunnel.serving.run import fly_splits, measure_cells
 from windtunnel.serving.search import equal_split
 from windtunnel.serving.tail import Server, answer, batch_latencies
 
@@ -28,18 +28,20 @@ SHARES = {"half": 0.5, "tail": 0.99}
 
 
 def fly(name: str, seconds: float, rounds: int, budget_s: float) -> list[dict[str, object]]:
+    """In turns: the machine moves by tens of percent within minutes, so each load has a profile of its own."""
     job, _ = JOBS[name]
-    alone = Profile.of(measure_cells(job, [(t, b) for t in (1, 2) for b in BATCHES], rounds=rounds, budget_s=budget_s))
-    splits = [one for count in (1, 2) if (one := equal_split(alone, 2, count, MOST)) is not None]
-    seen = fly_splits(job, splits, rounds=rounds, budget_s=budget_s)
-    slowdown = fit_slowdown(
-        alone, [(cell, ns) for one in seen for cell, ns in zip(one.split.cells, one.instances_ns, strict=True)]
-    )
     rows = []
-    for split in splits:
-        latencies = batch_latencies(alone, split, slowdown)
-        full_s = latencies[-1] / 1e9
-        for load in LOADS:
+    for load in LOADS:
+        cells = [(t, b) for t in (1, 2) for b in BATCHES]
+        alone = measure_cells(job, cells, rounds=rounds, budget_s=budget_s)
+        splits = [one for count in (1, 2) if (one := equal_split(alone, 2, count, MOST)) is not None]
+        seen = fly_splits(job, splits, rounds=rounds, budget_s=budget_s)
+        slowdown = fit_slowdown(
+            alone, [(cell, ns) for one in seen for cell, ns in zip(one.split.cells, one.instances_ns, strict=True)]
+        )
+        for split in splits:
+            latencies = batch_latencies(alone, split, slowdown)
+            full_s = latencies[-1] / 1e9
             arrivals = requests_of(f"poisson:rate={load * split.batch / full_s:.4g},seconds={seconds}")
             server = Server(split, wait_ns=round(full_s / 4 * 1e9))
             told = answer(arrivals, server, latencies)
@@ -57,7 +59,7 @@ def fly(name: str, seconds: float, rounds: int, budget_s: float) -> list[dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds of the profile, and of the split")
+    parser.add_argument("--budget", type=float, default=8.0, help="seconds of each profile, and of its splits")
     parser.add_argument("--seconds", type=float, default=20.0, help="in which requests come")
     parser.add_argument("--models", default=",".join(JOBS))
     options = parser.parse_args()

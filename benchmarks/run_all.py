@@ -108,6 +108,7 @@ BARS = (
     "packrat",
     "packrat_flown",
     "packrat_requests",
+    "packrat_server",
     "gevo_search",
     "gevo_planted",
     "gevo_real",

@@ -1,12 +1,18 @@
 """``windtunnel serve``: from a profile to splits that were flown."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 
 import pytest
 
 from tests.cli.command import windtunnel
 from tests.serving.profiles import MODEL
-from windtunnel.serving.run import server_cores
+from windtunnel.serving.instances import server_cores
 
 PROFILE = """num_threads,batch_size,latency_ms
 1,1,3
@@ -155,3 +161,76 @@ def test_where_no_instance_had_a_whole_batch_nothing_is_written(tmp_path):
     assert 0 == done.code, done.stderr
     assert "nothing is written" in done.stderr
     assert not flown.exists()
+
+
+SERVED = """
+import torch
+from windtunnel.serving.job import Served
+
+def make():
+    return Served(torch.nn.Identity(), lambda batch: (torch.zeros(batch, 2),),
+                  preprocess=lambda bodies: (torch.tensor(bodies, dtype=torch.float64),))
+"""
+ONE_THREAD = "num_threads,batch_size,latency_ms\n1,1,0.1\n1,4,0.2\n"
+
+
+def test_a_server_answers_over_http_until_it_is_interrupted(tmp_path):
+    model, path = tmp_path / "served.py", tmp_path / "p.csv"
+    model.write_text(SERVED)
+    path.write_text(ONE_THREAD)
+    command = [sys.executable, "-m", "windtunnel", "serve", "run", f"{model}:make", path, "--port", "0", "--json"]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        line = server.stderr.readline()
+        url = re.search(r"http://[\d.:]+", line).group()
+        answers = [asked(url, body) for body in (b"[1, 2]", b"[3, 4]", b"", b"[1", b'"x"')]
+        status = asked(f"{url}/status")
+        server.send_signal(signal.SIGINT)
+        out, _ = server.communicate(timeout=60)
+
+    assert [(200, [1, 2]), (200, [3, 4]), (200, None)] == [(code, one["output"]) for code, one in answers[:3]]
+    assert all(one["latency_ms"] > 0 for _, one in answers[:3])
+    assert [400, 422] == [code for code, _ in answers[3:]]
+    assert "no JSON" in answers[3][1]["error"]
+    assert ("serving", 1) == (status[1]["state"], status[1]["num_ready"])
+    assert 0 == server.returncode
+    document = json.loads(out)
+    assert "windtunnel.serve-run/1" == document["schema"]
+    assert 4 == sum(one["num_requests"] for one in document["splits"])
+
+
+def asked(url, body=None):
+    """Code and document."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_server_answers_the_requests_of_a_pattern(tmp_path):
+    model, path = tmp_path / "my_model.py", tmp_path / "p.csv"
+    model.write_text(MODEL)
+    path.write_text(ONE_THREAD)
+    done = windtunnel("serve", "run", f"{model}:make", path, "--batch", "4", "--fixed", "--requests",
+                      "constant:rate=100,seconds=0.4")  # fmt: skip
+
+    assert 0 == done.code, done.stderr
+    assert "40 requests answered" in done.stdout
+    assert "<1,4>" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--batch", "3"], "choose one of 1, 2, 4"),
+        (["--period", "0s"], "has to be above 0"),
+        (["--host", "no.such.host.invalid"], "nobody can listen at no.such.host.invalid:8000"),
+    ],
+)
+def test_a_server_that_cannot_be_is_said_before_it_starts(tmp_path, more, message):
+    path = tmp_path / "p.csv"
+    path.write_text(ONE_THREAD)
+    found = windtunnel("serve", "run", "mlp", path, *more)
+
+    assert 2 == found.code
+    assert message in " ".join(found.stderr.split())

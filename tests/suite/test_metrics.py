@@ -13,7 +13,6 @@ from windtunnel.suite import metrics
 from windtunnel.suite.metrics import (
     EnergyMeter,
     arithmetic_utilization,
-    available_memory_bytes,
     compute_utilization,
     cpu_seconds,
     cpu_utilization,
@@ -64,20 +63,6 @@ def test_cpu_utilization_of_a_busy_and_an_idle_stretch():
     assert 0 < busy_s <= 0.05 * (os.cpu_count() or 1) + 1
     assert cpu_utilization(1.0, 4.0, 2) == 0.125
     assert cpu_utilization(1.0, 0.0, 2) == 0.0
-
-
-def test_memory_that_is_available_is_what_the_tightest_limit_leaves(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
-
-    assert available_memory_bytes(tmp_path) == 4096 * 1024
-
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("3000000\n")
-    (tmp_path / "sys/fs/cgroup/memory.current").write_text("1000000\n")
-
-    assert available_memory_bytes(tmp_path) == 2_000_000
-    assert available_memory_bytes(tmp_path / "nowhere") is None
 
 
 def _zone(root, name, kind, energy_uj):

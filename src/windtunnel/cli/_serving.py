@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,28 @@ if TYPE_CHECKING:
     from windtunnel.serving.model import Slowdown
     from windtunnel.serving.profile import Profile
 
-__all__ = ["FlownPath", "ProfilePath", "slowdown_of"]
+__all__ = ["FlownPath", "JobName", "MemoryLimit", "NumThreads", "ProfilePath", "memory_limit", "slowdown_of"]
+
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="A workload, such as resnet50:size=tiny, or my_model.py:make.")
+]
+NumThreads = Annotated[int, typer.Option(min=0, metavar="N", help="Of the server; 0: as the profile has.")]
 
 ProfilePath = Annotated[Path, typer.Argument(metavar="PROFILE", help="That serve profile wrote, or one like it.")]
 FlownPath = Annotated[
     Path | None,
     typer.Option("--flown", metavar="FILE", help="That serve fly wrote: what busy neighbors cost is taken from it."),
 ]
+MemoryLimit = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="That all instances together may have, as 8GiB.")
+]
+
+
+def memory_limit(text: str) -> float:
+    """In bytes; without end where nothing is said."""
+    from windtunnel.units import parse_size
+
+    return parse_size(text) if text else math.inf
 
 
 def slowdown_of(profile: Profile, flown: Path | None) -> Slowdown | None:
@@ -25,4 +41,4 @@ def slowdown_of(profile: Profile, flown: Path | None) -> Slowdown | None:
     from windtunnel.serving.model import fit_slowdown
     from windtunnel.serving.profile import read_cells
 
-    return None if flown is None else fit_slowdown(profile, [(cell, ns) for _, cell, ns in read_cells(flown)])
+    return None if flown is None else fit_slowdown(profile, [(row.cell, row.latency_ns) for row in read_cells(flown)])

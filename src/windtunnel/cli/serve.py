@@ -11,7 +11,8 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
-from windtunnel.cli._serving import FlownPath, ProfilePath, slowdown_of
+from windtunnel.cli._serving import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, slowdown_of
+from windtunnel.cli.serve_run import run
 from windtunnel.cli.serve_size import size
 from windtunnel.errors import InputError
 
@@ -26,11 +27,6 @@ __all__ = ["SUMMARY", "VERBS", "serve"]
 SUMMARY = "Split a processor's threads among instances of a served model."
 
 serve = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-
-JobName = Annotated[
-    str, typer.Argument(metavar="JOB", help="A workload, such as resnet50:size=tiny, or my_model.py:make.")
-]
-NumThreads = Annotated[int, typer.Option(min=0, metavar="N", help="Of the server; 0: as the profile has.")]
 
 
 @serve.callback(help=f"Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8\n\n{SUMMARY}")
@@ -60,8 +56,9 @@ def profile(
     With --few, cells are measured on which the best splits rest; all others are left out of the file.
     """
     from windtunnel.serving.few_shot import measured_few
-    from windtunnel.serving.profile import write_profile
-    from windtunnel.serving.run import measure_cells, measuring, server_cores
+    from windtunnel.serving.instances import server_cores
+    from windtunnel.serving.profile import Profile, write_profile
+    from windtunnel.serving.run import measure_cells, measuring
     from windtunnel.units import parse_duration, parse_ratio
 
     path = require_free(output if output is not None else Path(f"{_stem(job)}.profile.csv"), force=force)
@@ -75,16 +72,21 @@ def profile(
             num_cells = len(counts) * len(set(inputs))
             share = parse_ratio(few)
             with measuring(job, counts, max(inputs), rounds=rounds, budget_s=limit_s / num_cells) as measure:
-                found = measured_few(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
+                few_cells = measured_few(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
+            found = Profile.of(few_cells)
         else:
             cells = [(t, b) for t in counts for b in sorted(set(inputs))]
             found = measure_cells(job, cells, rounds=rounds, budget_s=limit_s, progress=progress)
-    write_profile(path, sorted(found.items()))
+    sizes = found.own_bytes
+    write_profile(path, found.cells.items(), sizes)
     if as_json:
-        rows = [{"num_threads": t, "batch_size": b, "latency_ns": ns} for (t, b), ns in sorted(found.items())]
+        rows = [
+            {"num_threads": t, "batch_size": b, "latency_ns": ns, "memory_bytes": sizes and sizes[t, b]}
+            for (t, b), ns in found.cells.items()
+        ]
         print_json({"schema": "windtunnel.serve-profile/1", "job": job, "cells": rows, "written": str(path)})
         return
-    _print_cells(found)
+    _print_cells(found.cells)
     advise(f"written: {path}")
     suggest("windtunnel", "serve", "plan", path, "--batch", max(inputs))
 
@@ -114,6 +116,7 @@ def plan(
         list[str] | None, typer.Option(metavar="COLUMN=TEXT", help="Only such rows of the profile; may be repeated.")
     ] = None,
     flown: FlownPath = None,
+    memory: MemoryLimit = "",
     page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Latencies as a picture.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -129,16 +132,17 @@ def plan(
     batches = whole_numbers(batch, "--batch", least=1)
     if not batches:
         raise InputError("there is no batch to plan for", where="--batch", fix="write it like --batch 8,16")
-    plans = [_plan(known, num_threads, one, rule) for one in batches]  # type: ignore[arg-type]
+    most_bytes = memory_limit(memory)
+    plans = [_plan(known, num_threads, one, rule, most_bytes) for one in batches]  # type: ignore[arg-type]
     if page is not None:
         from windtunnel.reports.serving import serving_page
 
         serving_page(profile.name, num_threads, plans, page, overwrite=force)
     if as_json:
         print_json({"schema": "windtunnel.serve-plan/1", "threads": num_threads, "rule": rule,
-                    "plans": [_document(one) for one in plans]})  # fmt: skip
+                    "plans": [_document(known, one) for one in plans]})  # fmt: skip
     else:
-        _print_plans(plans)
+        _print_plans(known, plans)
     if page is not None:
         advise(f"written: {page}")
 
@@ -154,21 +158,22 @@ def _profile(path: Path, where: Sequence[str] | None, flown: Path | None) -> Pro
     return known if slowdown is None else slowdown.of(known)
 
 
-def _plan(known: Profile, num_threads: int, batch: int, rule: Rule) -> dict[str, Split | None]:
+def _plan(known: Profile, num_threads: int, batch: int, rule: Rule, most_bytes: float) -> dict[str, Split | None]:
     """The best split, and the two that are usual."""
     from windtunnel.serving.search import best_split, equal_split
 
     return {
-        "best": best_split(known, num_threads, batch, rule),
+        "best": best_split(known, num_threads, batch, rule, most_bytes),
         "one": equal_split(known, num_threads, 1, batch),
         "thin": equal_split(known, num_threads, num_threads, batch),
     }
 
 
-def _document(plans: dict[str, Split | None]) -> dict[str, Any]:
+def _document(known: Profile, plans: dict[str, Split | None]) -> dict[str, Any]:
     return {
         name: None if one is None else {
             "batch": one.batch, "latency_ns": one.latency_ns, "threads": one.threads,
+            "memory_bytes": known.bytes_of(one.cells),
             "instances": [{"threads": it.threads, "batch": share, "latency_ns": it.latency_ns}
                           for it, share in zip(one.instances, one.shares(), strict=True)],
         }
@@ -176,17 +181,20 @@ def _document(plans: dict[str, Split | None]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_plans(plans: Sequence[dict[str, Split | None]]) -> None:
-    from windtunnel.units import format_duration
+def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> None:
+    from windtunnel.units import format_duration, format_size
 
     rows = []
     for one in plans:
         best, others = one["best"], (one["one"], one["thin"])
         assert best is not None
         gains = [f"{other.latency_ns / best.latency_ns:.2f}x" if other is not None else "" for other in others]
-        rows.append([f"{best.batch:,}", str(best), format_duration(best.latency_ns), *gains])
+        size = known.bytes_of(best.cells)
+        memory = [] if size is None else [format_size(size)]
+        rows.append([f"{best.batch:,}", str(best), format_duration(best.latency_ns), *gains, *memory])
     head = ["batch", "instances <threads,batch>", "latency", "over one instance", "over one per thread"]
-    print_table(head, rows, numbers=(0, 2, 3, 4), gives_way=1)
+    head += ["memory"] * (known.own_bytes is not None)
+    print_table(head, rows, numbers=(0, *range(2, len(head))), gives_way=1)
 
 
 def fly(
@@ -195,6 +203,7 @@ def fly(
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Inputs that are answered together.")],
     threads: NumThreads = 0,
     flown: FlownPath = None,
+    memory: MemoryLimit = "",
     most: Annotated[int, typer.Option(min=1, metavar="N", help="Splits that are flown, the best ones.")] = 8,
     rounds: Annotated[int, typer.Option(min=5, metavar="N", help="At most; in each, each split answers once.")] = 20,
     time_limit: Annotated[
@@ -219,7 +228,7 @@ def fly(
     path = require_free(output if output is not None else Path(f"{_stem(job)}.flown.csv"), force=force)
     known = _profile(profile, None, flown)
     num_threads = threads or known.most_threads
-    splits = shortlist(known, num_threads, batch, most)
+    splits = shortlist(known, num_threads, batch, most, memory_limit(memory))
     with Progress("flying") as progress:
         found = fly_splits(job, splits, rounds=rounds, budget_s=parse_duration(time_limit) / 1e9, progress=progress)
     whole = next((one for one in found if [num_threads] == [it.threads for it in one.split.instances]), None)
@@ -277,4 +286,4 @@ def _print_flown(found: Sequence[FlownSplit]) -> None:
     say(f"soonest as flown: {best.split}")
 
 
-VERBS: dict[str, Callable[..., None]] = {"profile": profile, "plan": plan, "fly": fly, "size": size}
+VERBS: dict[str, Callable[..., None]] = {"profile": profile, "plan": plan, "fly": fly, "size": size, "run": run}

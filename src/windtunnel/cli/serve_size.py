@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
-from windtunnel.cli._serving import FlownPath, ProfilePath, slowdown_of
+from windtunnel.cli._serving import FlownPath, MemoryLimit, ProfilePath, memory_limit, slowdown_of
 from windtunnel.units import format_duration
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def size(
     share: Annotated[str, typer.Option(metavar="RATIO", help="So many of them.")] = "99%",
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="At most; 0: as the profile has.")] = 0,
     flown: FlownPath = None,
+    memory: MemoryLimit = "",
     job: Annotated[
         str, typer.Option("--fly", metavar="JOB", help="Answer such requests really: a workload or my_model.py:make.")
     ] = "",
@@ -59,8 +60,9 @@ def size(
     arrivals = requests_of(requests)
     with Progress("sizing") as progress:
         found = sized_servers(
-            known, arrivals, limit_ns, share=part, num_threads=threads, slowdown=slowdown, progress=progress
-        )
+            known, arrivals, limit_ns, share=part, num_threads=threads, slowdown=slowdown,
+            most_bytes=memory_limit(memory), progress=progress,
+        )  # fmt: skip
     chosen = next((one for one in found if one.latency_ns <= limit_ns), None)
     best = chosen if chosen is not None else min(found, key=lambda one: one.latency_ns)
     flights: list[tuple[Sized, list[Answered]]] = []
@@ -109,7 +111,7 @@ def _one_instance(
 
 def _fly(job: str, sized: Sequence[Sized], rounds: int) -> list[tuple[Sized, list[Answered]]]:
     """Each server in its turn in every round."""
-    from windtunnel.serving.run import fly_requests
+    from windtunnel.serving.drive import fly_requests
 
     found: list[tuple[Sized, list[Answered]]] = [(one, []) for one in sized]
     with Progress("answering") as progress:

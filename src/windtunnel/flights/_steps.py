@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from windtunnel.errors import FlightError, WindtunnelError
+from windtunnel.cost.rerun import lacks_kernel
+from windtunnel.errors import FlightError, NotApplicableError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._witness import Witness
 from windtunnel.measure.devices import IterationClock
@@ -57,6 +58,8 @@ class StepLane:
 
         Raises
         ------
+        NotApplicableError
+            This processor has no kernel for the changed step.
         FlightError
             The step raised.
         """
@@ -72,6 +75,10 @@ class StepLane:
         except WindtunnelError:
             raise
         except Exception as error:
+            if self._flights and lacks_kernel(error):
+                raise NotApplicableError(
+                    f"this processor has no kernel for it: {error}", where=repr(self._step)
+                ) from error
             which = "changed step" if self._flights else "step"
             raise FlightError(f"the {which} raised {type(error).__name__}: {error}", where=repr(self._step)) from error
         return Turn(durations_ns, self._losses.read(), seen)

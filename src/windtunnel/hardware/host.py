@@ -24,6 +24,8 @@ __all__ = [
     "cpu_quota_cores",
     "matching",
     "num_sockets",
+    "peak_own_bytes",
+    "peak_resident_bytes",
     "plain_name",
     "processor_name",
     "this_host",
@@ -163,6 +165,23 @@ def available_bytes(root: Path = Path("/")) -> int:
     """
     free = free_memory_bytes(root)
     return _memory_bytes(root) if free is None else free
+
+
+def peak_resident_bytes(root: Path = Path("/")) -> int | None:
+    """The most memory that this process has ever held in RAM, libraries included; None where nobody tells."""
+    return _held_bytes(root, "VmHWM")  # a child's ru_maxrss starts with its parent's
+
+
+def peak_own_bytes(root: Path = Path("/")) -> int | None:
+    """The same without what other processes may share: libraries and other files, and memory made to be shared."""
+    found = [_held_bytes(root, name) for name in ("VmHWM", "RssFile", "RssShmem")]
+    whole, *shared = (one for one in found if one is not None)
+    return None if len(shared) < len(found) - 1 else max(0, whole - sum(shared))
+
+
+def _held_bytes(root: Path, name: str) -> int | None:
+    words = _field(_read(root / "proc/self/status"), name).split()
+    return int(words[0]) * 1024 if words else None
 
 
 def _cache_bytes(folder: Path) -> dict[str, int]:

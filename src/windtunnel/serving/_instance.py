@@ -1,18 +1,20 @@
 """A process that holds one copy of a served model and answers batches when it is told to (room serving, private).
 
-In: what is served, threads of each rank; over the line a batch and the moment to begin. Out: how long after that moment
-the batch was answered. It keeps to its cores before torch is imported, as ``measure`` starts it so.
+In: what is served, threads of each rank; over the line an ``Order``. Out: how long after its moment the batch was
+answered, the answers to what requests have brought, memory if that is asked. It keeps to its cores before torch is
+imported, as ``measure`` starts it so.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.hardware.host import peak_own_bytes
 from windtunnel.measure.together import elapsed_since_ns
 
 if TYPE_CHECKING:
     from windtunnel.measure.workers import Place
+    from windtunnel.serving.instances import Order
 
 __all__ = ["main"]
 
@@ -28,16 +30,21 @@ def main(place: Place) -> None:
     what = served(place.config.job, place.config.most_inputs)
     kept: dict[int, tuple[Any, ...]] = {}
 
-    def answer(batch: int) -> None:
-        what.model(*kept[batch])
+    def answer(order: Order) -> list[Any] | None:
+        if order.bodies is not None:
+            return what.answers(order.bodies)
+        what.model(*kept[order.inputs])
+        return None
 
     place.tell("ready")
     with torch.inference_mode():
         while True:
             try:
-                batch, moment_ns = place.order()
+                order: Order = place.order()
             except EOFError:
                 return
-            if batch not in kept:
-                kept[batch] = what.inputs(batch)
-            place.tell(elapsed_since_ns(moment_ns, partial(answer, batch)))
+            if order.bodies is None and order.inputs not in kept:
+                kept[order.inputs] = what.inputs(order.inputs)
+            answers: list[Any] = []
+            taken_ns = elapsed_since_ns(order.moment_ns, lambda: answers.append(answer(order)))  # noqa: B023, done at once
+            place.tell((taken_ns, answers[0], peak_own_bytes() if order.asks_bytes else None))

@@ -1,12 +1,12 @@
 """A model that is served, and what it is asked (room serving).
 
-In: the name of a workload with parameters, or ``file.py:function``. Out: ``Served``: the model in evaluation mode and
-inputs of any batch. Not here: processes and times (``run``).
+In: the name of a workload with parameters, or ``file.py:function``. Out: ``Served``: the model in evaluation mode,
+inputs of any batch, answers to what requests bring. Not here: processes and times (``run``, ``live``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,15 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Served", "served"]
+__all__ = ["Answer", "Served", "served"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To one request: a plain value, or why there is none."""
+
+    output: Any
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,10 +36,40 @@ class Served:
     model : Module
     inputs : callable
         Batch -> what the model is called with, a tuple of tensors.
+    preprocess : callable, optional
+        What so many requests have brought -> the same. Without it requests bring nothing.
+    postprocess : callable, optional
+        What the model returns -> a list with a plain value for each of them; by default its rows.
     """
 
     model: torch.nn.Module
     inputs: Callable[[int], tuple[Any, ...]]
+    preprocess: Callable[[list[Any]], tuple[Any, ...]] | None = None
+    postprocess: Callable[[Any], list[Any]] | None = None
+
+    def answers(self, bodies: Sequence[Any]) -> list[Answer]:
+        """One for each request, in order; one that cannot be answered says why, and the others are.
+
+        Parameters
+        ----------
+        bodies : sequence
+            What the requests have brought.
+        """
+        try:
+            return [Answer(one) for one in self._outputs(list(bodies))]
+        except Exception as error:
+            if len(bodies) > 1:
+                return [self.answers([body])[0] for body in bodies]
+            return [Answer(None, f"{type(error).__name__}: {error}")]
+
+    def _outputs(self, bodies: list[Any]) -> list[Any]:
+        if self.preprocess is None:
+            raise InputError("what is served takes nothing from a request", fix="give Served a preprocess")
+        returned = self.model(*self.preprocess(bodies))
+        found = returned.tolist() if self.postprocess is None else self.postprocess(returned)
+        if len(found) != len(bodies):
+            raise InputError(f"{len(found)} answers came to {len(bodies)} requests", where="postprocess")
+        return list(found)
 
 
 def served(job: str, most_inputs: int) -> Served:

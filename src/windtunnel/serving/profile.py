@@ -9,7 +9,7 @@ In: a CSV file, or what was measured. Out: a ``Profile``: cells that nobody meas
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,10 @@ from windtunnel.columns import number, read_rows, whole_number
 from windtunnel.errors import InputError
 from windtunnel.outputs import whole
 
-__all__ = ["COLUMNS", "Cell", "Profile", "read_cells", "read_profile", "write_profile"]
+__all__ = ["COLUMNS", "Cell", "Profile", "Row", "read_cells", "read_profile", "write_profile"]
 
 COLUMNS = ("num_threads", "batch_size", "latency_ms")
+_BYTES = "memory_bytes"
 _MEAN = "latency_mean_ms"  # as the authors' tables call it
 _LEAST_MS = 1e-9
 
@@ -40,15 +41,18 @@ class Profile:
     threads_C, batch_C : int64 [C]
     latency_ns_C : float64 [C]
         Of a whole batch.
+    own_bytes_C : int64 [C], optional
+        That an instance never shares: weights, and the most that it has worked with.
     """
 
     threads_C: NDArray[np.int64]
     batch_C: NDArray[np.int64]
     latency_ns_C: NDArray[np.float64]
+    own_bytes_C: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, latency_ns: Mapping[Cell, float]) -> Profile:
-        """The profile of these cells.
+    def of(cls, latency_ns: Mapping[Cell, float], own_bytes: Mapping[Cell, int] | None = None) -> Profile:
+        """The profile of these cells, with the memory of each if it is known.
 
         Raises
         ------
@@ -68,7 +72,8 @@ class Profile:
         rows = sorted(latency_ns)
         cells = np.array(rows, dtype=np.int64)
         times = np.array([latency_ns[row] for row in rows], dtype=np.float64)
-        return cls(cells[:, 0].copy(), cells[:, 1].copy(), times)
+        sizes = None if own_bytes is None else np.array([own_bytes[row] for row in rows], dtype=np.int64)
+        return cls(cells[:, 0].copy(), cells[:, 1].copy(), times, sizes)
 
     @property
     def most_threads(self) -> int:
@@ -78,26 +83,45 @@ class Profile:
     @cached_property
     def cells(self) -> dict[Cell, float]:
         """Latency in ns by threads and batch."""
-        rows = zip(self.threads_C.tolist(), self.batch_C.tolist(), strict=True)
-        return dict(zip(rows, self.latency_ns_C.tolist(), strict=True))
+        return dict(zip(self._rows(), self.latency_ns_C.tolist(), strict=True))
+
+    @cached_property
+    def own_bytes(self) -> dict[Cell, int] | None:
+        """Memory by threads and batch; None where nobody measured it."""
+        return None if self.own_bytes_C is None else dict(zip(self._rows(), self.own_bytes_C.tolist(), strict=True))
+
+    def bytes_of(self, cells: Iterable[Cell]) -> int | None:
+        """Memory of so many instances; None where nobody measured it."""
+        return None if self.own_bytes is None else sum(self.own_bytes[cell] for cell in cells)
+
+    def _rows(self) -> Iterator[Cell]:
+        return zip(self.threads_C.tolist(), self.batch_C.tolist(), strict=True)
 
     def with_latencies(self, latency_ns_C: NDArray[np.float64]) -> Profile:
         """The same cells with other times."""
-        return Profile(self.threads_C, self.batch_C, latency_ns_C)
+        return Profile(self.threads_C, self.batch_C, latency_ns_C, self.own_bytes_C)
 
 
-def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[tuple[int, Cell, float]]:
-    """Rows of a file with ``num_threads``, ``batch_size`` and ``latency_ms`` (or ``latency_mean_ms``).
+@dataclass(frozen=True)
+class Row:
+    """A cell in a file: its line, threads and batch, latency, and memory where the file has it."""
+
+    line: int
+    cell: Cell
+    latency_ns: float
+    own_bytes: int | None
+
+
+def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[Row]:
+    """Rows of a file with ``num_threads``, ``batch_size``, ``latency_ms`` (or ``latency_mean_ms``).
+
+    ``memory_bytes`` may be there, too.
 
     Parameters
     ----------
     path : Path
     where : mapping of column to text, optional
         Only rows whose columns say so.
-
-    Returns
-    -------
-    list of (line, (threads, batch), latency in ns)
 
     Raises
     ------
@@ -116,7 +140,8 @@ def read_cells(path: Path, where: Mapping[str, str] | None = None) -> list[tuple
     found = []
     for line, row in rows:
         threads, batch = (whole_number(row, name, path, line, least=1) for name in COLUMNS[:2])
-        found.append((line, (threads, batch), 1e6 * number(row, latency, path, line, least=_LEAST_MS)))
+        size = whole_number(row, _BYTES, path, line) if _BYTES in row else None
+        found.append(Row(line, (threads, batch), 1e6 * number(row, latency, path, line, least=_LEAST_MS), size))
     return found
 
 
@@ -128,16 +153,18 @@ def read_profile(path: Path, where: Mapping[str, str] | None = None) -> Profile:
     InputError
         Also where two rows say different things of one cell; names the lines and what tells them apart.
     """
-    found: dict[Cell, tuple[int, float]] = {}
-    for line, cell, latency_ns in read_cells(path, where):
-        first, known_ns = found.setdefault(cell, (line, latency_ns))
-        if known_ns != latency_ns:
+    found: dict[Cell, Row] = {}
+    for row in read_cells(path, where):
+        known = found.setdefault(row.cell, row)
+        if known.latency_ns != row.latency_ns:
             raise InputError(
-                f"{cell[0]} threads with a batch of {cell[1]} take {known_ns / 1e6:g} ms and {latency_ns / 1e6:g} ms",
-                where=f"{path}: lines {first} and {line}",
-                fix=_told_apart(path, first, line),
+                f"{row.cell[0]} threads with a batch of {row.cell[1]} take {known.latency_ns / 1e6:g} ms and "
+                f"{row.latency_ns / 1e6:g} ms",
+                where=f"{path}: lines {known.line} and {row.line}",
+                fix=_told_apart(path, known.line, row.line),
             )
-    return Profile.of({cell: latency_ns for cell, (_, latency_ns) in found.items()})
+    sizes = {cell: row.own_bytes for cell, row in found.items() if row.own_bytes is not None}
+    return Profile.of({cell: row.latency_ns for cell, row in found.items()}, sizes or None)
 
 
 def _told_apart(path: Path, first: int, second: int) -> str:
@@ -147,8 +174,8 @@ def _told_apart(path: Path, first: int, second: int) -> str:
     return f"say which is meant: --where {differ[0]}={one[differ[0]]}" if differ else "leave one of them out"
 
 
-def write_profile(path: Path, cells: Iterable[tuple[Cell, float]]) -> None:
-    """Write rows that ``read_cells`` reads: cells with their latencies in ns.
+def write_profile(path: Path, cells: Iterable[tuple[Cell, float]], own_bytes: Mapping[Cell, int] | None = None) -> None:
+    """Write rows that ``read_cells`` reads: cells with their latencies in ns, and memory.
 
     Raises
     ------
@@ -157,5 +184,7 @@ def write_profile(path: Path, cells: Iterable[tuple[Cell, float]]) -> None:
     """
     with whole(path) as scratch, scratch.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows([threads, batch, repr(latency_ns / 1e6)] for (threads, batch), latency_ns in cells)
+        writer.writerow(COLUMNS if own_bytes is None else (*COLUMNS, _BYTES))
+        for cell, latency_ns in cells:
+            size = [] if own_bytes is None else [own_bytes[cell]]
+            writer.writerow([*cell, repr(latency_ns / 1e6), *size])

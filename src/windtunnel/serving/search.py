@@ -14,25 +14,21 @@ program takes exactly all threads, the paper at most.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.serving.memory import RULES, Rule, least_bytes, soonest_within
 from windtunnel.serving.model import Instance, Split
 from windtunnel.serving.profile import Profile
+from windtunnel.units import format_size
 
-__all__ = ["RULES", "Rule", "best_split", "equal_split", "optimum_table", "shortlist", "soonest_ns"]
-
-Rule = Literal["exact", "at-most", "ragged"]
-RULES: dict[str, str] = {
-    "exact": "all threads, whole batches, as published",
-    "at-most": "threads may idle, whole batches",
-    "ragged": "threads may idle, an instance may take less than its batch",
-}
+__all__ = ["RULES", "Rule", "best_split", "best_splits", "equal_split", "optimum_table", "shortlist", "soonest_ns"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -110,7 +106,9 @@ def _most_inputs(threads_C: Ints, batch_C: Ints, latency_C: Floats, limit: float
     return int(reach[num_threads])
 
 
-def best_split(profile: Profile, num_threads: int, batch: int, rule: Rule = "ragged") -> Split:
+def best_split(
+    profile: Profile, num_threads: int, batch: int, rule: Rule = "ragged", most_bytes: float = math.inf
+) -> Split:
     """The split that answers soonest; of several, the one whose other instances are done soonest, too.
 
     Parameters
@@ -122,13 +120,15 @@ def best_split(profile: Profile, num_threads: int, batch: int, rule: Rule = "rag
         Inputs of all instances together.
     rule : str
         A key of ``RULES``. The published tables are those of ``exact``.
+    most_bytes : float
+        Memory of all instances together.
 
     Raises
     ------
     InputError
-        The profile does not know a server of that size.
+        The profile does not know a server of that size, or nothing of memory.
     InfeasibleError
-        Nothing adds up to the batch; names the nearest ones that something adds up to.
+        Nothing adds up to the batch, or fits into memory; names the nearest that does.
 
     Examples
     --------
@@ -137,34 +137,66 @@ def best_split(profile: Profile, num_threads: int, batch: int, rule: Rule = "rag
     2x<1,4>
     """
     _require(profile, num_threads, batch, rule)
+    if most_bytes < math.inf:
+        soonest = soonest_within(profile, num_threads, batch, rule)
+        if soonest(num_threads, batch, most_bytes) == math.inf > soonest(num_threads, batch, math.inf):
+            least = least_bytes(profile, math.inf, num_threads, batch, rule)[num_threads, batch]
+            raise InfeasibleError(
+                f"no instances that take {batch:,} inputs fit into {format_size(most_bytes)}",
+                where=RULES[rule],
+                fix=f"give them {format_size(least)} or more, or fewer inputs",
+            )
+        return _split(profile, num_threads, batch, rule, soonest, most_bytes)
     if rule == "ragged":
-        return _split(profile, num_threads, batch, rule, lambda t, b: soonest_ns(profile, t, b))
+        return _split(profile, num_threads, batch, rule, lambda t, b, _: soonest_ns(profile, t, b))
     table = optimum_table(profile, num_threads, batch, rule)
-    return _split(profile, num_threads, batch, rule, lambda t, b: float(table[t, b]))
+    return _split(profile, num_threads, batch, rule, lambda t, b, _: float(table[t, b]))
 
 
-def _split(profile: Profile, num_threads: int, batch: int, rule: Rule, optimum: Callable[[int, int], float]) -> Split:
+def best_splits(profile: Profile, num_threads: int, most_bytes: float = math.inf) -> dict[int, Split]:
+    """The best for every batch that is a power of two, as far as there is one."""
+    found: dict[int, Split] = {}
+    batch = 1
+    while True:
+        try:
+            found[batch] = best_split(profile, num_threads, batch, most_bytes=most_bytes)
+        except InfeasibleError:
+            if not found:
+                raise
+            return found
+        batch *= 2
+
+
+def _split(
+    profile: Profile,
+    num_threads: int,
+    batch: int,
+    rule: Rule,
+    optimum: Callable[[int, int, float], float],
+    most_bytes: float = math.inf,
+) -> Split:
     """Instances from the slowest on: each leaves the rest the shortest latency that it can, and most threads to itself.
 
     Many splits share the slowest instance; the rest has its own optimum, which the published table shows.
     """
     instances: list[Instance] = []
-    t, b = num_threads, batch
+    t, b, room = num_threads, batch, most_bytes
+    sizes = profile.own_bytes or dict.fromkeys(profile.cells, 0)
     while b > 0:
-        target = optimum(t, b)
+        target = optimum(t, b, room)
         if target == np.inf:
             _raise_unreachable(profile, num_threads, batch, rule)
         choices = []
         for (threads, own), latency_ns in profile.cells.items():
-            left = max(b - own, 0) if rule == "ragged" else b - own
-            if latency_ns != target or threads > t or left < 0:
+            left, still = max(b - own, 0) if rule == "ragged" else b - own, room - sizes[threads, own]
+            if latency_ns != target or threads > t or left < 0 or still < 0:
                 continue
-            rest = optimum(t - threads, left) if left else _rest_of_none(t - threads, rule)
+            rest = optimum(t - threads, left, still) if left else _rest_of_none(t - threads, rule)
             if rest <= target:
                 choices.append((rest, -threads, own))
         _, minus_threads, own = min(choices)
         instances.append(Instance(-minus_threads, own, target))
-        t, b = t + minus_threads, b - own
+        t, b, room = t + minus_threads, b - own, room - sizes[-minus_threads, own]
     return Split(tuple(instances), batch)
 
 
@@ -172,7 +204,9 @@ def _rest_of_none(threads_left: int, rule: Rule) -> float:
     return np.inf if threads_left and rule == "exact" else 0.0
 
 
-def shortlist(profile: Profile, num_threads: int, batch: int, most: int = 8) -> list[Split]:
+def shortlist(
+    profile: Profile, num_threads: int, batch: int, most: int = 8, most_bytes: float = math.inf
+) -> list[Split]:
     """Splits worth flying, the best first, with one instance of all threads and as many as there are threads.
 
     The best of all, and for every number of equal instances the smallest batch of the profile that will do.
@@ -182,11 +216,11 @@ def shortlist(profile: Profile, num_threads: int, batch: int, most: int = 8) -> 
     InputError, InfeasibleError
         As for ``best_split``.
     """
-    best = best_split(profile, num_threads, batch)
+    best = best_split(profile, num_threads, batch, most_bytes=most_bytes)
     found, ends = {best.cells: best}, []
     for count in range(1, min(num_threads, batch) + 1):
         one = equal_split(profile, num_threads, count, batch)
-        if one is not None:
+        if one is not None and (profile.bytes_of(one.cells) or 0) <= most_bytes:
             found.setdefault(one.cells, one)
             if count in (1, num_threads):
                 ends.append(one.cells)

@@ -7,6 +7,7 @@ foretold of one (``tail``), a real one (``run``).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.progress import Progress
-from windtunnel.serving.model import Slowdown, Split
+from windtunnel.serving.model import Slowdown
 from windtunnel.serving.profile import Profile
-from windtunnel.serving.search import best_split
+from windtunnel.serving.search import best_splits
 from windtunnel.serving.tail import Answered, Server, answer, batch_latencies
 
 __all__ = ["Sized", "foretold", "sized_servers"]
@@ -49,6 +50,7 @@ def sized_servers(
     share: float = 0.99,
     num_threads: int = 0,
     slowdown: Slowdown | None = None,
+    most_bytes: float = math.inf,
     progress: Progress | None = None,
 ) -> list[Sized]:
     """The best server of every number of threads, in ascending order; the first in time is the one to take.
@@ -67,6 +69,8 @@ def sized_servers(
         At most; 0 as the profile has.
     slowdown : Slowdown, optional
         By busy neighbors.
+    most_bytes : float
+        Memory of all instances together.
     progress : callable, optional
 
     Raises
@@ -82,9 +86,13 @@ def sized_servers(
     beside_busy = profile if slowdown is None else slowdown.of(profile)
     found = []
     for threads in range(1, most + 1):
+        try:
+            splits = best_splits(beside_busy, threads, most_bytes)
+        except InfeasibleError:
+            splits = {}
         tried = [
             foretold(Server(split, round(limit_ns * wait)), arrival_ns_R, latency_ns_B, share)
-            for split in _splits(beside_busy, threads)
+            for split in splits.values()
             for latency_ns_B in [batch_latencies(profile, split, slowdown)]
             for wait in _WAITS
         ]
@@ -93,20 +101,10 @@ def sized_servers(
         if progress is not None:
             progress("sizing", threads, most)
     if not found:
-        raise InfeasibleError("no server of these threads has an instance in the profile", fix="profile more threads")
+        raise InfeasibleError(
+            "no server of these threads has an instance in the profile that fits", fix="profile more threads"
+        )
     return found
-
-
-def _splits(profile: Profile, threads: int) -> list[Split]:
-    """The best for every batch that is a power of two, as far as there is one."""
-    found: list[Split] = []
-    batch = 1
-    while True:
-        try:
-            found.append(best_split(profile, threads, batch))
-        except InfeasibleError:
-            return found
-        batch *= 2
 
 
 def foretold(server: Server, arrival_ns_R: NDArray[np.int64], latency_ns_B: NDArray[np.float64], share: float) -> Sized:

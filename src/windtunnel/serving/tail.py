@@ -10,7 +10,6 @@ have come by then take part. Not here: which server (``sizing``), a real one (``
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.serving.model import Slowdown, Split
 from windtunnel.serving.profile import Profile
 
-__all__ = ["Answered", "Server", "answer", "answered_by", "batch_latencies"]
+__all__ = ["Answered", "Server", "answer", "batch_latencies"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -87,33 +86,13 @@ def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered
     >>> answer(np.array([0, 1, 2, 50]), server, np.array([0.0, 6.0, 10.0])).latencies_ns.tolist()
     [11, 10, 15, 10]
     """
-    durations = [round(one) for one in latency_ns_B.tolist()]
-    return answered_by(arrival_ns_R, server, max, lambda begun_ns, inputs: begun_ns + durations[inputs])
-
-
-def answered_by(
-    arrival_ns_R: Ints, server: Server, begin: Callable[[int, int], int], serve: Callable[[int, int], int]
-) -> Answered:
-    """The one way in which requests become batches, foretold or really.
-
-    Parameters
-    ----------
-    arrival_ns_R : int64 [R]
-        Ascending.
-    server : Server
-    begin : callable
-        (when a batch need not wait for more, when the one before was answered) -> when it begins; who has come by then
-        takes part.
-    serve : callable
-        (when it begins, its inputs) -> when it is answered.
-    """
-    arrivals, most = arrival_ns_R.tolist(), server.split.batch
+    arrivals, durations, most = arrival_ns_R.tolist(), latency_ns_B.round().astype(int).tolist(), server.split.batch
     answered = np.empty(len(arrivals), dtype=np.int64)
     at, free_ns, num_batches = 0, 0, 0
     while at < len(arrivals):
-        begun_ns = begin(_closes_ns(arrivals, at, most, server.wait_ns), free_ns)
+        begun_ns = max(_closes_ns(arrivals, at, most, server.wait_ns), free_ns)
         upto = min(bisect_right(arrivals, begun_ns, lo=at), at + most)
-        free_ns = serve(begun_ns, upto - at)
+        free_ns = begun_ns + durations[upto - at]
         answered[at:upto] = free_ns
         at, num_batches = upto, num_batches + 1
     return Answered(arrival_ns_R, answered, num_batches)

@@ -18,19 +18,19 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
+from windtunnel.hardware.host import peak_resident_bytes
 from windtunnel.measure import ProfileDatabase, fingerprint
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.workers import Place
+from windtunnel.reading import free_memory_bytes
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.suite.metrics import (
     EnergyMeter,
     arithmetic_utilization,
-    available_memory_bytes,
     compute_utilization,
     cpu_seconds,
     cpu_utilization,
-    peak_resident_bytes,
     throughput,
     waited_seconds,
 )
@@ -146,7 +146,7 @@ def measure_cell(order: Order) -> Result:
 def _check_fits(order: Order) -> tuple[dict[str, int], list[str]]:
     """Refuse before the machine swaps; the predicted bytes by category, or a note that says why there are none."""
     cell = order.cell
-    available_bytes = order.memory_bytes or available_memory_bytes()
+    available_bytes = order.memory_bytes or free_memory_bytes()
     predicted = predicted_memory(cell.workload, fitting_parameters(cell))
     if not predicted.by_category:
         return {}, [f"memory not predicted: {predicted.reason}"]

@@ -27,11 +27,9 @@ from windtunnel.suite.stable import StablePhase, block_length, steady
 __all__ = [
     "EnergyMeter",
     "arithmetic_utilization",
-    "available_memory_bytes",
     "compute_utilization",
     "cpu_seconds",
     "cpu_utilization",
-    "peak_resident_bytes",
     "throughput",
     "waited_seconds",
 ]
@@ -167,22 +165,6 @@ def _ticks_of(pid: int) -> int:
     except OSError:  # it ended meanwhile
         return 0
     return int(fields[11]) + int(fields[12])
-
-
-def available_memory_bytes(root: Path = Path("/")) -> int | None:
-    """What can be allocated before the machine swaps or the control group kills; None where nobody tells."""
-    lines = _read(root / "proc/meminfo").splitlines()
-    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    limit, used = (_read(root / "sys/fs/cgroup" / name).strip() for name in ("memory.max", "memory.current"))
-    if limit.isdigit() and used.isdigit():
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits, default=None)
-
-
-def peak_resident_bytes() -> int | None:
-    """The most memory that this process has ever held in RAM, libraries included; None where nobody tells."""
-    lines = _read(Path("/proc/self/status")).splitlines()  # a child's ru_maxrss starts with its parent's
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
 
 def _read(path: Path) -> str:

@@ -19,7 +19,7 @@ from windtunnel.cost.rerun.needs import (
     UpdatePeakNeed,
 )
 from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update, sparse_parameters, touched_rows
-from windtunnel.cost.rerun.partial import Ratios, known_ratios, measure_ratios
+from windtunnel.cost.rerun.partial import Ratios, known_ratios, lacks_kernel, measure_ratios
 from windtunnel.cost.rerun.prices import price_needs
 from windtunnel.cost.rerun.program import Call, Program, TensorSpec, data_of, program_of, random_inputs, tensors_of
 from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
@@ -49,6 +49,7 @@ __all__ = [
     "data_of",
     "in_order",
     "known_ratios",
+    "lacks_kernel",
     "measure_ratios",
     "measure_update",
     "price_needs",

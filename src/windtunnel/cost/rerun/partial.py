@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.program import NOT_FLOWN, Program
-from windtunnel.errors import PriceError
+from windtunnel.errors import NotApplicableError, PriceError
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
@@ -31,7 +31,7 @@ from windtunnel.progress import Progress
 if TYPE_CHECKING:
     from windtunnel.cost.rerun._interpreter import Interpreter, Lap
 
-__all__ = ["Ratios", "known_ratios", "measure_ratios"]
+__all__ = ["Ratios", "known_ratios", "lacks_kernel", "measure_ratios"]
 
 Floats = NDArray[np.float64]
 _Key = tuple[str, str, str, str, int, str, str]
@@ -103,6 +103,8 @@ def measure_ratios(
 
     Raises
     ------
+    NotApplicableError
+        This processor has no kernel for an operator in the new form.
     PriceError
         The program cannot be run again in this form.
     MissingExtraError
@@ -185,6 +187,23 @@ def _rehearse(first: Interpreter, second: Interpreter, opaque: set[int]) -> None
         known = len(opaque)
         first.rehearse()
         second.rehearse()
+    lacking = next((place for place, said in second.failures.items() if lacks_kernel(said)), None)
+    if lacking is not None and lacking not in first.failures:
+        raise NotApplicableError(
+            f"this processor has no {first.program.calls[lacking].operator} in that form",
+            where=second.failures[lacking],
+        )
+
+
+def lacks_kernel(said: object) -> bool:
+    """Whether an error of torch says that this processor has no such kernel: oneDNN has no primitive for it.
+
+    Examples
+    --------
+    >>> lacks_kernel(RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive"))
+    True
+    """
+    return "could not create a primitive" in str(said)
 
 
 def _require_growth(old: Interpreter, new: Interpreter) -> None:
