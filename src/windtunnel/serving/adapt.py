@@ -16,6 +16,8 @@ from windtunnel.serving.model import Split
 
 __all__ = ["followed"]
 
+_WINDOW_S = 0.005  # between two looks, as in the published program
+
 
 @contextmanager
 def followed(live: LiveServer, splits: Mapping[int, Split], period_s: float = 1.0) -> Iterator[None]:
@@ -32,8 +34,12 @@ def followed(live: LiveServer, splits: Mapping[int, Split], period_s: float = 1.
     is_over = threading.Event()
 
     def follow() -> None:
-        while not is_over.wait(period_s):
-            live.change(splits[estimate.after(live.take_depths())])
+        depths: list[int] = []
+        while not is_over.wait(_WINDOW_S):
+            depths.append(live.num_unanswered)
+            if len(depths) * _WINDOW_S >= period_s:
+                live.change(splits[estimate.after(depths)])
+                depths.clear()
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

@@ -1,6 +1,6 @@
 """How many inputs a server should answer together (room serving).
 
-In: the length of the queue at every batch. Out: a power of two. Not here: the server (``live``), what it
+In: how many requests are unanswered, time and again. Out: a power of two. Not here: the server (``live``), what it
 changes to (``adapt``).
 
 References
@@ -36,7 +36,7 @@ class BatchEstimate:
         self._last: deque[int] = deque(maxlen=_KEPT)
 
     def after(self, depths: Iterable[int]) -> int:
-        """The batch after a period with such lengths of the queue; 1 after one without any.
+        """The batch after a period in which so many requests were unanswered at each look; 1 after one without any.
 
         Examples
         --------
@@ -44,7 +44,8 @@ class BatchEstimate:
         16
         """
         mean, stable = float(self.batch), 1
-        for depth in depths:
+        seen = list(depths)
+        for depth in seen if any(seen) else ():
             mean = (1 - _WEIGHT) * mean + _WEIGHT * depth
             self._last.append(1 << (max(1, round(mean)).bit_length() - 1))
             # of several as frequent, the one that is there longest

@@ -17,7 +17,6 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from windtunnel.errors import FlightError, InputError, WindtunnelError
@@ -83,7 +82,7 @@ class LiveServer:
         # all that follows is shared by the threads, under this lock
         self._moved = threading.Condition()
         self._queue: deque[_Request] = deque()
-        self._depths: deque[int] = deque(maxlen=_KEPT)
+        self._num_begun = 0
         self._split = self._target = server.split
         self._active: _Active = []
         self._busy: _Active = []
@@ -123,9 +122,9 @@ class LiveServer:
         return len(self._active)
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that no instance works on."""
-        return len(self._queue)
+    def num_unanswered(self) -> int:
+        """Requests that wait, and those of the batch that is being answered."""
+        return len(self._queue) + self._num_begun
 
     def submit(self, body: Any = None, arrived_ns: int | None = None) -> Future[Reply]:
         """Give it a request.
@@ -181,17 +180,6 @@ class LiveServer:
             if self._failure is not None:
                 raise self._failure
 
-    def take_depths(self) -> list[int]:
-        """Lengths of the queue at all batches since this was last asked: inputs, and who came shortly after they began.
-
-        Shortly is as long as a request waits for others: the published program, too, looks a window after it has
-        served, so that those have come back who ask again as soon as they are answered.
-        """
-        with self._moved:
-            found = list(self._depths)
-            self._depths.clear()
-        return found
-
     def close(self) -> None:
         """Answer what waits, take nothing more, end all instances; twice does no harm."""
         with self._moved:
@@ -207,7 +195,7 @@ class LiveServer:
             with self._moved:
                 batch = self._next_batch()
                 split, active = self._split, list(self._active)
-                self._busy = active if batch else []
+                self._busy, self._num_begun = (active, len(batch)) if batch else ([], 0)
                 if not batch:
                     self._has_answered_all = True
                     self._moved.notify_all()
@@ -216,13 +204,9 @@ class LiveServer:
             died = self._deal(batch, split, active)
             with self._moved:
                 self.batches.append(Batch(split, len(batch), begun_ns, moment_in(0)))
-                self._depths.append(len(batch) + self._num_come_by(begun_ns + self._wait_ns))
                 self._active = [pair for pair in self._active if pair[1] not in died]
-                self._busy = []
+                self._busy, self._num_begun = [], 0
                 self._moved.notify_all()
-
-    def _num_come_by(self, moment_ns: int) -> int:
-        return sum(1 for _ in takewhile(lambda one: one.arrived_ns <= moment_ns, self._queue))
 
     def _next_batch(self) -> list[_Request]:
         """Requests that are answered together; none when there will be no more. Waits, under the lock."""

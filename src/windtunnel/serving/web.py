@@ -31,7 +31,7 @@ def status(live: LiveServer) -> dict[str, Any]:
         "batch": split.batch,
         "predicted_ns": split.latency_ns,
         "num_ready": live.num_ready,
-        "num_waiting": live.num_waiting,
+        "num_unanswered": live.num_unanswered,
         "num_changes": len(live.changes),
     }
 
