@@ -223,3 +223,25 @@ def test_a_fused_update_of_sparse_gradients_is_not_applicable_asked_or_flown(tmp
     with pytest.raises(FlightError, match="changed nothing"):
         verify(path, "foreach-optimizer", rule=BRIEF, ledger=tmp_path / "r.db")
     assert [] == Ledger(tmp_path / "r.db").receipts()
+
+
+def test_a_change_for_which_the_processor_has_no_kernel_does_not_apply():
+    """oneDNN has no bfloat16 form of some layers on processors without units for it."""
+    inner = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(inner.parameters())
+
+    class Model(torch.nn.Module):
+        def forward(self, inputs):
+            if torch.is_autocast_enabled("cpu"):
+                raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
+            return inner(inputs)
+
+    model = Model()
+
+    def train():
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(NotApplicableError, match="this processor has no kernel for it"):
+        fly(train, "amp", rule=BRIEF)

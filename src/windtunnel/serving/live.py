@@ -25,7 +25,7 @@ from windtunnel.measure.workers import WorkerError
 from windtunnel.serving.instances import Order, fitting
 from windtunnel.serving.job import Answer
 from windtunnel.serving.model import Instance, Split
-from windtunnel.serving.pool import Running, close_all, is_warm, started
+from windtunnel.serving.pool import Running, close_all, is_warm, placed, started
 from windtunnel.serving.record import Batch, Change, Reply
 from windtunnel.serving.tail import Server
 
@@ -157,7 +157,7 @@ class LiveServer:
         return request.future
 
     def change(self, split: Split) -> None:
-        """Serve with this split as soon as its instances are ready; what is still warming for another one is ended.
+        """Serve with this split as soon as its instances are ready; what warms for one of other threads is ended.
 
         Instances that both have stay. Errors as of the class.
         """
@@ -294,32 +294,37 @@ class LiveServer:
         with self._moved:
             alive = [process for _, process in self._active]
             self._state = "warming"
-        places, new = started(self.job, target, alive, self._most_inputs)
+        new = started(self.job, target, alive, self._most_inputs)
         try:
-            is_ready = is_warm(new, target, lambda: self._target is target and not self._has_answered_all)
+            is_ready = is_warm(new, target, lambda: self._is_like(target) and not self._has_answered_all)
         except BaseException:
             close_all(new)
             raise
         with self._moved:
-            if not is_ready or self._target is not target:
+            if not is_ready or not self._is_like(target):
                 self._state = "serving"
                 close_all(new)
                 return held
             # who has died meanwhile is missing, which is the next change
-            alive = [*new, *(process for _, process in self._active)]
-            self._active = [pair for pair in zip(target.instances, places, strict=True) if pair[1] in alive]
+            target, alive = self._target, [process for _, process in self._active]
+            pairs = zip(target.instances, placed(target, [*alive, *new]), strict=True)
+            self._active = [(instance, one) for instance, one in pairs if one is not None]
             self._split, self._state = target, "draining"
             serving_ns = moment_in(0)
             self._moved.notify_all()
             still = [process for _, process in self._active]
             self._moved.wait_for(lambda: not any(one not in still for _, one in self._busy))
-        close_all([one for one in held if one not in still])
+        close_all([one for one in [*held, *new] if one not in still])
         with self._moved:
             if not is_first:
                 self.changes.append(Change(before, target, begun_ns, serving_ns, moment_in(0)))
             self._state = "serving"
             self._moved.notify_all()
         return still
+
+    def _is_like(self, split: Split) -> bool:
+        """Whether what is asked for now has the same threads: a queue that wavers must not begin each warm-up anew."""
+        return sorted(one.threads for one in split.instances) == sorted(one.threads for one in self._target.instances)
 
     def _fail(self, before: Split, target: Split, begun_ns: int, error: WindtunnelError) -> None:
         """Serve on with what is left, or not at all."""

@@ -14,7 +14,7 @@ from windtunnel.measure.workers import Workers
 from windtunnel.serving.instances import Order, instances, server_cores
 from windtunnel.serving.model import Split
 
-__all__ = ["Running", "close_all", "is_warm", "started"]
+__all__ = ["Running", "close_all", "is_warm", "placed", "started"]
 
 _WARMUP = 3
 _KNOWN = 32  # sizes of batches that an instance has seen before requests come
@@ -29,8 +29,8 @@ class Running:
     workers: Workers
 
 
-def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) -> tuple[list[Running], list[Running]]:
-    """A process for each instance of a split, in order, and which of them are new.
+def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) -> list[Running]:
+    """New processes for the instances of a split that nobody of those alive is.
 
     Parameters
     ----------
@@ -42,24 +42,22 @@ def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) 
     most_inputs : int
         The largest batch.
     """
-    places = _places(split, alive)
+    places = placed(split, alive)
     held = {core for one in places if one is not None for core in one.cores}
     free = iter([core for core in server_cores() if core not in held])
-    found: list[Running] = []
     new: list[Running] = []
     try:
         for instance, place in zip(split.instances, places, strict=True):
             if place is None:
                 cores = tuple(next(free) for _ in range(instance.threads))
                 new.append(Running(cores, instances(job, [cores], most_inputs).__enter__()))
-            found.append(place if place is not None else new[-1])
     except BaseException:
         close_all(new)
         raise
-    return found, new
+    return new
 
 
-def _places(split: Split, alive: Sequence[Running]) -> list[Running | None]:
+def placed(split: Split, alive: Sequence[Running]) -> list[Running | None]:
     """For each instance one that runs and has as many threads, as long as there are such."""
     left = list(alive)
     found: list[Running | None] = []
