@@ -134,7 +134,7 @@ def nothing_lost(num_requests: int) -> dict[str, object]:
             "changes": [f"{one.before} to {one.after}" for one in changes if one.before.cells != one.after.cells],
             "mended": sum(one.before is one.after for one in changes),
             "failed_changes": sum(bool(one.failed) for one in changes),
-            "change_s": statistics.median((one.ended_ns - one.begun_ns) / 1e9 for one in changes)}  # fmt: skip
+            "longest_change_s": max((one.ended_ns - one.begun_ns) / 1e9 for one in changes)}  # fmt: skip
 
 
 def kill_one() -> None:
@@ -166,7 +166,7 @@ def foretold(rounds: int, budget_s: float) -> list[dict[str, object]]:
         for count in (6, 24):
             clients = Clients(live, named=False)
             with clients.asking(count):
-                time.sleep(30)
+                time.sleep(45)
                 since = len(live.batches)
                 time.sleep(30)
                 late = [one for one in list(live.batches)[since:] if one.inputs == one.split.batch]

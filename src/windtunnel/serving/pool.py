@@ -16,8 +16,7 @@ from windtunnel.serving.model import Split
 
 __all__ = ["Running", "close_all", "is_warm", "placed", "started"]
 
-_WARMUP = 3
-_KNOWN = 32  # sizes of batches that an instance has seen before requests come
+_WARMUP = 2
 _LOOK_NS = 5_000_000
 
 
@@ -70,7 +69,9 @@ def placed(split: Split, alive: Sequence[Running]) -> list[Running | None]:
 
 
 def is_warm(new: Sequence[Running], split: Split, is_wanted: Callable[[], bool]) -> bool:
-    """Wait until all have answered batches of many sizes; no if they are not wanted any more.
+    """Wait until all have answered batches of all powers of two, and whole ones; no if they are not wanted any more.
+
+    No more than that: who serves meanwhile has the same cores.
 
     Raises
     ------
@@ -78,7 +79,7 @@ def is_warm(new: Sequence[Running], split: Split, is_wanted: Callable[[], bool])
         One has ended.
     """
     most = max(one.batch for one in split.instances)
-    sizes = [*range(1, most + 1, max(1, most // _KNOWN)), *[most] * _WARMUP]
+    sizes = [*(1 << power for power in range((most - 1).bit_length())), *[most] * _WARMUP]
     for one in new:
         for inputs in sizes:
             one.workers.send(Order(inputs, moment_in(0)))
