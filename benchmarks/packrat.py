@@ -93,10 +93,10 @@ def runs(folder: Path, model: str) -> list[Group]:
     """Instances that ran at once, group by group, of servers of 16 threads."""
     groups: list[Group] = []
     where = {"series": "fat-vs-thin", "model": model}
-    for _, cell, latency_ns in read_cells(folder / "concurrent_runs.csv.gz", where):
-        if not groups or groups[-1][0][0] != cell or 16 // cell[0] == len(groups[-1]):
+    for row in read_cells(folder / "concurrent_runs.csv.gz", where):
+        if not groups or groups[-1][0][0] != row.cell or 16 // row.cell[0] == len(groups[-1]):
             groups.append([])
-        groups[-1].append((cell, latency_ns))
+        groups[-1].append((row.cell, row.latency_ns))
     return groups
 
 

@@ -59,9 +59,7 @@ def fly(name: str, rounds: int, budget_s: float) -> list[dict[str, object]]:
         return [one for count in (1, 2) if (one := equal_split(profile, 2, count, batch)) is not None]
 
     seen = fly_splits(job, splits(alone, first), rounds=rounds, budget_s=budget_s)
-    slowdown = fit_slowdown(
-        alone, [(cell, ns) for one in seen for cell, ns in zip(one.split.cells, one.instances_ns, strict=True)]
-    )
+    slowdown = fit_slowdown(alone, [row for one in seen for row in one.cells_ns])
     beside = slowdown.of(alone)
     rows = []
     for batch in later:

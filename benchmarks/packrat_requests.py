@@ -36,9 +36,7 @@ def fly(name: str, seconds: float, rounds: int, budget_s: float) -> list[dict[st
         alone = measure_cells(job, cells, rounds=rounds, budget_s=budget_s)
         splits = [one for count in (1, 2) if (one := equal_split(alone, 2, count, MOST)) is not None]
         seen = fly_splits(job, splits, rounds=rounds, budget_s=budget_s)
-        slowdown = fit_slowdown(
-            alone, [(cell, ns) for one in seen for cell, ns in zip(one.split.cells, one.instances_ns, strict=True)]
-        )
+        slowdown = fit_slowdown(alone, [row for one in seen for row in one.cells_ns])
         for split in splits:
             latencies = batch_latencies(alone, split, slowdown)
             full_s = latencies[-1] / 1e9

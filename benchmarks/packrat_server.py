@@ -156,8 +156,8 @@ def foretold(rounds: int, budget_s: float) -> list[dict[str, object]]:
         rounds=rounds,
         budget_s=budget_s / 2,
     )
-    busy = [(cell, ns) for one in seen for cell, ns in zip(one.split.cells, one.instances_ns, strict=True)]
-    splits = best_splits(fit_slowdown(alone, busy).of(alone), 2)
+    slowdown = fit_slowdown(alone, [row for one in seen for row in one.cells_ns])
+    splits = best_splits(slowdown.of(alone), 2)
     rows = []
     with (
         LiveServer(job, Server(splits[1], 20_000_000), most_inputs=max(splits)) as live,

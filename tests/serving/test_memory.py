@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.serving.profiles import plain_splits, profiles
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.serving.memory import RULES
 from windtunnel.serving.profile import Profile, read_profile, write_profile
 from windtunnel.serving.search import best_split, shortlist
+from windtunnel.serving.tables import RULES
 
 sizes = st.lists(st.integers(1, 9), min_size=40, max_size=40)
 SMALL_AND_LARGE = Profile.of({(1, 4): 10.0, (2, 8): 15.0}, {(1, 4): 60, (2, 8): 80})

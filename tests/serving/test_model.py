@@ -59,7 +59,7 @@ def test_busy_neighbors_change_the_choice_as_they_did_in_the_published_runs(mode
     path = shared_path("serve/packrat/profiles.csv.gz")
     runs = read_cells(path.parent / "concurrent_runs.csv.gz", {"series": "fat-vs-thin", "model": model})
     profile = read_profile(path, {**PUBLISHED, "machine": "skylake2x", "model": model})
-    slowdown = fit_slowdown(profile, [(cell, latency_ns) for _, cell, latency_ns in runs])
+    slowdown = fit_slowdown(profile, [(row.cell, row.latency_ns) for row in runs])
 
     assert alone == str(best_split(profile, 16, batch, "exact"))
     assert beside_others == str(best_split(slowdown.of(profile), 16, batch, "exact"))

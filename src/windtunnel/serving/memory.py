@@ -11,26 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.serving.profile import Profile
+from windtunnel.serving.tables import Rule, best_table
 
-__all__ = ["RULES", "Rule", "least_bytes", "soonest_within"]
-
-Rule = Literal["exact", "at-most", "ragged"]
-RULES: dict[str, str] = {
-    "exact": "all threads, whole batches, as published",
-    "at-most": "threads may idle, whole batches",
-    "ragged": "threads may idle, an instance may take less than its batch",
-}
+__all__ = ["least_bytes", "soonest_within"]
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def least_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int, rule: Rule) -> Floats:
@@ -60,28 +51,7 @@ def least_bytes(profile: Profile, limit_ns: float, num_threads: int, batch: int,
         )
     in_time = profile.latency_ns_C <= limit_ns
     columns = (profile.threads_C[in_time], profile.batch_C[in_time], profile.own_bytes_C[in_time].astype(np.float64))
-    found: Floats = _table(*columns, num_threads, batch, rule != "exact", rule == "ragged")
-    return found
-
-
-@numba.njit(cache=True)
-def _table(
-    threads_C: Ints, batch_C: Ints, bytes_C: Floats, num_threads: int, batch: int, may_idle: bool, is_ragged: bool
-) -> Any:
-    best = np.full((num_threads + 1, batch + 1), np.inf)
-    best[0, 0] = 0.0
-    for t in range(num_threads + 1):
-        if may_idle and t:
-            best[t] = best[t - 1]
-        for b in range(1, batch + 1):
-            least = best[t, b]
-            for c in range(threads_C.size):
-                left = b - batch_C[c]
-                if threads_C[c] > t or (left < 0 and not is_ragged):
-                    continue
-                least = min(least, best[t - threads_C[c], max(left, 0)] + bytes_C[c])
-            best[t, b] = least
-    return best
+    return best_table(*columns, num_threads, batch, rule, adds=True)
 
 
 def soonest_within(profile: Profile, num_threads: int, batch: int, rule: Rule) -> Callable[[int, int, float], float]:

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.serving.memory import RULES, Rule, least_bytes, soonest_within
+from windtunnel.serving.memory import least_bytes, soonest_within
 from windtunnel.serving.model import Instance, Split
 from windtunnel.serving.profile import Profile
+from windtunnel.serving.tables import RULES, Rule, best_table
 from windtunnel.units import format_size
 
 __all__ = ["RULES", "Rule", "best_split", "best_splits", "equal_split", "optimum_table", "shortlist", "soonest_ns"]
@@ -41,30 +41,9 @@ def optimum_table(profile: Profile, num_threads: int, batch: int, rule: Rule = "
     """
     _require(profile, num_threads, batch, rule)
     columns = profile.threads_C, profile.batch_C, profile.latency_ns_C
-    found: Floats = _table(*columns, num_threads, batch, rule != "exact", rule == "ragged")
+    found = best_table(*columns, num_threads, batch, rule, adds=False)
     found[0], found[:, 0] = np.inf, np.inf
     return found
-
-
-@numba.njit(cache=True)
-def _table(
-    threads_C: Ints, batch_C: Ints, latency_C: Floats, num_threads: int, batch: int, may_idle: bool, is_ragged: bool
-) -> Any:
-    best = np.full((num_threads + 1, batch + 1), np.inf)
-    best[0, 0] = 0.0
-    for t in range(num_threads + 1):
-        if may_idle and t:
-            best[t] = best[t - 1]
-        for b in range(1, batch + 1):
-            shortest = best[t, b]
-            for c in range(threads_C.size):
-                left = b - batch_C[c]
-                if threads_C[c] > t or (left < 0 and not is_ragged):
-                    continue
-                taken = max(best[t - threads_C[c], max(left, 0)], latency_C[c])
-                shortest = min(shortest, taken)
-            best[t, b] = shortest
-    return best
 
 
 def soonest_ns(profile: Profile, num_threads: int, batch: int) -> float:
