@@ -110,6 +110,8 @@ def test_what_cannot_be_answered_says_why_and_its_neighbors_are(job):
         assert [1, 3] == [asked[at].result().output for at in (0, 2)]
         assert isinstance(asked[1].exception(), InputError)
         assert "cannot be answered" in str(asked[1].exception())
+        assert "cannot be sent" in str(live.submit(lambda: 1).exception(timeout=60))
+        assert 4 == live.submit(4).result(timeout=60).output
 
 
 def test_a_larger_batch_needs_no_new_instance(job):

@@ -238,12 +238,8 @@ class LiveServer:
         asked: list[tuple[Running, list[_Request]]] = []
         for (_, process), part in zip(active, parts, strict=True):
             own, at = batch[at : at + part], at + part
-            if own:
+            if own and self._is_sent(process, own, moment_ns):
                 asked.append((process, own))
-                bodies = [one.body for one in own]
-                order = Order(len(own), moment_ns, bodies if any(one is not None for one in bodies) else None)
-                with suppress(WorkerError):  # it is heard of below
-                    process.workers.send(order)
         answers: list[tuple[_Request, Answer]] = []
         died, again = [], []
         for process, own in asked:
@@ -262,6 +258,18 @@ class LiveServer:
         with self._moved:
             self._queue.extendleft(reversed(again))
         return died
+
+    def _is_sent(self, process: Running, own: list[_Request], moment_ns: int) -> bool:
+        bodies = [one.body for one in own]
+        try:
+            process.workers.send(Order(len(own), moment_ns, bodies if any(one is not None for one in bodies) else None))
+        except WorkerError:
+            pass  # it is heard of when its answer is waited for
+        except Exception as error:  # of pickle, before a byte is sent
+            for request in own:
+                _give(request, InputError(f"what these requests bring cannot be sent: {error}", where=self.job))
+            return False
+        return True
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -285,6 +293,9 @@ class LiveServer:
                 held = self._changed(held, before, target, begun_ns, is_first)
             except WindtunnelError as error:
                 self._fail(before, target, begun_ns, error)
+            except OSError as error:
+                failure = FlightError(f"an instance could not be started: {error}", where=self.job)
+                self._fail(before, target, begun_ns, failure)
         close_all(held)
 
     def _changed(
