@@ -81,7 +81,8 @@ class Clients:
                 output = self.live.submit(number if self.named else None).result(timeout=120).output
             except Exception as error:
                 print(error, file=sys.stderr)
-                self.lost += 1
+                with self.lock:
+                    self.lost += 1
                 continue
             with self.lock:
                 self.answers += 1
@@ -124,8 +125,7 @@ def nothing_lost(num_requests: int) -> dict[str, object]:
                     if not killed and time.monotonic() - begun > 3 and live.state == "serving":
                         kill_one()
                         killed = True
-                    if step != 2:
-                        least_ready.append(live.num_ready)
+                    least_ready.append(live.num_ready)
                     time.sleep(0.005)
                 batches.append(live.split.batch)
         changes = list(live.changes)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel.errors import InputError
+
 if TYPE_CHECKING:
     from windtunnel.serving.model import Slowdown
     from windtunnel.serving.profile import Profile
 
-__all__ = ["FlownPath", "JobName", "MemoryLimit", "NumThreads", "ProfilePath", "memory_limit", "slowdown_of"]
+__all__ = [
+    "FlownPath",
+    "JobName",
+    "MemoryLimit",
+    "NumThreads",
+    "ProfilePath",
+    "memory_limit",
+    "profile_of",
+    "slowdown_of",
+]
 
 JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="A workload, such as resnet50:size=tiny, or my_model.py:make.")
@@ -34,6 +46,24 @@ def memory_limit(text: str) -> float:
     from windtunnel.units import parse_size
 
     return parse_size(text) if text else math.inf
+
+
+def profile_of(path: Path, flown: Path | None, where: Sequence[str] | None = None) -> Profile:
+    """Of instances beside busy neighbors, where a file says what these cost; else of one alone.
+
+    Raises
+    ------
+    InputError
+        Also where a condition is none.
+    """
+    from windtunnel.serving.profile import read_profile
+
+    pairs = [one.partition("=") for one in where or ()]
+    if not all(sign for _, sign, _ in pairs):
+        raise InputError("a condition names a column and its text", where="--where", fix="write it like mode=graph")
+    known = read_profile(path, {column: text for column, _, text in pairs})
+    slowdown = slowdown_of(known, flown)
+    return known if slowdown is None else slowdown.of(known)
 
 
 def slowdown_of(profile: Profile, flown: Path | None) -> Slowdown | None:

@@ -11,7 +11,7 @@ import typer
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
-from windtunnel.cli._serving import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, slowdown_of
+from windtunnel.cli._serving import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
 from windtunnel.cli.serve_run import run
 from windtunnel.cli.serve_size import size
 from windtunnel.errors import InputError
@@ -127,7 +127,7 @@ def plan(
     """
     if page is not None:
         require_free(page, force=force)
-    known = _profile(profile, where, flown)
+    known = profile_of(profile, flown, where)
     num_threads = threads or known.most_threads
     batches = whole_numbers(batch, "--batch", least=1)
     if not batches:
@@ -145,17 +145,6 @@ def plan(
         _print_plans(known, plans)
     if page is not None:
         advise(f"written: {page}")
-
-
-def _profile(path: Path, where: Sequence[str] | None, flown: Path | None) -> Profile:
-    from windtunnel.serving.profile import read_profile
-
-    pairs = [one.partition("=") for one in where or ()]
-    if not all(sign for _, sign, _ in pairs):
-        raise InputError("a condition names a column and its text", where="--where", fix="write it like mode=graph")
-    known = read_profile(path, {column: text for column, _, text in pairs})
-    slowdown = slowdown_of(known, flown)
-    return known if slowdown is None else slowdown.of(known)
 
 
 def _plan(known: Profile, num_threads: int, batch: int, rule: Rule, most_bytes: float) -> dict[str, Split | None]:
@@ -226,7 +215,7 @@ def fly(
     from windtunnel.units import parse_duration
 
     path = require_free(output if output is not None else Path(f"{_stem(job)}.flown.csv"), force=force)
-    known = _profile(profile, None, flown)
+    known = profile_of(profile, flown)
     num_threads = threads or known.most_threads
     splits = shortlist(known, num_threads, batch, most, memory_limit(memory))
     with Progress("flying") as progress:

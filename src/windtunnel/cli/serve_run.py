@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json
-from windtunnel.cli._serving import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, slowdown_of
+from windtunnel.cli._serving import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
 from windtunnel.errors import InputError
 from windtunnel.units import format_duration
 
@@ -48,17 +48,14 @@ def run(
     from windtunnel.serving.adapt import followed
     from windtunnel.serving.drive import send
     from windtunnel.serving.live import LiveServer
-    from windtunnel.serving.profile import read_profile
     from windtunnel.serving.requests import requests_of
     from windtunnel.serving.search import best_splits
     from windtunnel.serving.tail import Server
     from windtunnel.serving.web import listening, serve_http
     from windtunnel.units import parse_duration
 
-    known = read_profile(profile)
-    slowdown = slowdown_of(known, flown)
-    beside = known if slowdown is None else slowdown.of(known)
-    splits = best_splits(beside, threads or known.most_threads, memory_limit(memory))
+    known = profile_of(profile, flown)
+    splits = best_splits(known, threads or known.most_threads, memory_limit(memory))
     if batch not in splits:
         raise InputError(
             f"a server cannot begin with batches of {batch}",

@@ -12,7 +12,7 @@ powers of two.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 __all__ = ["BatchEstimate"]
 
@@ -35,7 +35,7 @@ class BatchEstimate:
         self.batch, self.most = batch, most
         self._last: deque[int] = deque(maxlen=_KEPT)
 
-    def after(self, depths: Iterable[int]) -> int:
+    def after(self, depths: Sequence[int]) -> int:
         """The batch after a period in which so many requests were unanswered at each look; 1 after one without any.
 
         Examples
@@ -44,8 +44,7 @@ class BatchEstimate:
         16
         """
         mean, stable = float(self.batch), 1
-        seen = list(depths)
-        for depth in seen if any(seen) else ():
+        for depth in depths if any(depths) else ():
             mean = (1 - _WEIGHT) * mean + _WEIGHT * depth
             self._last.append(1 << (max(1, round(mean)).bit_length() - 1))
             # of several as frequent, the one that is there longest

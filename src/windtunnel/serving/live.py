@@ -288,9 +288,9 @@ class LiveServer:
                 if self._has_answered_all:
                     break
                 before, target = self._split, self._target
-            begun_ns, is_first = moment_in(0), not held
+            begun_ns = moment_in(0)
             try:
-                held = self._changed(held, before, target, begun_ns, is_first)
+                held = self._changed(held, before, target, begun_ns)
             except WindtunnelError as error:
                 self._fail(before, target, begun_ns, error)
             except OSError as error:
@@ -298,9 +298,7 @@ class LiveServer:
                 self._fail(before, target, begun_ns, failure)
         close_all(held)
 
-    def _changed(
-        self, held: list[Running], before: Split, target: Split, begun_ns: int, is_first: bool
-    ) -> list[Running]:
+    def _changed(self, held: list[Running], before: Split, target: Split, begun_ns: int) -> list[Running]:
         """Go over to the target, unless another one is asked for meanwhile; gives the instances that run then."""
         with self._moved:
             alive = [process for _, process in self._active]
@@ -327,7 +325,7 @@ class LiveServer:
             self._moved.wait_for(lambda: not any(one not in still for _, one in self._busy))
         close_all([one for one in [*held, *new] if one not in still])
         with self._moved:
-            if not is_first:
+            if held:  # else it is the start
                 self.changes.append(Change(before, target, begun_ns, serving_ns, moment_in(0)))
             self._state = "serving"
             self._moved.notify_all()

@@ -69,7 +69,8 @@ def soonest_within(profile: Profile, num_threads: int, batch: int, rule: Rule) -
         low, high = 0, levels.size
         while low < high:
             middle = (low + high) // 2
-            if table(middle)[threads, inputs] <= most_bytes and table(middle)[threads, inputs] < math.inf:
+            least = table(middle)[threads, inputs]
+            if least <= most_bytes and least < math.inf:
                 high = middle
             else:
                 low = middle + 1
