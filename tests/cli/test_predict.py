@@ -23,8 +23,8 @@ def test_a_prediction_says_time_pricers_bounds_and_changes(stored):
     assert "one iteration on h100-sxm5-80g, as captured" in outcome.stdout
     assert "host-bound: the device is idle for" in outcome.stdout
     assert "100 % of the device's time is priced by a bound" in outcome.stdout
-    assert "bounds are 31 % off for single operators, 26 %" in " ".join(outcome.stdout.split())
-    for word in ("priced by", "roofline", "assumed launch", "bound by", "memory", "bf16"):
+    assert "bounds are 31 % off for single operators, 25 %" in " ".join(outcome.stdout.split())
+    for word in ("priced by", "roofline", "assumed launch", "bound by", "overhead", "bf16"):
         assert word in outcome.stdout
     assert outcome.stderr.startswith("next: windtunnel ")
     assert max(map(len, outcome.stdout.splitlines())) <= 80

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.cost.bounds import Binding, bounds, bounds_on
+from windtunnel.cost.bounds import KERNEL_FLOOR_NS, Binding, bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.errors import InputError, PriceError
@@ -23,6 +25,7 @@ CACHED = Device(
     l2_bytes=1000,
     cache_bandwidth_bytes_per_s=4e9,
     launch_overhead_ns=2000,
+    kind="cpu",
 )
 works = st.floats(0, 1e15)
 tiles = st.integers(0, 10**6)
@@ -59,7 +62,7 @@ def test_quantized_work_never_takes_less_than_work_that_fills_the_device(flops, 
 def test_one_full_wave_without_overhead_is_the_plain_roofline(flops, moved):
     one = bounds_on(CHIP, [flops], [moved], num_tiles=10)
 
-    assert max(flops / 1e3, moved) == pytest.approx(one.bound_ns[0])
+    assert max(flops / 1e3, moved, KERNEL_FLOOR_NS) == pytest.approx(one.bound_ns[0])
 
 
 @given(works, st.floats(0, 1e9), st.floats(1, 100))
@@ -97,7 +100,24 @@ def test_rows_of_different_devices_stand_side_by_side():
     assert [1e6, 5e5] == both.bound_ns.tolist()
 
 
-def test_a_device_brings_its_own_overhead_and_cache():
+def test_a_kernel_is_never_shorter_than_the_floor():
+    rows = bounds_on(CHIP, [0.0, 1e5, 1e9], [1.0, 0.0, 0.0])
+
+    assert [2000, 2000, 1e6] == rows.bound_ns.tolist()
+    assert ["overhead", "overhead", "compute"] == rows.binding_names().tolist()
+    assert 9000 == bounds_on(replace(CHIP, launch_overhead_ns=9000), [0.0], [1.0]).bound_ns[0]
+    assert 2000 == bounds_on(CHIP, [0.0], [1.0], overhead_ns=0.0).bound_ns[0]
+
+
+def test_limits_that_few_sheets_state_do_not_bound_a_device():
+    """The L2 rate of one GPU alone made an older GPU of the catalog the quicker one."""
+    cached = replace(CACHED, kind="gpu", launch_overhead_ns=None)
+
+    assert bounds_on(replace(cached, cache_bandwidth_bytes_per_s=None), [0.0], [3000.0]).bound_ns == 3000
+    assert bounds_on(cached, [0.0], [3000.0]).bound_ns == 3000
+
+
+def test_a_measured_host_brings_its_own_overhead_and_cache():
     one = bounds_on(CACHED, [0.0], [3000.0])
 
     assert 250 + 2000 == one.memory_ns[0]

@@ -6,6 +6,7 @@ arguments that returns a ``Pricer``; ``pricing`` finds it there and applies it t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import NormalDist
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +18,7 @@ from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.work import Work
 from windtunnel.hardware import Device
 
-__all__ = ["Pricer", "Prices", "exact_prices"]
+__all__ = ["ComparingPricer", "Pricer", "Prices", "exact_prices"]
 
 Floats = NDArray[np.float64]
 
@@ -125,4 +126,13 @@ class Pricer(Protocol):
 
     def price(self, work: Work, device: Device) -> Prices:
         """Prices of rows that it covers; it may choose tiles and type, hence it makes the bounds."""
+        ...
+
+
+@runtime_checkable
+class ComparingPricer(Pricer, Protocol):
+    """A cost model that knows more of some devices than of others."""
+
+    def among(self, devices: Sequence[Device]) -> Pricer:
+        """The same model, which uses only what it knows of all these devices."""
         ...

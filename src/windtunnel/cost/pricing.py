@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.cost.bounds import Binding, bounds
 from windtunnel.cost.floor import AT_BOUND, floor_of, raised, require_possible
-from windtunnel.cost.pricer import Pricer, Prices, exact_prices
+from windtunnel.cost.pricer import ComparingPricer, Pricer, Prices, exact_prices
 from windtunnel.cost.work import Work, dtype_of, work_of
 from windtunnel.errors import InputError, MissingExtraError, PriceError
 from windtunnel.graph import Graph, Strings
 from windtunnel.hardware import Device, Machine
 
-__all__ = ["AUTO", "Model", "Tiers", "device_of", "in_type", "price", "price_work", "tiers_of"]
+__all__ = ["AUTO", "Model", "Tiers", "comparable", "device_of", "in_type", "price", "price_work", "tiers_of"]
 
 # T tasks, P distinct pieces of work
 AUTO = "auto"
@@ -103,6 +103,23 @@ def tiers_of(model: Model) -> Tiers:
     learned = [_optional(name) for name in registry.all("cost_model") if name not in (_FIRST, _LAST, *_OTHER_CODE)]
     first = [_made(name) for name in (_FIRST,) if name in registry.all("cost_model")]
     return [first, [one for one in learned if one is not None], [_made(_LAST)]]
+
+
+def comparable(model: Model, machines: Sequence[Machine | Device]) -> Tiers:
+    """Pricers for answers that are compared: what a pricer does not know of all the devices, it uses for none.
+
+    Raises
+    ------
+    InputError
+        No cost model has a name.
+    PriceError
+        A machine has no device.
+    """
+    tiers, devices = tiers_of(model), list(dict.fromkeys(device_of(one).name for one in machines))
+    if len(devices) < 2:
+        return tiers
+    compared = [device_of(one) for one in machines]
+    return [[one.among(compared) if isinstance(one, ComparingPricer) else one for one in tier] for tier in tiers]
 
 
 def price_work(work: Work, device: Device, tiers: Tiers) -> tuple[Prices, NDArray[np.int64]]:

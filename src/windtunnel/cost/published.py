@@ -7,6 +7,8 @@ in 16 bits at their best shapes. A small product reaches less. Not here: what wa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -24,20 +26,35 @@ __all__ = ["PublishedPricer", "published"]
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
 class PublishedPricer:
-    """Bounds with the peak that was reached; how sure that is nobody published."""
+    """Bounds with the peak that was reached; how sure that is was not published.
+
+    Parameters
+    ----------
+    compared : tuple of Device
+        Devices whose answers are compared: a share that was not published for all of them is used for none, since it
+        would make the better known device the slower one.
+    """
+
+    compared: tuple[Device, ...] = ()
 
     name: ClassVar[str] = "published"
 
     def covers(self, work: Work, device: Device) -> NDArray[np.bool_]:
         """Products and attention in a type of which something was published for the GPU or its family, bool [P]."""
-        return np.isfinite(_ratios(work, device)) & (work.flops > 0)
+        known = [np.isfinite(_ratios(work, one)) for one in (device, *self.compared)]
+        return np.all([work.flops > 0, *known], axis=0)
 
     def price(self, work: Work, device: Device) -> Prices:
         """Prices of rows that it covers."""
         bound = bounds_on(device, work.flops, work.bytes_moved, dtype=work.dtype.tolist())
         busy_ns = np.maximum(bound.compute_ns / _ratios(work, device), bound.memory_ns)
-        return exact_prices(bound, bound.bound_ns / (bound.overhead_ns + busy_ns))
+        return exact_prices(bound, bound.bound_ns / np.maximum(bound.bound_ns, busy_ns))
+
+    def among(self, devices: Sequence[Device]) -> PublishedPricer:
+        """The same pricer for a comparison of devices."""
+        return PublishedPricer(tuple(devices))
 
 
 def _ratios(work: Work, device: Device) -> Floats:

@@ -15,6 +15,7 @@ from windtunnel.cluster.advice.model import Offer, StepTime
 from windtunnel.cluster.shapes import Shape
 from windtunnel.cluster.speeds import GraphSpeeds
 from windtunnel.columns import number, read_rows, whole_number
+from windtunnel.cost.pricing import AUTO, Model, comparable
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Instance, Link
@@ -57,6 +58,7 @@ class GraphSteps:
     def __post_init__(self) -> None:
         self._forecasts: dict[str, Forecast] = {}
         self._speeds: dict[str, GraphSpeeds] = {}
+        self._model: Model = AUTO
 
     def of(self, offers: Sequence[Offer], *, progress: Progress | None = None) -> list[StepTime]:
         """The step of each offer.
@@ -69,6 +71,7 @@ class GraphSteps:
             None of the devices computes in the type that is asked for.
         """
         found = []
+        self._model = comparable(AUTO, [offer.instance.device for offer in offers])
         for done, offer in enumerate(offers):
             if progress is not None:
                 progress(f"pricing {offer}", done, len(offers))
@@ -85,7 +88,7 @@ class GraphSteps:
             return StepTime(0.0, reason=f"{machine.device.name} does not compute in {self.dtype}")
         if machine.device.name not in self._forecasts:
             self._forecasts[machine.device.name] = forecast(
-                self.graph, machine.device, dtype=self.dtype, host_factor=self.host_factor
+                self.graph, machine.device, dtype=self.dtype, host_factor=self.host_factor, model=self._model
             )
         priced = self._forecasts[machine.device.name]
         compute_ns = float(priced.makespan_ns)

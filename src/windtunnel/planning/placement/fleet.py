@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost import price
+from windtunnel.cost.pricing import AUTO, comparable
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Device, device
@@ -68,7 +69,8 @@ def fleet_of(text: str, memory_bytes: float | None = None) -> tuple[tuple[Device
 
 def priced_for(graph: Graph, chips: list[Device | None]) -> list[Graph]:
     """The graph once per chip; raises as ``price`` does."""
-    return [graph if chip is None else price(graph, chip) for chip in chips]
+    model = comparable(AUTO, [chip for chip in chips if chip is not None])
+    return [graph if chip is None else price(graph, chip, model) for chip in chips]
 
 
 def problem_on(
