@@ -29,7 +29,7 @@ _ROUNDING_NS = 1.0
 
 
 def floor_of(work: Work, device: Device) -> Bounds:
-    """The least time of rows of work, of what none can avoid: the floor of a kernel, no tile, no wave, no unread row of a table."""
+    """The least time of rows of work that none can avoid: no tile, no wave and no unread row of a table counts."""
     least = np.maximum(work.bytes_moved - _table_bytes(work), 0.0)
     return bounds_on(device, work.flops, least, dtype=work.dtype.tolist(), overhead_ns=0.0)
 
