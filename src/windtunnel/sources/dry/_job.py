@@ -8,6 +8,7 @@ mailbox, as pipelines tell each other shapes. Not here: devices, tensors.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ __all__ = ["Mailbox", "rank_of_job"]
 dist: Any = torch.distributed
 stages: Any = stage_module
 _BACKEND = "fake"
+_RANKS_TRACED = itertools.count()
 assert fake_pg  # which registers it
 
 
@@ -167,7 +169,7 @@ class _Chunks(Sequence[torch.Tensor]):
 def _methods() -> dict[Any, dict[str, Any]]:
     return {
         dist: {"_verify_params_across_processes": lambda *_: None},
-        DeviceMesh: {"__init__": _on_real_numbers(DeviceMesh.__init__, place=1)} | _mesh_methods(),
+        DeviceMesh: {"__init__": _of_one_rank(_on_real_numbers(DeviceMesh.__init__, place=1))} | _mesh_methods(),
         DistributedDataParallel: {"__init__": _without_devices(DistributedDataParallel.__init__)},
         PipelineStage: {
             "_warmup_forward_vote": _voted,
@@ -200,6 +202,18 @@ def _on_real_numbers(original: Callable[..., Any], place: int = 0) -> Callable[.
             kwargs["device_type"] = "cpu"
         with _disable_current_modes():
             return original(*given, **kwargs)
+
+    return make
+
+
+def _of_one_rank(construct: Callable[..., None]) -> Callable[..., None]:
+    """Meshes that equal none of another traced rank: torch caches what it derives from a mesh, group names among it."""
+    number = next(_RANKS_TRACED)
+
+    @functools.wraps(construct)
+    def make(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        construct(mesh, *args, **kwargs)
+        mesh._thread_id = number  # by which torch tells apart the meshes of ranks that are threads of one process
 
     return make
 

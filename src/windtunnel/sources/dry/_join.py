@@ -55,11 +55,40 @@ def joined(traces: Sequence[Trace], num_ranks: int, devices_per_host: int) -> Gr
 
 
 def _distinct(traces: Sequence[Trace]) -> list[tuple[Trace, int]]:
-    """The first trace of each kind, and how many there are."""
-    kinds: dict[str, list[Trace]] = {}
+    """The first trace of each kind, and how many there are.
+
+    Stages of a pipeline run one after another, however alike they are: pipelines are compared as wholes.
+    """
+    kinds: dict[tuple[str, ...], list[list[Trace]]] = {}
+    for pipeline in _pipelines(traces):
+        kinds.setdefault(tuple(map(_digest, pipeline)), []).append(pipeline)
+    return [(trace, len(alike)) for alike in kinds.values() for trace in alike[0]]
+
+
+def _pipelines(traces: Sequence[Trace]) -> list[list[Trace]]:
+    """Traces that pass messages from rank to rank, each list in the order of its ranks; most ranks are alone."""
+    by_rank = {trace.rank: trace for trace in traces}
+    neighbors: dict[int, set[int]] = {rank: set() for rank in by_rank}
     for trace in traces:
-        kinds.setdefault(_digest(trace), []).append(trace)
-    return [(alike[0], len(alike)) for alike in kinds.values()]
+        for peer in trace.peers & by_rank.keys():
+            neighbors[trace.rank].add(peer)
+            neighbors[peer].add(trace.rank)
+    pipelines, assigned = [], set[int]()
+    for rank in sorted(by_rank):
+        if rank not in assigned:
+            members = _reachable(rank, neighbors)
+            assigned |= members
+            pipelines.append([by_rank[member] for member in sorted(members)])
+    return pipelines
+
+
+def _reachable(first: int, neighbors: dict[int, set[int]]) -> set[int]:
+    reached, waiting = {first}, [first]
+    while waiting:
+        new = neighbors[waiting.pop()] - reached
+        reached |= new
+        waiting += new
+    return reached
 
 
 def _digest(trace: Trace) -> str:
@@ -92,32 +121,27 @@ def _with_groups(graph: Graph, groups: tuple[ProcessGroup, ...]) -> Graph:
 def _met(graph: Graph) -> Graph:
     """Let traced ranks begin their common messages together."""
     tasks = graph.tasks
-    rows = np.flatnonzero(tasks["kind"] == Kind.COMM)
-    keys = [_key(tasks, row, graph) for row in rows.tolist()]
+    rows = np.flatnonzero(tasks["kind"] == Kind.COMM).tolist()
+    keys = _keys(tasks, rows)
     counts = Counter(keys)
-    shared = [(row, key) for row, key in zip(rows.tolist(), keys, strict=True) if counts[key] > 1]
+    shared = [(row, key) for row, key in zip(rows, keys, strict=True) if counts[key] > 1]
     if not shared:
         return graph
     number = {key: place for place, key in enumerate(dict.fromkeys(key for _, key in shared))}
     return graph.meet([row for row, _ in shared], [number[key] for _, key in shared])
 
 
-def _key(tasks: Any, row: int, graph: Graph) -> tuple[Any, ...]:
-    """What tells the members of one message apart from all others."""
-    group, peer = int(tasks["group"][row]), int(tasks["peer"][row])
-    if peer < 0:
-        return group, int(tasks["sequence"][row])
-    rank, tag = int(tasks["rank"][row]), int(tasks["tag"][row])
-    is_send = tasks.strings("op").decode(row) == "send"
-    ends = (rank, peer) if is_send else (peer, rank)
-    same = _before(tasks, row, graph)
-    return (*ends, tag, same)
-
-
-def _before(tasks: Any, row: int, graph: Graph) -> int:
-    """How many messages of this kind between the same two ranks come before."""
-    del graph
-    op = tasks.strings("op")
-    alike = (tasks["rank"] == tasks["rank"][row]) & (tasks["peer"] == tasks["peer"][row]) & (op.codes == op.codes[row])
-    alike &= tasks["tag"] == tasks["tag"][row]
-    return int(alike[:row].sum())
+def _keys(tasks: Any, rows: list[int]) -> list[tuple[Any, ...]]:
+    """What tells the members of one message apart from all others; messages between two ranks count from 0."""
+    columns = [tasks[name][rows].tolist() for name in ("group", "sequence", "rank", "peer", "tag")]
+    ops = tasks.strings("op").take(np.array(rows, np.int64)).to_numpy().tolist()
+    seen: Counter[tuple[Any, ...]] = Counter()
+    keys: list[tuple[Any, ...]] = []
+    for group, sequence, rank, peer, tag, op in zip(*columns, ops, strict=True):
+        if peer < 0:
+            keys.append((group, sequence))
+            continue
+        ends = (rank, peer) if op == "send" else (peer, rank)
+        keys.append((*ends, tag, seen[rank, peer, tag, op]))
+        seen[rank, peer, tag, op] += 1
+    return keys

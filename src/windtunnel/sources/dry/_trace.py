@@ -7,12 +7,15 @@ in them. Not here: the script's surroundings (``run``), graphs (``_build``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.sources.dry._groups import Groups
@@ -71,7 +74,7 @@ class Tracing:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Messages arrive at once; who waits for one is noted."""
+        """Messages arrive at once, waits for them are noted, and what only learns a shape is no work."""
         self.recorder = Recorder(self.streams, self.groups)
         original = dist.Work.wait
 
@@ -80,7 +83,12 @@ class Tracing:
                 self.recorder.wait_for(_result(work))
             return original(work, *args)
 
-        with replaced({dist.Work: {"wait": wait}}), self.recorder:
+        shapes = ShardingPropagator._propagate_tensor_meta_non_cached
+        meanings: dict[Any, dict[str, Any]] = {
+            dist.Work: {"wait": wait},
+            ShardingPropagator: {shapes.__name__: _unseen(shapes)},
+        }
+        with replaced(meanings), self.recorder:
             yield
 
     def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
@@ -144,6 +152,17 @@ class Tracing:
         """Take everything away, in the middle of an iteration too."""
         if self._watch is not None:
             self._stop()
+
+
+def _unseen(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose operators belong to no rank: DTensor runs each operator on global shapes to learn its result."""
+
+    @functools.wraps(original)
+    def call(*args: Any) -> Any:
+        with _disable_current_modes():
+            return original(*args)
+
+    return call
 
 
 def _result(work: Any) -> Any:

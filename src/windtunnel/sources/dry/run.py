@@ -111,7 +111,9 @@ def _traced(options: _Options, given: Sequence[int], progress: Progress | None) 
     mailbox, traces = Mailbox(), dict[int, Any]()
     waiting = list(dict.fromkeys(given)) or [0]
     while waiting:
-        rank = waiting.pop(0)
+        # a stage learns shapes from the one before it
+        rank = waiting[0] if given else min(waiting)
+        waiting.remove(rank)
         traces[rank] = _traced_rank(options, rank, mailbox)
         if not given:
             waiting += [peer for peer in sorted(traces[rank].peers) if peer not in {*traces, *waiting}]

@@ -13,6 +13,8 @@ import torch
 
 __all__ = ["as_on_device", "attention", "dropout"]
 
+# torch's own, which context parallelism replaces by name
+_ATTENTION: Any = torch._C._nn.scaled_dot_product_attention
 _HALVES = (torch.float16, torch.bfloat16)
 _MOST_WIDTH = 256
 _ALIGNED = 8
@@ -25,7 +27,7 @@ _DROPOUTS: dict[Any, dict[str, str]] = {
 
 def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call that a device runs by another operator; ``NotImplemented`` of any other call."""
-    if func is torch.nn.functional.scaled_dot_product_attention:
+    if func is _ATTENTION:
         return attention(*args, **kwargs)
     if func in _DROPOUTS:
         return dropout(*args, **{_DROPOUTS[func].get(key, key): value for key, value in kwargs.items()})
@@ -63,7 +65,7 @@ def attention(
 
 def _unchanged(*args: Any, **kwargs: Any) -> Any:
     with torch._C.DisableTorchFunction():
-        return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+        return _ATTENTION(*args, **kwargs)
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
