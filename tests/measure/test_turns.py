@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import FlightError
-from windtunnel.measure.turns import StopRule, Turn, measure
+from windtunnel.measure.turns import OutOfTimeError, StopRule, Turn, measure
 
 
 class Scripted:
@@ -121,3 +121,60 @@ def test_progress_is_told_round_by_round():
     measure(*lanes(lambda _: 100, lambda _: 100)[:2], RULE, lambda *news: told.append(news))
 
     assert [("flying", done, 12) for done in range(1, 8)] == told
+
+
+class Clock:
+    """Seconds that pass only where a lane says so."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Slow(Scripted):
+    """A lane each of whose iterations takes seconds, and that is cut off at a deadline."""
+
+    def __init__(self, clock, iteration_s, deadline_s=math.inf):
+        super().__init__("slow", lambda moment: 100 + moment % 7, [])
+        self.clock, self.iteration_s, self.deadline_s = clock, iteration_s, deadline_s
+
+    def turn(self, num_iterations):
+        if self.clock.now_s + num_iterations * self.iteration_s > self.deadline_s:
+            self.clock.now_s = self.deadline_s
+            raise OutOfTimeError("not done in time")
+        self.clock.now_s += num_iterations * self.iteration_s
+        return super().turn(num_iterations)
+
+
+def test_turns_that_take_too_long_become_shorter_so_that_the_fewest_rounds_fit():
+    clock = Clock()
+    rule = StopRule(rounds=40, precision=0, turn_ns=2000, warmup=1, time_limit_s=70)
+    flown = measure(Slow(clock, 1), Slow(clock, 1), rule, clock=clock)
+
+    assert 4 == flown.num_rounds  # one of 40 s, then of 10 s
+    assert clock.now_s < 80
+
+
+def test_a_flight_that_is_cut_off_counts_as_far_as_it_got():
+    clock = Clock()
+    rule = StopRule(rounds=40, precision=0, turn_ns=100, warmup=1, time_limit_s=1000)
+    lanes = [Slow(clock, 10, deadline_s=95) for _ in range(2)]
+    flown = measure(*lanes, rule, deadline_s=95, clock=clock)
+
+    assert 3 == flown.num_rounds  # 20 s of warm-up, 20 s a round
+
+
+def test_a_flight_without_rounds_enough_at_its_deadline_says_what_to_do():
+    clock = Clock()
+    lanes = [Slow(clock, 40, deadline_s=120) for _ in range(2)]
+    with pytest.raises(OutOfTimeError, match="only 0 of the 3 rounds") as refusal:
+        measure(*lanes, StopRule(turn_ns=100, warmup=1, time_limit_s=60), deadline_s=120, clock=clock)
+
+    assert "--time-limit 240s" in refusal.value.fix
+
+
+def test_programs_have_time_to_start_however_short_the_flight():
+    assert 120 == StopRule(time_limit_s=1).give_up_s
+    assert 400 == StopRule(time_limit_s=200).give_up_s

@@ -12,6 +12,7 @@ from windtunnel.cli._files import derived, require_free
 from windtunnel.cli._options import Force, Json, Output
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli._waiting import choose_wait_policy
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def capture(
         return
     masks = require_free(path.with_suffix(".zeros.npz"), force=force) if zeros else None
     target = Script(script, tuple(arguments or ()), ranks_of(nproc, bandwidth, latency))
+    choose_wait_policy()
     try:
         with Progress(f"capturing {script.name}") as progress, stdout_to_stderr():
             if masks is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from windtunnel.cli._console import Progress, advise, print_json, print_table, s
 from windtunnel.cli._files import require_free, stem
 from windtunnel.cli._options import Force, Json
 from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.errors import FlightError, InputError
+from windtunnel.cli._waiting import choose_wait_policy
+from windtunnel.errors import InputError, WindtunnelError
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
@@ -26,7 +26,6 @@ __all__ = ["demo"]
 
 EXAMPLE = Path("examples") / "train_transformer.py"
 WORTHWHILE = 1.02
-QUIET = 0.9
 
 
 def demo(
@@ -50,7 +49,7 @@ def demo(
     from windtunnel.measure import StopRule
     from windtunnel.units import parse_duration
 
-    _choose_wait_policy()
+    choose_wait_policy()
     began = time.monotonic()
     source = _script(script)
     require_free(output / "report.html", force=force)
@@ -85,21 +84,6 @@ def demo(
             f"{time.monotonic() - began:.0f} s in all; the report is {files[0]}, a trace for ui.perfetto.dev {files[1]}"
         )
     advise("next: windtunnel capture YOUR_SCRIPT.py")
-
-
-def _choose_wait_policy() -> None:
-    """Let threads sleep while they wait for each other where the cores have other work, too; before torch is loaded.
-
-    Spinning threads then stall for ages; on a quiet machine they make small operators nearly twice as fast.
-    """
-    from windtunnel.measure.busyness import free_share
-
-    if "OMP_WAIT_POLICY" in os.environ:
-        return
-    share = free_share()
-    if share < QUIET:
-        os.environ["OMP_WAIT_POLICY"] = "passive"
-        advise(f"this machine is busy: a thread runs {share:.0%} of the time, so threads sleep while they wait")
 
 
 class _Story:
@@ -208,7 +192,7 @@ def _fly(
             with Progress(f"flying {answer.name}") as progress, stdout_to_stderr():
                 receipt = verify(source, answer.request, graph=graph, rule=rule, ledger=ledger, progress=progress)
             receipts.append(receipt)
-        except FlightError as error:
+        except WindtunnelError as error:
             advise(f"{answer.name} could not be flown here: {error.message}")
         longest_s = max(longest_s, time.monotonic() - began)
     return receipts

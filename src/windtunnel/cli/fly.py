@@ -12,7 +12,8 @@ from windtunnel.cli._files import database_of
 from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.cli.verify import print_receipts
+from windtunnel.cli._waiting import choose_wait_policy
+from windtunnel.cli.verify import print_outcomes
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ def fly(
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",
     latency: Latency = "",
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop the flight after this time.")] = "60s",
+    time_limit: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Measure for this long at most; at twice this time, or 2min, the flight is given up."
+        ),
+    ] = "60s",
     prices: PricesChoice = "auto",
     fresh: Fresh = False,
     ledger: LedgerPath = None,
@@ -43,11 +49,13 @@ def fly(
 
     The script is not changed: it runs in its processes with the strategy applied from outside.
     """
-    from windtunnel.flights import verify
+    from windtunnel.flights import Outcome, verify
     from windtunnel.measure import StopRule
     from windtunnel.planning.strategy.optimizer import load_strategy
     from windtunnel.units import parse_duration
+    from windtunnel.whatifs import parse_request
 
+    choose_wait_policy()
     found = load_strategy(strategy)
     if not found.request:
         raise InputError("this strategy changes nothing", where=str(strategy), fix="fly one that does")
@@ -67,7 +75,7 @@ def fly(
     if as_json:
         print_json({"schema": "windtunnel.receipts/1", "receipts": [receipt.to_dict()]})
     else:
-        print_receipts([receipt])
+        print_outcomes([Outcome(parse_request(found.request), receipt)])
     advise("next: windtunnel receipts")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,17 +14,16 @@ from windtunnel.cli._files import database_of, open_graph
 from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli._waiting import choose_wait_policy
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.flights import Receipt
-    from windtunnel.graph import Graph
+    from windtunnel.flights import Outcome, Receipt
     from windtunnel.sources.torch.launch import Ranks
 
-__all__ = ["print_receipts", "verify"]
+__all__ = ["print_outcomes", "verify"]
 
 PREDICTION_OFF = 1
-_ITERATIONS = 20  # of a capture
 DRIFT = 0.05  # of the baseline between capture and flight, beyond which it is told
 
 
@@ -38,8 +38,14 @@ def verify(
     graph: Annotated[
         Path | None, typer.Option(metavar="GRAPH", help="A capture of the baseline, if there is one.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many interleaved rounds.")] = None,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop each flight after this time.")] = "60s",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of interleaved rounds.")] = None,
+    time_limit: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Measure each flight for this long at most; at twice this time, or 2min, it is given up.",
+        ),
+    ] = "60s",
     fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",
@@ -53,7 +59,7 @@ def verify(
 
     Predict, then really run each change in turns with the baseline, and keep the error.
     """
-    from windtunnel.flights import verify as fly
+    from windtunnel.flights import verify_several
     from windtunnel.measure import StopRule
     from windtunnel.units import parse_duration, parse_ratio
     from windtunnel.whatifs import parse_requests
@@ -62,33 +68,68 @@ def verify(
         raise InputError("say which what-if to fly", fix="--whatif NAME; windtunnel list flights shows them")
     limit = parse_ratio(fail_over) if fail_over else None
     rule = StopRule(time_limit_s=parse_duration(time_limit) / 1e9)
+    if rounds is not None:
+        rule = replace(rule, rounds=rounds)
     requests = parse_requests(whatif)
+    choose_wait_policy()
     subject = _subject(target, arguments or (), ranks_of(nproc, bandwidth, latency))
-    baseline = _baseline(subject, graph)
-    database = database_of(fresh=fresh)
-    receipts = []
-    with Progress("flying") as progress, stdout_to_stderr():
-        for request in requests:
-            receipt = fly(
+    outcomes: list[Outcome] = []
+    try:
+        with Progress("flying") as progress, stdout_to_stderr():
+            flights = verify_several(
                 subject,
-                request,
-                graph=baseline,
-                rounds=rounds,
+                requests,
+                graph=None if graph is None else open_graph(graph),
                 rule=rule,
                 prices=prices,
-                database=database,
+                database=database_of(fresh=fresh),
                 ledger=ledger,
                 progress=progress,
             )
-            receipts.append(receipt)
-    if as_json:
-        print_json({"schema": "windtunnel.receipts/1", "receipts": [receipt.to_dict() for receipt in receipts]})
-    else:
-        print_receipts(receipts)
-    advise("next: windtunnel receipts")
-    if limit is not None and max(abs(receipt.error_ratio) for receipt in receipts) > limit:
+            for outcome in flights:
+                outcomes.append(outcome)
+                if len(requests) > 1:
+                    _announce(outcome)
+    finally:  # an interrupted flight does not hide those before it
+        if as_json and outcomes:
+            print_json(_document(outcomes))
+        elif len(requests) > 1 or any(outcome.receipt for outcome in outcomes):
+            print_outcomes(outcomes)
+    _conclude(outcomes, limit, fail_over, as_json=as_json)
+
+
+def _announce(outcome: Outcome) -> None:
+    """One of several, as soon as it is known."""
+    advise(str(outcome.receipt) if outcome.receipt else f"{outcome.request} {outcome.status}")
+
+
+def _conclude(outcomes: Sequence[Outcome], limit: float | None, fail_over: str, *, as_json: bool) -> None:
+    """Say what failed, what to do next, and end with the code of the worst."""
+    from windtunnel.cli._errors import show_error
+
+    errors = [outcome for outcome in outcomes if outcome.error is not None]
+    if len(outcomes) == 1 and errors:
+        raise errors[0].error  # type: ignore[misc]
+    for outcome in errors:
+        advise(f"{outcome.request}:")
+        show_error(outcome.error, is_debug=False)  # type: ignore[arg-type]
+    receipts = [outcome.receipt for outcome in outcomes if outcome.receipt]
+    if receipts:
+        advise("next: windtunnel receipts")
+    code = max(outcome.exit_code for outcome in outcomes)
+    if limit is not None and any(abs(receipt.error_ratio) > limit for receipt in receipts):
         say(f"a prediction is off by more than {fail_over}") if not as_json else None
-        raise typer.Exit(PREDICTION_OFF)
+        code = max(code, PREDICTION_OFF)
+    if code:
+        raise typer.Exit(code)
+
+
+def _document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "schema": "windtunnel.receipts/1",
+        "receipts": [outcome.receipt.to_dict() for outcome in outcomes if outcome.receipt],
+        "failures": [outcome.to_dict() for outcome in outcomes if outcome.error is not None],
+    }
 
 
 def _subject(target: str, arguments: Sequence[str], ranks: Ranks) -> Any:
@@ -104,41 +145,35 @@ def _subject(target: str, arguments: Sequence[str], ranks: Ranks) -> Any:
     return target_of(target, argv=arguments, ranks=ranks)
 
 
-def _baseline(subject: Any, graph: Path | None) -> Graph | None:
-    """One capture for all flights of a script: given, or made now."""
-    from windtunnel.sources.targets import Script
-
-    if graph is not None:
-        return open_graph(graph)
-    if not isinstance(subject, Script):
-        return None
-    with Progress(f"capturing {subject}") as progress, stdout_to_stderr():
-        return subject.capture(_ITERATIONS, progress)
-
-
-def print_receipts(receipts: list[Receipt]) -> None:
-    """Predictions beside what was measured."""
-    from windtunnel.units import format_duration
-
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Predictions beside what was measured, and which flights have no measurement."""
+    receipts = [outcome.receipt for outcome in outcomes if outcome.receipt]
     rows = [
-        (
-            each.whatif,
-            f"{each.predicted:.2f}x",
-            f"{each.measured:.2f}x",
-            "{:.2f}-{:.2f}".format(*each.measured_interval),
-            f"{each.error_ratio:+.1%}",
-            format_duration(each.changed.value),
-        )
-        for each in receipts
+        _row(outcome.receipt) if outcome.receipt else (str(outcome.request), "", "", "", outcome.status, "")
+        for outcome in outcomes
     ]
     print_table(("what if", "predicted", "measured", "90 %", "error", "iteration"), rows, numbers=(1, 2, 3, 4, 5))
-    _print_drift(receipts)
+    if receipts:
+        _print_drift(receipts)
     for receipt in receipts:
         for note in receipt.notes:
             say(clean(f"{receipt.whatif}: {note}", 400))
 
 
-def _print_drift(receipts: list[Receipt]) -> None:
+def _row(receipt: Receipt) -> tuple[str, ...]:
+    from windtunnel.units import format_duration
+
+    return (
+        receipt.whatif,
+        f"{receipt.predicted:.2f}x",
+        f"{receipt.measured:.2f}x",
+        "{:.2f}-{:.2f}".format(*receipt.measured_interval),
+        f"{receipt.error_ratio:+.1%}",
+        format_duration(receipt.changed.value),
+    )
+
+
+def _print_drift(receipts: Sequence[Receipt]) -> None:
     """How the machine was when the job was captured, beside how it was when it was flown."""
     from windtunnel.units import format_duration
 

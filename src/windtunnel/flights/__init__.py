@@ -10,10 +10,12 @@ from windtunnel.flights._flying import fly, verify
 from windtunnel.flights.intervals import Backing, interval_of, with_intervals
 from windtunnel.flights.ledger import Ledger, default_ledger
 from windtunnel.flights.receipt import Receipt, model_fingerprint, table_of
+from windtunnel.flights.several import Outcome, verify_several
 
 __all__ = [
     "Backing",
     "Ledger",
+    "Outcome",
     "Receipt",
     "default_ledger",
     "fly",
@@ -21,6 +23,7 @@ __all__ = [
     "model_fingerprint",
     "table_of",
     "verify",
+    "verify_several",
     "with_intervals",
 ]
 

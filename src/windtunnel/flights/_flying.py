@@ -7,6 +7,7 @@ file per flight), how turns are taken (``measure.turns``), what the prediction i
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -30,9 +31,9 @@ from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadNam
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
 
-__all__ = ["fly", "verify"]
+__all__ = ["CAPTURE_ITERATIONS", "fly", "require_flights", "verify"]
 
-_CAPTURE_ITERATIONS = 20
+CAPTURE_ITERATIONS = 20
 
 
 def verify(
@@ -66,9 +67,9 @@ def verify(
     model, optimizer
         Of a step function; found by themselves if they are not given.
     rounds : int, optional
-        At most so many rounds; fewer are flown when the speed-up is known well enough before.
+        Maximum number of rounds; fewer are flown when the speed-up is known well enough before.
     rule : StopRule, optional
-        All of the stop rule.
+        The full stop rule, such as its time limit.
     prices, database : optional
         Of the prediction; see :func:`windtunnel.whatif`.
     ledger : Ledger or path, optional
@@ -85,13 +86,13 @@ def verify(
     NotApplicableError
         The what-if has nothing to act on in this program.
     FlightError
-        The program could not be run, or is not comparable with its baseline.
+        The program could not be run, is not comparable with its baseline, or was too slow for ``rule.give_up_s``.
     """
     request = name if isinstance(name, Request) else parse_request(name)
     subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
-    _flights_of(request)  # a what-if without a flight is refused before anything runs
+    require_flights(request)  # before anything runs
     if graph is None:
-        graph = target if isinstance(target, Graph) else subject.capture(_CAPTURE_ITERATIONS, progress)
+        graph = target if isinstance(target, Graph) else subject.capture(CAPTURE_ITERATIONS, progress)
     answer = whatif(graph, [request], prices=prices, database=database)[0]
     if not answer.is_applicable:
         raise NotApplicableError(f"{request} does not apply here: {answer.reason}", where=str(subject))
@@ -120,9 +121,14 @@ def fly(
     subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
     flights = _flights_of(request)
     is_apart = isinstance(subject, Script) or any(getattr(flight, "is_apart", False) for flight, _ in flights)
-    lanes = _process_lanes if is_apart else _step_lanes
-    with lanes(subject, request, flights) as (baseline, changed):
-        return measure(baseline, changed, rule or StopRule(), progress, partial(_require_change, request, flights))
+    rule = rule or StopRule()
+    deadline_s = time.monotonic() + rule.give_up_s
+    lanes = (
+        _process_lanes(subject, request, flights, deadline_s) if is_apart else _step_lanes(subject, request, flights)
+    )
+    with lanes as (baseline, changed):
+        check = partial(_require_change, request, flights)
+        return measure(baseline, changed, rule, progress, check, deadline_s=deadline_s)
 
 
 def _require_change(request: Request, flights: Flights, baseline: Turn, changed: Turn) -> None:
@@ -134,6 +140,17 @@ def _require_change(request: Request, flights: Flights, baseline: Turn, changed:
             where=missing,
             fix="make this change in the program itself and compare both with `windtunnel suite`, or ask another one",
         )
+
+
+def require_flights(request: Request) -> None:
+    """Refuse a what-if that can be predicted only.
+
+    Raises
+    ------
+    FlightError
+        One of its steps has no flight.
+    """
+    _flights_of(request)
 
 
 Flights = list[tuple[Any, dict[str, Any]]]
@@ -205,7 +222,9 @@ def _step_lanes(subject: Target, request: Request, flights: Flights) -> Iterator
 
 
 @contextmanager
-def _process_lanes(subject: Target, request: Request, flights: Flights) -> Iterator[tuple[ProcessLane, ProcessLane]]:
+def _process_lanes(
+    subject: Target, request: Request, flights: Flights, deadline_s: float
+) -> Iterator[tuple[ProcessLane, ProcessLane]]:
     """Each lane in processes of its own."""
     config = _lane_config(subject, request, sees_operators=_sees_operators(flights))
     steps = tuple((step.name, given) for step, (_, given) in zip(request.steps, flights, strict=True))
@@ -213,8 +232,10 @@ def _process_lanes(subject: Target, request: Request, flights: Flights) -> Itera
     changed_config = LaneConfig(**{**_fields(config), "steps": steps})
     num_ranks = int(max(ranks, default=1))
     with (
-        ProcessLane(config, title="baseline") as baseline,
-        ProcessLane(changed_config, title=f"program with {request}", num_ranks=num_ranks) as changed,
+        ProcessLane(config, title="baseline", deadline_s=deadline_s) as baseline,
+        ProcessLane(
+            changed_config, title=f"program with {request}", num_ranks=num_ranks, deadline_s=deadline_s
+        ) as changed,
     ):
         for lane in (baseline, changed):
             lane.wait_until_ready()

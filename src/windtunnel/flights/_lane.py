@@ -115,7 +115,8 @@ def main(place: Place) -> int:
         return 2
     except BaseException as error:  # whatever a script raises is told to whoever waits for it
         traceback.print_exc()
-        timer.tell({"raised": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
+        name = "SystemExit" if isinstance(error, SystemExit) else type(error).__name__  # os._exit is one, too
+        timer.tell({"raised": f"{name}: {str(error).partition(chr(10))[0]}"})
         return 0 if isinstance(error, SystemExit) else 1
     timer.tell({"ended": True})
     return 0

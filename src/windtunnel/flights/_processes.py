@@ -7,13 +7,15 @@ them (``measure.workers``).
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 
 from windtunnel.errors import FlightError, NotApplicableError
-from windtunnel.measure.turns import Turn
+from windtunnel.measure.turns import OutOfTimeError, Turn
 from windtunnel.measure.workers import WorkerError, Workers
 from windtunnel.sources.torch.launch import Meeting, Ranks, launch
 
@@ -48,14 +50,24 @@ class ProcessLane:
         How many processes.
     patience_s : float
         How long a silent process is waited for.
+    deadline_s : float
+        Reading of ``time.monotonic`` after which nothing is waited for.
     """
 
-    def __init__(self, config: LaneConfig, *, title: str, num_ranks: int = 1, patience_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        config: LaneConfig,
+        *,
+        title: str,
+        num_ranks: int = 1,
+        patience_s: float = 300.0,
+        deadline_s: float = math.inf,
+    ) -> None:
         self.iterations_per_sample = 1
         self.title = title
         self._config = config
         self._num_ranks = max(num_ranks, config.ranks.num_ranks)
-        self._patience_s = patience_s
+        self._patience_s, self._deadline_s = patience_s, deadline_s
         self._stack = ExitStack()
         self._has_ended = False
 
@@ -86,6 +98,8 @@ class ProcessLane:
 
         Raises
         ------
+        OutOfTimeError
+            It did not before the deadline.
         FlightError
             It never did.
         """
@@ -120,9 +134,17 @@ class ProcessLane:
         return self._workers.log_tail()
 
     def _answer(self) -> dict[str, Any]:
+        remaining_s = max(0.0, self._deadline_s - time.monotonic())
         try:
-            answer: dict[str, Any] = self._workers.receive()
+            answer: dict[str, Any] = self._workers.receive(patience_s=min(self._patience_s, remaining_s))
         except WorkerError as error:
+            if time.monotonic() >= self._deadline_s and not any(self._workers.exit_codes()):
+                raise OutOfTimeError(
+                    f"the {self.title} was not done when the time was up",
+                    where=self._config.script or self._config.workload,
+                    fix="give it more time with --time-limit, or let less run on this machine meanwhile",
+                    log_tail=self.log_tail(),
+                ) from error
             if self._workers.exit_codes()[0] == 0:  # the program itself came to its end
                 return {"ended": True}
             raise self._failure(error.message.partition(": ")[2]) from error

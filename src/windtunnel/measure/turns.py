@@ -18,10 +18,15 @@ from windtunnel.errors import FlightError
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup, has_trend, warmup_length
 from windtunnel.progress import Progress
 
-__all__ = ["Lane", "Measurement", "StopRule", "Turn", "measure"]
+__all__ = ["Lane", "Measurement", "OutOfTimeError", "StopRule", "Turn", "measure"]
 
 _MIN_ROUNDS = 3
 _MAX_ITERATIONS_PER_TURN = 64
+_MIN_GIVE_UP_S = 120.0  # two programs must start, also on a busy machine
+
+
+class OutOfTimeError(FlightError):
+    """A lane did not finish its turn before the deadline."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,13 @@ class Lane(Protocol):
         ...
 
     def turn(self, num_iterations: int) -> Turn | None:
-        """Run one iteration to settle and then ``num_iterations``; None when the program has come to its end."""
+        """Run one iteration to settle and then ``num_iterations``; None when the program has come to its end.
+
+        Raises
+        ------
+        OutOfTimeError
+            The deadline passed before the turn was finished.
+        """
         ...
 
     def log_tail(self) -> str:
@@ -80,6 +91,11 @@ class StopRule:
     confidence: float = 0.9
     min_rounds: int = 7
 
+    @property
+    def give_up_s(self) -> float:
+        """A flight that has too few rounds for an interval after this time, its start included, is given up."""
+        return max(2 * self.time_limit_s, _MIN_GIVE_UP_S)
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -113,15 +129,31 @@ def measure(
     rule: StopRule,
     progress: Progress | None = None,
     check: Callable[[Turn, Turn], None] | None = None,
+    *,
+    deadline_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Measurement:
     """Let the lanes take turns until the rule is met; ``check`` sees their first turns and may refuse the rest.
+
+    Turns that take so long that the fewest rounds would not fit into the time limit become shorter.
+
+    Parameters
+    ----------
+    baseline, changed : Lane
+    rule : StopRule
+    progress, check : callable, optional
+    deadline_s : float
+        Reading of ``clock`` at which the flight is given up unless it has rounds enough for an interval.
+    clock : callable
+        Seconds.
 
     Raises
     ------
     FlightError
-        A lane ended before there were rounds enough, or the changed program no longer computes numbers.
+        A lane ended, or the deadline passed, before there were rounds enough, or the changed program no longer computes
+        numbers.
     """
-    begun_s = time.monotonic()
+    started_s = clock()
     lanes = (baseline, changed)
     warm = [_require(lane.turn(_whole(rule.warmup, lane)), lane, 0) for lane in lanes]
     if check is not None:
@@ -129,20 +161,26 @@ def measure(
     lengths = [_turn_length(turn, lane, rule.turn_ns) for turn, lane in zip(warm, lanes, strict=True)]
     samples: tuple[list[float], list[float]] = ([], [])
     losses: tuple[list[float], list[float]] = (list(warm[0].losses), list(warm[1].losses))
-    has_ended = False
-    while not has_ended and not _is_enough(samples, rule, time.monotonic() - begun_s):
+    has_ended = is_late = False
+    while not (has_ended or is_late) and not _is_enough(samples, rule, clock() - started_s):
         order = (0, 1) if len(samples[0]) % 2 == 0 else (1, 0)
-        turns = {which: lanes[which].turn(lengths[which]) for which in order}
-        for which in (0, 1):
-            turn = turns[which]
+        for which in order:
+            turn_started_s = clock()
+            try:
+                turn = lanes[which].turn(lengths[which])
+            except OutOfTimeError:
+                is_late = True
+                break
             if turn is None or len(turn.durations_ns) < lanes[which].iterations_per_sample:
                 has_ended = True
                 continue
             samples[which].append(_per_iteration(turn, lanes[which]))
             losses[which].extend(turn.losses)
+            lengths[which] = _shortened(lengths[which], lanes[which], rule, clock() - turn_started_s)
+        is_late = is_late or clock() > deadline_s
         if progress is not None:
             progress("flying", len(samples[0]), rule.rounds)
-    return _conclude(lanes, samples, losses, rule, tuple(lengths))
+    return _conclude(lanes, samples, losses, rule, lengths, is_late=is_late)
 
 
 def _conclude(
@@ -150,12 +188,16 @@ def _conclude(
     samples: tuple[list[float], list[float]],
     losses: tuple[list[float], list[float]],
     rule: StopRule,
-    lengths: tuple[int, ...],
+    lengths: Sequence[int],
+    *,
+    is_late: bool,
 ) -> Measurement:
     num_rounds = min(map(len, samples))
     _check_losses(lanes, losses)
     baseline_R, changed_R = (np.asarray(values[:num_rounds]) for values in samples)
     cut = min(max(warmup_length(baseline_R), warmup_length(changed_R)), max(0, num_rounds - _MIN_ROUNDS))
+    if num_rounds < _MIN_ROUNDS and is_late:
+        raise _too_late(num_rounds, rule)
     if num_rounds < _MIN_ROUNDS:
         shortest = min(range(2), key=lambda which: len(samples[which]))
         raise FlightError(
@@ -168,6 +210,23 @@ def _conclude(
     notes = ("the speed-up was still drifting",) if has_trend(np.log(baseline_R / changed_R)) else ()
     iterations = (lengths[0] * num_rounds, lengths[1] * num_rounds)
     return Measurement(baseline_R.tolist(), changed_R.tolist(), rule.confidence, losses, iterations, notes)
+
+
+def _too_late(num_rounds: int, rule: StopRule) -> FlightError:
+    return OutOfTimeError(
+        f"only {num_rounds} of the {_MIN_ROUNDS} rounds that an interval needs were flown in {rule.give_up_s:.0f} s",
+        where=f"--time-limit {rule.time_limit_s:g}s",
+        fix=f"give it more time (--time-limit {4 * rule.time_limit_s:g}s), or let less run on this machine meanwhile",
+    )
+
+
+def _shortened(length: int, lane: Lane, rule: StopRule, elapsed_s: float) -> int:
+    """The length of the next turn: less where turns of this length leave no time for the fewest rounds."""
+    allowed_s = rule.time_limit_s / (2 * min(rule.min_rounds, rule.rounds))
+    if elapsed_s <= allowed_s:
+        return length
+    unit = lane.iterations_per_sample
+    return max(unit, int(length * allowed_s / elapsed_s) // unit * unit)
 
 
 def _require(turn: Turn | None, lane: Lane, num_rounds: int) -> Turn:

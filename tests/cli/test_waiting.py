@@ -1,4 +1,4 @@
-"""How the demo lets threads wait."""
+"""How the threads of a program wait where the machine is busy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from windtunnel.cli.demo import _choose_wait_policy
+from windtunnel.cli._waiting import choose_wait_policy
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,6 @@ def test_threads_sleep_only_on_a_busy_machine_and_never_against_the_user(monkeyp
         monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.setattr("windtunnel.measure.busyness.free_share", lambda: share)
 
-    _choose_wait_policy()
+    choose_wait_policy()
 
     assert expected == os.environ.get("OMP_WAIT_POLICY")
