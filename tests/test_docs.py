@@ -40,6 +40,7 @@ GROUPS = (
     "evolve",
     "cluster",
     "serve",
+    "db",
     "cost",
     "cost train",
     "cost eval",

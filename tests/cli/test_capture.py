@@ -160,7 +160,7 @@ def test_verify_flies_a_script_and_keeps_the_receipt(tmp_path):
     common = ("--rounds", 3, "--time-limit", "3s", "--ledger", tmp_path / "receipts.db", "--json")
 
     outcome = windtunnel_process("verify", path, "--whatif", "foreach-optimizer", *common, cwd=tmp_path)
-    listed = windtunnel_process("receipts", "--ledger", tmp_path / "receipts.db")
+    listed = windtunnel_process("db", "receipts", "--ledger", tmp_path / "receipts.db")
 
     assert 0 == outcome.code, outcome.stderr
     assert ["foreach-optimizer"] == [receipt["whatif"] for receipt in json.loads(outcome.stdout)["receipts"]]

@@ -123,7 +123,7 @@ def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path, monkeypatch)
     assert 0 == code, err
     assert "even" in out
     assert "stage 1:" in out
-    assert main(["receipts", "--ledger", str(ledger), "--json"]) == 0
+    assert main(["db", "receipts", "--ledger", str(ledger), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     splits = 2 + ("improved" in out)  # the exact plan has a row of its own where a move from it helped
     assert ["pipeline"] * splits == [one["whatif"] for one in found["receipts"]]

@@ -120,7 +120,7 @@ def test_requests_are_really_answered_beside_one_instance(tmp_path):
     for one in document["flights"]:
         assert 0 < one["measured"][0]["median_ns"] <= one["measured"][0]["latency_ns"]
         assert 1 <= one["measured"][0]["num_batches"] <= document["num_requests"]
-    kept = json.loads(windtunnel("receipts", "--ledger", ledger, "--json").stdout)["receipts"]
+    kept = json.loads(windtunnel("db", "receipts", "--ledger", ledger, "--json").stdout)["receipts"]
     assert len(document["flights"]) - 1 == len(kept)
 
 
@@ -142,7 +142,7 @@ def test_a_profile_is_measured_planned_with_and_flown(tmp_path):
     document = json.loads(done.stdout)
     assert all(one["latency_ns"] > 0 for one in document["flights"])
     assert flown.read_text().startswith("num_threads,batch_size,latency_ms")
-    kept = json.loads(windtunnel("receipts", "--ledger", ledger, "--json").stdout)
+    kept = json.loads(windtunnel("db", "receipts", "--ledger", ledger, "--json").stdout)
     assert len(document["flights"]) - 1 == len(kept["receipts"])
     for one in document["flights"]:
         assert one["error_ratio"] == pytest.approx(one["predicted_ns"] / one["latency_ns"] - 1)

@@ -27,13 +27,13 @@ VERBS = (
     "evolve",
     "cluster",
     "serve",
+    "db",
     "calibrate",
     "memory",
     "utilization",
     "stalls",
     "recommend",
     "report",
-    "receipts",
     "slice",
     "diff",
     "convert",
@@ -214,7 +214,7 @@ def test_report_is_named_after_its_input_and_never_overwritten_without_force(sto
 
 
 def test_receipts_of_an_empty_ledger_are_none_and_no_error(tmp_path):
-    outcome = windtunnel("receipts", "--ledger", tmp_path / "none.db")
+    outcome = windtunnel("db", "receipts", "--ledger", tmp_path / "none.db")
 
     assert 0 == outcome.code
     assert f"no receipts yet in {tmp_path / 'none.db'}\n" == outcome.stdout
@@ -365,7 +365,7 @@ def test_json_answers_all_carry_their_schema(stored, tmp_path):
         ("slice", stored, "--name", "adam"),
         ("whatif", stored, "--all", *ledger),
         ("report", stored, *ledger),
-        ("receipts", *ledger),
+        ("db", "receipts", *ledger),
         ("list",),
     ]
 

@@ -67,12 +67,12 @@ def test_hints_are_words_that_the_shell_takes(stored):
 def test_a_whatif_that_nobody_registered_has_no_receipts_but_an_error(tmp_path):
     ledger = ("--ledger", tmp_path / "none.db")
 
-    shown = windtunnel("receipts", "--whatif", "ampp", *ledger)
+    shown = windtunnel("db", "receipts", "--whatif", "ampp", *ledger)
 
     assert 2 == shown.code
     assert "no whatif is called 'ampp'" in shown.stderr
     assert "did you mean amp" in shown.stderr
-    assert 0 == windtunnel("receipts", "--whatif", "amp", *ledger).code
+    assert 0 == windtunnel("db", "receipts", "--whatif", "amp", *ledger).code
 
 
 @pytest.mark.parametrize(

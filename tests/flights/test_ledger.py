@@ -184,7 +184,7 @@ def test_a_damaged_receipt_names_its_row(tmp_path, document, says):
     with pytest.raises(InputError, match=says) as caught:
         ledger.receipts()
     assert f"{ledger.path}: row 2, column document" == caught.value.where
-    assert "delete this row" in caught.value.fix
+    assert "--drop NUMBER removes this row" in caught.value.fix
 
 
 @pytest.mark.parametrize(

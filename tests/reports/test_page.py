@@ -10,6 +10,7 @@ from tests.cli.graphs import hostile_graph, step_graph
 from tests.strategies import graphs
 from windtunnel.errors import InputError
 from windtunnel.flights import Receipt
+from windtunnel.flights.receipt import conditions_of
 from windtunnel.graph import GraphBuilder
 from windtunnel.measure import Estimate
 from windtunnel.reports import report
@@ -32,6 +33,7 @@ def receipt_of(answer, measured):
         baseline=Estimate(100.0, 99.0, 101.0),
         changed=Estimate(100.0 / measured, 98.0 / measured, 102.0 / measured),
         speedup=Estimate(measured, measured - 0.02, measured + 0.02),
+        conditions=conditions_of(answer.baseline.graph),
         num_rounds=9,
     )
 

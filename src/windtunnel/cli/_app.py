@@ -23,6 +23,7 @@ from windtunnel.cli import (
     codesign,
     convert,
     cost,
+    db,
     demo,
     diff,
     dry_run,
@@ -35,7 +36,6 @@ from windtunnel.cli import (
     pipeline,
     place,
     predict,
-    receipts,
     recommend,
     replay,
     report,
@@ -157,7 +157,6 @@ _VERBS: dict[str, Callable[..., None]] = {
     "stalls": stalls.stalls,
     "recommend": recommend.recommend,
     "report": report.report,
-    "receipts": receipts.receipts,
     "slice": slicing.slice_graph,
     "diff": diff.diff,
     "convert": convert.convert,
@@ -183,6 +182,7 @@ _GROUPS: tuple[tuple[str, type[_Verbs], typer.Typer, ModuleType], ...] = (
     ("evolve", _EvolveVerbs, evolve.evolve, evolve),
     ("cluster", _Verbs, cluster.cluster, cluster),
     ("serve", _Verbs, serve.serve, serve),
+    ("db", _Verbs, _group_of(db.HELP), db),
 )
 for _name, _kind, _group, _module in _GROUPS:
     for _verb_name, _verb in _module.VERBS.items():
@@ -196,7 +196,7 @@ app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
 def run(arguments: list[str]) -> int:
     """Run one command; every error becomes a message and an exit code."""
     arguments, is_debug = _take_debug(arguments)
-    arguments = _workload_last(arguments)
+    arguments = _workload_last(_as_spelled_now(arguments))
     _warn_of_late_options(arguments)
     if arguments == ["--version"]:
         print(f"windtunnel {__version__}")  # noqa: T201 - the answer
@@ -232,6 +232,17 @@ def _command_of(verb: str) -> Any:
     own.registered_commands = [one for one in app.registered_commands if one.name == verb]
     own.registered_groups = [one for one in app.registered_groups if one.name == verb]
     return typer.main.get_command(own if own.registered_commands or own.registered_groups else app)
+
+
+_MOVED = {"receipts": "db receipts"}  # verbs under their old names
+
+
+def _as_spelled_now(arguments: list[str]) -> list[str]:
+    """An old spelling works, and prints the new one."""
+    if not arguments or arguments[0] not in _MOVED:
+        return arguments
+    advise(f"windtunnel {arguments[0]} is now windtunnel {_MOVED[arguments[0]]}")
+    return [*_MOVED[arguments[0]].split(), *arguments[1:]]
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:

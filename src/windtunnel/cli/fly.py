@@ -76,7 +76,7 @@ def fly(
         print_json({"schema": "windtunnel.receipts/1", "receipts": [receipt.to_dict()]})
     else:
         print_outcomes([Outcome(parse_request(found.request), receipt)])
-    advise("next: windtunnel receipts")
+    advise("next: windtunnel db receipts")
 
 
 def _captured(found: Strategy) -> Graph:

@@ -98,7 +98,7 @@ def run(
         return
     _print(document)
     if receipt is not None:
-        advise("next: windtunnel receipts")
+        advise("next: windtunnel db receipts")
 
 
 def _spec(

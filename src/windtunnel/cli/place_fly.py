@@ -59,7 +59,7 @@ def fly(
         print_json({"schema": "windtunnel.place-flight/1", "flights": rows})
         return
     _print(job, plans, receipts)
-    advise("next: windtunnel receipts")
+    advise("next: windtunnel db receipts")
 
 
 def _stages(job: PipelineJob, plan: Plan) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""``windtunnel receipts``: what was predicted and what was then measured (room cli)."""
+"""``windtunnel db receipts``: what was predicted and what was then measured (room cli)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from windtunnel.cli._console import advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt
@@ -20,31 +21,44 @@ _PIPELINES = "pipeline"  # what windtunnel place fly keeps
 def receipts(
     whatif: Annotated[str, typer.Option("--whatif", metavar="NAME", help="Only flights of this what-if.")] = "",
     top: Annotated[int, typer.Option(min=1, help="How many of the latest to show.")] = 20,
+    drop: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Remove these receipts, such as 12 or 12,14, and list the rest.")
+    ] = "",
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Example: windtunnel receipts --whatif amp
+    """Example: windtunnel db receipts --whatif amp
 
-    List past flights, the latest first: predicted speed-up beside the measured one.
+    List past flights, the latest first: predicted speed-up, measured speed-up, and the error of the prediction.
+
+    Intervals of later predictions rest on these. A flight that went wrong can be removed with --drop.
     """
     from windtunnel.flights import Ledger
 
     book = Ledger(ledger)
-    found = book.receipts(whatif or None)[::-1]
+    if drop:
+        advise(f"removed {book.drop(_numbers(drop))} of the receipts in {book.path}")
+    found = dict(reversed(book.numbered(whatif or None).items()))
     if whatif and not found:
         _require_known(whatif)
     if as_json:
-        print_json(
-            {"schema": "windtunnel.receipts/1", "ledger": str(book.path), "receipts": [r.to_dict() for r in found]}
-        )
+        documents = [{"number": number, **receipt.to_dict()} for number, receipt in found.items()]
+        print_json({"schema": "windtunnel.receipts/1", "ledger": str(book.path), "receipts": documents})
     elif not found:
         say(f"no receipts yet in {book.path}")
     else:
-        rows = [_cells(each) for each in found[:top]]
-        print_table(("what if", "predicted", "measured", "error", "date"), rows, numbers=(1, 2, 3))
+        rows = [(f"{number}", *_cells(receipt)) for number, receipt in list(found.items())[:top]]
+        print_table(("number", "what if", "predicted", "measured", "error", "date"), rows, numbers=(0, 2, 3, 4))
         if len(found) > top:
             say(f"and {len(found) - top:,} older; --top {len(found)} shows all")
     advise("next: windtunnel verify SCRIPT.py --whatif NAME adds one")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{text!r} is no list of numbers", where="--drop", fix="give 12 or 12,14") from error
 
 
 def _cells(receipt: Receipt) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def compare(
         return
     _print(found)
     if kept:
-        advise("next: windtunnel receipts")
+        advise("next: windtunnel db receipts")
 
 
 def run(

@@ -115,7 +115,7 @@ def _conclude(outcomes: Sequence[Outcome], limit: float | None, fail_over: str, 
         show_error(outcome.error, is_debug=False)  # type: ignore[arg-type]
     receipts = [outcome.receipt for outcome in outcomes if outcome.receipt]
     if receipts:
-        advise("next: windtunnel receipts")
+        advise("next: windtunnel db receipts")
     code = max(outcome.exit_code for outcome in outcomes)
     if limit is not None and any(abs(receipt.error_ratio) > limit for receipt in receipts):
         say(f"a prediction is off by more than {fail_over}") if not as_json else None

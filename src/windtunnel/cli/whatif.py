@@ -122,9 +122,9 @@ def _print_answers(answers: list[Answer], top: int) -> None:
         say(f"other programs took {lost:.0%} of the time of some measurements: these are wide, and not kept")
     if any(answer.interval is not None and answer.interval.scope == "shipped" for answer in answers[:top]):
         say("some intervals are of flights that come with windtunnel: windtunnel verify makes your own")
-    if any(answer.correction != 1 for answer in answers[:top]):
-        flown = [f"{one.request} ({one.graph_speedup:.2f}x)" for one in answers[:top] if one.correction != 1]
-        say(f"flown on this job before, and corrected by it; the graph alone says: {', '.join(flown)}")
+    flown = [f"{answer.request} (predicted {answer.graph_speedup:.2f}x)" for answer in answers[:top] if answer.is_flown]
+    if flown:
+        say_wrapped(f"measured on this job by past flights: {', '.join(flown)}")
     if any(answer.samples_ratio != 1 for answer in answers[:top]):
         say("speed-ups are per sample: some of these iterations train on more of them")
     if len(answers) > top:

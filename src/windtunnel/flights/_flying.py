@@ -22,7 +22,7 @@ from windtunnel.flights._processes import LaneConfig, ProcessLane
 from windtunnel.flights._steps import StepLane
 from windtunnel.flights._witness import unproven
 from windtunnel.flights.ledger import Ledger
-from windtunnel.flights.receipt import Receipt, model_fingerprint
+from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint
 from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
@@ -290,6 +290,7 @@ def receipt_of(answer: Answer, measured: Measurement, graph: Graph, target: str)
         target=target,
         model_fingerprint=model_fingerprint(graph),
         hardware_fingerprint=fingerprint.machine(),
+        conditions=conditions_of(graph),
         num_rounds=measured.num_rounds,
         confidence=measured.confidence,
         notes=measured.notes,

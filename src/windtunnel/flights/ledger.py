@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ __all__ = ["Ledger", "Residual", "default_ledger", "family_of"]
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x77746C67  # "wtlg": tells our files from every other SQLite file
 _BUSY_TIMEOUT_S = 30.0
-_DROP_ROW = "delete this row with sqlite3, or pass another path to --ledger"
+_DROP_ROW = "windtunnel db receipts --drop NUMBER removes this row; or pass another path to --ledger"
 _TABLES = """
 CREATE TABLE receipts (
     id INTEGER PRIMARY KEY,
@@ -114,8 +114,34 @@ class Ledger:
         InputError
             The file is no ledger, or a row of it is damaged: names the row.
         """
+        return list(self.numbered(whatif).values())
+
+    def numbered(self, whatif: str | None = None) -> dict[int, Receipt]:
+        """The receipts by their number in the file, oldest first; errors as in :meth:`receipts`."""
         query = "SELECT id, document FROM receipts WHERE ? IS NULL OR whatif = ? ORDER BY id"
-        return [self._receipt(*row) for row in self._read(query, (whatif, whatif))]
+        return {
+            int(number): self._receipt(number, document) for number, document in self._read(query, (whatif, whatif))
+        }
+
+    def drop(self, numbers: Iterable[int]) -> int:
+        """Remove receipts, all or none, and return how many.
+
+        Raises
+        ------
+        InputError
+            The file is no ledger, or has no receipt of one of these numbers.
+        """
+        wanted = sorted(set(numbers))
+        present = {int(number) for (number,) in self._read("SELECT id FROM receipts", ())}
+        if missing := [number for number in wanted if number not in present]:
+            raise InputError(
+                f"there is no receipt {missing[0]}",
+                where=str(self.path),
+                fix="windtunnel db receipts lists them with their numbers",
+            )
+        with self._transaction(is_writing=True) as connection:
+            connection.executemany("DELETE FROM receipts WHERE id = ?", [(number,) for number in wanted])
+        return len(wanted)
 
     def residuals(self) -> list[Residual]:
         """The errors of all flights, oldest first.

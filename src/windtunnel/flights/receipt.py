@@ -22,7 +22,7 @@ from windtunnel.measure.stats import Estimate
 from windtunnel.reading import shown
 from windtunnel.units import format_duration
 
-__all__ = ["Receipt", "encode", "model_fingerprint", "subject_of", "table_of"]
+__all__ = ["Receipt", "conditions_of", "encode", "model_fingerprint", "subject_of", "table_of"]
 
 SCHEMA = "windtunnel.receipt/1"
 _LEAST, _MOST = 1e-30, 1e30
@@ -34,9 +34,25 @@ def encode(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode(errors="replace").decode()
 
 
-def subject_of(whatif: str, parameters: Mapping[str, Any], model_fingerprint: str, hardware_fingerprint: str) -> str:
-    """What is flown on what, as text that is equal for equal things."""
-    return "\n".join((whatif, encode(dict(parameters)), model_fingerprint, hardware_fingerprint))
+def subject_of(
+    whatif: str,
+    parameters: Mapping[str, Any],
+    model_fingerprint: str,
+    hardware_fingerprint: str,
+    conditions: Mapping[str, Any] | None = None,
+) -> str:
+    """What is flown on what and under which conditions, as text that is equal for equal things."""
+    texts = (whatif, encode(dict(parameters)), model_fingerprint, hardware_fingerprint)
+    return "\n".join((*texts, encode(dict(conditions))) if conditions else texts)
+
+
+def conditions_of(graph: Graph) -> dict[str, Any]:
+    """What a speed-up depends on that neither the program nor the hardware says: threads, processes and their link.
+
+    A receipt that was measured behind a slow link says nothing of the same script on a fast one.
+    """
+    found = {"num_threads": graph.meta.hardware.get("num_threads"), "ranks": graph.meta.origin.get("ranks")}
+    return {name: value for name, value in found.items() if value}
 
 
 def model_fingerprint(graph: Graph) -> str:
@@ -67,6 +83,8 @@ class Receipt:
         Measured baseline over changed iteration, paired within rounds.
     samples_ratio : float
         Samples of a changed iteration over those of the baseline's.
+    conditions : mapping
+        Threads, processes and link under which it was measured, as ``conditions_of`` gives them.
     """
 
     whatif: str
@@ -80,6 +98,7 @@ class Receipt:
     target: str = ""
     model_fingerprint: str = ""
     hardware_fingerprint: str = ""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     num_rounds: int = 0
     confidence: float = 0.9
     notes: tuple[str, ...] = ()
@@ -103,8 +122,9 @@ class Receipt:
 
     @property
     def subject(self) -> str:
-        """What was flown on what: what-if, parameters, model and hardware; flights of one subject repeat each other."""
-        return subject_of(self.whatif, self.parameters, self.model_fingerprint, self.hardware_fingerprint)
+        """What was flown on what and under which conditions; flights of one subject repeat each other."""
+        fingerprints = (self.model_fingerprint, self.hardware_fingerprint)
+        return subject_of(self.whatif, self.parameters, *fingerprints, self.conditions)
 
     @property
     def measured_ns(self) -> float:
@@ -207,7 +227,7 @@ def _flat(receipt: Receipt) -> dict[str, Any]:
                 f"{key}_low{unit}": value["low"],
                 f"{key}_high{unit}": value["high"],
             }
-        elif key in ("parameters", "versions", "notes"):
+        elif key in ("parameters", "conditions", "versions", "notes"):
             flat[key] = encode(value)
         else:
             flat[key] = value

@@ -90,6 +90,9 @@ class Meta:
         ``median``, ``samples`` and quartiles of iterations without and with a profiler.
     overhead : mapping
         What measuring cost, and how it was corrected.
+    disturbance : mapping
+        What other programs took of the measured iterations: ``lost_ratio``, the median share of an iteration for which
+        it waited for a core, absent where that was next to none; ``num_repeated``, how many were measured again.
     allocator : mapping
         What holding the heap changed.
     shapes : mapping
@@ -156,6 +159,7 @@ class Meta:
     iteration_ns: Facts = field(default_factory=dict)
     profiled_iteration_ns: Facts = field(default_factory=dict)
     overhead: Facts = field(default_factory=dict)
+    disturbance: Facts = field(default_factory=dict)
     allocator: Facts = field(default_factory=dict)
     shapes: Facts = field(default_factory=dict)
     gc_pause_ns: int | None = None

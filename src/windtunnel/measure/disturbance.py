@@ -1,21 +1,25 @@
 """Whether others kept this process from running while it was timed (room measure).
 
 In: a stretch of time. Out: the share of it that a thread of this process was ready and did not run, and the share that
-the machine below took (steal). Linux counts both; elsewhere nothing is known and nothing counts as disturbed. Not
-here: what is done about it.
+the machine below took (steal); over longer stretches also what other programs took of all cores, which tells neighbors
+from a program whose own processes crowd each other. Linux counts all of these; elsewhere nothing is known and nothing
+counts as disturbed. Not here: what is done about it.
 """
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
-__all__ = ["MOST_WAITED", "Stretch", "watched"]
+__all__ = ["MOST_WAITED", "DisturbanceClock", "Neighbors", "Stretch", "watched"]
 
 MOST_WAITED = 0.03  # of a stretch; a quiet host stays below 0.01
+_MIN_TICKS = 20  # of all cores together: counters of the kernel that tick every 10 ms say nothing of less
+_MIN_NEIGHBORS = 0.02  # of all cores; what a host does besides, its own kernel included, stays below
 
 
 @dataclass
@@ -44,6 +48,25 @@ class Stretch:
         return self.lost_ratio > MOST_WAITED
 
 
+class DisturbanceClock:
+    """Reads the counters of the kernel at both ends of a stretch."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a stretch now."""
+        self._waited, self._ticks = _waited_ns(), _Ticks.now()
+        self._begun_s = perf_counter()
+
+    def end(self) -> Stretch:
+        """What others took since ``begin``."""
+        elapsed_ns = max((perf_counter() - self._begun_s) * 1e9, 1.0)
+        waited, ticks = _waited_ns(), _Ticks.now()
+        longest_ns = max((waited[thread] - self._waited.get(thread, 0) for thread in waited), default=0)
+        return Stretch(longest_ns / elapsed_ns, ticks.stolen_ratio(self._ticks))
+
+
 @contextmanager
 def watched() -> Iterator[Stretch]:
     """Watch a block; the stretch is filled in at its end.
@@ -55,15 +78,39 @@ def watched() -> Iterator[Stretch]:
     >>> 0.0 <= stretch.waited_ratio
     True
     """
-    stretch = Stretch()
-    begun_s, waited, stolen = time.perf_counter(), _waited_ns(), _stolen_ratio_since(None)
+    stretch, clock = Stretch(), DisturbanceClock()
     try:
         yield stretch
     finally:
-        elapsed_ns = max((time.perf_counter() - begun_s) * 1e9, 1.0)
-        now = _waited_ns()
-        stretch.waited_ratio = max((now[thread] - waited.get(thread, 0) for thread in now), default=0) / elapsed_ns
-        stretch.stolen_ratio = _stolen_ratio_since(stolen)[0]
+        found = clock.end()
+        stretch.waited_ratio, stretch.stolen_ratio = found.waited_ratio, found.stolen_ratio
+
+
+class Neighbors:
+    """What other programs took of all cores since this was made.
+
+    A thread also waits for a core where its own process, or a child of it, has more threads than there are cores: a
+    loader's workers on a small host. Such waiting is part of the program.
+    """
+
+    def __init__(self) -> None:
+        self._ticks, self._own = _Ticks.now(), _own_ticks()
+
+    @property
+    def cores_ratio(self) -> float | None:
+        """Share of all cores' time; None where too little time has passed, or nothing is counted."""
+        now = _Ticks.now()
+        total = now.total - self._ticks.total
+        if total < _MIN_TICKS:
+            return None
+        others = now.busy - self._ticks.busy - (_own_ticks() - self._own) + now.stolen - self._ticks.stolen
+        return min(max(others / total, 0.0), 1.0)
+
+    @property
+    def are_quiet(self) -> bool:
+        """Whether it is known that others took next to nothing."""
+        ratio = self.cores_ratio
+        return ratio is not None and ratio < _MIN_NEIGHBORS
 
 
 def _waited_ns() -> dict[str, int]:
@@ -77,13 +124,41 @@ def _waited_ns() -> dict[str, int]:
     return found
 
 
-def _stolen_ratio_since(before: tuple[float, int, int] | None) -> tuple[float, int, int]:
-    """Share of all cores' time that was stolen since, and the counters as they are now."""
-    try:
-        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return 0.0, 0, 0
-    total, stolen = sum(fields), fields[7] if len(fields) > 7 else 0
-    if before is None or total <= before[1]:
-        return 0.0, total, stolen
-    return (stolen - before[2]) / (total - before[1]), total, stolen
+@dataclass(frozen=True)
+class _Ticks:
+    """Time of all cores since the host started, in ticks of the kernel: all of it, that of programs, and steal."""
+
+    total: int = 0
+    busy: int = 0
+    stolen: int = 0
+
+    @classmethod
+    def now(cls) -> _Ticks:
+        try:
+            fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+            user, nice, system, idle, waiting, _, _, stolen = fields
+        except (OSError, ValueError):
+            return cls()
+        return cls(user + nice + system + idle + waiting + stolen, user + nice + system, stolen)
+
+    def stolen_ratio(self, before: _Ticks) -> float:
+        total = self.total - before.total
+        return (self.stolen - before.stolen) / total if total >= _MIN_TICKS else 0.0
+
+
+def _own_ticks() -> int:
+    """Time that this process and what it started have run, in ticks of the kernel."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+            ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))  # its own and that of children that ended
+        except (OSError, IndexError, ValueError):
+            continue
+    found, known = 0, {os.getpid()}
+    for process in sorted(parents, key=lambda process: (process != os.getpid(), process)):
+        if process in known or parents[process] in known:
+            known.add(process)
+            found += ticks[process]
+    return found

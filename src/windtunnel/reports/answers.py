@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from windtunnel.flights import Receipt
+from windtunnel.flights.receipt import conditions_of
 from windtunnel.reports.charts import Mark, escape, forest
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.units import format_duration, format_ratio, format_size
@@ -26,8 +27,9 @@ def what_ifs(answers: Sequence[Answer], receipts: Sequence[Receipt]) -> Section 
     usable = [answer for answer in answers if answer.is_applicable]
     if not answers:
         return None
-    flown = {(receipt.whatif, _key(receipt.parameters)): receipt for receipt in receipts}
-    shown = [(answer, flown.get((answer.name, _key(answer.given)))) for answer in usable[:MAX_MARKS]]
+    conditions = conditions_of(answers[0].baseline.graph)
+    flown = {_key(receipt.whatif, receipt.parameters, receipt.conditions): receipt for receipt in receipts}
+    shown = [(answer, flown.get(_key(answer.name, answer.given, conditions))) for answer in usable[:MAX_MARKS]]
     marks = [_mark(answer, receipt) for answer, receipt in shown]
     body = [
         f"<figure>{forest(marks, 'speed-up of each what-if')}<figcaption>Hollow: predicted from this graph alone, with "
@@ -43,8 +45,9 @@ def what_ifs(answers: Sequence[Answer], receipts: Sequence[Receipt]) -> Section 
     return Section("whatifs", "what if", _title(shown), "".join(body))
 
 
-def _key(parameters: Mapping[str, object]) -> str:
-    return str(sorted(parameters.items()))
+def _key(whatif: str, parameters: Mapping[str, object], conditions: Mapping[str, object]) -> str:
+    """A receipt under other conditions, such as a slower link, is no flight of this job."""
+    return f"{whatif} {sorted(parameters.items())} {sorted(conditions.items())}"
 
 
 def _mark(answer: Answer, receipt: Receipt | None) -> Mark:
@@ -52,7 +55,9 @@ def _mark(answer: Answer, receipt: Receipt | None) -> Mark:
     if receipt is not None:
         measured = (receipt.measured, *receipt.measured_interval)
     low, high = answer.span or (math.nan, math.nan)
-    return Mark(str(answer.request), answer.speedup, low, high, *measured)
+    if answer.is_flown:  # the interval is that of the flights, which are drawn as measured
+        low, high = math.nan, math.nan
+    return Mark(str(answer.request), answer.graph_speedup, low, high, *measured)
 
 
 def _title(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
@@ -62,17 +67,30 @@ def _title(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
     measured = [(receipt.measured, answer) for answer, receipt in shown if receipt is not None]
     best = max(measured, key=lambda pair: pair[0], default=None)
     if best is not None and best[0] > 1.005:
-        return f"{best[1].request} really makes it {best[0]:.2f} times as fast (predicted {best[1].speedup:.2f})"
+        return f"{best[1].request} really makes it {best[0]:.2f} times as fast (predicted {best[1].graph_speedup:.2f})"
     return f"{gains[0].request} would make it {gains[0].speedup:.2f} times as fast"
 
 
 def _table(shown: Sequence[tuple[Answer, Receipt | None]]) -> str:
     rows = []
     for answer, receipt in shown:
-        span = "no receipt backs it" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span)
+        span = (
+            ""
+            if answer.is_flown
+            else "no receipt backs it"
+            if answer.span is None
+            else "{:.2f}-{:.2f}".format(*answer.span)
+        )
         flight = "not flown" if receipt is None else f"{receipt.measured:.2f}x ({receipt.error_ratio:+.1%} off)"
         memory = "" if answer.peak_bytes is None else format_size(answer.peak_bytes)
-        cells = (f"{answer.speedup:.2f}x", span, format_duration(answer.predicted_ns), memory, flight, _prices(answer))
+        cells = (
+            f"{answer.graph_speedup:.2f}x",
+            span,
+            format_duration(answer.predicted_ns),
+            memory,
+            flight,
+            _prices(answer),
+        )
         rows.append((escape(str(answer.request), 90), *map(escape, cells)))
     head = ("what if", "predicted", "interval", "iteration", "peak memory", "measured", "priced by")
     return render_table(head, rows, numbers=(1, 3, 4)) if rows else ""

@@ -64,7 +64,7 @@ class Interval(Protocol):
 
     @property
     def scope(self) -> str:
-        """Of what those flights were; ``"shipped"`` where most come with the package."""
+        """Of what those flights were: ``"job"``: of this very one; ``"shipped"``: most come with the package."""
 
     @property
     def correction(self) -> float:
@@ -93,7 +93,7 @@ class Answer:
         Attached by those who have receipts.
     correction : float
         Measured over predicted speed-up where this very job and change were flown before; ``predicted_ns`` and
-        ``speedup`` are corrected by it.
+        ``speedup`` then are the measured ones, and ``graph_speedup`` the predicted one.
     price_spread_ratio, price_waited_ratio : float
         How far what was measured for it varied, and how much of that time others took, as ``Meta`` has them.
     remake : callable, optional
@@ -185,17 +185,25 @@ class Answer:
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """Ends of the 90 % interval of the speed-up: of past flights, wider where others disturbed.
+        """Ends of the 90 % interval of the speed-up; None where nothing says how sure it is.
 
-        Without flights, of iterations and prices.
+        Of past flights, and never narrower than what was measured for this prediction (``reach``). Flights of this
+        very job need no prediction: their interval is theirs alone.
         """
         if not self.is_applicable:
             return None
         interval, reach = self.interval, self.reach
         if interval is None or not interval.num_receipts:
             return (self.speedup * math.exp(-reach), self.speedup * math.exp(reach)) if reach else None
-        extra = reach if self.price_waited_ratio and self.correction == 1 else 0.0
-        return interval.low * math.exp(-extra), interval.high * math.exp(extra)
+        if self.is_flown:
+            return interval.low, interval.high
+        low, high = self.speedup * math.exp(-reach), self.speedup * math.exp(reach)
+        return min(interval.low, low), max(interval.high, high)
+
+    @property
+    def is_flown(self) -> bool:
+        """Whether this very job and change were flown before, so that ``speedup`` is a measured one."""
+        return self.interval is not None and self.interval.scope == "job"
 
     @property
     def graph_speedup(self) -> float:
@@ -221,15 +229,18 @@ class Answer:
         return self
 
     def backed_by(self, interval: Interval) -> Answer:
-        """This answer with an interval from past flights; those of this very job and change correct it."""
-        backed = replace(
-            self,
-            interval=interval,
-            predicted_ns=self.predicted_ns / interval.correction,
-            correction=self.correction * interval.correction,
-        )
-        backed.__dict__.update({key: self.__dict__[key] for key in _DERIVED if key in self.__dict__})
-        return backed
+        """This answer with an interval from past flights; those of this very job and change replace its value."""
+        return self._with_interval(interval, self.correction * interval.correction)
+
+    def without_interval(self) -> Answer:
+        """What the graph and its prices alone say, whatever flights said of it before."""
+        return self if self.interval is None else self._with_interval(None, 1.0)
+
+    def _with_interval(self, interval: Interval | None, correction: float) -> Answer:
+        predicted_ns = self.predicted_ns * self.correction / correction
+        found = replace(self, interval=interval, predicted_ns=predicted_ns, correction=correction)
+        found.__dict__.update({key: self.__dict__[key] for key in _DERIVED if key in self.__dict__})
+        return found
 
     @cached_property
     def baseline_peak_bytes(self) -> int | None:
@@ -269,8 +280,8 @@ class Answer:
         if interval is None or not interval.num_receipts:
             return f"{self.speedup:.2f}x ({ends}no receipt backs this number)"
         span = f"{ends}{100 * interval.confidence:.0f} %"
-        if self.correction != 1:
-            return f"{self.speedup:.2f}x ({span}, flown here; the graph alone says {self.graph_speedup:.2f}x)"
+        if self.is_flown:
+            return f"{self.speedup:.2f}x ({span}, measured on this job; predicted {self.graph_speedup:.2f}x)"
         whose = " that come with windtunnel" if interval.scope == "shipped" else ""
         return f"{self.speedup:.2f}x ({span}, {interval.num_receipts} receipts{whose})"
 
@@ -293,6 +304,7 @@ class Answer:
             "baseline_ns": self.baseline_ns,
             "predicted_ns": self.predicted_ns if applies else None,
             "samples_ratio": self.samples_ratio,
+            "is_flown": self.is_flown,
             "speedup": self.speedup if applies else None,
             "graph_speedup": self.graph_speedup if applies else None,
             "baseline_peak_bytes": self.baseline_peak_bytes,

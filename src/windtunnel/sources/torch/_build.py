@@ -18,6 +18,7 @@ from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.hardware.host import processor_name
+from windtunnel.measure.rounds import quiet_rows
 from windtunnel.sources.torch._collectives import transfers, with_transfers
 from windtunnel.sources.torch._dataflow import Flow, trace_flow
 from windtunnel.sources.torch._loader import Loading, with_workers
@@ -29,6 +30,7 @@ from windtunnel.sources.torch._points import Points, align, by_kind, walk
 from windtunnel.sources.torch._precision import precision
 from windtunnel.sources.torch._profile import ITERATION, Events
 from windtunnel.sources.torch._program import calls_of_slices, keep_models, keep_optimizers, keep_program
+from windtunnel.sources.torch._quiet import disturbance_facts
 from windtunnel.sources.torch._recorder import Recording
 from windtunnel.sources.torch._segments import Stretches, stretches
 from windtunnel.sources.torch.annotate import MODULE
@@ -68,6 +70,9 @@ def build_graph(recording: Recording) -> Graph:
             where=f"{len(recording.bare_ns)} bare and {len(recording.light_ns)} profiled iterations",
             fix="let the script run for more iterations, or ask for less warm-up",
         )
+    recording = recording.quietest()
+    assert recording.rich is not None
+    disturbance = disturbance_facts(recording.bare_lost, recording.light_lost, recording.num_repeated)
     thread = _template(recording.rich)
     times_IP, profiles, num_unlike = _times(recording, thread)
     sent = transfers(thread.names, thread.points, times_IP, profiles, recording.messages, _working(thread))
@@ -78,11 +83,16 @@ def build_graph(recording: Recording) -> Graph:
     # some bare iterations are held out, to say honestly how well the others predict them
     seen = bare[~held_out(len(bare))]
     parts = _stretches(recording, slices_IP)
-    if sent is not None:  # what an iteration took contains waiting, which is in no slice any more
+    is_disturbed = "lost_ratio" in disturbance
+    if sent is not None or is_disturbed:  # what a bare iteration took contains waiting
         seen, parts = seen[:0], None
     corrected_IP, correction = correct(thread.points, slices_IP, seen, calibrated_ns=calibrate(), parts=parts)
     chosen = central(corrected_IP.sum(axis=1).astype(np.float64))
-    duration = _round_to_sum(corrected_IP[chosen].mean(axis=0))
+    if is_disturbed:  # a slice is short: even on a busy host it often runs from its begin to its end
+        duration = _round_to_sum(quiet_rows(corrected_IP))
+        corrected_IP = np.rint(corrected_IP * (duration.sum() / np.median(corrected_IP.sum(axis=1)))).astype(np.int64)
+    else:
+        duration = _round_to_sum(corrected_IP[chosen].mean(axis=0))
     main_slice = _main_slices(thread, duration)
     duration, corrected_IP = _gathered(thread, main_slice, duration, corrected_IP)
     flow = trace_flow(thread.points, thread.operators, main_slice)
@@ -93,6 +103,7 @@ def build_graph(recording: Recording) -> Graph:
     columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
     meta = _meta(recording, correction, int(duration.sum()), num_unlike, len(slices_IP))
     meta |= {
+        "disturbance": disturbance,
         "program": program,
         "optimizers": keep_optimizers(recording.discovery),
         "models": keep_models(recording.discovery),

@@ -5,6 +5,7 @@ others interleaved with them (bare bare light light bare bare ...), one rich pro
 of one more, after a slow one that teaches what only Python knows of it. Before the first profile the heap is held, so
 that profiled and bare iterations find the allocator in the same state; a few iterations before show what that changes.
 Iterations whose models are called with other shapes than usual are measured again: one graph is one form of the step.
+So are iterations that waited for a core because other programs ran, as often again as there are iterations.
 After every change of instrument one iteration is let pass, since the switch itself disturbs the caches and the
 allocator. A step that turns out to compute on a GPU is left to ``_device_recorder``.
 """
@@ -14,8 +15,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import compress
 from typing import Any
 
 from windtunnel.graph import Graph
@@ -28,6 +30,7 @@ from windtunnel.sources.torch._device_recorder import DeviceRecorder, lies_on_de
 from windtunnel.sources.torch._loader import LoaderMeter
 from windtunnel.sources.torch._messages import Message, MessageLog, WaitMarks, is_distributed
 from windtunnel.sources.torch._profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
+from windtunnel.sources.torch._quiet import QuietWatch, quiet_iterations
 from windtunnel.sources.torch._segments import Marks, PhaseClock
 from windtunnel.sources.torch._shapes import ShapeSorter
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, require_host
@@ -69,6 +72,9 @@ class Recording:
     light_marks: list[Marks] = field(default_factory=list)
     bare_waits_ns: list[int] = field(default_factory=list)
     light_waits_ns: list[int] = field(default_factory=list)
+    bare_lost: list[float] = field(default_factory=list)
+    light_lost: list[float] = field(default_factory=list)
+    num_repeated: int = 0
     fetch_ns: int = 0
     num_workers: int = 0
     rich_ns: int = 0
@@ -82,7 +88,21 @@ class Recording:
     is_heap_held: bool = False
     is_complete: bool = False
 
+    def quietest(self) -> Recording:
+        """The same with those of the measured iterations only that other programs disturbed least."""
+        bare, light = quiet_iterations(self.bare_lost), quiet_iterations(self.light_lost)
+        of_kind = {name: bare if name.startswith("bare_") else light for name in _PER_ITERATION}
+        columns: dict[str, Any] = {name: [*compress(getattr(self, name), keep)] for name, keep in of_kind.items()}
+        left = iter(light.tolist())
+        profiles = [(events, [regular and next(left) for regular in valid]) for events, valid in self.light]
+        return replace(self, light=profiles, **columns)
 
+
+_PER_ITERATION = (
+    *("bare_ns", "bare_faults", "bare_marks", "bare_pauses_ns", "bare_waits_ns", "bare_lost"),
+    *("light_ns", "light_marks", "light_waits_ns", "light_lost"),
+)
+_TIMED = (Slot.BARE, Slot.LIGHT)
 _PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
 _OF_ONE_FORM = (Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
 
@@ -142,6 +162,7 @@ class Recorder:
         self._begun_ns = 0
         self._begun_faults = 0
         self._collector = CollectorClock()
+        self._quiet = QuietWatch(iterations)
         self._running = False
         self._is_fake = is_fake
         self._on_device: DeviceRecorder | None = None
@@ -183,6 +204,8 @@ class Recorder:
         if slot is Slot.BARE:
             self._collector.watch()
         self._sorter.begin()
+        if slot in _TIMED:
+            self._quiet.begin()
         self._begun_faults = page_faults()
         self._clock.begin(time.perf_counter_ns())
         self._begun_ns = time.perf_counter_ns()
@@ -236,6 +259,7 @@ class Recorder:
         self._sorter.remove()
         self._sorter = ShapeSorter(self._iterations)
         self.recording = Recording()
+        self._quiet = QuietWatch(self._iterations)
         self._position = 0
         self._on_device = None
 
@@ -295,6 +319,7 @@ class Recorder:
 
     def _end(self, elapsed_ns: int, is_regular: bool) -> None:
         slot = self._slots[self._position]
+        lost_ratio = self._quiet.end() if slot in _TIMED else 0.0
         num_faults = page_faults() - self._begun_faults
         waited_ns = self._loader.take_wait_ns()
         pauses_ns = self._collector.unwatch()
@@ -302,7 +327,8 @@ class Recorder:
         if self._marker is not None:
             self._marker.__exit__(None, None, None)
             self._marker = None
-        self._position += is_regular
+        self._position += is_regular and not self._quiet.wants_again(lost_ratio)
+        self.recording.num_repeated = self._quiet.num_repeated
         self.recording.num_dropped += not is_regular
         if slot is Slot.DISCOVER:
             self.recording.discovery.unwatch()
@@ -316,6 +342,7 @@ class Recorder:
             self.recording.as_is_faults.append(num_faults)
         elif slot is Slot.BARE and is_regular:
             self.recording.bare_ns.append(elapsed_ns)
+            self.recording.bare_lost.append(lost_ratio)
             self.recording.bare_faults.append(num_faults)
             self.recording.bare_marks.append(self._clock.marks())
             self.recording.bare_waits_ns.append(waited_ns)
@@ -328,6 +355,7 @@ class Recorder:
             self._valid.append(is_regular)
             if is_regular:
                 self.recording.light_ns.append(elapsed_ns)
+                self.recording.light_lost.append(lost_ratio)
                 self.recording.light_marks.append(self._clock.marks())
                 self.recording.light_waits_ns.append(waited_ns)
         if slot in (Slot.SETTLE_BARE, Slot.SETTLE_LIGHT, Slot.PRIME) and not is_regular:
