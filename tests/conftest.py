@@ -31,7 +31,7 @@ def quiet_host(request, monkeypatch):
     """What is measured is kept, however busy the host is that runs the tests; ``real_disturbance`` wants the truth."""
     if "real_disturbance" not in request.keywords:
         monkeypatch.setattr(disturbance, "_waited_ns", dict)
-        monkeypatch.setattr(disturbance, "_stolen_ratio_since", lambda _before: (0.0, 0, 0))
+        monkeypatch.setattr(disturbance._Ticks, "now", disturbance._Ticks)
 
 
 @pytest.fixture(scope="session")
