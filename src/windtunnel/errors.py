@@ -6,6 +6,7 @@ WindtunnelError
 │   └── SchemaVersionError  written by a newer windtunnel
 ├── GraphError              a rule of the graph is broken: cycle, dangling edge, negative time  (also ValueError)
 ├── NotApplicableError      this what-if has nothing to act on here; says why
+│   └── InEffectError       the change that it asks about is in effect already
 ├── InfeasibleError         no plan fits; names the binding constraint and the smallest relaxation that would
 ├── PriceError              no price for these tasks on this machine; lists operators, not rows
 ├── FlightError             the real run failed or was not comparable; carries the tail of its log
@@ -17,6 +18,7 @@ from __future__ import annotations
 __all__ = [
     "FlightError",
     "GraphError",
+    "InEffectError",
     "InfeasibleError",
     "InputError",
     "MissingExtraError",
@@ -82,6 +84,20 @@ class NotApplicableError(WindtunnelError):
     """A what-if has nothing to act on in this graph."""
 
     exit_code = 1
+
+
+class InEffectError(NotApplicableError):
+    """The program already does what a what-if asks about, so that there is nothing to predict.
+
+    Parameters
+    ----------
+    reverse : str
+        The request that undoes it, such as ``"no-activation-checkpointing"``; empty where there is none.
+    """
+
+    def __init__(self, message: str = "", *, where: str = "", fix: str = "", reverse: str = "") -> None:
+        super().__init__(message, where=where, fix=fix or (f"ask the reverse: {reverse}" if reverse else ""))
+        self.reverse = reverse
 
 
 class InfeasibleError(WindtunnelError):

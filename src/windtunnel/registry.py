@@ -73,6 +73,7 @@ class Plugin:
     sniff: Callable[[Path], bool] | None = field(default=None, repr=False)
     suffixes: tuple[str, ...] = ()
     decision: str = ""
+    limits: Callable[..., Any] | None = field(default=None, repr=False)
 
     @property
     def decides(self) -> str:
@@ -139,12 +140,20 @@ def discover(package: str) -> None:
             importlib.import_module(f"{package}.{module.name}")
 
 
-def whatif(name: str, *, source: str, decides: str = "") -> Callable[[Target], Target]:
+def whatif(
+    name: str, *, source: str, decides: str = "", limits: Callable[..., Any] | None = None
+) -> Callable[[Target], Target]:
     """Register ``f(graph, **parameters) -> graph`` as the what-if ``name``.
 
-    Two what-ifs that decide the same (``"optimizer kernels"``) exclude each other in one request.
+    Parameters
+    ----------
+    name, source : str
+    decides : str
+        Two what-ifs that decide the same (``"optimizer kernels"``) exclude each other in one request.
+    limits : callable
+        What physics allows of its answers: made by a function of :mod:`windtunnel.simulate.limits`.
     """
-    return _register("whatif", name, source, decision=decides)
+    return _register("whatif", name, source, decision=decides, limits=limits)
 
 
 def flight(name: str, *, source: str) -> Callable[[Target], Target]:

@@ -151,6 +151,21 @@ class WhatIfContract(PluginContract):
             self.changed(builder.build())
         assert len(str(refusal.value)) > 10
 
+    def test_it_states_what_physics_allows_and_keeps_within(self) -> None:
+        """``limits=`` where it is registered; see :mod:`windtunnel.simulate.limits`."""
+        from windtunnel.simulate.iterations import iteration_ns
+        from windtunnel.whatifs import parse_request
+        from windtunnel.whatifs.limiter import Limiter
+
+        assert self.plugin.limits is not None
+        for graph in self.graphs():
+            baseline, changed = replay(graph), self.changed(graph)
+            after_ns = iteration_ns(replay(changed, like=baseline), graph.num_iterations)
+            limits, violation = Limiter(baseline).checked(parse_request(self.name).steps, [changed], after_ns)
+            assert violation == ""
+            assert limits is not None
+            assert limits.reason
+
     def test_every_parameter_has_a_default(self) -> None:
         """So that ``whatif --all`` can ask it."""
         missing = [one.name for one in self.plugin.parameters.values() if one.default is inspect.Parameter.empty]

@@ -12,8 +12,9 @@ from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder
 from windtunnel.simulate import replay
+from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs import apply, parse_request, parse_requests, whatif
-from windtunnel.whatifs.answer import Answer, iteration_ns, table_of
+from windtunnel.whatifs.answer import Answer, table_of
 
 LAYERS = [Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 300, param_bytes=4000)]
 

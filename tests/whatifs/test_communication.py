@@ -12,7 +12,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces
 from windtunnel.simulate import replay
-from windtunnel.whatifs.answer import iteration_ns
+from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs.blueconnect import blueconnect
 from windtunnel.whatifs.compression import dgc, fp16_gradients, powersgd, top_k
 from windtunnel.whatifs.data_parallel import data_parallel

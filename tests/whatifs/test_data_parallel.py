@@ -13,8 +13,8 @@ from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement
 from windtunnel.simulate import replay
+from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs._gradients import buckets_of
-from windtunnel.whatifs.answer import iteration_ns
 from windtunnel.whatifs.compression import powersgd
 from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.p3 import p3

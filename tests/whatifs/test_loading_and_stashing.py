@@ -7,7 +7,7 @@ import pytest
 from tests.whatifs.steps import Layer, cpu_step, finish_of, gpu_step, start_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.simulate import replay
-from windtunnel.whatifs.answer import iteration_ns
+from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs.loading import loader_workers, prefetch
 from windtunnel.whatifs.stashing import gist, vdnn
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.shared_data import shared_path
 from windtunnel.simulate import replay
+from windtunnel.simulate.iterations import iteration_ns, takes_part
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.whatifs import whatif
-from windtunnel.whatifs.answer import iteration_ns, takes_part
 
 
 def answers_of(name, requests):

@@ -93,7 +93,7 @@ def whatif(
         for line in clock_lines(opened):
             say_wrapped(line)
     if not usable and not every:
-        raise NotApplicableError("none of these changes has anything to act on", fix=_all_of(graph))
+        raise NotApplicableError("none of these changes can be predicted here", fix=_all_of(graph))
     if not usable:
         raise typer.Exit(NOT_APPLICABLE)
     _advise_next(usable, graph)
@@ -125,6 +125,9 @@ def _print_answers(answers: list[Answer], top: int) -> None:
     flown = [f"{answer.request} (predicted {answer.graph_speedup:.2f}x)" for answer in answers[:top] if answer.is_flown]
     if flown:
         say_wrapped(f"measured on this job by past flights: {', '.join(flown)}")
+    for answer in answers[:top]:
+        if answer.peak_violation:
+            say_wrapped(f"{answer.request}: no peak is shown, as windtunnel made a mistake: {answer.peak_violation}")
     if any(answer.samples_ratio != 1 for answer in answers[:top]):
         say("speed-ups are per sample: some of these iterations train on more of them")
     if len(answers) > top:
@@ -188,13 +191,20 @@ def _shown(key: str, value: object) -> str:
 
 
 def _print_refusals(answers: list[Answer], *, in_full: bool) -> None:
-    if not answers:
-        return
-    if not in_full:
-        say(f"{len(answers)} more have nothing to act on here; --why says why")
-        return
-    for answer in answers:
-        say(f"{answer.request}  not applicable: {answer.reason}")
+    """What is in effect already, and our own mistakes, are always shown; what has nothing to act on if asked for."""
+    from windtunnel.whatifs.answer import Status
+
+    shown = [answer for answer in answers if in_full or answer.status is not Status.NOT_APPLICABLE]
+    for answer in shown:
+        say_wrapped(f"{answer.request}  {answer.status}: {answer.reason}" + _advice_of(answer))
+    if len(shown) < len(answers):
+        say(f"{len(answers) - len(shown)} more have nothing to act on here; --why says why")
+
+
+def _advice_of(answer: Answer) -> str:
+    from windtunnel.whatifs.answer import Status
+
+    return "" if answer.status is Status.NOT_APPLICABLE or not answer.advice else f"; {answer.advice}"
 
 
 def _advise_next(answers: list[Answer], path: Path) -> None:

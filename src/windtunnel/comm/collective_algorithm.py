@@ -16,8 +16,9 @@ from windtunnel.comm.expansion import SOURCE, Transport, expand
 from windtunnel.comm.instances import Instances, collectives_of
 from windtunnel.comm.model import closed_form_ns
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Link, Topology, link, topology
+from windtunnel.simulate.limits import of_kind, other_order
 
 __all__ = ["collective_algorithm"]
 
@@ -30,6 +31,7 @@ _TREE_PARTS = 16
     "collective-algorithm",
     source="dPRO, MLSys 2022; Cho et al., BlueConnect, MLSys 2019; Sanders et al., two-tree algorithms, 2009",
     decides=_DECIDES,
+    limits=other_order("the workers' own work stays", without=of_kind(Kind.COMM)),
 )
 def collective_algorithm(
     graph: Graph,

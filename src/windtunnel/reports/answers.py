@@ -15,9 +15,15 @@ from windtunnel.reports.charts import Mark, escape, forest
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.units import format_duration, format_ratio, format_size
 from windtunnel.whatifs import Answer
+from windtunnel.whatifs.answer import Status
 
 __all__ = ["flights", "what_ifs"]
 
+_SUMMARIES = {
+    Status.IN_EFFECT: "are in effect already",
+    Status.NOT_APPLICABLE: "have nothing to act on here, and why",
+    Status.IMPLAUSIBLE: "break a physical limit: windtunnel made a mistake, please report it",
+}
 MAX_MARKS = 15
 MAX_RECEIPTS = 100
 
@@ -112,8 +118,15 @@ def _more(answers: Sequence[Answer]) -> str:
 def _refusals(answers: Sequence[Answer]) -> str:
     if not answers:
         return ""
-    items = "".join(f"<li><b>{escape(str(answer.request))}</b>: {escape(answer.reason)}</li>" for answer in answers)
-    return f"<details><summary>{len(answers)} have nothing to act on here, and why</summary><ul>{items}</ul></details>"
+    return "".join(
+        f"<details><summary>{len(group)} {_SUMMARIES[status]}</summary><ul>{_items(group)}</ul></details>"
+        for status in _SUMMARIES
+        if (group := [answer for answer in answers if answer.status is status])
+    )
+
+
+def _items(answers: Sequence[Answer]) -> str:
+    return "".join(f"<li><b>{escape(str(answer.request))}</b>: {escape(answer.reason)}</li>" for answer in answers)
 
 
 def _edits(answers: Sequence[Answer]) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.graph import Graph
 from windtunnel.simulate import Timeline, replay
-from windtunnel.whatifs.answer import takes_part
+from windtunnel.simulate.iterations import takes_part
 
 __all__ = ["without_bystanders"]
 

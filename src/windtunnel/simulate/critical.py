@@ -135,13 +135,15 @@ class Execution:
         )  # fmt: skip
         return found
 
-    def critical_path(self) -> CriticalPath:
-        """Walk back from the task that ends last (of several the smallest row)."""
+    def critical_path(self, end: int | None = None) -> CriticalPath:
+        """Walk back from a task; by default from the one that ends last (of several the smallest row)."""
         constraint, task, edge = self.bindings
         if not self.graph.num_tasks:
             empty = np.empty(0, np.int32)
             return CriticalPath(self.graph, empty, empty.astype(np.int64), empty.astype(np.int64), constraint, edge)
-        path, left_at_start = walk_back(int(np.argmax(self.finish_ns)), task, edge, self.from_start)
+        path, left_at_start = walk_back(
+            int(np.argmax(self.finish_ns)) if end is None else end, task, edge, self.from_start
+        )
         duration = np.where(left_at_start, 0, self.finish_ns[path] - self.start_ns[path])
         wait = np.where(edge[path] >= 0, self.lag[edge[path]] if len(self.lag) else 0, 0)
         if constraint[path[0]] <= EARLIEST:

@@ -23,8 +23,9 @@ from windtunnel.cost.rerun import (
     touched_rows,
 )
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import Graph, Phase
+from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.table import Strings
+from windtunnel.simulate.limits import Baseline
 from windtunnel.whatifs._replacing import weights_of
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -36,9 +37,11 @@ __all__ = [
     "calls_of",
     "captured_program",
     "has_program",
+    "operators_of",
     "reformed",
     "update_need",
     "update_steps",
+    "updates_and_zeroing",
     "with_update",
 ]
 
@@ -74,6 +77,12 @@ def calls_of(graph: Graph) -> NDArray[np.int64]:
     if column is None:
         return np.full(graph.num_tasks, -1, dtype=np.int64)
     return np.where(graph.select(phase=Phase.UPDATE), -1, column).astype(np.int64)
+
+
+def operators_of(baseline: Baseline) -> Mask:
+    """Tasks of operators, of the calls that lead to them, and of updates, bool [T]: what can run in another form."""
+    graph = baseline.graph
+    return graph.select(kind=Kind.COMPUTE) | graph.select(phase=Phase.UPDATE) | (calls_of(graph) >= 0)
 
 
 def reformed(graph: Graph, form: Form, then: Callable[[Graph], Graph] = lambda changed: changed) -> Unpriced:
@@ -140,6 +149,12 @@ def scale_memory(graph: Graph, factor: Floats) -> Graph:
 # --- updates ----------------------------------------------------------------------------------------------
 
 
+def updates_and_zeroing(graph: Graph) -> Mask:
+    """Tasks of the optimizers' own steps and of the zeroing of gradients, bool [T]; clipping is none of them."""
+    steps = graph.select(phase=Phase.UPDATE)
+    return steps & (graph.tasks["call"] < 0) if "call" in graph.tasks else steps
+
+
 def update_steps(graph: Graph) -> Mask:
     """Tasks of the optimizers' own steps, bool [T]: not clipping, not the zeroing of gradients.
 
@@ -148,9 +163,7 @@ def update_steps(graph: Graph) -> Mask:
     NotApplicableError
         There are none.
     """
-    steps = graph.select(phase=Phase.UPDATE)
-    if "call" in graph.tasks:
-        steps &= graph.tasks["call"] < 0
+    steps = updates_and_zeroing(graph)
     zeroes = _texts(graph, lambda name: name.startswith("Optimizer.zero_grad"))
     steps &= ~zeroes
     if not steps.any():

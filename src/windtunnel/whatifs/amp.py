@@ -16,9 +16,10 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Form, Program
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._devices import device_kernels
 from windtunnel.whatifs._kernels import chip_of, products_by_type
-from windtunnel.whatifs._measured import captured_program, has_program, reformed, scale_memory
+from windtunnel.whatifs._measured import captured_program, has_program, operators_of, reformed, scale_memory
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -42,7 +43,21 @@ _LOWER_PRECISION = (
 )
 
 
-@registry.whatif("amp", source="Micikevicius et al., Mixed precision training, ICLR 2018; Daydream, ATC 2020")
+_MOST = 16.0  # bf16 products of matrix units over float32 products of vector units, on CPUs and GPUs without tf32
+
+
+def _most(baseline: Baseline) -> float:
+    """How much faster the fastest of the changed operators can become: by the peaks of a GPU of the catalog."""
+    peaks = getattr(chip_of(baseline.graph), "peak_flops_per_s", {})
+    new = _SHORT.get(baseline.options["dtype"], "")
+    return max(2.0, peaks[new] / peaks["fp32"]) if {new, "fp32"} <= set(peaks) else _MOST
+
+
+@registry.whatif(
+    "amp",
+    source="Micikevicius et al., Mixed precision training, ICLR 2018; Daydream, ATC 2020",
+    limits=less_work(operators_of, "operators gain at most the ratio of the peaks of both types", factor=_most),
+)
 def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     """Run the models' forward passes under autocast; backward follows.
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from windtunnel.documents import json_text
-from windtunnel.graph import Graph, Kind, Phase, Strings
-from windtunnel.simulate import Timeline, draw_durations, replay, replay_many
+from windtunnel.graph import Graph, Strings
+from windtunnel.simulate import Timeline, replay
+from windtunnel.simulate.iterations import drawn_iterations_ns, iteration_ns
+from windtunnel.simulate.limits import Limits, broken_peak_limit
 from windtunnel.units import format_duration, format_size
 from windtunnel.whatifs._peaks import recorded_peak, reformed_peak
 from windtunnel.whatifs.request import Request
 
-__all__ = ["SCHEMA", "Answer", "Interval", "iteration_ns", "table_of", "takes_part"]
+__all__ = ["SCHEMA", "Answer", "Interval", "Status", "table_of"]
 
 SCHEMA = "windtunnel.answer/1"
 UNKNOWN = "unknown"
@@ -32,7 +34,8 @@ _DERIVED = (
     "timeline",
     "baseline_ns",
     "baseline_peak_bytes",
-    "peak_bytes",
+    "_peak_bytes",
+    "peak_violation",
     "cost_shares",
     "variation",
     "reach",
@@ -41,6 +44,15 @@ WAITS = "waits"
 _Z90 = 1.645 / 1.349  # an interquartile range is 1.349 standard deviations
 _OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in standard deviations over the root of the count
 _MOST_LOST = 0.9
+
+
+class Status(StrEnum):
+    """What came of a question."""
+
+    PREDICTED = "predicted"
+    NOT_APPLICABLE = "not applicable"
+    IN_EFFECT = "already in effect"
+    IMPLAUSIBLE = "implausible"
 
 
 class Interval(Protocol):
@@ -86,9 +98,15 @@ class Answer:
     samples_ratio : float
         Samples that an iteration trains on, after over before.
     reason : str
-        Why it does not apply; empty where it does.
+        Why nothing is predicted; empty where something is.
+    status : Status
+        Whether it is predicted, has nothing to act on, is in effect already, or breaks a physical limit.
     advice : str
         What would make it apply.
+    reverse : str
+        The request that undoes what is in effect already.
+    limits : Limits, optional
+        What physics allows; None where nothing is predicted, or the what-if states nothing.
     interval : Interval or None
         Attached by those who have receipts.
     correction : float
@@ -106,6 +124,9 @@ class Answer:
     samples_ratio: float = 1.0
     reason: str = ""
     advice: str = ""
+    status: Status = Status.PREDICTED
+    reverse: str = ""
+    limits: Limits | None = field(default=None, repr=False)
     interval: Interval | None = None
     correction: float = 1.0
     price_spread_ratio: float = 0.0
@@ -136,8 +157,8 @@ class Answer:
 
     @property
     def is_applicable(self) -> bool:
-        """Whether the change has something to act on."""
-        return not self.reason
+        """Whether the change has something to act on, so that there is a prediction."""
+        return self.status is Status.PREDICTED
 
     @cached_property
     def baseline_ns(self) -> float:
@@ -174,7 +195,9 @@ class Answer:
         if not (self.is_applicable and {"samples_ns", "duration_std_ns"} & set(self.baseline.graph.tasks)):
             return 0.0
         count = self.baseline.graph.num_iterations
-        before, after = (_drawn_ns(graph, count, self.baseline) for graph in (self.baseline.graph, self.graph))
+        before, after = (
+            drawn_iterations_ns(graph, count, self.baseline) for graph in (self.baseline.graph, self.graph)
+        )
         most = max(len(before), len(after))
         before, after = (np.resize(one, most) for one in (before, after))
         takes_time = (before > 0) & (after > 0)
@@ -248,9 +271,21 @@ class Answer:
         seen = recorded_peak(self.baseline.graph)
         return peak_bytes(self.baseline) if seen is None else seen
 
-    @cached_property
+    @property
     def peak_bytes(self) -> int | None:
-        """Largest memory in use after; None where the graph does not know memory."""
+        """Largest memory in use after; None where it is not known, or where the prediction breaks a physical limit."""
+        return None if self.peak_violation else self._peak_bytes
+
+    @cached_property
+    def peak_violation(self) -> str:
+        """Which limit the predicted peak of memory breaks; empty where it breaks none."""
+        before, after = self.baseline_peak_bytes, self._peak_bytes
+        if self.limits is None or before is None or after is None:
+            return ""
+        return broken_peak_limit(self.limits, before, after)
+
+    @cached_property
+    def _peak_bytes(self) -> int | None:
         # a graph that knew no memory before knows none after, and need not be replayed to say so
         if self.baseline_peak_bytes is None:
             return None
@@ -269,7 +304,7 @@ class Answer:
 
     def __str__(self) -> str:
         if not self.is_applicable:
-            return f"{self.request}  not applicable: {self.reason}"
+            return f"{self.request}  {self.status}: {self.reason}"
         memory = "" if self.peak_bytes is None else f", peak {format_size(self.peak_bytes)}"
         samples = "" if self.samples_ratio == 1 else f" for {self.samples_ratio:g}x the samples"
         return f"{self.request}  {self._backed_speedup()}; {format_duration(self.predicted_ns)}{samples}{memory}"
@@ -299,8 +334,10 @@ class Answer:
             "parameters": {name: dict(given) for name, given in self.parameters.items()},
             "used": {name: dict(used) for name, used in self.used.items()},
             "is_applicable": applies,
+            "status": str(self.status),
             "reason": self.reason,
             "advice": self.advice,
+            "reverse": self.reverse,
             "baseline_ns": self.baseline_ns,
             "predicted_ns": self.predicted_ns if applies else None,
             "samples_ratio": self.samples_ratio,
@@ -332,50 +369,6 @@ def table_of(answers: list[Answer]) -> pa.Table:
         nested = {key: json_text(row.pop(key)) for key in ("parameters", "used", "cost_shares", "interval")}
         rows.append({**row, **nested})
     return pa.Table.from_pylist(rows)
-
-
-def iteration_ns(timeline: Timeline, num_iterations_before: int) -> float:
-    """Time of one iteration: until the last task of a thread, stream or link that takes part in it.
-
-    A change that had to repeat the graph in time to be seen is judged by the distance between the ends of its
-    iterations, as the first one has no iteration before it to overlap with.
-    """
-    return _iteration_ns(timeline.graph, timeline.finish_ns, num_iterations_before)
-
-
-def _drawn_ns(graph: Graph, num_iterations_before: int, like: Timeline) -> NDArray[np.float64]:
-    """Times of an iteration by the durations that each captured one had, or that could have been, float64 [K]."""
-    replays = replay_many(graph, draw_durations(graph), finishes=True, like=like)
-    assert replays.finish_ns is not None
-    return np.array([_iteration_ns(graph, finish_ns, num_iterations_before) for finish_ns in replays.finish_ns])
-
-
-def _iteration_ns(graph: Graph, finish_ns: NDArray[np.int64], num_iterations_before: int) -> float:
-    finish_ns = np.where(takes_part(graph), finish_ns, 0)
-    count, end = max(graph.num_iterations, 1), int(finish_ns.max(initial=0))
-    if count <= num_iterations_before or count < 2:
-        return end / count
-    labels, member = np.unique(graph.tasks["iteration"], return_inverse=True)
-    end_ns = np.zeros(len(labels), dtype=np.int64)
-    np.maximum.at(end_ns, member, finish_ns)
-    first, last = graph.meta.steady_iterations or (0, count - 1)
-    period = (int(end_ns[last]) - int(end_ns[first])) / (last - first)
-    return period if period > 0 else end / count
-
-
-def takes_part(graph: Graph) -> NDArray[np.bool_]:
-    """Tasks on resources that train, bool [T]: not those of threads that only watch, poll or log beside the training.
-
-    A resource trains if any of its tasks belongs to a phase, or is other work than the host's.
-    """
-    if "phase" not in graph.tasks:
-        return graph.all_tasks
-    idle = graph.select(phase=Phase.OTHER) & graph.select(kind=(Kind.HOST, Kind.SYNC))
-    resource = graph.tasks["resource"]
-    trains = np.zeros(graph.num_resources + 1, dtype=bool)  # the last entry is for unplaced tasks
-    trains[resource[~idle]] = True
-    found: NDArray[np.bool_] = trains[resource]
-    return found if found.any() else graph.all_tasks
 
 
 def peak_bytes(timeline: Timeline) -> int | None:

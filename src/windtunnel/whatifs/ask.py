@@ -11,23 +11,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Need
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InEffectError, InputError, WindtunnelError
 from windtunnel.graph import Graph, Table
 from windtunnel.progress import Progress
 from windtunnel.simulate import Timeline, replay, replay_many
-from windtunnel.whatifs.answer import Answer, iteration_ns, takes_part
-from windtunnel.whatifs.edit import Database, apply, asked_of, needs_of, pricer_of
+from windtunnel.simulate.iterations import iteration_ns, takes_part
+from windtunnel.whatifs.answer import Answer, Status
+from windtunnel.whatifs.edit import Database, apply, apply_steps, asked_of, needs_of, pricer_of
+from windtunnel.whatifs.limiter import Limiter
 from windtunnel.whatifs.request import Request, Step, parse_requests
 from windtunnel.whatifs.unpriced import Pricer, checked_prices
 
 __all__ = ["whatif"]
 
-Outcome = tuple[Request, Graph | WindtunnelError]
+Changed = tuple[Request, tuple[Graph, ...]]  # the graphs after each step
+Outcome = tuple[Request, tuple[Graph, ...] | WindtunnelError]
 ALL = "all"
 _BATCH = 32  # changes replayed at once
 _KEPT_TASKS = 200_000  # larger graphs are made again when they are looked at
@@ -77,9 +81,9 @@ def whatif(
         A name or a parameter is not known, a value does not fit, or no task of the graph has a duration.
     """
     tell = progress or (lambda *_: None)
-    edit = _Editor(checked_prices(prices), pricer_of(database, budget_s, progress))
     requests = _all_requests() if names == ALL else parse_requests(names)
     baseline = replay(graph, again=True)
+    edit = _Editor(checked_prices(prices), pricer_of(database, budget_s, progress), Limiter(baseline))
     if graph.num_tasks and not baseline.makespan_ns:
         raise InputError(
             "the graph takes no time, so nothing can make it faster",
@@ -92,7 +96,7 @@ def whatif(
         return _ranked(_answered(baseline, outcomes, edit))
     singles = list(outcomes)
     answers = _answered(baseline, singles, edit)
-    applicable = [(request, changed) for request, changed in singles if isinstance(changed, Graph)]
+    applicable = [(request, changed) for request, changed in singles if isinstance(changed, tuple)]
     return _ranked(answers + _answered(baseline, _applied_pairs(applicable, edit, tell), edit))
 
 
@@ -106,11 +110,12 @@ class _Editor:
 
     prices: str
     pricer: Pricer
+    limiter: Limiter
 
-    def attempt(self, graph: Graph, request: Request) -> Graph | WindtunnelError:
-        """The changed graph, or why there is none."""
+    def attempt(self, graph: Graph, request: Request) -> tuple[Graph, ...] | WindtunnelError:
+        """The graphs after each step, or why there are none."""
         try:
-            return apply(graph, request, prices=self.prices, pricer=self.pricer)
+            return apply_steps(graph, request, self.prices, self.pricer)
         except WindtunnelError as error:
             return error
 
@@ -135,7 +140,7 @@ def _applied(graph: Graph, requests: Sequence[Request], edit: _Editor, tell: Pro
         yield request, edit.attempt(graph, request)
 
 
-def _applied_pairs(singles: Sequence[tuple[Request, Graph]], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
+def _applied_pairs(singles: Sequence[Changed], edit: _Editor, tell: Progress) -> Iterator[Outcome]:
     """Each two of different families, in the order in which both apply; those that never do are left out.
 
     The second is applied to what the first one left, so that nothing is edited, or measured, twice.
@@ -144,9 +149,9 @@ def _applied_pairs(singles: Sequence[tuple[Request, Graph]], edit: _Editor, tell
     for done, pair in enumerate(pairs):
         tell(f"editing {pair[0][0]}+{pair[1][0]}", done, len(pairs))
         for (first, changed), (second, _) in (pair, pair[::-1]):
-            outcome = edit.attempt(changed, second)
-            if isinstance(outcome, Graph):
-                yield Request(first.steps + second.steps), outcome
+            outcome = edit.attempt(changed[-1], second)
+            if isinstance(outcome, tuple):
+                yield Request(first.steps + second.steps), changed + outcome
                 break
 
 
@@ -156,14 +161,14 @@ def _families(request: Request) -> set[str]:
 
 def _answered(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Editor) -> list[Answer]:
     """Replay what was changed; what keeps the edges is gathered and replayed in batches."""
-    answers, waiting = [], list[tuple[Request, Graph]]()
+    answers, waiting = [], list[Changed]()
     for request, outcome in outcomes:
-        if not isinstance(outcome, Graph):
-            answers.append(Answer(request, baseline, reason=outcome.message, advice=outcome.fix))
-        elif _keeps_order(baseline.graph, outcome):
+        if isinstance(outcome, WindtunnelError):
+            answers.append(_refused(baseline, request, outcome))
+        elif _keeps_order(baseline.graph, outcome[-1]):
             waiting.append((request, outcome))
         else:
-            timeline = replay(outcome, like=baseline)
+            timeline = replay(outcome[-1], like=baseline)
             time_ns = iteration_ns(timeline, baseline.graph.num_iterations)
             answers.append(_answer(baseline, edit, request, outcome, time_ns, timeline))
         if len(waiting) == _BATCH:
@@ -172,12 +177,12 @@ def _answered(baseline: Timeline, outcomes: Iterable[Outcome], edit: _Editor) ->
     return answers + _answered_batch(baseline, edit, waiting)
 
 
-def _answered_batch(baseline: Timeline, edit: _Editor, changes: Sequence[tuple[Request, Graph]]) -> list[Answer]:
+def _answered_batch(baseline: Timeline, edit: _Editor, changes: Sequence[Changed]) -> list[Answer]:
     if not changes:
         return []
     graph = baseline.graph
     counted = takes_part(graph)
-    durations_KT = np.stack([changed.duration_ns for _, changed in changes])
+    durations_KT = np.stack([graphs[-1].duration_ns for _, graphs in changes])
     replays = replay_many(graph, durations_KT, finishes=not counted.all(), like=baseline)
     ends = replays.makespan_ns if replays.finish_ns is None else replays.finish_ns[:, counted].max(axis=1)
     times = (ends / max(graph.num_iterations, 1)).tolist()
@@ -188,10 +193,11 @@ def _answer(
     baseline: Timeline,
     edit: _Editor,
     request: Request,
-    changed: Graph,
+    graphs: tuple[Graph, ...],
     time_ns: float,
     timeline: Timeline | None = None,
 ) -> Answer:
+    changed = graphs[-1]
     before, after = (graph.meta.samples_ratio for graph in (baseline.graph, changed))
     answer = Answer(
         request,
@@ -201,9 +207,27 @@ def _answer(
         price_spread_ratio=changed.meta.price_spread_ratio,
         price_waited_ratio=changed.meta.price_waited_ratio,
     )
+    limits, violation = edit.limiter.checked(request.steps, graphs, time_ns)
+    if violation:
+        return replace(
+            answer,
+            predicted_ns=float("nan"),
+            status=Status.IMPLAUSIBLE,
+            reason=f"this answer breaks a physical limit, so windtunnel made a mistake: {violation}",
+            advice="please report it, with the graph",
+        )
+    answer = replace(answer, limits=limits)
     if changed.num_tasks <= _KEPT_TASKS:
         return answer.keeping(changed, timeline)
     return replace(answer, remake=partial(apply, baseline.graph, request, prices=edit.prices, pricer=edit.pricer))
+
+
+def _refused(baseline: Timeline, request: Request, error: WindtunnelError) -> Answer:
+    """Nothing is predicted, and why."""
+    about: dict[str, Any] = {"reason": error.message, "advice": error.fix}
+    if isinstance(error, InEffectError):
+        return Answer(request, baseline, status=Status.IN_EFFECT, reverse=error.reverse, **about)
+    return Answer(request, baseline, status=Status.NOT_APPLICABLE, **about)
 
 
 def _keeps_order(graph: Graph, changed: Graph) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, lags
+from windtunnel.simulate.limits import all_work, less_work
 from windtunnel.whatifs._kernels import is_on_host
 
 __all__ = ["balance_ranks"]
@@ -24,7 +25,11 @@ Int64s = NDArray[np.int64]
 _MEETS = (Kind.COMM, Kind.SYNC, Kind.VIRTUAL)
 
 
-@registry.whatif("balance-ranks", source="virtual removal of imbalance, as dPRO, MLSys 2022, section 3: stragglers")
+@registry.whatif(
+    "balance-ranks",
+    source="virtual removal of imbalance, as dPRO, MLSys 2022, section 3: stragglers",
+    limits=less_work(all_work, "the median worker's work stays", max_added_bytes=0, max_saved_bytes=0),
+)
 def balance_ranks(graph: Graph, rank: int | None = None) -> Graph:
     """Give every worker, or one of them, the durations that the median worker has.
 

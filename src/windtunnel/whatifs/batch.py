@@ -6,21 +6,47 @@ times more, since a longer iteration that trains on more samples may still be th
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Graph, Phase
+from windtunnel.graph import EdgeKind, Graph, Phase, lags
+from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs._batch_size import batch_size_of
-from windtunnel.whatifs._measured import SOURCE, captured_program, reformed
+from windtunnel.whatifs._measured import SOURCE, captured_program, reformed, updates_and_zeroing
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["batch_size", "gradient_accumulation"]
 
 
-@registry.whatif("batch-size", source="Goyal et al., Accurate, large minibatch SGD, 2017")
+def _larger_batch(baseline: Baseline) -> float:
+    """A larger batch takes no less time; the updates of a smaller one take as long as before."""
+    captured, factor = baseline.options["samples"], baseline.options["factor"]
+    if captured:
+        factor = max(1, round(captured * factor)) / captured
+    if factor >= 1:
+        return float(factor)
+    updates_ns = baseline.work_ns(baseline.graph.select(phase=Phase.UPDATE))
+    return float(factor * baseline.iteration_ns / updates_ns) if updates_ns else math.inf
+
+
+def _fewer_updates(baseline: Baseline) -> float:
+    """Updates, and the zeroing of gradients, are divided by the number of passes."""
+    once_ns = baseline.work_ns(updates_and_zeroing(baseline.graph))
+    passes = baseline.options["passes"]
+    return float(baseline.iteration_ns / max(baseline.iteration_ns - once_ns * (passes - 1) / passes, 1.0))
+
+
+@registry.whatif(
+    "batch-size",
+    source="Goyal et al., Accurate, large minibatch SGD, 2017",
+    limits=up_to(_larger_batch, "a larger batch takes no less time than a smaller one"),
+)
 def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
     """Train on batches ``factor`` times as large.
 
@@ -60,15 +86,35 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
         )
         return noted(scaled, form)
 
-    return reformed(graph, form, with_loads)
+    change = reformed(graph, form)
+    finish = change.finish
+    assert finish is not None
+    return replace(change, finish=lambda ratios: with_loads(finish(_in_order(ratios, is_larger=changed > captured))))
 
 
-@registry.whatif("gradient-accumulation", source="Ott et al., Scaling neural machine translation, WMT 2018")
+def _in_order(ratios: Ratios, *, is_larger: bool) -> Ratios:
+    """No operator is faster on a larger batch, or slower on a smaller one: a measurement that says so is noise."""
+    bound = np.maximum if is_larger else np.minimum
+    total = np.fmax if is_larger else np.fmin
+    return replace(
+        ratios,
+        forward=bound(ratios.forward, 1.0),
+        backward=bound(ratios.backward, 1.0),
+        forward_total=float(total(ratios.forward_total, 1.0)),
+        backward_total=float(total(ratios.backward_total, 1.0)),
+    )
+
+
+@registry.whatif(
+    "gradient-accumulation",
+    source="Ott et al., Scaling neural machine translation, WMT 2018",
+    limits=up_to(_fewer_updates, "accumulation saves only what runs once per update", max_saved_bytes=0),
+)
 def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
     """Run ``passes`` forward and backward passes, each on a batch of the captured size, before every update.
 
-    Forward, loading and Python repeat exactly; a further backward pass also adds into the gradients, which a partial
-    flight measures.
+    All but the optimizers' steps and the zeroing of gradients repeats: loading, forward pass, clipping, logging, and
+    the Python between them. A further backward pass also adds into the gradients, which a partial flight measures.
 
     Raises
     ------
@@ -85,10 +131,15 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
     form = Form(num_passes=2)
 
     def repeated(ratios: Ratios) -> Graph:
-        factor = 1.0 + (passes - 1) * max(ratios.backward_total - 1.0, 0.0)
+        # adding into the gradients takes no less than making them, so a shorter second pass is noise
+        factor = 1.0 + (passes - 1) * max(ratios.backward_total - 1.0, 1.0)
         duration = np.rint(graph.duration_ns[backward] * factor).astype(np.int64)
         changed = graph.set_duration(backward, duration, cost_source=SOURCE)
-        changed = changed.scale(graph.select(phase=(Phase.DATA, Phase.FORWARD)), passes)
+        repeats = ~updates_and_zeroing(graph)
+        changed = changed.scale(repeats & ~backward, passes)
+        edges, lag_ns = graph.edges, lags(graph.edges)
+        between = (edges["kind"] == EdgeKind.ORDER) & repeats[edges["dst"]] & (lag_ns > 0)
+        changed = changed.set_lag(between, lag_ns[between] * passes) if between.any() else changed
         # the third pass holds what the second does: gradients beside all that one pass holds
         return noted(changed.note({"samples_ratio": graph.meta.samples_ratio * passes}), form)
 

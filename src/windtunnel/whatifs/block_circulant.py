@@ -13,6 +13,7 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Call, Program, UpdateForm
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
+from windtunnel.simulate.limits import all_work, less_work
 from windtunnel.whatifs._measured import captured_program, with_update
 from windtunnel.whatifs._replacing import calls_in, readers, replacing, weights_of
 from windtunnel.whatifs.unpriced import Unpriced
@@ -23,7 +24,11 @@ _OPERATORS = ("aten::linear", "aten::conv2d")
 _WEIGHT, _GROUPS = 1, 6  # places among their arguments
 
 
-@registry.whatif("block-circulant", source="Ding et al., CirCNN, MICRO 2017; Liao et al., ICCAD 2017")
+@registry.whatif(
+    "block-circulant",
+    source="Ding et al., CirCNN, MICRO 2017; Liao et al., ICCAD 2017",
+    limits=less_work(all_work, "operators and updates cannot take less than no time"),
+)
 def block_circulant(graph: Graph, k: int = 64, layer: str = "") -> Unpriced:
     """Make linear layers and convolutions of circulant blocks of k, which are multiplied by Fourier transforms.
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.cost.collective import reduce_scatter_ns
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import EdgeKind, Graph, ResourceKind
+from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.hardware import Link, Topology, link, topology
+from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.whatifs._gradients import link_in_use
 
 __all__ = ["blueconnect"]
@@ -24,7 +25,12 @@ __all__ = ["blueconnect"]
 DECIDES = "collective algorithm"
 
 
-@registry.whatif("blueconnect", source="Cho et al., BlueConnect, MLSys 2019; Daydream, ATC 2020", decides=DECIDES)
+@registry.whatif(
+    "blueconnect",
+    source="Cho et al., BlueConnect, MLSys 2019; Daydream, ATC 2020",
+    decides=DECIDES,
+    limits=other_order("the workers' own work stays", without=of_kind(Kind.COMM)),
+)
 def blueconnect(graph: Graph, sizes: str = "auto", links: str = "auto", num_ranks: int | None = None) -> Graph:
     """Decompose every all-reduce over the dimensions of the network.
 

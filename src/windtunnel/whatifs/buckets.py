@@ -16,6 +16,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.parameters import registered_by_layer
 from windtunnel.graph.ranks import meetings
+from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.units import parse_size
 from windtunnel.whatifs._gradients import last_per_group, positions
 
@@ -57,7 +58,11 @@ class Averaging:
         return self.latency_ns + self.ns_per_byte * size_bytes
 
 
-@registry.whatif("gradient-buckets", source="Hu et al., dPRO, MLSys 2022; PyTorch DDP, bucket_cap_mb_list")
+@registry.whatif(
+    "gradient-buckets",
+    source="Hu et al., dPRO, MLSys 2022; PyTorch DDP, bucket_cap_mb_list",
+    limits=other_order("the workers' own work stays", without=of_kind(Kind.COMM)),
+)
 def gradient_buckets(
     graph: Graph,
     caps_bytes: str = "25MiB",

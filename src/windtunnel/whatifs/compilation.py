@@ -11,7 +11,8 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, OperatorsNeed, Program, Ratios
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, Phase
+from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs._blocks import block_ranges
 from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
@@ -22,7 +23,13 @@ __all__ = ["compile_block"]
 Block = tuple[int, int]
 
 
-@registry.whatif("compile-block", source="Ansel et al., PyTorch 2, ASPLOS 2024")
+@registry.whatif(
+    "compile-block",
+    source="Ansel et al., PyTorch 2, ASPLOS 2024",
+    limits=less_work(
+        of_phase(Phase.FORWARD, Phase.BACKWARD), "compiled blocks save no more than their forward and backward passes"
+    ),
+)
 def compile_block(graph: Graph, layer: str = "") -> Unpriced:
     """Run blocks as compiled code.
 

@@ -19,6 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.graph.parameters import registered_shapes
+from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.whatifs._gradients import link_in_use
 from windtunnel.whatifs._kernels import computes_on_host, memory_bandwidth, traffic_ns
 from windtunnel.whatifs._reducing import OWN_WORK, reducing_needs, shared_out, way_between, work_ahead
@@ -29,8 +30,14 @@ __all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]
 Ints = NDArray[np.int64]
 
 
+_LIMITS = other_order("no more than messages are saved", without=of_kind(Kind.COMM))
+
+
 @registry.whatif(
-    "fp16-gradients", source="PyTorch DDP communication hooks, fp16_compress_hook", decides="what gradients are sent as"
+    "fp16-gradients",
+    source="PyTorch DDP communication hooks, fp16_compress_hook",
+    decides="what gradients are sent as",
+    limits=_LIMITS,
 )
 def fp16_gradients(graph: Graph, bandwidth_bytes_per_s: float | None = None) -> Graph:
     """Send gradients in half precision: half the bytes, one cast on each side."""
@@ -41,6 +48,7 @@ def fp16_gradients(graph: Graph, bandwidth_bytes_per_s: float | None = None) -> 
     "top-k",
     source="Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017",
     decides="what gradients are sent as",
+    limits=_LIMITS,
 )
 def top_k(graph: Graph, density_ratio: float = 0.01, bandwidth_bytes_per_s: float | None = None) -> Graph:
     """Send the largest gradients with their indices; the rest waits in a residual of full size.
@@ -54,6 +62,7 @@ def top_k(graph: Graph, density_ratio: float = 0.01, bandwidth_bytes_per_s: floa
     "dgc",
     source="Lin et al., Deep gradient compression, ICLR 2018; Daydream, ATC 2020",
     decides="what gradients are sent as",
+    limits=_LIMITS,
 )
 def dgc(
     graph: Graph,
@@ -70,7 +79,12 @@ def dgc(
     return _compressed(graph, sent, 7.0, 1.0, 2.0, bandwidth_bytes_per_s)
 
 
-@registry.whatif("powersgd", source="Vogels et al., PowerSGD, NeurIPS 2019", decides="what gradients are sent as")
+@registry.whatif(
+    "powersgd",
+    source="Vogels et al., PowerSGD, NeurIPS 2019",
+    decides="what gradients are sent as",
+    limits=_LIMITS,
+)
 def powersgd(
     graph: Graph,
     rank: int = 2,

@@ -13,13 +13,22 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import is_on_host, launch_calls
 
 __all__ = ["cuda_graphs"]
 
 
-@registry.whatif("cuda-graphs", source="CUDA graphs, PyTorch 1.10; Daydream, ATC 2020 (remove launch cost and gaps)")
+def _on_threads(baseline: Baseline) -> np.ndarray:
+    return is_on_host(baseline.graph)
+
+
+@registry.whatif(
+    "cuda-graphs",
+    source="CUDA graphs, PyTorch 1.10; Daydream, ATC 2020 (remove launch cost and gaps)",
+    limits=other_order("the device keeps its work", without=_on_threads),
+)
 def cuda_graphs(graph: Graph, launch_ns: int = 10_000, with_update: bool = True) -> Graph:
     """Capture forward, backward and update in one CUDA graph and launch that.
 

@@ -22,6 +22,7 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces
 from windtunnel.hardware import Link
 from windtunnel.hardware import link as catalog_link
+from windtunnel.simulate.limits import up_to
 from windtunnel.whatifs._gradients import (
     Bucket,
     buckets_of,
@@ -51,7 +52,11 @@ _MIB = 2**20
 RING = "ring model"
 
 
-@registry.whatif("data-parallel", source="Daydream, ATC 2020; Li et al., PyTorch Distributed, VLDB 2020")
+@registry.whatif(
+    "data-parallel",
+    source="Daydream, ATC 2020; Li et al., PyTorch Distributed, VLDB 2020",
+    limits=up_to(lambda baseline: baseline.options["num_ranks"], "n workers train at most n times the samples"),
+)
 def data_parallel(
     graph: Graph,
     num_ranks: int = 2,

@@ -18,7 +18,7 @@ from windtunnel.progress import Progress
 from windtunnel.whatifs.request import Request, Step
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Pricer, Unpriced, checked_prices, priced
 
-__all__ = ["Database", "apply", "asked_of", "needs_of", "pricer_of"]
+__all__ = ["Database", "apply", "apply_steps", "asked_of", "needs_of", "pricer_of"]
 
 Database = ProfileDatabase | str | None
 
@@ -32,7 +32,7 @@ def apply(
     budget_s: float | None = None,
     pricer: Pricer | None = None,
 ) -> Graph:
-    """Do the steps of a request one after the other.
+    """Do the steps of a request one after the other, and return the graph after the last.
 
     Parameters
     ----------
@@ -54,13 +54,17 @@ def apply(
     PriceError
         What it needs cannot be priced.
     """
-    checked_prices(prices)
-    price = pricer or pricer_of(database, budget_s)
+    return apply_steps(graph, request, checked_prices(prices), pricer or pricer_of(database, budget_s))[-1]
+
+
+def apply_steps(graph: Graph, request: Request, prices: str, pricer: Pricer) -> tuple[Graph, ...]:
+    """The graphs after each step of a request; errors as of :func:`apply`."""
+    graphs = [graph]
     for step in request.steps:
-        change = asked_of(graph, step)
-        changed = priced(change, prices, price) if isinstance(change, Unpriced) else change
-        graph = changed.as_one_edit(graph, step.name, step.parameters)
-    return graph
+        change = asked_of(graphs[-1], step)
+        changed = priced(change, prices, pricer) if isinstance(change, Unpriced) else change
+        graphs.append(changed.as_one_edit(graphs[-1], step.name, step.parameters))
+    return tuple(graphs[1:])
 
 
 def asked_of(graph: Graph, step: Step) -> Graph | Unpriced:

@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, ResourceKind, lags, starts
+from windtunnel.simulate.limits import of_kind, other_order
 
 __all__ = ["fair_links"]
 
 Rows = NDArray[np.int64]
 
 
-@registry.whatif("fair-links", source="Bertsekas and Gallager, Data Networks, 1992, section 6.5.2")
+@registry.whatif(
+    "fair-links",
+    source="Bertsekas and Gallager, Data Networks, 1992, section 6.5.2",
+    limits=other_order("the workers' own work stays", without=of_kind(Kind.COMM)),
+)
 def fair_links(graph: Graph) -> Graph:
     """Let messages share links at max-min fair rates, as connections do, instead of one after the other.
 

@@ -15,6 +15,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags
 from windtunnel.registry import did_you_mean
+from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs._blocks import compiled_pattern
 from windtunnel.whatifs._kernels import is_on_host, rescale
 
@@ -34,7 +35,14 @@ def _slower_gaps(graph: Graph, between: np.ndarray, ratio: float) -> Graph:
     return graph.set_lag(wanted, np.rint(lags(graph.edges)[wanted] * ratio).astype(np.int64))
 
 
-@registry.whatif("faster-cpu", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
+def _at_most(baseline: Baseline) -> float:
+    return max(1.0, float(baseline.options["factor"]))
+
+
+_LIMITS = up_to(_at_most, "what runs faster by a factor makes a step faster by that factor at most")
+
+
+@registry.whatif("faster-cpu", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
 def faster_cpu(graph: Graph, factor: float = 2.0) -> Graph:
     """Run everything on CPU threads ``factor`` times as fast, the gaps of Python between them included."""
     ratio, on_host = _checked(factor), is_on_host(graph)
@@ -47,7 +55,7 @@ def faster_cpu(graph: Graph, factor: float = 2.0) -> Graph:
     return _slower_gaps(rescale(graph, chosen, ratio, "assumed factor"), gaps, ratio)
 
 
-@registry.whatif("faster-device", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
+@registry.whatif("faster-device", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
 def faster_device(graph: Graph, factor: float = 2.0) -> Graph:
     """Run all kernels of devices ``factor`` times as fast; launches, copies and messages stay."""
     ratio = _checked(factor)
@@ -73,7 +81,9 @@ def operator_work(graph: Graph) -> tuple[Strings, np.ndarray, np.ndarray]:
     return names, computes, own_ns
 
 
-@registry.whatif("faster-operator", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
+@registry.whatif(
+    "faster-operator", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS
+)
 def faster_operator(graph: Graph, operator: str = "", factor: float = 2.0, evidence: str = "assumed factor") -> Graph:
     """Run all tasks of one operator ``factor`` times as fast, as a better kernel for it would.
 
@@ -105,7 +115,7 @@ def faster_operator(graph: Graph, operator: str = "", factor: float = 2.0, evide
     return rescale(graph, chosen, ratio, evidence)
 
 
-@registry.whatif("faster-link", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015")
+@registry.whatif("faster-link", source="virtual speed-up, as Daydream, ATC 2020, and Coz, SOSP 2015", limits=_LIMITS)
 def faster_link(graph: Graph, factor: float = 2.0) -> Graph:
     """Move all messages between workers ``factor`` times as fast, their latency included."""
     ratio, chosen = _checked(factor), graph.select(kind=Kind.COMM)

@@ -11,7 +11,8 @@ import re
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, Program, UpdateForm
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import Graph
+from windtunnel.graph import Graph, Phase
+from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs._blocks import compiled_pattern
 from windtunnel.whatifs._measured import captured_program, with_update
 from windtunnel.whatifs.unpriced import Unpriced
@@ -19,7 +20,13 @@ from windtunnel.whatifs.unpriced import Unpriced
 __all__ = ["freeze_layers"]
 
 
-@registry.whatif("freeze-layers", source="Transfer learning; Howard and Ruder, ULMFiT, ACL 2018")
+@registry.whatif(
+    "freeze-layers",
+    source="Transfer learning; Howard and Ruder, ULMFiT, ACL 2018",
+    limits=less_work(
+        of_phase(Phase.BACKWARD, Phase.UPDATE), "freezing saves gradients and updates only", max_added_bytes=0
+    ),
+)
 def freeze_layers(graph: Graph, layer: str = "") -> Unpriced:
     """Train without the parameters of the layers that match.
 

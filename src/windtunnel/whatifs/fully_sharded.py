@@ -18,6 +18,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.collectives import all_reduces, message_bytes
 from windtunnel.graph.ranks import arrivals, meetings
+from windtunnel.simulate.limits import of_phase, other_order
 from windtunnel.whatifs._gradients import gradients_of, iterations_of, last_per_group, one_iteration, positions, works
 from windtunnel.whatifs.zero import HALF, num_buffers, scattered, share_updates
 
@@ -49,6 +50,7 @@ class _Gather(NamedTuple):
     "zero-3",
     source="Rajbhandari et al., ZeRO, SC 2020; Zhao et al., PyTorch FSDP, VLDB 2023",
     decides="what is sharded",
+    limits=other_order("sharding divides updates and messages", without=of_phase(Phase.UPDATE)),
 )
 def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0, prefetch: int = 1) -> Graph:
     """Shard parameters, gradients and optimizer state; parameters are gathered for the forward and the backward pass.

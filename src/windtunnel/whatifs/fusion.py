@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.simulate.limits import less_work, of_kind
 from windtunnel.whatifs._kernels import launch_calls
 
 __all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
@@ -23,7 +24,11 @@ POINTWISE = (
 )  # fmt: skip
 
 
-@registry.whatif("fuse-kernels", source="Chen et al., TVM, OSDI 2018; PyTorch 2, ASPLOS 2024")
+@registry.whatif(
+    "fuse-kernels",
+    source="Chen et al., TVM, OSDI 2018; PyTorch 2, ASPLOS 2024",
+    limits=less_work(of_kind(Kind.COMPUTE), "fusing saves trips through memory", max_added_bytes=0),
+)
 def fuse_kernels(graph: Graph, op: str = "", layer: str = "") -> Graph:
     """Run pointwise operators that feed each other in one trip through memory.
 

@@ -13,11 +13,16 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Phase
+from windtunnel.simulate.limits import all_work, less_work
 
 __all__ = ["metaflow"]
 
 
-@registry.whatif("metaflow", source="Jia et al., MetaFlow, MLSys 2019; Daydream, ATC 2020")
+@registry.whatif(
+    "metaflow",
+    source="Jia et al., MetaFlow, MLSys 2019; Daydream, ATC 2020",
+    limits=less_work(all_work, "layers cannot take less than no time"),
+)
 def metaflow(graph: Graph, layer: str = "", factor: float = 0.0) -> Graph:
     """Substitute layers: remove the tasks of those that match, or scale them.
 

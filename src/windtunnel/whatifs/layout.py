@@ -9,13 +9,18 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Form
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.whatifs._measured import captured_program, reformed
+from windtunnel.simulate.limits import less_work
+from windtunnel.whatifs._measured import captured_program, operators_of, reformed
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["channels_last"]
 
 
-@registry.whatif("channels-last", source="PyTorch memory formats")
+@registry.whatif(
+    "channels-last",
+    source="PyTorch memory formats",
+    limits=less_work(operators_of, "a layout changes operators only"),
+)
 def channels_last(graph: Graph) -> Unpriced:
     """Lay out images and convolution weights with channels innermost; what lies between follows.
 

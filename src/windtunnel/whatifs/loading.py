@@ -16,6 +16,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import link as catalog_link
+from windtunnel.simulate.limits import of_kind, of_phase, other_order
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import is_on_host, launch_calls
 from windtunnel.whatifs._sharing import host_cores, host_threads, share_cores
@@ -28,7 +29,10 @@ _TO_DEVICE = r"(?i).*(htod|h2d|host.?to.?device).*"
 _PINNED = r"(?i).*pinned.*"
 
 
-@registry.whatif("loader-workers", source="PyTorch DataLoader; DLIO, CCGrid 2021 (loader recurrence)")
+_LIMITS = other_order("no more than loading is saved", without=of_phase(Phase.DATA))
+
+
+@registry.whatif("loader-workers", source="PyTorch DataLoader; DLIO, CCGrid 2021 (loader recurrence)", limits=_LIMITS)
 def loader_workers(
     graph: Graph,
     num_workers: int = 2,
@@ -60,7 +64,7 @@ def loader_workers(
     return _loaded_ahead(graph, num_workers, prefetch_factor, handover_ns, num_cores)
 
 
-@registry.whatif("prefetch", source="Murray et al., tf.data, VLDB 2021; Daydream, ATC 2020")
+@registry.whatif("prefetch", source="Murray et al., tf.data, VLDB 2021; Daydream, ATC 2020", limits=_LIMITS)
 def prefetch(graph: Graph, num_batches: int = 2, handover_ns: int = 20_000, num_cores: int | None = None) -> Graph:
     """Load the next batches in one background thread.
 
@@ -175,7 +179,11 @@ def _contended(graph: Graph, num_workers: int, num_cores: int | None) -> Graph:
     return share_cores(graph, is_on_host(graph), cores, slowdown=curve)
 
 
-@registry.whatif("pinned-memory", source="CUDA best practices guide, section 9.1: pinned memory")
+@registry.whatif(
+    "pinned-memory",
+    source="CUDA best practices guide, section 9.1: pinned memory",
+    limits=other_order("the device's other work stays", without=of_kind(Kind.COPY, Kind.HOST, Kind.SYNC)),
+)
 def pinned_memory(graph: Graph, link: str = "pcie4-x16", bandwidth_ratio: float = 0.8, call_ns: int = 5_000) -> Graph:
     """Copy batches to the device from pinned memory, without blocking.
 

@@ -16,8 +16,9 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Call, Form, Program
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs._devices import device_kernels
-from windtunnel.whatifs._measured import captured_program, has_program, reformed
+from windtunnel.whatifs._measured import captured_program, has_program, operators_of, reformed
 from windtunnel.whatifs._replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -30,7 +31,9 @@ _TRAINING = 5  # place among the arguments of aten::batch_norm
 
 
 @registry.whatif(
-    "reconstructed-batchnorm", source="Jung et al., Restructuring batch normalization, MLSys 2019; Daydream, ATC 2020"
+    "reconstructed-batchnorm",
+    source="Jung et al., Restructuring batch normalization, MLSys 2019; Daydream, ATC 2020",
+    limits=less_work(operators_of, "norms and rectifiers cannot take less than no time"),
 )
 def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     """Run every batch norm together with the ReLU behind it.
@@ -58,7 +61,11 @@ def reconstructed_batchnorm(graph: Graph) -> Unpriced:
     return replace(reformed(graph, Form(rectified=norms)), published=published)
 
 
-@registry.whatif("group-norm", source="Wu and He, ECCV 2018; Hsieh et al., The Non-IID Data Quagmire, ICML 2020")
+@registry.whatif(
+    "group-norm",
+    source="Wu and He, ECCV 2018; Hsieh et al., The Non-IID Data Quagmire, ICML 2020",
+    limits=less_work(operators_of, "norms cannot take less than no time"),
+)
 def group_norm(graph: Graph, groups: int = 32, layer: str = "") -> Unpriced:
     """Normalize each sample by itself, over groups of channels, where a batch norm looks at the whole batch.
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import GraphError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
+from windtunnel.simulate.limits import other_order
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import launch_calls
 
@@ -22,7 +23,11 @@ Rows = NDArray[np.int64]
 _NEEDS_ALL = r"(?is).*(vector_norm|foreach_norm|clip_grad|non_finite_check|unscale).*"
 
 
-@registry.whatif("optimizer-in-backward", source="Lv et al., LOMO, 2023; PyTorch tutorial: optimizer step in backward")
+@registry.whatif(
+    "optimizer-in-backward",
+    source="Lv et al., LOMO, 2023; PyTorch tutorial: optimizer step in backward",
+    limits=other_order("the work stays the same", max_added_bytes=0),
+)
 def optimizer_in_backward(graph: Graph) -> Graph:
     """Move each layer's update behind its last backward task, on every thread and stream.
 

@@ -14,7 +14,8 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.cost.rerun import UpdateForm, sparse_parameters
 from windtunnel.errors import NotApplicableError
-from windtunnel.graph import Graph, Kind
+from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs._measured import apply_update, has_program, update_need, update_steps
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
@@ -24,7 +25,10 @@ _RUN = "fused-optimizer.run"
 __all__ = ["foreach_optimizer", "fused_optimizer"]
 
 
-@registry.whatif("fused-optimizer", source="Daydream, ATC 2020, FusedAdam", decides="optimizer kernels")
+_LIMITS = less_work(of_phase(Phase.UPDATE), "no more than the updates are saved")
+
+
+@registry.whatif("fused-optimizer", source="Daydream, ATC 2020, FusedAdam", decides="optimizer kernels", limits=_LIMITS)
 def fused_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with one fused operator.
 
@@ -42,7 +46,10 @@ def fused_optimizer(graph: Graph) -> Unpriced:
 
 
 @registry.whatif(
-    "foreach-optimizer", source="PyTorch multi-tensor optimizers; Daydream, ATC 2020", decides="optimizer kernels"
+    "foreach-optimizer",
+    source="PyTorch multi-tensor optimizers; Daydream, ATC 2020",
+    decides="optimizer kernels",
+    limits=_LIMITS,
 )
 def foreach_optimizer(graph: Graph) -> Unpriced:
     """Update all parameters of a group with a few operators on lists of tensors.

@@ -10,12 +10,15 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.simulate.limits import other_order
 
 __all__ = ["overlap"]
 
 
 @registry.whatif(
-    "overlap", source="Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023"
+    "overlap",
+    source="Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023",
+    limits=other_order("all work stays"),
 )
 def overlap(graph: Graph) -> Graph:
     """Wait for a message where its result is read, not where the program asks for it.

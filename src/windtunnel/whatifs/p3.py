@@ -7,6 +7,7 @@ link that chooses by priority instead of by arrival.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
+from windtunnel.simulate.limits import Baseline, Limits, of_phase, other_order
 from windtunnel.whatifs._gradients import Gradient, default_link, gradients_of, link_of, need_one_rank
 from windtunnel.whatifs._kernels import is_on_host
 from windtunnel.whatifs._sharing import host_cores, host_threads
@@ -24,7 +26,17 @@ __all__ = ["p3"]
 Ints = NDArray[np.int64]
 
 
-@registry.whatif("p3", source="Jayarajan et al., Priority-based parameter propagation, MLSys 2019; Daydream, ATC 2020")
+def _limits(baseline: Baseline) -> Limits:
+    """Updates move to servers; of several workers each still computes what one did."""
+    alone = other_order("the busiest thread or stream keeps its work", without=of_phase(Phase.UPDATE))(baseline)
+    return replace(alone, max_speedup=alone.max_speedup * baseline.options["num_ranks"])
+
+
+@registry.whatif(
+    "p3",
+    source="Jayarajan et al., Priority-based parameter propagation, MLSys 2019; Daydream, ATC 2020",
+    limits=_limits,
+)
 def p3(
     graph: Graph,
     num_ranks: int = 2,

@@ -10,6 +10,7 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
+from windtunnel.simulate.limits import Baseline, all_work, less_work, up_to
 
 __all__ = ["allocator_warmup", "gc_pauses"]
 
@@ -20,7 +21,16 @@ _ALLOCATES = (
 _MIN_SHARE = 0.0005
 
 
-@registry.whatif("gc-pauses", source="CPython garbage collector")
+def _without_pauses(baseline: Baseline) -> float:
+    pause_ns = baseline.graph.meta.gc_pause_ns or 0
+    return baseline.iteration_ns / max(baseline.iteration_ns - pause_ns, 1.0)
+
+
+@registry.whatif(
+    "gc-pauses",
+    source="CPython garbage collector",
+    limits=up_to(_without_pauses, "no more than the collector's time is saved", max_added_bytes=0, max_saved_bytes=0),
+)
 def gc_pauses(graph: Graph) -> Graph:
     """Keep the garbage collector from running within iterations.
 
@@ -43,7 +53,11 @@ def gc_pauses(graph: Graph) -> Graph:
     return graph.set_duration(hosts, duration, cost_source="measured:collector")
 
 
-@registry.whatif("allocator-warmup", source="PyTorch caching allocator")
+@registry.whatif(
+    "allocator-warmup",
+    source="PyTorch caching allocator",
+    limits=less_work(all_work, "no more than the allocator's calls are saved", max_added_bytes=0, max_saved_bytes=0),
+)
 def allocator_warmup(graph: Graph) -> Graph:
     """Take out calls that get memory from the driver or give it back, as a warm caching allocator does.
 

@@ -22,13 +22,18 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.hardware import device
 from windtunnel.hardware.accelerators import Accelerator
+from windtunnel.simulate.limits import less_work, of_kind
 
 __all__ = ["layer_tasks", "sparse_accelerator"]
 
 Mask = NDArray[np.bool_]
 
 
-@registry.whatif("sparse-accelerator", source="Sarma et al., Gradient Output Sparsity, 2021")
+@registry.whatif(
+    "sparse-accelerator",
+    source="Sarma et al., Gradient Output Sparsity, 2021",
+    limits=less_work(of_kind(Kind.COMPUTE), "zeros are skipped in operators only", max_added_bytes=0),
+)
 def sparse_accelerator(graph: Graph, mode: str = "in+out+wr", chip: str = "sparse-grid") -> Graph:
     """Skip operands that are zero and gradients that a ReLU masks anyway, in all passes of convolutions.
 

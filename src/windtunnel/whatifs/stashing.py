@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
+from windtunnel.simulate.limits import no_faster
 from windtunnel.whatifs._activations import Activation, activations_of, release
 from windtunnel.whatifs._gradients import link_of, positions
 from windtunnel.whatifs._kernels import insert_ahead, insert_behind, memory_bandwidth, traffic_ns
@@ -25,7 +26,11 @@ Ints = NDArray[np.int64]
 _MIB = 2**20
 
 
-@registry.whatif("vdnn", source="Rhu et al., vDNN, MICRO 2016; Daydream, ATC 2020")
+@registry.whatif(
+    "vdnn",
+    source="Rhu et al., vDNN, MICRO 2016; Daydream, ATC 2020",
+    limits=no_faster("copies to the host and back add work", max_added_bytes=0),
+)
 def vdnn(
     graph: Graph,
     link: str = "pcie4-x16",
@@ -111,7 +116,11 @@ def _copied(
     return grown.connect(list(triggers), offload + count, EdgeKind.CONTROL, from_start=True)
 
 
-@registry.whatif("gist", source="Jain et al., Gist, ISCA 2018; Daydream, ATC 2020")
+@registry.whatif(
+    "gist",
+    source="Jain et al., Gist, ISCA 2018; Daydream, ATC 2020",
+    limits=no_faster("encoding and decoding add work"),
+)
 def gist(
     graph: Graph,
     relu_ratio: float = 1 / 32,

@@ -10,7 +10,8 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Program, tensors_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.whatifs._measured import captured_program, reformed
+from windtunnel.simulate.limits import less_work
+from windtunnel.whatifs._measured import captured_program, operators_of, reformed
 from windtunnel.whatifs._replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
@@ -21,7 +22,11 @@ _LINEAR, _DROPOUT = "aten::linear", "aten::dropout"
 _TRAINS = 2  # place among the arguments of aten::dropout
 
 
-@registry.whatif("structured-dropout", source="Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021")
+@registry.whatif(
+    "structured-dropout",
+    source="Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021",
+    limits=less_work(operators_of, "operators cannot take less than no time"),
+)
 def structured_dropout(
     graph: Graph, p: float = 0.5, place: str = "nr+rh", period: int = 1, group: int = 1, layer: str = ""
 ) -> Unpriced:

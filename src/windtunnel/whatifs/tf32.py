@@ -14,6 +14,7 @@ import numpy as np
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
+from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._kernels import chip_of, is_on_host, rescale
 
 __all__ = ["tf32"]
@@ -23,7 +24,20 @@ _PRODUCTS = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b).*"
 _OTHER_TYPES = r"(?i).*(tf32|bf16|bfloat16|half|f16|fp16|hgemm|s16816|s1688|int8|imma|dgemm|f64).*"
 
 
-@registry.whatif("tf32", source="NVIDIA A100 whitepaper, 2020; Daydream, ATC 2020", decides="precision of products")
+def _kernels(baseline: Baseline) -> np.ndarray:
+    return baseline.graph.select(kind=Kind.COMPUTE) & ~is_on_host(baseline.graph)
+
+
+def _most(baseline: Baseline) -> float:
+    return float(baseline.options["factor"] or _factor(baseline.graph))
+
+
+@registry.whatif(
+    "tf32",
+    source="NVIDIA A100 whitepaper, 2020; Daydream, ATC 2020",
+    decides="precision of products",
+    limits=less_work(_kernels, "products gain at most the ratio of the peaks of both types", factor=_most),
+)
 def tf32(graph: Graph, factor: float | None = None) -> Graph:
     """Multiply float32 matrices on matrix units, with inputs rounded to TensorFloat-32.
 

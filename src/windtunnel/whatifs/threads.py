@@ -9,13 +9,18 @@ from windtunnel import registry
 from windtunnel.cost.rerun import Form, UpdateForm
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.whatifs._measured import captured_program, with_update
+from windtunnel.simulate.limits import less_work
+from windtunnel.whatifs._measured import captured_program, operators_of, with_update
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["threads"]
 
 
-@registry.whatif("threads", source="PyTorch intra-op parallelism")
+@registry.whatif(
+    "threads",
+    source="PyTorch intra-op parallelism",
+    limits=less_work(operators_of, "threads change operators only"),
+)
 def threads(graph: Graph, threads: int = 1) -> Unpriced:
     """Run operators on ``threads`` threads.
 

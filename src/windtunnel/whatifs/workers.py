@@ -13,13 +13,28 @@ from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
+from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs._gradients import link_in_use
 from windtunnel.whatifs._kernels import rescale
 
 __all__ = ["rank_count", "straggler"]
 
 
-@registry.whatif("rank-count", source="Daydream, ATC 2020; ring formula, Patarasuk and Yuan, JPDC 2009")
+def _more_ranks(baseline: Baseline) -> float:
+    """New over old number of ranks; where there are fewer, messages become no shorter than nothing."""
+    before = world_size(baseline.graph, baseline.options["from_ranks"])
+    num_ranks = baseline.options["num_ranks"] or 2 * before
+    if num_ranks >= before:
+        return float(num_ranks / before)
+    work_ns = baseline.work_ns(baseline.graph.select(kind=Kind.COMM))
+    return float(num_ranks / before * baseline.iteration_ns / max(baseline.iteration_ns - work_ns, 1.0))
+
+
+@registry.whatif(
+    "rank-count",
+    source="Daydream, ATC 2020; ring formula, Patarasuk and Yuan, JPDC 2009",
+    limits=up_to(_more_ranks, "n times the workers train at most n times the samples"),
+)
 def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | None = None) -> Graph:
     """Run on another number of workers of the same speed, each with the batch that it has now.
 
@@ -59,7 +74,11 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
     return scaled.note({"world_size": num_ranks, "samples_ratio": samples})
 
 
-@registry.whatif("straggler", source="dPRO, MLSys 2022, and Daydream, ATC 2020: virtual slow-down of one worker")
+@registry.whatif(
+    "straggler",
+    source="dPRO, MLSys 2022, and Daydream, ATC 2020: virtual slow-down of one worker",
+    limits=up_to(lambda baseline: max(1.0, 1.0 / baseline.options["factor"]), "a slower worker makes a step no faster"),
+)
 def straggler(graph: Graph, factor: float = 1.5, rank: int | None = None) -> Graph:
     """Make one worker slower and see how much of it the others wait for.
 

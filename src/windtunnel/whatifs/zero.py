@@ -13,6 +13,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
+from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import rescale
 
@@ -22,7 +23,14 @@ _SOURCE = "Rajbhandari et al., ZeRO, SC 2020"
 HALF = "half of an all-reduce"
 
 
-@registry.whatif("zero-1", source=_SOURCE, decides="what is sharded")
+def _updates_and_messages(baseline: Baseline) -> NDArray[np.bool_]:
+    return baseline.graph.select(phase=Phase.UPDATE) | baseline.graph.select(kind=Kind.COMM)
+
+
+_LIMITS = less_work(_updates_and_messages, "sharding divides updates and messages", max_added_bytes=0)
+
+
+@registry.whatif("zero-1", source=_SOURCE, decides="what is sharded", limits=_LIMITS)
 def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0) -> Graph:
     """Each worker keeps and updates its share of the optimizer state; parameters are gathered afterwards.
 
@@ -43,7 +51,7 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     return _gathered(share_updates(graph, messages, num_ranks, state_ratio), np.flatnonzero(messages))
 
 
-@registry.whatif("zero-2", source=_SOURCE, decides="what is sharded")
+@registry.whatif("zero-2", source=_SOURCE, decides="what is sharded", limits=_LIMITS)
 def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0) -> Graph:
     """Shard the gradients, too: they are reduce-scattered, which is half of an all-reduce.
 
