@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
+from windtunnel.cost.ceilings import Ceilings
+from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.reports import explain
 from windtunnel.simulate import replay
+from windtunnel.suite.utilization.model import utilization
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -55,6 +59,37 @@ def test_loading_that_hides_behind_the_step_becomes_the_limit_of_a_faster_one():
 
     assert 12_100_000 == replay(graph).makespan_ns
     assert 9 * MS == replay(faster).makespan_ns
+
+
+def test_an_explanation_says_how_long_the_step_waits_and_not_that_all_of_it_is_data():
+    """8 of 20.1 ms are waited, 0.1 hand over the batch."""
+    graph = with_workers(captured(8), Loading(1, 20 * MS, (8 * MS + 100_000,) * 4, (100_000,)))
+    explanation = explain(graph)
+
+    assert {"data": 8_100_000, "forward": 10 * MS, "update": 2 * MS} == {
+        share.label: share.duration_ns for share in explanation.phases
+    }
+    assert "waits 40 % of its time for batches: 1 loader worker needs 20.0 ms for each" in str(explanation)
+
+
+def test_loading_that_nothing_waits_for_is_no_part_of_an_explanation():
+    graph = with_workers(captured(0), Loading(2, 18 * MS, (100_000,) * 4, (100_000,)))
+    explanation = explain(graph)
+
+    assert [100_000, 10 * MS, 2 * MS] == [share.duration_ns for share in explanation.phases]
+    assert "waits" not in str(explanation)
+
+
+def test_utilization_counts_the_wait_apart_from_the_framework():
+    graph = with_workers(captured(8), Loading(1, 20 * MS, (8 * MS + 100_000,) * 4, (100_000,)))
+    peak = Ceilings({"float32": Peak(1e9, 0.0, (512,) * 3, "avx512f", "float32", 1)}, (Bandwidth(1e9, 0.0, 96, 1),), 1)
+    flops = np.array([0, 5 * MS, 0, 0, 0])
+    used = utilization(graph.with_columns(flops=flops, op=graph.tasks.strings("name")), peak)
+
+    lost = {loss.name: loss.duration_ns for loss in used.waterfall}
+    assert 8 * MS == lost["loading"]
+    assert 100_000 == lost["framework"]
+    assert pytest.approx(20_100_000) == sum(lost.values())
 
 
 def test_a_step_without_workers_stays_as_it_is():

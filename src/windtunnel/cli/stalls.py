@@ -31,7 +31,9 @@ _SHOWN_LAYERS = 4
 def stalls(
     jobs: Annotated[
         list[str],
-        typer.Argument(metavar="JOB...", help="Workloads, such as relu-network:family=vgg, or my_job.py:make."),
+        typer.Argument(
+            metavar="JOB...", help="Workloads, such as relu-network:family=vgg, or 'my_job.py:make --its arguments'."
+        ),
     ],
     bandwidth: Annotated[
         str, typer.Option(metavar="RATE", help="Of a network between ranks, such as 50MB/s; none by default.")

@@ -20,11 +20,11 @@ from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
 from windtunnel.reports.losses import loss_lines
-from windtunnel.reports.notes import notes_of, profiler_lines
+from windtunnel.reports.notes import loading_lines, notes_of, profiler_lines
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation
 from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
-from windtunnel.simulate import Timeline, replay
+from windtunnel.simulate import Timeline, replay, with_waits_for_data
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 from windtunnel.whatifs.losses import Loss, find_losses
 
@@ -218,6 +218,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     """
     timeline = replay(graph) if timeline is None else timeline
     timeline, left_out = without_bystanders(graph, timeline)
+    timeline = with_waits_for_data(timeline)
     explained = timeline.graph
     iterations = max(1, graph.num_iterations)
     replayed_ns = timeline.makespan_ns / iterations
@@ -241,7 +242,12 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         sources=_by_text(timeline, "cost_source"),
         overhead_ratio=_overhead(graph, measured),
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
-        notes=(*notes_of(graph, left_out), *profiler_lines(graph, host_ratio), *wait_lines(timeline)),
+        notes=(
+            *loading_lines(timeline),
+            *notes_of(graph, left_out),
+            *profiler_lines(graph, host_ratio),
+            *wait_lines(timeline),
+        ),
         waits=rank_waits(timeline),
         losses=find_losses(explained, timeline) if graph.num_ranks > 1 or "start_cause" in graph.tasks else (),
     )

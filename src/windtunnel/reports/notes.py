@@ -11,14 +11,16 @@ from typing import Any
 
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.reports.packing import shortened
+from windtunnel.simulate import Timeline, waits_for_data
 from windtunnel.sources.execution_trace.reader import count_unmeasured
 from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.units import format_count, format_duration, format_ratio
 
-__all__ = ["notes_of", "profiler_lines"]
+__all__ = ["loading_lines", "notes_of", "profiler_lines"]
 
 _MUCH_HOST = 0.2  # of the critical path
+_MUCH_WAITING = 0.02  # of the step, for batches
 _MUCH_ELSEWHERE = 0.1  # of all time, in iterations of other forms, from which that is a warning
 
 
@@ -50,6 +52,24 @@ def profiler_lines(graph: Graph, host_ratio: float) -> tuple[str, ...]:
     if graph.meta.source != "kineto" or graph.meta.overhead or not on_device or host_ratio < _MUCH_HOST:
         return ()
     return ("the profiler slows the host, and that is in it: `windtunnel slice --step-time` takes it out",)
+
+
+def loading_lines(timeline: Timeline) -> tuple[str, ...]:
+    """How long a step waits for the workers of its loader, where that is worth a line.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        In which waiting for data takes time (:func:`windtunnel.simulate.with_waits_for_data`).
+    """
+    graph = timeline.graph
+    ratio = int(graph.duration_ns[waits_for_data(graph)].sum()) / max(1, timeline.makespan_ns)
+    num_workers, fetch_ns = graph.meta.loader.get("num_workers", 0), graph.meta.loader.get("fetch_ns", 0)
+    if ratio < _MUCH_WAITING or not num_workers:
+        return ()
+    workers = "1 loader worker needs" if num_workers == 1 else f"each of {num_workers} loader workers needs"
+    why = f": {workers} {format_duration(fetch_ns)} for {'each' if num_workers == 1 else 'one'}" if fetch_ns else ""
+    return (f"the step waits {format_ratio(ratio)} of its time for batches{why}",)
 
 
 def _unmeasured(graph: Graph) -> list[str]:

@@ -20,6 +20,7 @@ __all__ = ["by_batch_size", "utilization_page", "utilization_section"]
 _MAX_LAYERS = 25
 _COLORS = {
     "framework": "#56b4e9",
+    "loading": "#117733",
     "memory": "#e69f00",
     "low intensity": "#cc79a7",
     "quantization": "#ddcc77",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError
@@ -87,12 +86,12 @@ def served(job: str, most_inputs: int) -> Served:
     InputError
         There is no such workload, its step is more than a model and a loss, or the file has no such function.
     """
-    from windtunnel.sources.targets import build_workload, made_by
+    from windtunnel.sources.job_file import is_job_file, made_by
+    from windtunnel.sources.targets import build_workload
     from windtunnel.whatifs import parse_step
 
-    path, _, function = job.rpartition(":")
-    if path.endswith(".py"):
-        made = made_by(Path(path), function, Served)
+    if is_job_file(job):
+        made = made_by(job, Served)
     else:
         chosen = parse_step(job, kind="workload")
         built = build_workload(chosen.name, {**chosen.parameters, "batch_size": most_inputs})

@@ -16,6 +16,7 @@ from windtunnel.simulate.uncertainty import (
     draw_durations,
     prediction_interval,
 )
+from windtunnel.simulate.waiting import waits_for_data, with_waits_for_data
 
 __all__ = [
     "CriticalPath",
@@ -33,4 +34,6 @@ __all__ = [
     "prediction_interval",
     "replay",
     "replay_many",
+    "waits_for_data",
+    "with_waits_for_data",
 ]

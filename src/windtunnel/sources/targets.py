@@ -7,11 +7,10 @@ was captured from, where it says which.
 from __future__ import annotations
 
 import inspect
-import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, InputError
@@ -25,7 +24,7 @@ from windtunnel.sources.torch.script import capture_script
 from windtunnel.sources.torch.step import capture
 from windtunnel.workloads.workload import Workload
 
-__all__ = ["Script", "StepFunction", "Target", "WorkloadName", "build_workload", "discover", "made_by", "target_of"]
+__all__ = ["Script", "StepFunction", "Target", "WorkloadName", "build_workload", "discover", "target_of"]
 
 _DISCOVERY_STEPS = 3
 
@@ -114,32 +113,6 @@ def target_of(
             raise InputError(f"there is no script {target}", where=str(Path(target).resolve()), fix="check the path")
         return Script(Path(target).resolve(), tuple(argv), ranks or Ranks())
     return WorkloadName(registry.get("workload", str(target)).name)
-
-
-Made = TypeVar("Made")
-
-
-def made_by(path: Path, function: str, kind: type[Made]) -> Made:
-    """What a function of a user's file returns, where one of ``kind`` is wanted.
-
-    Raises
-    ------
-    InputError
-        There is no such file or function, or it returns something else.
-    """
-    if not path.is_file():
-        raise InputError("there is no such file", where=str(path), fix="give file.py:function")
-    maker = runpy.run_path(str(path)).get(function)
-    if not callable(maker):
-        raise InputError(f"the file has no function {function!r}", where=str(path), fix="give file.py:function")
-    made = maker()
-    if not isinstance(made, kind):
-        raise InputError(
-            f"{function} returned a {type(made).__name__}",
-            where=str(path),
-            fix=f"return a {kind.__module__}.{kind.__qualname__}",
-        )
-    return made
 
 
 def _origin(graph: Graph) -> Target:

@@ -6,11 +6,9 @@ what a batch and the loss are.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.sources.targets import made_by
+from windtunnel.sources.job_file import is_job_file, made_by
 from windtunnel.whatifs.request import parse_step
 from windtunnel.workloads.workload import Workload
 
@@ -25,10 +23,9 @@ def job_of(text: str) -> Workload:
     InputError
         There is none, or its step is more than one model and one loss.
     """
-    name, _, rest = text.partition(":")
     job: Workload
-    if name.endswith(".py"):
-        job = made_by(Path(name), rest or "make", Workload)
+    if is_job_file(text):
+        job = made_by(text, Workload)
     else:
         step = parse_step(text, kind="workload")
         job = registry.get("workload", step.name).function(**step.parameters)

@@ -17,7 +17,7 @@ from windtunnel.cost.ceilings import Ceilings
 from windtunnel.errors import PriceError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.flops import CONTRACTIONS
-from windtunnel.simulate import replay
+from windtunnel.simulate import replay, waits_for_data, with_waits_for_data
 from windtunnel.suite.utilization.quantization import quantization_ratios
 
 __all__ = ["LOSSES", "LayerUse", "Loss", "Utilization", "utilization"]
@@ -28,6 +28,7 @@ Mask = NDArray[np.bool_]
 LOSSES = {
     "achieved": "products at the peak rate",
     "framework": "framework, Python and idle between operators",
+    "loading": "waiting for the next batch",
     "memory": "products that wait for memory (roofline)",
     "low intensity": "operators that only move elements, at full bandwidth",
     "quantization": "channels that do not fill vectors, work that does not divide over threads",
@@ -135,18 +136,19 @@ def utilization(graph: Graph, ceilings: Ceilings) -> Utilization:
     -----
     Source: arXiv 2212.07936 for the quantity, Williams, Waterman and Patterson, CACM 2009 for the bound.
     """
-    tasks = _Tasks(graph, ceilings)
+    timeline = with_waits_for_data(replay(graph))
+    tasks = _Tasks(timeline.graph, ceilings)
     if not tasks.is_product.any():
         raise PriceError(
             "no task states the flops of a product, so there is no utilization",
             where=f"source {graph.meta.source!r}",
             fix="capture the job with windtunnel on this machine",
         )
-    timeline = replay(graph)
     parts = _parts(tasks)
     whole = float(timeline.makespan_ns)
     busy = _union(timeline.start_ns[tasks.computes], timeline.finish_ns[tasks.computes])
-    parts["framework"] = whole - busy
+    parts["loading"] = float(tasks.duration_T[waits_for_data(tasks.graph)].sum())
+    parts["framework"] = whole - busy - parts["loading"]
     parts["overlap"] = busy - float(tasks.duration_T[tasks.computes].sum())
     ideal, moved = float(tasks.ideal_T.sum()), float(tasks.elementwise_ideal_T.sum())
     return Utilization(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from windtunnel.errors import InputError
-from windtunnel.sources.targets import made_by
+from windtunnel.sources.job_file import is_job_file, made_by
 from windtunnel.training.uneven.job import TrainJob
 from windtunnel.training.uneven.networks import lenet_network, next_word_network, norm_of, resnet_network
 from windtunnel.workloads.image_sets import ImageSet, image_set
@@ -33,9 +32,9 @@ def train_job(text: str) -> TrainJob:
     InputError
         There is no such job, function or parameter.
     """
+    if is_job_file(text):
+        return made_by(text, TrainJob)
     name, _, rest = text.partition(":")
-    if name.endswith(".py"):
-        return made_by(Path(name), rest or "make", TrainJob)
     if name not in JOBS:
         raise InputError(
             f"no job is called {name!r}", where=text, fix=f"known: {', '.join(JOBS)}; or a file: my_job.py:make"
