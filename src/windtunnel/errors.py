@@ -10,7 +10,8 @@ WindtunnelError
 ├── InfeasibleError         no plan fits; names the binding constraint and the smallest relaxation that would
 ├── PriceError              no price for these tasks on this machine; lists operators, not rows
 ├── FlightError             the real run failed or was not comparable; carries the tail of its log
-└── MissingExtraError       says which extra to install  (also ImportError)
+├── MissingExtraError       says which extra to install  (also ImportError)
+└── ImplausibleError        an answer of ours cannot be true: a defect of windtunnel, not of the input
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 __all__ = [
     "FlightError",
     "GraphError",
+    "ImplausibleError",
     "InEffectError",
     "InfeasibleError",
     "InputError",
@@ -126,3 +128,7 @@ class FlightError(WindtunnelError):
 
 class MissingExtraError(WindtunnelError, ImportError):
     """An optional dependency is not installed; says which extra brings it."""
+
+
+class ImplausibleError(WindtunnelError):
+    """An answer of ours is outside of what can be true: a defect of windtunnel, which it reports as its own."""

@@ -14,6 +14,7 @@ from windtunnel.errors import InputError
 __all__ = [
     "format_count",
     "format_duration",
+    "format_per_s",
     "format_rate",
     "format_ratio",
     "format_size",
@@ -215,6 +216,18 @@ def format_rate(rate_per_s: float, unit: str = "B/s") -> str:
         if abs(rate_per_s) >= 1000**power:
             return f"{_three_digits(rate_per_s / 1000**power)} {prefix}{unit}"
     return f"{_three_digits(rate_per_s)} {unit}"
+
+
+def format_per_s(amount_per_s: float, what: str) -> str:
+    """Print how many things are done per second, with three digits and thousands separated.
+
+    Examples
+    --------
+    >>> format_per_s(12_345.6, "samples"), format_per_s(0.61803, "samples")
+    ('12,300 samples/s', '0.618 samples/s')
+    """
+    digits = 2 - math.floor(math.log10(amount_per_s)) if amount_per_s > 0 else 0
+    return f"{round(amount_per_s, digits):,.{min(max(digits, 0), 3)}f} {what}/s"
 
 
 def format_count(count: int) -> str:

@@ -103,3 +103,37 @@ def test_the_batch_is_taken_from_the_dimension_that_is_named(tmp_path):
     assert [8, 4, 32] == sizes
     refused = windtunnel("predict", path, "--on", "h100", "--batch-dim", "5")
     assert (2, True) == (refused.code, "no size in dimension 5" in refused.stderr)
+
+
+def test_several_devices_are_spelled_as_a_number_and_a_name(stored):
+    """``8xh100`` was answered with "did you mean hl-100"; a machine answered for one GPU without saying so."""
+    for name in ("8xh100", "dgx-h100"):
+        outcome = windtunnel("predict", stored, "--on", name, "--model", "roofline")
+
+        assert 0 == outcome.code
+        assert f"one iteration on h100-sxm5-80g (1 of 8 of {name})" in outcome.stdout
+        assert "for all of them there is no answer" in " ".join(outcome.stdout.split())  # it has no layers
+    document = json.loads(windtunnel("predict", stored, "--on", "4xh100", "--json").stdout)
+    assert ("4xh100", 4) == (document["target"]["name"], document["target"]["num_devices"])
+    assert "0xh100 is no device" in windtunnel("predict", stored, "--on", "0xh100").stderr
+    assert "did you mean h100-" in windtunnel("predict", stored, "--on", "8xh10").stderr
+
+
+def test_of_several_devices_one_that_lacks_the_type_is_left_out_and_named(stored):
+    outcome = windtunnel("predict", stored, "--on", "h100,k80", "--dtype", "bf16")
+
+    assert 0 == outcome.code
+    assert "note: k80 is left out: k80-12g has no peak rate for bf16" in outcome.stderr
+    assert "h100-sxm5-80g" in outcome.stdout
+    outcome = windtunnel("predict", stored, "--on", "k80,v100", "--dtype", "bf16")
+    assert 2 == outcome.code
+    assert "none of the devices has a peak rate" in outcome.stderr
+
+
+def test_a_prediction_says_samples_per_second(tmp_path):
+    graph = save(with_size(step(), 8), tmp_path / "sized.wt")
+    outcome = windtunnel("predict", graph, "--on", "h100", "--model", "roofline")
+    document = json.loads(windtunnel("predict", graph, "--on", "h100", "--model", "roofline", "--json").stdout)
+
+    assert "samples/s" in outcome.stdout
+    assert 8e9 / document["makespan_ns"] == pytest.approx(document["speed"]["samples_per_s"])

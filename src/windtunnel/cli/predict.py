@@ -14,18 +14,18 @@ from windtunnel.cli._console import Progress, advise, print_json, print_table, s
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, GraphPath, Json
 from windtunnel.cli._predict_chips import ChipFacts, chip_facts, print_chips
+from windtunnel.cli._predict_targets import HOST_NAMES, Predicted, predicted_on, print_whole, targets_of, with_types
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
-    from windtunnel.hardware import Device, Machine
+    from windtunnel.hardware import Target
     from windtunnel.whatifs.forecast import Forecast
     from windtunnel.whatifs.messages import Fabric
 
 __all__ = ["predict"]
 
 _UNSURE = 0.05
-_HOST = ("this-host", "this host", "localhost")
 _NUMBERS = (
     *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns"),
     *("host_ns", "host_factor", "is_host_measured"),
@@ -40,7 +40,7 @@ def predict(
         typer.Option(
             "--on",
             metavar="DEVICE,DEVICE",
-            help="h100 ..., dgx-h100 ..., tpu-v4-like, this-host, or your own sheet (.json).",
+            help="h100, 8xh100, dgx-h100, tpu-v4-like, this-host, or your own sheet (.json).",
         ),
     ],
     dtype: Annotated[str, typer.Option("--dtype", metavar="TYPE", help="tf32, bf16 ...; as captured by default.")] = "",
@@ -65,7 +65,7 @@ def predict(
 
     Price a captured job on devices of the catalog and replay it: the device's time, the host's, what the step becomes.
     """
-    from windtunnel.cost.pricing import tiers_of
+    from windtunnel.cost.pricing import comparable
     from windtunnel.graph import save
     from windtunnel.units import parse_duration
     from windtunnel.whatifs.forecast import changes, forecast, ranked
@@ -76,28 +76,33 @@ def predict(
         require_free(output, force=force)
     given: dict[str, Any] = {"launch_ns": parse_duration(launch), "batch_dim": batch_dim}
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
-        chips = [_device(name.strip()) for name in on.split(",")]
-        captured, given["model"] = open_graph(graph, progress=progress), tiers_of(model)
+        asked_for, captured = targets_of(on), open_graph(graph, progress=progress)
+        targets, left_out = with_types(captured, asked_for, dtype)
+        given["model"] = comparable(model, [one.device for one in targets])
         numbers: dict[str, Any] = {"dtype": dtype, "batch_size": batch, "host_factor": host_factor}
-        made = [
-            forecast(captured, one, **numbers, **given, fabric=_fabric(captured, one, link, network)) for one in chips
-        ]
+        made, answers = [], {}
+        for one in targets:
+            fabric = _fabric(captured, one, link, network)
+            made.append(forecast(captured, one.device, **numbers, **given, fabric=fabric))
+            answers[id(made[-1])] = predicted_on(one, made[-1], fabric, batch_dim)
         found, ranked_by = ranked(made)
-        fabric = _fabric(captured, chips[0], link, network)
-        others = changes(captured, chips[0], made[0], **given, fabric=fabric) if len(made) == 1 else []
+        others = changes(captured, targets[0].device, made[0], **given, fabric=fabric) if len(made) == 1 else []
         if output is not None:
             save(made[0].graph, output, overwrite=force)
-    facts = chip_facts(found, chips)
+    facts = chip_facts(found, [one.device for one in targets])
+    ordered = [answers[id(one)] for one in found]
+    for note in left_out:
+        advise(f"note: {note}")
     if as_json:
-        print_json(_document(found, others, ranked_by, given["launch_ns"], facts))
+        print_json(_document(ordered, others, ranked_by, given["launch_ns"], facts))
     elif len(found) == 1:
-        _print_forecast(found[0])
+        _print_forecast(ordered[0])
         print_chips(found, facts)
         _print_shares(found[0])
         _print_classes(found[0])
         _print_changes(found[0], others)
     else:
-        _print_ranking(found, ranked_by)
+        _print_ranking(ordered, ranked_by)
         print_chips(found, facts)
     asked = output or (None if never_run(captured).any() else graph)
     _advise_next(graph, on, found[0], others, asked)
@@ -110,7 +115,7 @@ def _require_one(on: str) -> None:
 
 def _advise_next(graph: Path, on: str, found: Forecast, others: list[Forecast], asked: Path | None) -> None:
     """``asked``: the graph that what-ifs can be asked about; what never ran has no times of its own."""
-    if on in _HOST and found.unsure_ratio > _UNSURE:
+    if on in HOST_NAMES and found.unsure_ratio > _UNSURE:
         advise("next: windtunnel calibrate --budget 5m")
         return
     if not others and "," in on:
@@ -132,22 +137,12 @@ def _dtype_option(found: Forecast) -> str:
     return f" --dtype {found.dtype}" if found.dtype != "as captured" else ""
 
 
-def _fabric(graph: Graph, on: Device | Machine, link: str, network: str) -> Fabric | None:
+def _fabric(graph: Graph, target: Target, link: str, network: str) -> Fabric | None:
     """What carries messages that were never sent."""
     from windtunnel.whatifs.messages import fabric_of, has_messages
 
     per_host = int(graph.meta.distributed.get("devices_per_host", 0))
-    return fabric_of(on, link, network, per_host) if has_messages(graph) else None
-
-
-def _device(name: str) -> Device | Machine:
-    from windtunnel.cost.host import host_device
-    from windtunnel.hardware import device, machines
-    from windtunnel.measure import ProfileDatabase
-
-    if name in machines():
-        return machines()[name]
-    return host_device(database=ProfileDatabase()) if name in _HOST else device(name)
+    return fabric_of(target.owner, link, network, per_host) if has_messages(graph) else None
 
 
 def _per_sample(found: Forecast) -> float:
@@ -155,16 +150,17 @@ def _per_sample(found: Forecast) -> float:
 
 
 def _document(
-    found: list[Forecast], others: list[Forecast], ranked_by: str, launch_ns: int, facts: dict[str, ChipFacts]
+    answers: list[Predicted], others: list[Forecast], ranked_by: str, launch_ns: int, facts: dict[str, ChipFacts]
 ) -> dict[str, Any]:
     from windtunnel.cost.roofline import BOUND_ERROR
 
     common = {"launch_ns": launch_ns, "bound_error": BOUND_ERROR}
-    if len(found) > 1:
-        forecasts = [_as_dict(one, facts) for one in found]
+    if len(answers) > 1:
+        forecasts = [{**_as_dict(one.found, facts), **one.json()} for one in answers]
         return {"schema": "windtunnel.forecasts/1", "ranked_by": ranked_by, "forecasts": forecasts, **common}
     changed = [_as_dict(one) for one in others]
-    return {"schema": "windtunnel.forecast/2", **_as_dict(found[0], facts), **common, "changes": changed}
+    found = {**_as_dict(answers[0].found, facts), **answers[0].json()}
+    return {"schema": "windtunnel.forecast/2", **found, **common, "changes": changed}
 
 
 def _as_dict(found: Forecast, facts: Mapping[str, ChipFacts] = MappingProxyType({})) -> dict[str, Any]:
@@ -174,14 +170,20 @@ def _as_dict(found: Forecast, facts: Mapping[str, ChipFacts] = MappingProxyType(
     return {name: getattr(found, name) for name in _NUMBERS} | shares | {"classes": classes} | chip
 
 
-def _print_forecast(found: Forecast) -> None:
+def _print_forecast(answer: Predicted) -> None:
     from windtunnel.units import format_duration
 
+    found = answer.found
     batch = f", batch {found.batch_size}" if found.batch_size else ""
-    say(f"one iteration on {found.device}, {found.dtype}{batch}")
+    part = f" (1 of {answer.target.count} of {answer.target.name})" if answer.target.count > 1 else ""
+    who = f"{found.graph.num_ranks} ranks" if answer.has_ranks else "one iteration"
+    say_wrapped(f"{who} on {found.device}{'' if answer.has_ranks else part}, {found.dtype}{batch}")
     say(f"  device  {format_duration(found.device_ns)}{_between(found.device_low_ns, found.device_high_ns)}")
     say_wrapped(f"  host    {_host(found)}")
     say(f"  step    {format_duration(found.makespan_ns)}{_between(found.low_ns, found.high_ns)}")
+    if str(answer.speed):
+        say_wrapped(f"  speed   {answer.speed}")
+    print_whole(answer)
     say_wrapped(f"  {_limit(found)}")
     _say_how_sure(found)
 
@@ -230,22 +232,27 @@ def _say_how_sure(found: Forecast) -> None:
         )
 
 
-def _print_ranking(found: list[Forecast], ranked_by: str) -> None:
-    from windtunnel.units import format_duration, format_ratio
+def _print_ranking(answers: list[Predicted], ranked_by: str) -> None:
+    from windtunnel.units import format_duration, format_per_s, format_ratio
 
+    found = [one.found for one in answers]
     rows = [
         (
-            one.device,
-            format_duration(one.device_ns),
-            format_duration(one.host_ns),
-            format_duration(one.makespan_ns),
-            f"{one.limit}-bound",
-            f"{getattr(one, ranked_by) / max(getattr(found[0], ranked_by), 1):.2f}x",
+            answer.name,
+            format_duration(answer.found.device_ns),
+            format_duration(answer.found.makespan_ns),
+            format_per_s(answer.speed.samples_per_s, "").removesuffix(" /s") if answer.speed.num_samples else "",
+            f"{answer.found.limit}-bound",
+            f"{getattr(answer.found, ranked_by) / max(getattr(found[0], ranked_by), 1):.2f}x",
         )
-        for one in found
+        for answer in answers
     ]
     say(f"one iteration, {found[0].dtype}" + (f", batch {found[0].batch_size}" if found[0].batch_size else ""))
-    print_table(("on", "device", "host", "step", "limit", "longer"), rows, numbers=(1, 2, 3, 5), gives_way=0)
+    print_table(("on", "device", "step", "samples/s", "limit", "longer"), rows, numbers=(1, 2, 3, 5), gives_way=0)
+    for answer in answers:
+        if answer.target.count > 1:
+            say_wrapped(f"{answer.name}: the row is of one {answer.target.device.name}")
+            print_whole(answer)
     if ranked_by == "device_ns":
         say_wrapped("ranked by the device's time: the host makes all steps alike")
     at_bound = max(one.at_bound_ratio for one in found)

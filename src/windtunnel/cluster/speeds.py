@@ -8,6 +8,7 @@ S = compute / (compute + communication that nothing hides).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -152,10 +153,14 @@ class GraphSpeeds:
         Priced graphs of one worker, by model, as ``windtunnel capture`` or ``dry-run`` write them.
     links : three of Link
     rule : str
+    cores_per_rank : float
+        Of their hosts; 0: all workers share as many as the host had on which a graph was captured.
     """
 
-    def __init__(self, graphs: Mapping[str, Graph], links: Links, *, rule: str = "exact") -> None:
-        self.graphs, self.links, self.rule = graphs, links, rule
+    def __init__(
+        self, graphs: Mapping[str, Graph], links: Links, *, rule: str = "exact", cores_per_rank: float = 0.0
+    ) -> None:
+        self.graphs, self.links, self.rule, self.cores_per_rank = graphs, links, rule, cores_per_rank
         self._known: dict[tuple[str, Shape], float] = {}
 
     def speed(self, model: str, batch: int, shape: Shape) -> float:  # noqa: ARG002 - a graph has its own batch
@@ -179,6 +184,7 @@ class GraphSpeeds:
 
         link = self.links[0]
         text = f"data-parallel:num_ranks={num},bandwidth_bytes_per_s={link.bandwidth_bytes_per_s!r},latency_ns=0"
+        text += f",num_cores={math.ceil(num * self.cores_per_rank)}" if self.cores_per_rank else ""
         joined = apply(graph, parse_request(text), prices="paper")
         rows = np.flatnonzero(joined.select(kind=Kind.COMM) & (joined.tasks["message_bytes"] > 0))
         sums_ns = [all_reduce_ns(int(joined.tasks["message_bytes"][row]), shape, self.links, self.rule) for row in rows]

@@ -23,7 +23,18 @@ from windtunnel.errors import InputError, MissingExtraError, PriceError
 from windtunnel.graph import Graph, Strings
 from windtunnel.hardware import Device, Machine
 
-__all__ = ["AUTO", "Model", "Tiers", "comparable", "device_of", "in_type", "price", "price_work", "tiers_of"]
+__all__ = [
+    "AUTO",
+    "Model",
+    "Tiers",
+    "comparable",
+    "device_of",
+    "in_type",
+    "missing_types",
+    "price",
+    "price_work",
+    "tiers_of",
+]
 
 # T tasks, P distinct pieces of work
 AUTO = "auto"
@@ -171,6 +182,13 @@ def with_known_peaks(work: Work, device: Device) -> Work:
     if "fp64" in device.peak_flops_per_s or "fp32" not in device.peak_flops_per_s:
         return work
     return replace(work, dtype=np.where(work.dtype == "fp64", "fp32", work.dtype).astype(object))
+
+
+def missing_types(graph: Graph, device: Device, dtype: str = "") -> list[str]:
+    """Types that a graph computes in and the device has no peak for, sorted; ``dtype`` as of ``price``."""
+    work, _ = work_of(graph)
+    work = with_known_peaks(in_type(work, dtype) if dtype else work, device)
+    return sorted(set(work.dtype.tolist()) - set(device.peak_flops_per_s))
 
 
 def device_of(machine: Machine | Device) -> Device:

@@ -16,11 +16,12 @@ from windtunnel.hardware.catalog import (
     machine,
     machines,
     recognize,
+    target,
     topology,
 )
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.sheet import read_sheet
-from windtunnel.hardware.systems import Instance, Machine
+from windtunnel.hardware.systems import Instance, Machine, Target
 from windtunnel.hardware.templates import Templates, area_um2, template_space
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Instance",
     "Link",
     "Machine",
+    "Target",
     "Templates",
     "Topology",
     "accelerators",
@@ -44,6 +46,7 @@ __all__ = [
     "machines",
     "read_sheet",
     "recognize",
+    "target",
     "template_space",
     "topology",
 ]

@@ -6,6 +6,7 @@ In: CSV files beside this one, each row with its source. Out: ``Device``, ``Link
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from windtunnel.hardware.host import matching, this_host
 from windtunnel.hardware.parts import Device, Link, Topology
 from windtunnel.hardware.rows import rows_of
 from windtunnel.hardware.sheet import device_of_row, read_link, read_sheet
-from windtunnel.hardware.systems import Instance, Machine
+from windtunnel.hardware.systems import Instance, Machine, Target
 
 __all__ = [
     "THIS_HOST",
@@ -32,6 +33,7 @@ __all__ = [
     "machine",
     "machines",
     "recognize",
+    "target",
     "topology",
 ]
 
@@ -160,6 +162,37 @@ def device(name: str) -> Device:
     if is_template_name(name):
         return template_named(name)
     return _find("device", _aliases().get(name.lower(), name), {**devices(), **accelerators()})
+
+
+def target(name: str) -> Target:
+    """Find a device, several equal ones, or all of a machine.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``h100``, ``8xh100`` or ``dgx-h100``.
+
+    Raises
+    ------
+    InputError
+        No device and no machine has this name; the nearest three are offered. Or there are 0 of them.
+
+    Examples
+    --------
+    >>> str(target("8xh100")), target("8xh100").machine.name
+    ('8x h100-sxm5-80g', 'dgx-h100')
+    """
+    if name in machines():
+        found = machines()[name]
+        return Target(name, found.devices[0], len(found.devices), found)
+    several = re.fullmatch(r"(\d+)\s*x\s*(.+)", name, re.IGNORECASE)
+    if several is None:
+        return Target(name, device(name))
+    chip, count = device(several[2]), int(several[1])
+    if count < 1:
+        raise InputError(f"{name} is no device", where="catalog", fix=f"name one or more: 8x{several[2]}")
+    alike = [one for one in machines().values() if one.devices == (chip,) * count]
+    return Target(name, chip, count, alike[0] if alike else None)
 
 
 def recognize(name: str, memory_bytes: int) -> Device | None:

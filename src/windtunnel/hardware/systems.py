@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware.parts import Device, Link, check_positive
 from windtunnel.units import format_size
 
-__all__ = ["Instance", "Machine"]
+__all__ = ["Instance", "Machine", "Target"]
 
 _GIB = 2**30
 
@@ -144,3 +144,31 @@ class Instance:
 
     def __str__(self) -> str:
         return f"{self.name}, {self.num_devices}x {self.device.name}, {self.price_usd_per_h:.2f} USD per h"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Equal devices that a job can run on.
+
+    Parameters
+    ----------
+    name : str
+        As it was asked for, such as ``h100``, ``8xh100`` or ``dgx-h100``.
+    device : Device
+    count : int
+    machine : Machine, optional
+        That holds them, where the catalog has one.
+    """
+
+    name: str
+    device: Device
+    count: int = 1
+    machine: Machine | None = None
+
+    def __str__(self) -> str:
+        return self.device.name if self.count == 1 else f"{self.count}x {self.device.name}"
+
+    @property
+    def owner(self) -> Machine | Device:
+        """What says which links they have."""
+        return self.machine or self.device

@@ -10,7 +10,7 @@ from windtunnel.cli import main  # noqa: E402
 from windtunnel.cluster.advice.model import Offer  # noqa: E402
 from windtunnel.cluster.advice.steps import GraphSteps, read_steps  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
-from windtunnel.graph import save  # noqa: E402
+from windtunnel.graph import GraphBuilder, Kind, save  # noqa: E402
 from windtunnel.hardware import instance  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
 
@@ -98,4 +98,23 @@ def test_a_device_that_does_not_compute_in_a_type_is_no_offer_and_says_why(graph
     assert "does not compute in bf16" in reasons["p2.xlarge"]
     assert not reasons["g5.xlarge"]
     assert 2 == main([*asked, "--on", "p2.xlarge"])
-    assert "none of them computes in bf16" in capsys.readouterr().err
+    assert "no machine runs it: k80-12g does not compute in bf16" in capsys.readouterr().err
+
+
+def test_a_graph_captured_in_a_type_that_a_device_lacks_leaves_that_device_out():
+    """A step in bf16 ended the whole answer with "k80-12g has no peak rate for 'bf16'"."""
+    builder = GraphBuilder()
+    builder.task("mm", op="aten::mm", kind=Kind.COMPUTE, duration_ns=10**6, flops=10**9, bytes_read=10**6,
+                 input_dtypes='["Tensor(c10::BFloat16)"]')  # fmt: skip
+    old, new = GraphSteps(builder.build()).of([Offer(instance(name), 1) for name in ("p2.xlarge", "g5.xlarge")])
+
+    assert "k80-12g does not compute in bf16" == old.reason
+    assert not new.reason
+    assert new.step_ns > 0
+
+
+def test_processes_of_a_rented_machine_have_its_cores_and_not_those_of_the_capture(graph):
+    """Two cores of a laptop, shared by eight processes, made a step on eight devices four times as long."""
+    one, eight = steps_of(graph, ("p3.2xlarge", 1), ("p3.16xlarge", 1))
+
+    assert eight.interconnect_ns < one.compute_ns

@@ -15,14 +15,14 @@ from windtunnel.cluster.advice.model import Offer, StepTime
 from windtunnel.cluster.shapes import Shape
 from windtunnel.cluster.speeds import GraphSpeeds
 from windtunnel.columns import number, read_rows, whole_number
-from windtunnel.cost.pricing import AUTO, Model, comparable
+from windtunnel.cost.pricing import AUTO, Model, comparable, missing_types
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Instance, Link
 from windtunnel.progress import Progress
 from windtunnel.whatifs.forecast import Forecast, forecast
 
-__all__ = ["GraphSteps", "offers_of", "read_steps"]
+__all__ = ["GraphSteps", "averaged_ns", "offers_of", "read_steps"]
 
 _NETWORK_LATENCY_NS = 50_000
 _ONE = "step"  # name of the only model
@@ -79,13 +79,15 @@ class GraphSteps:
             found.append(known or self._predicted(offer))
         if found and all(one.reason for one in found):
             kinds = {kind for offer in offers for kind in offer.instance.device.peak_flops_per_s}
-            raise InputError(f"none of them computes in {self.dtype}", where="--dtype", fix=", ".join(sorted(kinds)))
+            raise InputError(
+                f"no machine runs it: {found[0].reason}", where="--dtype", fix=f"known: {', '.join(sorted(kinds))}"
+            )
         return found
 
     def _predicted(self, offer: Offer) -> StepTime:
         machine = offer.instance
-        if self.dtype and self.dtype not in machine.device.peak_flops_per_s:
-            return StepTime(0.0, reason=f"{machine.device.name} does not compute in {self.dtype}")
+        if missing := missing_types(self.graph, machine.device, self.dtype):
+            return StepTime(0.0, reason=f"{machine.device.name} does not compute in {', '.join(missing)}")
         if machine.device.name not in self._forecasts:
             self._forecasts[machine.device.name] = forecast(
                 self.graph, machine.device, dtype=self.dtype, host_factor=self.host_factor, model=self._model
@@ -93,7 +95,9 @@ class GraphSteps:
         priced = self._forecasts[machine.device.name]
         compute_ns = float(priced.makespan_ns)
         if machine.name not in self._speeds:
-            self._speeds[machine.name] = GraphSpeeds({_ONE: priced.graph}, _links(machine))
+            self._speeds[machine.name] = GraphSpeeds(
+                {_ONE: priced.graph}, _links(machine), cores_per_rank=machine.num_vcpus / machine.num_devices
+            )
         speeds = self._speeds[machine.name]  # remembers shapes: one machine is asked for by every number of them
 
         def with_averaging(count: int) -> float:
@@ -104,6 +108,21 @@ class GraphSteps:
         joined = with_averaging(offer.count) if offer.count > 1 else alone
         spread = (priced.high_ns - priced.low_ns) / 2 / compute_ns
         return StepTime(compute_ns, max(alone - compute_ns, 0.0), max(joined - alone, 0.0), spread)
+
+
+def averaged_ns(found: Forecast, num_devices: int, link: Link, num_cores: int = 0) -> int:
+    """The step of a forecast on several devices that share the batches and average gradients over one link.
+
+    ``num_cores`` are those of their host; 0: as many for each process as the capture had.
+
+    Raises
+    ------
+    NotApplicableError
+        The graph computes no gradients, or is of several ranks already.
+    """
+    per_rank = num_cores / num_devices or float(found.graph.meta.hardware.get("num_cores", 1))
+    speeds = GraphSpeeds({_ONE: found.graph}, [link] * 3, cores_per_rank=per_rank)
+    return round(found.makespan_ns / speeds.speed(_ONE, 0, ((num_devices,),)))
 
 
 def _links(machine: Instance) -> list[Link]:

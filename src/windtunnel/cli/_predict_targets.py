@@ -1,0 +1,147 @@
+"""What ``predict`` says of a device, of several, and of a machine: which one answers, how fast (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.cli._console import say_wrapped
+from windtunnel.errors import InputError, NotApplicableError, PriceError
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+    from windtunnel.hardware import Target
+    from windtunnel.whatifs.forecast import Forecast
+    from windtunnel.whatifs.messages import Fabric
+    from windtunnel.whatifs.speed import Speed
+
+__all__ = ["HOST_NAMES", "Predicted", "predicted_on", "print_whole", "targets_of", "with_types"]
+
+HOST_NAMES = ("this-host", "this host", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A forecast of one device, and what all devices of its target do together.
+
+    Parameters
+    ----------
+    target : Target
+    found : Forecast
+        Of one device, or of all ranks of a job that has several.
+    speed : Speed
+    whole : Speed, optional
+        Of all devices of the target, which share the batches and average gradients; None where the forecast is of one
+        device alone, or ``why_not`` says why there is none.
+    why_not : str
+    """
+
+    target: Target
+    found: Forecast
+    speed: Speed
+    whole: Speed | None = None
+    why_not: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the target, one device by its full name."""
+        return self.target.name if self.target.count > 1 else self.found.device
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the graph is of a job of several ranks, so that the forecast is of all of them."""
+        return self.found.graph.num_ranks > 1
+
+    def json(self) -> dict[str, Any]:
+        """Raw units."""
+        whole = None if self.whole is None else {"step_ns": self.whole.step_ns, **self.whole.json()}
+        told = {"name": self.target.name, "num_devices": self.target.count, "whole": whole}
+        return {"speed": self.speed.json(), "target": {**told, "why_not": self.why_not or None}}
+
+
+def targets_of(on: str) -> list[Target]:
+    """Devices of a text such as ``h100,8xa100,dgx-h100,this-host``; raises as ``hardware.target`` does."""
+    return [_target(name.strip()) for name in on.split(",")]
+
+
+def _target(name: str) -> Target:
+    from windtunnel.cost.host import host_device
+    from windtunnel.hardware import Target, target
+    from windtunnel.measure import ProfileDatabase
+
+    if name in HOST_NAMES:
+        return Target(name, host_device(database=ProfileDatabase()))
+    return target(name)
+
+
+def with_types(graph: Graph, targets: Sequence[Target], dtype: str) -> tuple[list[Target], list[str]]:
+    """Those of several targets that have a peak for every type of the graph, and of each other one why it is left out.
+
+    Raises
+    ------
+    InputError
+        None of them has.
+    """
+    from windtunnel.cost.pricing import missing_types
+
+    if len(targets) == 1:
+        return list(targets), []  # a single one is refused with what it has
+    missing = [missing_types(graph, one.device, dtype) for one in targets]
+    notes = [
+        f"{one.name} is left out: {one.device.name} has no peak rate for {', '.join(types)}"
+        for one, types in zip(targets, missing, strict=True)
+        if types
+    ]
+    kept = [one for one, types in zip(targets, missing, strict=True) if not types]
+    if not kept:
+        raise InputError("none of the devices has a peak rate for the types of this graph", where="; ".join(notes),
+                         fix="name a type that they have with --dtype")  # fmt: skip
+    return kept, notes
+
+
+def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_dim: int | None) -> Predicted:
+    """The speed of a forecast, and of all devices of its target.
+
+    Raises
+    ------
+    ImplausibleError
+        By a defect of ours, the answer cannot be true.
+    """
+    from windtunnel.cluster.advice.steps import averaged_ns
+    from windtunnel.plausible import require_plausible
+    from windtunnel.whatifs.messages import fabric_of
+    from windtunnel.whatifs.speed import speed_of
+
+    dtype = "" if found.dtype == "as captured" else found.dtype
+    speed = speed_of(found.graph, found.makespan_ns, device=target.device, dtype=dtype, batch_size=found.batch_size,
+                     batch_dim=batch_dim)  # fmt: skip
+    captured_ns = found.graph.meta.iteration_ns.get("median")
+    what = f"the step predicted for {target.name}"
+    require_plausible(what, step_ns=found.makespan_ns, captured_ns=captured_ns, mfu_ratio=speed.mfu_ratio)
+    if target.count == 1 or found.graph.num_ranks > 1:
+        return Predicted(target, found, speed)
+    try:
+        links = fabric or fabric_of(target.owner, devices_per_host=target.count)
+        num_cores = target.machine.num_cores if target.machine else 0
+        whole_ns = averaged_ns(found, target.count, links.between(range(target.count)), num_cores)
+    except (NotApplicableError, PriceError) as error:
+        return Predicted(target, found, speed, why_not=error.message)
+    return Predicted(target, found, speed, speed.times(target.count, whole_ns))
+
+
+def print_whole(one: Predicted) -> None:
+    """Which part of a machine the answer is of, and what all of it does."""
+    from windtunnel.units import format_duration
+
+    count, device = one.target.count, one.target.device.name
+    if count == 1:
+        return
+    if one.has_ranks:
+        say_wrapped(f"  all ranks of the job on hosts of {count} {device}")
+    elif one.whole is None:
+        say_wrapped(f"  for one {device} of the {count} of {one.target.name}; for all of them there is no answer: "
+                    f"{one.why_not}")  # fmt: skip
+    else:
+        text = f"  all {count}   {format_duration(one.whole.step_ns)} with gradients averaged"
+        say_wrapped(f"{text}: {one.whole}" if str(one.whole) else text)

@@ -1,0 +1,223 @@
+"""How fast a step is in the units that people think in (room whatifs): samples, tokens and model FLOPs per second.
+
+In: a graph, the time of its step, the device that it runs on. Out: ``Speed``, which prints as one line. What is not
+known is left out, never guessed. Not here: the time itself (``simulate``, ``forecast``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.pricing import in_type, with_known_peaks
+from windtunnel.cost.rerun import Program, program_of, tensors_of
+from windtunnel.cost.work import Work, work_of
+from windtunnel.errors import PriceError
+from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph.flops import sums_products
+from windtunnel.hardware import Device, recognize
+from windtunnel.units import format_per_s, format_rate, format_ratio
+from windtunnel.whatifs.another_batch import batch_of
+
+__all__ = ["Speed", "device_of_graph", "model_flops_of", "samples_of", "speed_of", "tokens_of"]
+
+_MIN_SHOWN = 0.001
+_BACKWARD_PER_FORWARD = 2.0  # gradients of both factors of a product
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Throughput of a step.
+
+    Parameters
+    ----------
+    step_ns : float
+    num_samples, num_tokens : int
+        Of one step, all devices together; 0 where the graph does not say it.
+    model_flops : float
+        Of the matrix products, convolutions and attention of one step, forward and backward without recomputation; 0
+        where they are not known.
+    num_devices : int
+    dtype : str
+        Type in which most of them are computed.
+    peak_flops_per_s : float
+        Of one device in that type; 0 where it is not known.
+    device : str
+    """
+
+    step_ns: float
+    num_samples: int = 0
+    num_tokens: int = 0
+    model_flops: float = 0.0
+    num_devices: int = 1
+    dtype: str = ""
+    peak_flops_per_s: float = 0.0
+    device: str = ""
+
+    @property
+    def samples_per_s(self) -> float:
+        """0 where it is not known."""
+        return self._per_s(self.num_samples)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 where it is not known."""
+        return self._per_s(self.num_tokens)
+
+    @property
+    def model_flops_per_s(self) -> float:
+        """0 where it is not known."""
+        return self._per_s(self.model_flops)
+
+    @property
+    def mfu_ratio(self) -> float:
+        """Model FLOPs utilization: model FLOPs per second over the peak of all devices; 0 where it is not known."""
+        peak = self.num_devices * self.peak_flops_per_s
+        return self.model_flops_per_s / peak if peak else 0.0
+
+    def _per_s(self, amount: float) -> float:
+        return 1e9 * amount / self.step_ns if self.step_ns > 0 else 0.0
+
+    def __str__(self) -> str:
+        parts = []
+        if self.num_samples:
+            parts.append(format_per_s(self.samples_per_s, "samples"))
+        if self.num_tokens:
+            parts.append(format_per_s(self.tokens_per_s, "tokens"))
+        if self.mfu_ratio:
+            count = f"{self.num_devices:,} x " if self.num_devices > 1 else ""
+            peak = format_rate(self.peak_flops_per_s, "FLOP/s")
+            share = format_ratio(self.mfu_ratio) if self.mfu_ratio >= _MIN_SHOWN else "below 0.1 %"
+            parts.append(f"MFU {share} of {peak} ({count}{self.device}, {self.dtype})")
+        elif self.model_flops:
+            parts.append(f"{format_rate(self.model_flops_per_s, 'FLOP/s')} of the model")
+        return ", ".join(parts)
+
+    def times(self, num_devices: int, step_ns: float) -> Speed:
+        """The same work on each of several devices."""
+        amounts = {name: num_devices * getattr(self, name) for name in ("num_samples", "num_tokens", "model_flops")}
+        return replace(self, step_ns=step_ns, num_devices=num_devices * self.num_devices, **amounts)
+
+    def json(self) -> dict[str, Any]:
+        """Raw units; what is not known is null."""
+        rates = {name: getattr(self, name) or None for name in ("samples_per_s", "tokens_per_s", "model_flops_per_s")}
+        counts = {name: getattr(self, name) or None for name in ("num_samples", "num_tokens", "model_flops")}
+        peak = {"peak_flops_per_s": self.peak_flops_per_s or None, "peak_dtype": self.dtype, "peak_device": self.device}
+        return {**rates, "mfu": self.mfu_ratio or None, **counts, **peak, "num_devices": self.num_devices}
+
+
+def speed_of(
+    graph: Graph,
+    step_ns: float,
+    *,
+    device: Device | None = None,
+    dtype: str = "",
+    batch_size: int = 0,
+    batch_dim: int | None = None,
+    num_samples: int | None = None,
+    num_tokens: int | None = None,
+) -> Speed:
+    """Throughput of a graph's step.
+
+    Parameters
+    ----------
+    graph : Graph
+    step_ns : float
+    device : Device, optional
+        That it runs on; by default the GPU that the graph was captured on, if the catalog knows it.
+    dtype : str
+        Of what was captured in fp32, as in a forecast.
+    batch_size : int
+        Another than the captured one; the graph's work is already that of it.
+    batch_dim : int, optional
+        Dimension of the inputs that holds the samples.
+    num_samples, num_tokens : int, optional
+        Of all ranks, where the caller knows them; by default those that the graph of one rank shows.
+    """
+    samples, tokens = num_samples or 0, num_tokens or 0
+    if num_samples is None and graph.num_ranks <= 1:
+        captured = samples_of(graph, batch_dim)
+        samples = batch_size or captured
+        tokens = tokens_of(graph) if num_tokens is None else tokens
+        tokens = tokens * samples // captured if captured else 0
+    chip = device_of_graph(graph) if device is None else device
+    flops, used = model_flops_of(graph, chip, dtype)
+    peak = chip.peak_flops_per_s.get(used, 0.0) if chip is not None else 0.0
+    name = chip.name if chip is not None else ""
+    return Speed(step_ns, samples, tokens, flops, max(graph.num_ranks, 1), used, peak, name)
+
+
+def samples_of(graph: Graph, batch_dim: int | None = None) -> int:
+    """Samples of one step of one rank; 0 where the graph does not show them. The only place that asks for them."""
+    return batch_of(graph, batch_dim)
+
+
+def tokens_of(graph: Graph) -> int:
+    """Tokens of one step of one rank: integers of two dimensions that a table is looked into with; 0 if there are none.
+
+    Where tables are looked into with different numbers of tokens (two languages), which of them counts is not clear.
+    """
+    try:
+        program = program_of(graph)
+    except PriceError:
+        return 0
+    counts = {count for count in _looked_up(program).values() if count}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def _looked_up(program: Program) -> dict[int, int]:
+    """Tokens by table, of all passes of a step; what is looked up again while gradients are computed counts once."""
+    found: dict[int, dict[int, int]] = {}
+    for call in program.calls:
+        if call.mark or call.operator != "aten::embedding":
+            continue
+        table, indices = tensors_of(call.inputs, call.shapes, call.types, call.strides)[:2]
+        if len(indices.shape) == 2 and indices.shape[1] > 1:
+            found.setdefault(table.identity, {})[indices.identity] = indices.num_elements
+    return {table: sum(counts.values()) for table, counts in found.items()}
+
+
+def device_of_graph(graph: Graph) -> Device | None:
+    """The GPU that a graph was captured on, as the catalog knows it; None where that is not known."""
+    for found in graph.meta.hardware.get("devices", ()) if isinstance(graph.meta.hardware, dict) else ():
+        name, size = found.get("name", ""), found.get("totalGlobalMem", found.get("memory_bytes", 0))
+        chip = recognize(str(name), int(size or 0)) if name else None
+        if chip is not None:
+            return chip
+    return None
+
+
+def model_flops_of(graph: Graph, device: Device | None = None, dtype: str = "") -> tuple[float, str]:
+    """FLOPs of the model in one iteration, all ranks together, and the type of most of them; 0 where none are known.
+
+    Matrix products, convolutions and attention count, forward and backward. What is computed again during the backward
+    pass does not: the gradient of a product takes at most two products of the same size.
+    """
+    computes = graph.select(kind=Kind.COMPUTE)
+    if "flops" not in graph.tasks or not computes.any():
+        return 0.0, ""
+    work, row_T = work_of(graph)
+    work = in_type(work, dtype) if dtype else work
+    work = work if device is None else with_known_peaks(work, device)
+    counted_P = np.array([sums_products(name) for name in work.operator.tolist()], dtype=bool) & (work.flops > 0)
+    tasks = np.flatnonzero(computes)[counted_P[row_T[computes]]]
+    if not len(tasks):
+        return 0.0, ""
+    flops_T = graph.tasks["flops"][tasks].astype(np.float64)
+    is_backward = (
+        graph.tasks["phase"][tasks] == Phase.BACKWARD if "phase" in graph.tasks else np.zeros(len(tasks), bool)
+    )
+    forward = float(flops_T[~is_backward].sum())
+    backward = float(flops_T[is_backward].sum())
+    backward = min(backward, _BACKWARD_PER_FORWARD * forward) if forward else backward
+    return (forward + backward) / max(graph.num_iterations, 1), _used_type(work, row_T[tasks], flops_T)
+
+
+def _used_type(work: Work, rows: NDArray[np.int64], flops: NDArray[np.float64]) -> str:
+    amounts: dict[str, float] = {}
+    for name, amount in zip(work.dtype[rows].tolist(), flops.tolist(), strict=True):
+        amounts[name] = amounts.get(name, 0.0) + amount
+    return max(amounts, key=lambda name: amounts[name])
