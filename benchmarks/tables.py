@@ -1,8 +1,9 @@
 """Write the generated parts of the docs: measured bars, registered plug-ins.
 
 In: ``docs/receipts/bars.json`` (what ``make bars`` measured) and the registry. Out: ``docs/measured.md``,
-``docs/reference/plugins.md``, the ten numbers in words between the markers in ``README.md``, and the errors of flown
-predictions that come with the package. Run with ``--check`` to learn whether they are up to date.
+``docs/reference/plugins.md``, the ten numbers in words between the markers in ``README.md``, marked numbers within
+other pages, and the errors of flown predictions that come with the package. Run with ``--check`` to learn whether they
+are up to date.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import textwrap
 from pathlib import Path
 
 from benchmarks.headlines import headlines
+from benchmarks.markers import MARKER, fill, rounded
 from windtunnel import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,24 +44,20 @@ def bars() -> list[dict[str, object]]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
 
 
-def rounded(value: object) -> str:
-    """A number with four digits at most, as people read it; anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.4g}"
+def shown(value: object) -> str:
+    """A number as people read it; anything else as it is."""
+    return rounded(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def measured(row: dict[str, object]) -> str:
     """The value, then the other plain numbers of the line and the parts that failed."""
     known = ("bar", "value", "target", "holds", "script", "seconds", "date", "machine")
     numbers = [
-        f"{key} {rounded(value)}" for key, value in row.items() if key not in known and isinstance(value, int | float)
+        f"{key} {shown(value)}" for key, value in row.items() if key not in known and isinstance(value, int | float)
     ]
     checks = row.get("checks")
     failed = [f"**fails: {name}**" for name, holds in checks.items() if not holds] if isinstance(checks, dict) else []
-    return "; ".join([rounded(row["value"]), *failed, *numbers[:8]])
+    return "; ".join([shown(row["value"]), *failed, *numbers[:8]])
 
 
 def measured_table(rows: list[dict[str, object]]) -> str:
@@ -110,11 +108,17 @@ def plugins_page() -> str:
 
 
 def readme(rows: list[dict[str, object]]) -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = fill((ROOT / "README.md").read_text(encoding="utf-8"), rows)
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = [textwrap.fill(line, PAGE_WIDTH, subsequent_indent="  " * line.startswith("-")) for line in headlines(rows)]
     return f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{after}"
+
+
+def marked_pages(rows: list[dict[str, object]]) -> dict[Path, str]:
+    """Pages whose prose holds numbers of bars, with these as measured."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    return {path: fill(text, rows) for path, text in texts.items() if MARKER.search(text)}
 
 
 def shipped(rows: list[dict[str, object]]) -> str:
@@ -139,6 +143,7 @@ def main() -> int:
         ROOT / "docs" / "reference" / "plugins.md": plugins_page(),
         ROOT / "README.md": readme(rows),
         SHIPPED: shipped(rows),
+        **marked_pages(rows),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
