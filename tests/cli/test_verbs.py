@@ -147,6 +147,36 @@ def test_diff_shows_the_parts_that_changed_and_nothing_else(stored, tmp_path):
     assert "adam" not in outcome.stdout
 
 
+def test_diff_names_conditions_that_differ(tmp_path):
+    graph = step_graph()
+    ours = graph.with_meta(hardware={**graph.meta.hardware, "num_threads": 8}, origin={"script": "/a/b.py", "argv": []})
+    theirs = ours.with_meta(
+        hardware={**graph.meta.hardware, "num_threads": 2}, origin={"script": "/a/b.py", "argv": ["-n", "3"]}
+    )
+    before, after = save(ours, tmp_path / "before.wt"), save(theirs, tmp_path / "after.wt")
+    outcome = windtunnel("diff", before, after)
+
+    assert "not the same number of threads: 8 before, 2 after" in outcome.stdout
+    assert "not the same script: b.py before, b.py -n 3 after" in outcome.stdout
+    assert ["8", "2"] == json.loads(windtunnel("diff", before, after, "--json").stdout)["conditions"][
+        "number of threads"
+    ]
+
+
+def test_every_verb_that_opens_a_disturbed_graph_says_so(tmp_path):
+    busy = save(step_graph().with_meta(disturbance={"lost_ratio": 0.6}), tmp_path / "busy.wt")
+    quiet = save(step_graph(), tmp_path / "quiet.wt")
+
+    for verb in (("explain",), ("replay",), ("whatif", "faster-cpu"), ("report", "--force")):
+        assert "waited for a core 60% of the time" in windtunnel(verb[0], busy, *verb[1:]).stderr
+        assert "waited for a core" not in windtunnel(verb[0], quiet, *verb[1:]).stderr
+    spans = [
+        json.loads(windtunnel("diff", graph, graph, "--json").stdout)["before_interval_ns"] for graph in (quiet, busy)
+    ]
+    assert spans[1][0] < spans[0][0]
+    assert spans[0][1] < spans[1][1]
+
+
 def test_diff_of_a_graph_with_itself_finds_no_difference(stored):
     assert "no difference" in windtunnel("diff", stored, stored).stdout
 

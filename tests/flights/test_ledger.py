@@ -215,3 +215,25 @@ def test_a_ledger_without_its_table_is_refused(tmp_path):
 
     with pytest.raises(InputError, match="the ledger has no table receipts"):
         ledger.receipts()
+
+
+def test_a_flight_that_others_disturbed_is_kept_and_is_no_evidence(tmp_path):
+    ledger = Ledger(tmp_path / "receipts.db")
+    ledger.add(receipt("amp", neighbors_ratio=0.6))
+    ledger.add(receipt("amp", neighbors_ratio=0.01))
+
+    assert 2 == len(ledger.receipts())
+    assert 1 == len(ledger.residuals())
+
+
+def test_receipts_are_dropped_all_or_none(tmp_path):
+    ledger = Ledger(tmp_path / "receipts.db")
+    for target in ("a", "b", "c"):
+        ledger.add(receipt(target=target))
+
+    with pytest.raises(InputError, match="there is no receipt 9") as caught:
+        ledger.drop([2, 9])
+    assert str(ledger.path) == caught.value.where
+    assert ["a", "b", "c"] == [one.target for one in ledger.receipts()]
+    assert 1 == ledger.drop([2])
+    assert ["a", "c"] == [one.target for one in ledger.receipts()]

@@ -11,6 +11,7 @@ import pytest
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder
+from windtunnel.measure.disturbance import disturbed_reach
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.whatifs import apply, parse_request, parse_requests, whatif
@@ -23,7 +24,7 @@ LAYERS = [Layer("a", 1000, 2000, 300, param_bytes=4000), Layer("b", 1000, 2000, 
 class Backing:
     """What past flights say, as the ledger gives it."""
 
-    low: float = 1.12
+    low: float = 1.80
     high: float = 1.23
     confidence: float = 0.9
     num_receipts: int = 14
@@ -129,7 +130,7 @@ def test_an_answer_prints_as_one_useful_line():
     backed = answer.backed_by(Backing())
 
     assert str(answer).startswith("faster-cpu  2.00x (no receipt backs this number); 3.30 µs")
-    assert str(backed).startswith("faster-cpu  2.00x (1.12-1.23, 90 %, 14 receipts); 3.30 µs")
+    assert str(backed).startswith("faster-cpu  2.00x (1.80-2.23, 90 %, 14 receipts); 3.30 µs")
 
 
 def test_an_answer_is_json_with_raw_units_and_a_row():
@@ -173,4 +174,5 @@ def test_prices_carry_their_spread_before_any_receipt():
     assert "no receipt backs" in str(answer)
     assert sure.span[0] < sure.speedup < sure.span[1]
     assert sure.span[1] / sure.span[0] == pytest.approx(math.exp(2 * 0.1 * 1.645 / 1.349), rel=1e-6)
-    assert disturbed.span[1] / disturbed.speedup > 2  # others took half of the time of one side, or of the other
+    assert disturbed.span[1] / sure.span[1] == pytest.approx(math.exp(disturbed_reach(0.5)))
+    assert disturbed.span[0] / sure.span[0] == pytest.approx(math.exp(-disturbed_reach(0.5)))

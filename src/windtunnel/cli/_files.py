@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.graph import Graph
     from windtunnel.measure import ProfileDatabase
 
-__all__ = ["database_of", "derived", "open_graph", "require_free", "require_there", "stem"]
+__all__ = ["database_of", "derived", "open_graph", "require_free", "require_there", "stem", "warn_of_disturbance"]
 
 _SUFFIXES = (".gz", ".json", ".pt", ".trace", ".wt", ".py", ".html", ".report", ".et")
 
@@ -110,7 +110,17 @@ def open_graph(
     opened: Graph = source.function(
         path, **asked, **several, **{name: one for name, one in others.items() if name in accepts}
     )
+    warn_of_disturbance(opened)
     return opened
+
+
+def warn_of_disturbance(graph: Graph) -> None:
+    """Say on stderr if other programs kept the captured step from running; every verb that uses the graph does."""
+    from windtunnel.cli._console import advise
+    from windtunnel.measure.disturbance import disturbance_line
+
+    if line := disturbance_line(graph.meta.disturbance):
+        advise(line)
 
 
 def _unknown(path: Path) -> InputError:

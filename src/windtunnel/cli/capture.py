@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say, suggest
-from windtunnel.cli._files import derived, require_free
+from windtunnel.cli._files import derived, require_free, warn_of_disturbance
 from windtunnel.cli._options import Force, Json, Output
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
@@ -85,6 +85,7 @@ def capture(
             f"{script.name} ended before all was measured: {found} of {iterations} profiled iterations are kept; "
             f"a whole capture takes {num_planned(iterations, warmup)} of the script's iterations"
         )
+    warn_of_disturbance(graph)
     if note := graph.meta.overhead.get("note"):
         advise(note)
     if masks is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import require_free, stem
+from windtunnel.cli._files import require_free, stem, warn_of_disturbance
 from windtunnel.cli._options import Force, Json
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.cli._waiting import choose_wait_policy
@@ -111,12 +111,13 @@ class _Story:
             (
                 str(answer.request),
                 f"{answer.speedup:.2f}x",
+                "no receipt" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span),
                 format_duration(answer.predicted_ns),
                 "" if answer.peak_bytes is None else format_size(answer.peak_bytes),
             )
             for answer in answers[:top]
         ]
-        print_table(("what if", "speed-up", "iteration", "peak memory"), rows, numbers=(1, 2, 3))
+        print_table(("what if", "speed-up", "90 %", "iteration", "peak memory"), rows, numbers=(1, 2, 3, 4))
         if any(answer.samples_ratio != 1 for answer in answers[:top]):
             say("speed-ups are per sample: some of these iterations train on more of them")
 
@@ -162,6 +163,7 @@ def _capture(source: Path, output: Path, iterations: int, force: bool) -> Graph:
     with Progress("training") as progress, stdout_to_stderr():
         graph = capture_script(source, iterations=iterations, progress=progress)
     save(graph, output / f"{stem(source)}.wt", overwrite=force)
+    warn_of_disturbance(graph)
     return graph
 
 

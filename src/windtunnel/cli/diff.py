@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, print_json, print_table, say, suggest
+from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json, ReadLimitSize
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
 
 __all__ = ["diff"]
 
 _WHEN = ("before", "after")
+_CONDITIONS = (("processor", "processor"), ("number of threads", "num_threads"), ("version of torch", "torch"))
 
 
 def diff(
@@ -26,36 +32,78 @@ def diff(
 ) -> None:
     """Example: windtunnel diff before.wt after.wt
 
-    Compare the replays of two graphs: the whole, and the parts that differ most.
+    Compare the replays of two graphs: the whole, the parts that differ most, and conditions that differ.
     """
-    from windtunnel.simulate import prediction_interval, replay
+    from windtunnel.simulate import replay
     from windtunnel.units import format_duration
 
     with Progress("replaying both", heartbeat=True):
         graphs = [open_graph(path, read_limit=read_limit) for path in (before, after)]
         difference = replay(graphs[0]).diff(replay(graphs[1]), by=by)
-        intervals = [prediction_interval(graph) for graph in graphs]
+        intervals = [_interval(graph) for graph in graphs]
         changes = [change for change in difference.table().to_pylist() if change["change_ns"]]
+    unlike = _unlike_conditions(*graphs)
     if as_json:
         whole = {"before_ns": difference.before_ns, "after_ns": difference.after_ns, "by": by}
-        spans = {f"{when}_interval_ns": [one.low_ns, one.high_ns] for when, one in zip(_WHEN, intervals, strict=True)}
-        print_json({"schema": "windtunnel.diff/1", **whole, **spans, "changes": changes})
+        spans = {f"{when}_interval_ns": interval[:2] for when, interval in zip(_WHEN, intervals, strict=True)}
+        print_json({"schema": "windtunnel.diff/1", **whole, **spans, "conditions": unlike, "changes": changes})
     else:
         say(f"{difference}" if changes else f"{difference}, no difference")
-        for when, one in zip(_WHEN, intervals, strict=True):
-            if len(one.makespans_ns) > 1:
-                say(f"  {when}: {one}, {len(one.makespans_ns)} iterations")
-        rows = [
-            (
-                f"waits ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
-                format_duration(change["before_ns"]),
-                format_duration(change["after_ns"]),
-                f"{'+' if change['change_ns'] > 0 else ''}{format_duration(change['change_ns'])}",
-            )
-            for change in changes[:top]
-        ]
-        if rows:
-            print_table((by, "before", "after", "change"), rows, numbers=(1, 2, 3))
-        if len(changes) > top:
-            say(f"and {len(changes) - top:,} smaller changes")
+        for when, (low_ns, high_ns, count) in zip(_WHEN, intervals, strict=True):
+            if high_ns > low_ns:
+                say(f"  {when}: {format_duration(low_ns)} to {format_duration(high_ns)} (90 %, {count} iterations)")
+        if changes and _overlap(*intervals):
+            say("  these intervals overlap: the difference may be chance")
+        for name, (old, new) in unlike.items():
+            say_wrapped(f"  not the same {name}: {old} before, {new} after")
+        _print_changes(changes, by, top)
     suggest("windtunnel", "report", after)
+
+
+def _print_changes(changes: list[dict[str, Any]], by: str, top: int) -> None:
+    from windtunnel.units import format_duration
+
+    rows = [
+        (
+            f"waits ({change['label']})" if change["is_wait"] else change["label"] or f"(no {by})",
+            format_duration(change["before_ns"]),
+            format_duration(change["after_ns"]),
+            f"{'+' if change['change_ns'] > 0 else ''}{format_duration(change['change_ns'])}",
+        )
+        for change in changes[:top]
+    ]
+    if rows:
+        print_table((by, "before", "after", "change"), rows, numbers=(1, 2, 3))
+    if len(changes) > top:
+        say(f"and {len(changes) - top:,} smaller changes")
+
+
+def _interval(graph: Graph) -> tuple[int, int, int]:
+    """Ends of the 90 % interval of the iteration, wider where others disturbed the capture, and its iterations."""
+    from windtunnel.measure.disturbance import disturbed_reach
+    from windtunnel.simulate import prediction_interval
+
+    found = prediction_interval(graph)
+    factor = math.exp(disturbed_reach(float(graph.meta.disturbance.get("lost_ratio", 0.0))))
+    return round(found.low_ns / factor), round(found.high_ns * factor), len(found.makespans_ns)
+
+
+def _overlap(before: tuple[int, int, int], after: tuple[int, int, int]) -> bool:
+    return all(high > low for low, high, _ in (before, after)) and before[0] <= after[1] and after[0] <= before[1]
+
+
+def _unlike_conditions(before: Graph, after: Graph) -> dict[str, tuple[str, str]]:
+    """What differs between the two captures besides their tasks: the difference may be its, not the program's."""
+    facts = {"script": (_program_of(before), _program_of(after))}
+    for name, key in _CONDITIONS:
+        facts[name] = (str(before.meta.hardware.get(key, "")), str(after.meta.hardware.get(key, "")))
+    return {name: (old, new) for name, (old, new) in facts.items() if old and new and old != new}
+
+
+def _program_of(graph: Graph) -> str:
+    """The script or workload with its arguments."""
+    origin = graph.meta.origin
+    if "workload" in origin:
+        return f"{origin['workload']} {dict(origin.get('parameters', {})) or ''}".rstrip()
+    name = Path(str(origin.get("script", ""))).name
+    return shlex.join([name, *map(str, origin.get("argv", ()))]) if name else ""

@@ -25,6 +25,7 @@ from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint
+from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
 from windtunnel.progress import Progress
 from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
@@ -293,5 +294,6 @@ def receipt_of(answer: Answer, measured: Measurement, graph: Graph, target: str)
         conditions=conditions_of(graph),
         num_rounds=measured.num_rounds,
         confidence=measured.confidence,
-        notes=measured.notes,
+        notes=(*measured.notes, *filter(None, [disturbance_line(graph.meta.disturbance)])),
+        neighbors_ratio=measured.neighbors_ratio,
     )

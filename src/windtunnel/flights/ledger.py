@@ -18,6 +18,7 @@ from typing import Any
 from windtunnel import registry
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights.receipt import Receipt, encode
+from windtunnel.measure.disturbance import MAX_NEIGHBORS
 from windtunnel.reading import parse_json, shown
 
 __all__ = ["Ledger", "Residual", "default_ledger", "family_of"]
@@ -144,15 +145,20 @@ class Ledger:
         return len(wanted)
 
     def residuals(self) -> list[Residual]:
-        """The errors of all flights, oldest first.
+        """The errors of all flights, oldest first, but of those that other programs disturbed.
+
+        What such a flight measured holds for its own job and moment; it says little of other predictions.
 
         Raises
         ------
         InputError
             The file is no ledger, or a row of it is damaged: names the row and the column.
         """
-        query = "SELECT id, whatif, family, subject, log_residual FROM receipts ORDER BY id"
-        return [self._residual(*row) for row in self._read(query, ())]
+        query = (
+            "SELECT id, whatif, family, subject, log_residual FROM receipts WHERE CASE WHEN json_valid(document)"
+            " THEN coalesce(json_extract(document, '$.neighbors_ratio'), 0) <= ? ELSE 1 END ORDER BY id"
+        )
+        return [self._residual(*row) for row in self._read(query, (MAX_NEIGHBORS,))]
 
     def _receipt(self, number: Any, document: Any) -> Receipt:
         where = f"{self.path}: row {shown(number)}, column document"
@@ -176,7 +182,7 @@ class Ledger:
     def __len__(self) -> int:
         return int(self._read("SELECT count(*) FROM receipts", ())[0][0]) if self.path.exists() else 0
 
-    def _read(self, query: str, values: tuple[str | None, ...]) -> list[tuple[Any, ...]]:
+    def _read(self, query: str, values: tuple[str | float | None, ...]) -> list[tuple[Any, ...]]:
         if not self.path.exists():
             return []
         with self._transaction() as connection:

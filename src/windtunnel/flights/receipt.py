@@ -83,6 +83,8 @@ class Receipt:
         Measured baseline over changed iteration, paired within rounds.
     samples_ratio : float
         Samples of a changed iteration over those of the baseline's.
+    neighbors_ratio : float
+        Share of all cores that other programs took during the flight.
     conditions : mapping
         Threads, processes and link under which it was measured, as ``conditions_of`` gives them.
     """
@@ -101,6 +103,7 @@ class Receipt:
     conditions: Mapping[str, Any] = field(default_factory=dict)
     num_rounds: int = 0
     confidence: float = 0.9
+    neighbors_ratio: float = 0.0
     notes: tuple[str, ...] = ()
     date: str = field(default_factory=now)
     versions: Mapping[str, str] = field(default_factory=installed_versions)

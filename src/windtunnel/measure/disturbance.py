@@ -8,16 +8,29 @@ counts as disturbed. Not here: what is done about it.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-__all__ = ["MOST_WAITED", "DisturbanceClock", "Neighbors", "Stretch", "watched"]
+__all__ = [
+    "MAX_NEIGHBORS",
+    "MOST_WAITED",
+    "DisturbanceClock",
+    "Neighbors",
+    "Stretch",
+    "disturbance_line",
+    "disturbed_reach",
+    "watched",
+]
 
 MOST_WAITED = 0.03  # of a stretch; a quiet host stays below 0.01
+MAX_NEIGHBORS = 0.05  # of all cores; a flight on a busier machine is no evidence for other predictions
+_REACH = 0.4  # as a logarithm, per share that others took; the bar ``noise`` judges it
 _MIN_TICKS = 20  # of all cores together: counters of the kernel that tick every 10 ms say nothing of less
 _MIN_NEIGHBORS = 0.02  # of all cores; what a host does besides, its own kernel included, stays below
 
@@ -84,6 +97,31 @@ def watched() -> Iterator[Stretch]:
     finally:
         found = clock.end()
         stretch.waited_ratio, stretch.stolen_ratio = found.waited_ratio, found.stolen_ratio
+
+
+def disturbed_reach(lost_ratio: float) -> float:
+    """How far times may be off that were estimated while others took this share, as a logarithm, at 90 %.
+
+    Estimates on a busy host rest on the quiet moments that it still has (``rounds.quiet_rows``). What is left is the
+    share of short pieces that had no quiet moment, and what neighbors do to caches.
+
+    Examples
+    --------
+    >>> disturbed_reach(0.0), disturbed_reach(0.5)
+    (0.0, 0.2)
+    """
+    return _REACH * min(max(lost_ratio, 0.0), 1.0)
+
+
+def disturbance_line(facts: Mapping[str, Any]) -> str:
+    """What a reader of a capture must know, from ``meta.disturbance``; empty where it was quiet."""
+    lost = float(facts.get("lost_ratio", 0.0))
+    if not lost:
+        return ""
+    return (
+        f"this machine was busy during the capture: the step waited for a core {lost:.0%} of the time; times are "
+        f"estimates for a quiet machine, known to {math.expm1(disturbed_reach(lost)):.0%}"
+    )
 
 
 class Neighbors:

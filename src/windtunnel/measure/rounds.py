@@ -17,7 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.progress import Progress
 
-__all__ = ["elapsed_ns", "quiet", "quiet_rows", "rounds", "spread_ratio"]
+__all__ = ["elapsed_ns", "quiet", "quiet_rows", "rounds", "spread_of_quiet", "spread_ratio"]
+
+_NUM_RESAMPLES = 64
 
 
 def elapsed_ns(action: Callable[[], Any]) -> int:
@@ -70,3 +72,19 @@ def spread_ratio(samples: ArrayLike) -> float:
     """Interquartile range over the median; 0 where the median is 0."""
     low, median, high = np.percentile(np.asarray(samples, dtype=np.float64), [25, 50, 75])
     return float((high - low) / median) if median > 0 else 0.0
+
+
+def spread_of_quiet(old_RN: ArrayLike, new_RN: ArrayLike, *, seed: int = 0) -> float:
+    """How far the ratio of two quiet estimates varies by chance: its ``spread_ratio`` over resampled rounds.
+
+    Single rounds beside other programs vary far more than the lower quartile of all of them does.
+
+    Parameters
+    ----------
+    old_RN, new_RN : float [R, N]
+        Times of N pieces in R rounds, of both programs in the same rounds.
+    """
+    old, new = (np.asarray(samples, dtype=np.float64) for samples in (old_RN, new_RN))
+    rows = np.random.default_rng(seed).integers(0, len(old), (_NUM_RESAMPLES, len(old)))
+    ratios = [quiet_rows(new[row]).sum() / max(quiet_rows(old[row]).sum(), 1.0) for row in rows]
+    return spread_ratio(ratios)

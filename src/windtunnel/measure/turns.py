@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from windtunnel.errors import FlightError
+from windtunnel.measure.disturbance import MAX_NEIGHBORS, Neighbors
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup, has_trend, warmup_length
 from windtunnel.progress import Progress
 
@@ -99,7 +100,10 @@ class StopRule:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Medians of every turn, ns per iteration of the program that ran, round by round; warm-up is dropped."""
+    """Medians of every turn, ns per iteration of the program that ran, round by round; warm-up is dropped.
+
+    ``neighbors_ratio`` is the share of all cores that other programs took meanwhile.
+    """
 
     baseline_R: Sequence[float]
     changed_R: Sequence[float]
@@ -107,6 +111,7 @@ class Measurement:
     losses: tuple[Sequence[float], Sequence[float]] = ((), ())
     num_iterations: tuple[int, int] = (0, 0)
     notes: tuple[str, ...] = ()
+    neighbors_ratio: float = 0.0
     speedup: Estimate = field(init=False)
     baseline: Estimate = field(init=False)
     changed: Estimate = field(init=False)
@@ -153,7 +158,7 @@ def measure(
         A lane ended, or the deadline passed, before there were rounds enough, or the changed program no longer computes
         numbers.
     """
-    started_s = clock()
+    started_s, neighbors = clock(), Neighbors()
     lanes = (baseline, changed)
     warm = [_require(lane.turn(_whole(rule.warmup, lane)), lane, 0) for lane in lanes]
     if check is not None:
@@ -180,7 +185,16 @@ def measure(
         is_late = is_late or clock() > deadline_s
         if progress is not None:
             progress("flying", len(samples[0]), rule.rounds)
-    return _conclude(lanes, samples, losses, rule, lengths, is_late=is_late)
+    found = _conclude(lanes, samples, losses, rule, lengths, is_late=is_late)
+    return found if neighbors.are_quiet else _beside(found, neighbors.cores_ratio or 0.0)
+
+
+def _beside(found: Measurement, neighbors_ratio: float) -> Measurement:
+    """A measurement with what other programs took of the machine meanwhile."""
+    if neighbors_ratio <= MAX_NEIGHBORS:
+        return replace(found, neighbors_ratio=neighbors_ratio)
+    note = f"other programs took {neighbors_ratio:.0%} of this machine's cores during the flight"
+    return replace(found, neighbors_ratio=neighbors_ratio, notes=(*found.notes, note))
 
 
 def _conclude(

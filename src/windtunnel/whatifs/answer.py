@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from windtunnel.documents import json_text
 from windtunnel.graph import Graph, Strings
+from windtunnel.measure.disturbance import disturbed_reach
 from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import drawn_iterations_ns, iteration_ns
 from windtunnel.simulate.limits import Limits, broken_peak_limit
@@ -43,7 +44,6 @@ _DERIVED = (
 WAITS = "waits"
 _Z90 = 1.645 / 1.349  # an interquartile range is 1.349 standard deviations
 _OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, in standard deviations over the root of the count
-_MOST_LOST = 0.9
 
 
 class Status(StrEnum):
@@ -184,7 +184,12 @@ class Answer:
         if self.price_spread_ratio or self.price_waited_ratio:  # else a large graph need not be made again
             share = sum(part for source, part in self.cost_shares.items() if source.startswith("measured"))
             varied = math.hypot(varied, self.price_spread_ratio * share)
-        return _Z90 * varied - math.log1p(-min(self.price_waited_ratio, _MOST_LOST))
+        return _Z90 * varied + disturbed_reach(self.lost_ratio)
+
+    @property
+    def lost_ratio(self) -> float:
+        """Share of the time that others took while the step was captured or changes were priced, the larger."""
+        return max(self.price_waited_ratio, float(self.baseline.graph.meta.disturbance.get("lost_ratio", 0.0)))
 
     @cached_property
     def variation(self) -> float:
@@ -349,7 +354,7 @@ class Answer:
             "cost_shares": self.cost_shares if applies else {},
             "interval": interval,
             "span": self.span,
-            "waited_ratio": self.price_waited_ratio if applies else 0.0,
+            "waited_ratio": self.lost_ratio if applies else 0.0,
         }
 
     def json(self) -> str:

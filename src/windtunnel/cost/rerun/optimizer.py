@@ -24,7 +24,7 @@ from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.disturbance import watched
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_ratio
+from windtunnel.measure.rounds import elapsed_ns, quiet, rounds, spread_of_quiet, spread_ratio
 
 if TYPE_CHECKING:
     import torch
@@ -131,10 +131,13 @@ def measure_update(
         return Factor.of(known)
     for _ in range(_MOST_SERIES):
         with watched() as stretch:
-            flown = _fly(optimizers, new, threads, touched, budget_s)
+            old_ns, new_ns = _fly(optimizers, new, threads, touched, budget_s)
         if not stretch.is_disturbed:
             break
-    measurement = Measurement(*key, **flown)
+    spread = spread_ratio(np.array(new_ns) / np.array(old_ns))
+    if stretch.is_disturbed:
+        spread = spread_of_quiet(np.reshape(old_ns, (-1, 1)), np.reshape(new_ns, (-1, 1)))
+    measurement = Measurement(*key, quiet(old_ns), quiet(new_ns), spread, len(old_ns))
     if database is not None and not stretch.is_disturbed:
         database.add([measurement])
     return Factor.of(measurement, stretch.lost_ratio if stretch.is_disturbed else 0.0)
@@ -161,7 +164,8 @@ def touched_rows(program: Program) -> dict[str, float]:
 
 def _fly(
     optimizers: list[dict[str, Any]], new: UpdateForm, threads: int, touched: Mapping[str, float], budget_s: float
-) -> dict[str, Any]:
+) -> tuple[list[float], list[float]]:
+    """Times of both forms, round by round, ns."""
     import torch
 
     evicted = torch.zeros(_EVICTION_BYTES // 4)
@@ -178,12 +182,7 @@ def _fly(
         if turn >= 0:
             old_ns.append(first)
             new_ns.append(second)
-    return {
-        "old_ns": quiet(old_ns),
-        "new_ns": quiet(new_ns),
-        "spread_ratio": spread_ratio(np.array(new_ns) / np.array(old_ns)),
-        "rounds": len(old_ns),
-    }
+    return old_ns, new_ns
 
 
 def _timed(steps: list[Callable[[], Any]], threads: int) -> float:

@@ -25,7 +25,7 @@ from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.disturbance import MOST_WAITED, watched
 from windtunnel.measure.fingerprint import installed_versions, libraries, machine
-from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_ratio
+from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_of_quiet, spread_ratio
 from windtunnel.progress import Progress
 
 if TYPE_CHECKING:
@@ -281,17 +281,21 @@ def _summarize(
 
 
 def _phase_times(found: _Rounds) -> dict[str, tuple[Floats, Floats, float]]:
-    """Old and new time per call, of each phase; the sums are those of the undisturbed found."""
-    forward = [quiet_rows([lap.forward_ns for lap in laps]) for laps in (found.old, found.new)]
-    backward = [quiet_rows([lap.backward_ns for lap in laps]) for laps in (found.old_detail, found.new_detail)]
+    """Old and new time per call, of each phase, and how far the ratio of their sums varies."""
+    forward = [[lap.forward_ns for lap in laps] for laps in (found.old, found.new)]
+    backward = [[lap.backward_ns for lap in laps] for laps in (found.old_detail, found.new_detail)]
     totals = [
         [[lap.forward_total_ns for lap in laps] for laps in (found.old, found.new)],
         [[lap.backward_total_ns for lap in laps] for laps in (found.old, found.new)],
     ]
-    return {
-        phase: (_scaled_to(parts[0], total[0]), _scaled_to(parts[1], total[1]), _spread(*total))
-        for phase, parts, total in zip(_PHASES, (forward, backward), totals, strict=True)
-    }
+    times = {}
+    for phase, laps, total in zip(_PHASES, (forward, backward), totals, strict=True):
+        old, new = map(quiet_rows, laps)
+        if found.is_disturbed:  # calls are short and have quiet moments, whole passes have none
+            times[phase] = old, new, spread_of_quiet(*laps)
+        else:
+            times[phase] = _scaled_to(old, total[0]), _scaled_to(new, total[1]), _spread(*total)
+    return times
 
 
 def _spread(old: list[float], new: list[float]) -> float:

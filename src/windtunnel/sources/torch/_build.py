@@ -6,6 +6,7 @@ each does, and every profiled iteration's own durations.
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
 from windtunnel.hardware.host import processor_name
+from windtunnel.measure.disturbance import disturbed_reach
 from windtunnel.measure.rounds import quiet_rows
 from windtunnel.sources.torch._collectives import transfers, with_transfers
 from windtunnel.sources.torch._dataflow import Flow, trace_flow
@@ -101,9 +103,8 @@ def build_graph(recording: Recording) -> Graph:
     kept = _kept(columns, flow)
     program, call_of = keep_program(recording.rich, recording.discovery)
     columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
-    meta = _meta(recording, correction, int(duration.sum()), num_unlike, len(slices_IP))
+    meta = _meta(recording, correction, disturbance, int(duration.sum()), num_unlike, len(slices_IP))
     meta |= {
-        "disturbance": disturbance,
         "program": program,
         "optimizers": keep_optimizers(recording.discovery),
         "models": keep_models(recording.discovery),
@@ -347,7 +348,12 @@ def summary_ns(samples: list[int]) -> dict[str, Any]:
 
 
 def _meta(
-    recording: Recording, correction: Correction, replayed_ns: int, num_unlike: int, num_samples: int
+    recording: Recording,
+    correction: Correction,
+    disturbance: dict[str, Any],
+    replayed_ns: int,
+    num_unlike: int,
+    num_samples: int,
 ) -> dict[str, Any]:
     bare = recording.bare_ns
     aside = [elapsed for elapsed, unseen in zip(bare, held_out(len(bare)), strict=True) if unseen]
@@ -361,13 +367,19 @@ def _meta(
         overhead["profiled_ratio"] = profiled["median"] / float(np.median(bare))
         overhead["rich_ratio"] = recording.rich_ns / float(np.median(bare))
         overhead |= precision(bare)
-    if aside:
+    if aside and "lost_ratio" not in disturbance:
         overhead["held_out_ns"] = aside
         overhead["held_out_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
+    measured = summary_ns(bare) or profiled
+    if lost := disturbance.get("lost_ratio"):  # what a quiet machine is estimated to take, and how well that is known
+        factor = math.exp(disturbed_reach(lost))
+        ends = {"low": int(replayed_ns / factor), "high": int(replayed_ns * factor)}
+        measured = {**measured, "median": replayed_ns, **ends}
     return {
         "source": "torch step",
         "hardware": host_facts(),
-        "iteration_ns": summary_ns(bare) or profiled,
+        "disturbance": disturbance,
+        "iteration_ns": measured,
         "profiled_iteration_ns": profiled,
         "overhead": overhead,
         "allocator": _allocator(recording),
