@@ -153,7 +153,7 @@ array = numpy.zeros(4096, "float32")
 model = DistributedDataParallel(Block().to(device))
 optimizer = torch.optim.SGD(model.parameters())
 for _ in range(5):
-    begins = torch.randint(4000, (16,))
+    begins = model.module(torch.ones(16, 64)).argmax(1)
     x = torch.stack([ROW for at in begins])
     optimizer.zero_grad()
     model(x.to(device)).pow(2).mean().backward()
@@ -428,9 +428,18 @@ def test_a_barrier_sends_nothing(tmp_path):
     assert {0} == set(graph.tasks["message_bytes"][waits].tolist())
 
 
-def test_a_slice_up_to_a_value_has_no_size(tmp_path):
-    with pytest.raises(InputError, match="has a size that hangs on values"):
-        traced(tmp_path, LOADED.replace("data[at]", "data[: at + 1]"), 8)
+def test_a_slice_up_to_a_number_that_the_script_has_drawn_is_as_long_as_in_a_real_run(tmp_path):
+    script = WINDOWS.replace(
+        "model.module(torch.ones(16, 64)).argmax(1)", "torch.tensor([3, 5]).repeat(8).sort().values"
+    )
+
+    script = script.replace("torch.stack([ROW", "torch.cat([data[: 8 * (at + 3)]").replace(
+        "begins])", "begins]).view(-1, 64)"
+    )
+
+    graph = traced(tmp_path, script, 8)
+
+    assert any("[14,64]" in text for text in set(graph.tasks.strings("input_shapes").to_numpy().tolist()))
 
 
 def test_a_decision_by_a_value_names_its_line(tmp_path):

@@ -120,7 +120,7 @@ def test_data_flows_from_the_forward_pass_to_its_backward(graphs):
 
 def test_a_step_that_needs_values_is_refused_in_words():
     def build():
-        values = torch.randn(8)
+        values = torch.randn(8, requires_grad=True)
         return lambda: torch.nonzero(values > 0)
 
     with pytest.raises(InputError, match="cannot be predicted without its values"):

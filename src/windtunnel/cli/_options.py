@@ -40,6 +40,12 @@ AlignChoice = Annotated[
 ]
 AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Of traces per rank: join those that are here.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document with raw units.")]
+GuessValues = Annotated[
+    bool,
+    typer.Option(
+        "--guess-values", help="Without computing: let the script decide by values that only a real run has; all are 1."
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 Output = Annotated[
     Path | None,

@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say, suggest
 from windtunnel.cli._files import derived, require_free, warn_of_disturbance
-from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli._options import Force, GuessValues, Json, Output
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.cli._waiting import choose_wait_policy
@@ -30,6 +30,7 @@ def capture(
     fake: Annotated[
         bool, typer.Option("--fake", help="Run nothing: operators and shapes for predict, of any size, without times.")
     ] = False,
+    guess_values: GuessValues = False,
     zeros: Annotated[
         bool, typer.Option("--zeros", help="Also keep what is zero in one more iteration, for chips that skip zeros.")
     ] = False,
@@ -54,7 +55,7 @@ def capture(
 
     path = require_free(derived(script, _suffix(), output), force=force)
     if fake:
-        _capture_fake(script, arguments or [], path, force=force, as_json=as_json)
+        _capture_fake(script, arguments or [], path, guesses=guess_values, force=force, as_json=as_json)
         return
     masks = require_free(path.with_suffix(".zeros.npz"), force=force) if zeros else None
     target = Script(script, tuple(arguments or ()), ranks_of(nproc, bandwidth, latency))
@@ -116,12 +117,12 @@ def _suffix() -> str:
     return f".rank{rank_here()}.wt" if is_one_of_several() else ".wt"
 
 
-def _capture_fake(script: Path, arguments: list[str], path: Path, *, force: bool, as_json: bool) -> None:
+def _capture_fake(script: Path, arguments: list[str], path: Path, *, guesses: bool, force: bool, as_json: bool) -> None:
     """Without times: to be priced elsewhere."""
     from windtunnel.sources.torch.fake import fake_capture_script
 
     with Progress(f"following {script.name}") as progress, stdout_to_stderr():
-        graph = fake_capture_script(script, arguments, progress=progress)
+        graph = fake_capture_script(script, arguments, guesses=guesses, progress=progress)
     _keep(graph, path, force)
     if as_json:
         print_json(_document(graph, path))

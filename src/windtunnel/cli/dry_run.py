@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
 from windtunnel.cli._files import derived, require_free
-from windtunnel.cli._options import Force, Json, Output, whole_numbers
+from windtunnel.cli._options import Force, GuessValues, Json, Output, whole_numbers
 from windtunnel.cli._stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def dry_run(
     device: Annotated[
         str, typer.Option("--device", metavar="KIND", help="What the script finds: cuda or cpu.")
     ] = "cuda",
-    guess_values: Annotated[
-        bool,
-        typer.Option("--guess-values", help="Let the script decide by values that only a real run has: all are 1."),
-    ] = False,
+    guess_values: GuessValues = False,
     output: Output = None,
     force: Force = False,
     as_json: Json = False,

@@ -12,7 +12,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free, stem
-from windtunnel.cli._options import Force, Json, Output, ReadLimitSize
+from windtunnel.cli._options import Force, GuessValues, Json, Output, ReadLimitSize
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InfeasibleError, InputError
 
@@ -36,6 +36,7 @@ def memory(
         str, typer.Option("--device-memory", metavar="SIZE", help="What there is, such as 16GiB; this host's free.")
     ] = "",
     on: Annotated[str, typer.Option("--on", metavar="GPU", help="With --fake: as on this one, such as h100.")] = "",
+    guess_values: GuessValues = False,
     warmup: Annotated[int, typer.Option(min=1, help="Iterations before the one that is followed.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Iterations to follow.")] = 1,
     output: Output = None,
@@ -59,7 +60,8 @@ def memory(
     if target.endswith(PROFILE):
         profile = MemoryProfile.load(target, read_limit=parse_size(read_limit) if read_limit else None)
     else:
-        profile = _followed(target, arguments or [], warmup, steps, fake=fake, chip=chip, limit_bytes=limit_bytes)
+        options: dict[str, Any] = {"fake": fake, "chip": chip, "guesses": guess_values}
+        profile = _followed(target, arguments or [], warmup, steps, limit_bytes=limit_bytes, **options)
     if path is not None:
         _write(profile, path, target, force)
     if as_json:
@@ -103,13 +105,14 @@ def _followed(
     fake: bool,
     chip: Device | None,
     limit_bytes: int | None,
+    guesses: bool,
 ) -> MemoryProfile:
     from windtunnel.hardware.host import available_bytes
 
     with Progress(f"following the memory of {target}", heartbeat=not target.endswith(".py")):
         if fake:
             with stdout_to_stderr():
-                profile = _run(target, arguments, warmup, steps, fake=True, chip=chip)
+                profile = _run(target, arguments, warmup, steps, fake=True, chip=chip, guesses=guesses)
             if limit_bytes is not None:
                 _require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
             return profile
@@ -142,15 +145,15 @@ def _run(
     fake: bool,
     chip: Device | None = None,
     limit_bytes: int | None = None,
+    guesses: bool = False,
 ) -> MemoryProfile:
     from windtunnel.sources.memory.script import track_script
     from windtunnel.sources.memory.tracking import predict_memory, track_memory
 
     if target.endswith(".py"):
         try:
-            return track_script(
-                target, arguments, warmup=warmup, steps=steps, fake=fake, chip=chip, limit_bytes=limit_bytes
-            )
+            options: dict[str, Any] = {"warmup": warmup, "steps": steps, "limit_bytes": limit_bytes}
+            return track_script(target, arguments, fake=fake, chip=chip, guesses=guesses, **options)
         except InputError as error:
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise KeyboardInterrupt from error

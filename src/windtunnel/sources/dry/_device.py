@@ -17,53 +17,81 @@ from typing import Any
 
 import torch
 import torch._dynamo  # which looks at torch's own functions once, so before they are replaced
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
-from torch.utils import checkpoint as checkpoint_module
 
 from windtunnel.sources.dry._replaced import replaced
 from windtunnel.sources.dry._streams import Streams
-from windtunnel.sources.dry._values import READS, Values, asker, has_no_value
+from windtunnel.sources.dry._values import READS, Values, asker, has_no_value, known_value, read_known
+from windtunnel.sources.memory._known import forget_value
+from windtunnel.sources.memory._packed import PAD, pad
 from windtunnel.sources.torch.device_operators import as_on_device
 
 __all__ = ["device_stands_in", "reads_answered"]
 
-checkpoints: Any = checkpoint_module
 _GIB = 2**30
 _NAME = "NVIDIA H100 80GB HBM3"
 _HERE = torch.device("cpu")
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _UPDATES = str(Path(torch.__file__).parent / "optim")
 
 
 class _Answers(TorchFunctionMode):
     """Gives values where there are none, and puts on the host what is meant for the device."""
 
-    def __init__(self, values: Values, streams: Streams, *, has_device: bool) -> None:
+    def __init__(self, values: Values, streams: Streams, *, has_device: bool, maps_devices: bool) -> None:
         super().__init__()
         self._has_device = has_device
+        self._maps_devices = has_device or maps_devices
         self._values = values
         self._streams = streams
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
+        if func in READS and isinstance(args[0], torch.Tensor) and (value := known_value(args[0])) is not None:
+            return read_known(func, value)
         if func in READS and has_no_value(args[0]):
             if not asker().startswith(_UPDATES):  # its counters lie on the host
                 self._streams.synchronize(self._streams.tail(self._streams.current_stream().number))
             return self._values.read(func, args[0])
-        if func is torch.device:
+        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _copy(*args)
+        if func is torch.Tensor.record_stream and self._has_device:
+            return None  # memory of fake tensors is not used again
+        if func is PAD:
+            return pad(*args)
+        if self._maps_devices and func is torch.device:
             return _here(func(*args, **(kwargs or {})))
-        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+        if self._maps_devices and func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         self._values.require_no_size(func, args)
         if func is torch.Tensor.__getitem__:
             args = (args[0], self._values.with_bounds(args[1]))
         if self._has_device and (result := as_on_device(func, args, kwargs or {})) is not NotImplemented:
             return result
-        named = {key: _here(value) if key == "device" else value for key, value in (kwargs or {}).items()}
-        if named.get("pin_memory"):
-            named["pin_memory"] = False
-        result = func(*_on_host(func, args), **named)
+        named = dict(kwargs or {})
+        if self._maps_devices:
+            args = _on_host(func, args)
+            named = {key: _here(value) if key == "device" else value for key, value in named.items()}
+            named |= {"pin_memory": False} if named.get("pin_memory") else {}
+        result = func(*args, **named)
+        if func is _SET_DATA:
+            forget_value(args[0])
         self._values.seen(func, args, named, result)
         return result
+
+
+def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """What ``copy.deepcopy`` makes of a fake tensor, whose storage torch cannot copy."""
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone(memory_format=torch.preserve_format)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        copy = torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+        memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+        if tensor.is_leaf and tensor.grad is not None:
+            copy.grad = _copy(tensor.grad, memo)
+    result: torch.Tensor = memo[id(tensor)]
+    return result
 
 
 def _on_host(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -82,32 +110,20 @@ def _here(device: Any) -> Any:
 
 
 @contextmanager
-def reads_answered(values: Values, streams: Streams, *, has_device: bool) -> Iterator[None]:
-    """Answer reads of values, for which a program waits, and map devices."""
-    answers = _Answers(values, streams, has_device=has_device)
-    first = checkpoints._checkpoint_without_reentrant_generator
+def reads_answered(values: Values, streams: Streams, *, has_device: bool, maps_devices: bool = True) -> Iterator[None]:
+    """Answer reads of values, for which a program waits, and map devices; in a backward pass as well."""
+    answers = _Answers(values, streams, has_device=has_device, maps_devices=maps_devices)
+    run_backward = torch.autograd.graph._engine_run_backward
 
-    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return first(_answered(function, answers), *args, **kwargs)
-
-    again = staticmethod(_answered(checkpoints.CheckpointFunction.backward, answers))
-    methods: dict[Any, dict[str, Any]] = {
-        checkpoints: {first.__name__: checkpoint},
-        checkpoints.CheckpointFunction: {"backward": again},
-    }
-    with answers, replaced(methods):
-        yield
-
-
-def _answered(function: Callable[..., Any], answers: _Answers) -> Callable[..., Any]:
-    """What a checkpoint calls again in a backward pass, in which torch leaves such modes out."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(run_backward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # torch leaves out the mode that handles Tensor.backward, and what a backward pass recomputes is to be the same
         with nullcontext() if _get_current_function_mode() is answers else answers:
-            return function(*args, **kwargs)
+            return run_backward(*args, **kwargs)
 
-    return call
+    name = run_backward.__name__
+    with answers, replaced({torch.autograd: {name: run}, torch.autograd.graph: {name: run}}):
+        yield
 
 
 @contextmanager
@@ -136,7 +152,7 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
         foreach: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         sys.modules["torch.optim.optimizer"]: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         autocast: {"__init__": _for_host(autocast.__init__)},
-        torch: {"set_default_device": _mapped(torch.set_default_device)},
+        torch: {"set_default_device": _mapped(torch.set_default_device), "Generator": _Generator},
     }
 
 
@@ -195,6 +211,23 @@ def _for_host(original: Callable[..., None]) -> Callable[..., None]:
         original(context, device_type, dtype, *args, **kwargs)
 
     return construct
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    """Every generator is an instance of the class that stands in."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _HOST_GENERATOR)
+
+
+_HOST_GENERATOR = torch.Generator
+
+
+class _Generator(metaclass=_AnyGenerator):
+    """Stands for ``torch.Generator``: that of the device lies on the host."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _HOST_GENERATOR(device=_here(device))
 
 
 def _mapped(original: Callable[[Any], None]) -> Callable[[Any], None]:

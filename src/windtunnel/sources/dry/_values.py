@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from windtunnel.errors import InputError
+from windtunnel.sources.memory._known import value_of
 
-__all__ = ["READS", "StandIn", "Values", "asker", "has_no_value", "own_line"]
+__all__ = ["READS", "StandIn", "Values", "asker", "has_no_value", "known_value", "own_line", "read_known"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parents[2])
@@ -87,7 +88,7 @@ class Values:
 
     def read(self, function: Any, tensor: torch.Tensor) -> Any:
         """The value of a tensor that has none."""
-        if function is torch.Tensor.numpy:
+        if function in _TO_ARRAYS:
             return self._array(tensor)
         known = getattr(tensor, _MARK, None)
         if known is not None:
@@ -285,14 +286,26 @@ _CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
     torch.Tensor.__index__: int,
     torch.Tensor.__bool__: bool,
 }
-READS = {torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, *_CONVERSIONS}
+_TO_ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
+READS: set[Any] = {torch.Tensor.item, torch.Tensor.tolist, *_TO_ARRAYS, *_CONVERSIONS}
 """What brings a value to Python."""
 
 
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a fake tensor that the program itself has computed."""
+    return value_of(tensor) if isinstance(tensor, FakeTensor) else None
+
+
+def read_known(function: Callable[..., Any], value: torch.Tensor) -> Any:
+    """What a program reads of a known value; an array is its own copy."""
+    with _disable_current_modes():
+        return function(value.clone() if function in _TO_ARRAYS else value)
+
+
 def has_no_value(value: Any) -> bool:
-    """Whether a tensor is fake, or holds one that is."""
+    """Whether a tensor is fake and nothing has computed its value, or holds one of that kind."""
     if isinstance(value, FakeTensor):
-        return True
+        return value_of(value) is None
     if not isinstance(value, torch.Tensor):
         return False
     within: Any = value

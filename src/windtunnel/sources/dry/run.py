@@ -9,7 +9,7 @@ whose links carry the messages (room whatifs).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +124,7 @@ def _traced(options: _Options, given: Sequence[int], progress: Progress | None) 
 
 def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
     from windtunnel.sources.dry._trace import Tracing
-    from windtunnel.sources.memory.script import without_workers
+    from windtunnel.sources.dry._uncomputed import without_workers
     from windtunnel.sources.torch.script import run_until_enough
 
     tracing = Tracing(rank)
@@ -133,7 +133,7 @@ def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
         options.argv,
         tracing,
         surroundings=_surroundings(options, rank, mailbox, tracing),
-        on_loader=lambda arguments: {**without_workers(arguments), "pin_memory": False},
+        on_loader=without_workers,
     )
     if tracing.trace is None:
         message, fix = ended.reason("iterations")
@@ -145,19 +145,21 @@ def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
 
 @contextmanager
 def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> Iterator[None]:
-    from windtunnel.sources.dry._device import device_stands_in, reads_answered
     from windtunnel.sources.dry._job import rank_of_job
+    from windtunnel.sources.dry._uncomputed import uncomputed
     from windtunnel.sources.dry._values import Values
-    from windtunnel.sources.memory._fake import fake_tensors
 
-    values = Values(options.guesses)
+    tracing.values = Values(options.guesses)
     per_host = options.devices_per_host
-    with ExitStack() as stack:
-        stack.enter_context(rank_of_job(rank, options.num_ranks, per_host, mailbox))
-        if options.has_device:
-            stack.enter_context(device_stands_in(tracing.streams, per_host, rank % per_host))
-        stack.enter_context(fake_tensors())
-        stack.enter_context(reads_answered(values, tracing.streams, has_device=options.has_device))
-        stack.enter_context(tracing.watching())
-        tracing.values = values
+    with (
+        rank_of_job(rank, options.num_ranks, per_host, mailbox),
+        uncomputed(
+            tracing.values,
+            tracing.streams,
+            has_device=options.has_device,
+            devices_per_host=per_host,
+            local_rank=rank % per_host,
+        ),
+        tracing.watching(),
+    ):
         yield

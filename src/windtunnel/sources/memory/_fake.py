@@ -1,15 +1,14 @@
 """A place where tensors are fake (room sources, private).
 
 In: nothing. Out: a context in which every new tensor has a shape, a type and a device, but no memory, and operators
-compute shapes only. Where Python reads a value (``item``), which a fake tensor does not have, it gets one, and that is
-counted: it does no harm to a loss that is printed, but a loop that ends on a value is not what it would be.
+compute shapes only, besides values of small tensors that the program itself computes (``_known``). Not here: what a
+program gets that reads a value which is not known (``sources.dry``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,43 +19,34 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from windtunnel.errors import InputError
-from windtunnel.sources.torch.device_operators import as_on_device
+from windtunnel.sources.memory._in_place import done_in_place
+from windtunnel.sources.memory._known import KnownValues
 
-__all__ = ["Guesses", "fake_tensors"]
+__all__ = ["fake_tensors"]
 
 
 _FEW_STEPS = 16
 _MAX_RUN_ELEMENTS = 2**24
 
 
-@dataclass
-class Guesses:
-    """How many values Python read."""
+class _Results(TorchDispatchMode):
+    """Results of the size that the real operator gives them, and a fraction that torch itself reads is 1."""
 
-    count: int = 0
-
-
-class _Values(TorchDispatchMode):
-    """One where a value is read, and results of the size that the real operator gives them."""
-
-    def __init__(self, guesses: Guesses) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._guesses = guesses
         self._workspaces: dict[tuple[Any, ...], int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            if not isinstance(args[0], FakeTensor):  # made where tensors were real
-                with _disable_current_modes():
-                    return func(*args)
-            self._guesses.count += 1
-            kind = args[0].dtype
-            return True if kind is torch.bool else 1.0 if kind.is_floating_point else 1
-        result = func(*args, **(kwargs or {}))
+            if args[0].dtype.is_floating_point or args[0].dtype is torch.bool:
+                return args[0].dtype is torch.bool or 1.0
+            raise DataDependentOutputException(func)  # a size, most likely
+        result = done_in_place(func, args, kwargs or {})
+        if result is NotImplemented:
+            result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:
             return (*result[:3], torch.empty(self._recurrent_bytes(args), dtype=torch.uint8))
         return result
@@ -117,35 +107,21 @@ def _set(tensor: Any, value: Any) -> None:
             tensor.fake_device = value.device
 
 
-class _OnDevice(TorchFunctionMode):
-    """Attention and dropout by the operators that a device has for them, which keep less."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        result = as_on_device(func, args, kwargs or {})
-        return func(*args, **(kwargs or {})) if result is NotImplemented else result
-
-
 @contextmanager
-def fake_tensors(*, on_device: bool = False) -> Iterator[Guesses]:
+def fake_tensors() -> Iterator[None]:
     """Make every tensor that is made within fake.
-
-    Parameters
-    ----------
-    on_device : bool
-        Attention and dropout as a GPU runs them.
 
     Raises
     ------
     InputError
         The program needs values to go on.
     """
-    guesses, apply = Guesses(), torch.nn.Module._apply
+    apply = torch.nn.Module._apply
     torch.nn.Module._apply = _converted(apply)  # type: ignore[method-assign]
     try:
-        as_device = _OnDevice() if on_device else nullcontext()
-        with FakeTensorMode(allow_non_fake_inputs=True), _Values(guesses), as_device:
-            yield guesses
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with fake_mode, _Results(), KnownValues(fake_mode):
+            yield
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         operator = next((str(value) for value in error.args if value), type(error).__name__)
         raise InputError(

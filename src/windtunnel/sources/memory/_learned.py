@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.sources.memory._storages import BIRTH, INPUT
+from windtunnel.sources.memory._storages import BIRTH, INPUT, WEIGHT
 from windtunnel.sources.memory._tracker import StorageTracker
 
 __all__ = ["Learned"]
@@ -26,7 +26,7 @@ class Learned:
     """One iteration's births with their lines, and what rests in memory, with its names."""
 
     births: list[tuple[Birth, str]] = field(default_factory=list)
-    resting: list[tuple[weakref.ref[Any], str]] = field(default_factory=list)
+    resting: list[tuple[weakref.ref[Any], str, int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, tracker: StorageTracker) -> Learned:
@@ -39,9 +39,10 @@ class Learned:
             if event == BIRTH and not isinstance(ledger.makers[number], str)
         ]
         resting = [
-            (weakref.ref(storage), str(ledger.names[number]))
+            (weakref.ref(storage), str(ledger.names[number]), ledger.categories[number])
             for number, storage in alive.items()
-            if number in initial and ledger.categories[number] == INPUT
+            # a weight of a model that no optimizer updates, as that of an average, rests there as data do
+            if number in initial and ledger.categories[number] in (INPUT, WEIGHT)
         ]
         return cls([(birth, lines[ledger.lines[number]]) for birth, number in births], resting)
 

@@ -74,11 +74,11 @@ class Sightings:
     ----------
     discovery : Discovery
         Models and optimizers; those that show themselves later are added.
-    resting : list of (weak reference, str)
-        Storages, with their names, known to be used though nothing may show them: data that rest in memory.
+    resting : list of (weak reference, str, int)
+        Storages, with their names and categories, known to be used though nothing may show them: data that rest in memory.
     """
 
-    def __init__(self, discovery: Discovery, resting: Iterable[tuple[weakref.ref[Any], str]] = ()) -> None:
+    def __init__(self, discovery: Discovery, resting: Iterable[tuple[weakref.ref[Any], str, int]] = ()) -> None:
         self.layers = Interned()
         self.calls: list[tuple[int, int]] = []  # time_ns, layer or LEFT
         self.forced: list[tuple[int, int]] = []  # time_ns, phase that begins, 0 where it ends
@@ -103,10 +103,10 @@ class Sightings:
     def __enter__(self) -> Sightings:
         for storage in all_storages():
             self._note_outside(storage, "")
-        for reference, name in self._resting:
+        for reference, name, category in self._resting:
             storage = reference()
             if storage is not None:
-                self._mark(storage.data_ptr(), INPUT, name)
+                self._mark(storage.data_ptr(), category, name)
         self._look()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
         self._patches.enter_context(hooks_watched(self._saved))

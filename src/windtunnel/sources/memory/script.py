@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from windtunnel.hardware import Device
     from windtunnel.sources.memory.watch import Watch
 
-__all__ = ["track_script", "without_workers"]
+__all__ = ["track_script"]
 
 
 def track_script(
@@ -33,6 +33,7 @@ def track_script(
     fake: bool = False,
     chip: Device | None = None,
     limit_bytes: int | None = None,
+    guesses: bool = False,
 ) -> MemoryProfile:
     """Run a script as if it were the main program, follow its memory through some iterations, then end it.
 
@@ -52,6 +53,8 @@ def track_script(
         With fake tensors: the GPU that it would run on.
     limit_bytes : int or None
         End with an error before more than this is held.
+    guesses : bool
+        With fake tensors: let the script decide by values that only a real run has; all of them are 1.
 
     Returns
     -------
@@ -63,17 +66,18 @@ def track_script(
         The file is not there, is no Python, or ended before enough was seen.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.memory._fake import fake_tensors
+
+    def make_pilot(*_: Any) -> _Pilot:
+        return _Pilot(warmup, steps, fake=fake, limit_bytes=limit_bytes)
 
     script = checked_script(path)
-    pilot = _Pilot(warmup, steps, fake=fake, limit_bytes=limit_bytes)
-    ended = run_until_enough(
-        script,
-        argv,
-        pilot,
-        surroundings=fake_tensors(on_device=chip is not None) if fake else None,
-        on_loader=without_workers if fake else None,
-    )
+    if fake:
+        from windtunnel.sources.dry._uncomputed import run_uncomputed
+
+        ended, pilot = run_uncomputed(script, argv, make_pilot, has_device=chip is not None, guesses=guesses)
+    else:
+        pilot = make_pilot()
+        ended = run_until_enough(script, argv, pilot)
     if pilot.profile is None:
         message, fix = ended.reason("--steps")
         raise InputError(
@@ -151,9 +155,3 @@ class _Pilot:
             if self._seen == self._warmup + self._steps:
                 self.profile = self._watch.profile()
         self._watch = None
-
-
-def without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a loader of fake tensors is made with: it fetches in its own process."""
-    kept = {key: value for key, value in arguments.items() if key not in ("prefetch_factor", "persistent_workers")}
-    return {**kept, "num_workers": 0}

@@ -127,17 +127,18 @@ def predict_memory(
     """
     _check(build, warmup, steps)
     require("torch", extra="torch")
-    from windtunnel.sources.memory._fake import fake_tensors
+    from windtunnel.sources.dry._uncomputed import uncomputed
+    from windtunnel.sources.dry._values import Values
     from windtunnel.sources.memory.watch import Watch
 
-    watch = Watch(is_fake=True)
-    with fake_tensors(on_device=chip is not None) as guesses:
+    watch, values = Watch(is_fake=True), Values(guesses=True)
+    with uncomputed(values, has_device=chip is not None, maps_devices=False):
         built = build()
         step = getattr(built, "step", built)
         watch.discovery.add(_listed(getattr(built, "models", None)), _listed(getattr(built, "optimizers", None)))
         profile = _followed(watch, step, warmup, steps, is_fake=True)
         getattr(built, "close", _nothing)()
-    profile.meta["num_guessed_scalars"] = guesses.count  # type: ignore[index]
+    profile.meta["num_guessed_scalars"] = sum(values.lines.values())  # type: ignore[index]
     return profile if chip is None else profile.on(chip)
 
 

@@ -50,11 +50,12 @@ def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) 
         PyTorch is not installed.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.memory._fake import fake_tensors
+    from windtunnel.sources.dry._uncomputed import uncomputed
+    from windtunnel.sources.dry._values import Values
     from windtunnel.sources.torch._recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
-    with fake_tensors():
+    with uncomputed(Values(guesses=True), maps_devices=False):
         built = build()
         models, optimizers = (list(getattr(built, name, ())) for name in ("models", "optimizers"))
         recorder.recording.discovery.add(models, optimizers)
@@ -69,13 +70,17 @@ def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) 
     return _graph(recorder.recording)
 
 
-def fake_capture_script(path: str | Path, argv: Sequence[str] = (), *, progress: Progress | None = None) -> Graph:
+def fake_capture_script(
+    path: str | Path, argv: Sequence[str] = (), *, guesses: bool = False, progress: Progress | None = None
+) -> Graph:
     """The same of an unmodified script, whose loop is recognized as by a capture.
 
     Parameters
     ----------
     path : path
     argv : sequence of str
+    guesses : bool
+        Let the script decide by values that only a real run has; all of them are 1.
     progress : callable
 
     Raises
@@ -84,15 +89,17 @@ def fake_capture_script(path: str | Path, argv: Sequence[str] = (), *, progress:
         The file is not there or is no Python; the script needs values; it ended before an iteration was whole.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.memory._fake import fake_tensors
-    from windtunnel.sources.memory.script import without_workers
+    from windtunnel.sources.dry._uncomputed import run_uncomputed
     from windtunnel.sources.torch._recorder import Recorder
-    from windtunnel.sources.torch.script import RecorderPilot, checked_script, run_until_enough
+    from windtunnel.sources.torch.script import RecorderPilot, checked_script
 
     script = checked_script(path)
-    recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
-    pilot = RecorderPilot(recorder)
-    ended = run_until_enough(script, argv, pilot, surroundings=fake_tensors(), on_loader=without_workers)
+
+    def make_pilot(_: Any) -> RecorderPilot:
+        return RecorderPilot(Recorder(iterations=0, warmup=1, progress=progress, is_fake=True))
+
+    ended, pilot = run_uncomputed(script, argv, make_pilot, guesses=guesses)
+    recorder = pilot.recorder
     if recorder.recording.rich is None:
         message, fix = ended.reason("iterations")
         raise InputError(f"{message}; no iteration was whole", where=ended.place(), fix=fix) from ended.failure

@@ -1,0 +1,52 @@
+"""What autograd does in place on tensors that are real, and out of place on fake ones (room sources).
+
+In: an operator called by a backward pass itself. Out: its result, held where a real run holds it. Autograd adds up
+gradients and fills zeros in place, but not where it sees a subclass of a tensor, which a fake tensor is.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["done_in_place"]
+
+_aten = torch.ops.aten
+_SUM = _aten.add.Tensor
+_FILLS = {
+    _aten.index_put.default: _aten.index_put_.default,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.masked_scatter.default: _aten.masked_scatter_.default,
+}
+_ENGINE = "_engine_run_backward"
+_DISPATCH = ("__torch_dispatch__", "__torch_function__", "__call__", "_fn", "inner", "done_in_place")
+
+
+def done_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call that a backward pass does in place on real tensors; ``NotImplemented`` of any other."""
+    if (func is not _SUM and func not in _FILLS) or not _is_called_by_engine():
+        return NotImplemented
+    if func in _FILLS:
+        return _FILLS[func](*args, **kwargs)
+    first, second = args
+    is_sum = isinstance(second, torch.Tensor) and first is not second and not kwargs
+    if not is_sum or first.shape != second.shape or first.dtype is not second.dtype:
+        return NotImplemented
+    # into the one that nothing else refers to
+    into, other = (second, first) if first._use_count() > second._use_count() else (first, second)
+    return _aten.add_.Tensor(into, other)
+
+
+def _is_called_by_engine() -> bool:
+    """Whether no Python function lies between the call and the backward pass."""
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != _ENGINE:
+        if frame.f_code.co_name not in _DISPATCH:
+            return False
+        frame = frame.f_back
+    return frame is not None
