@@ -56,8 +56,6 @@ class _Answers(TorchFunctionMode):
             return self._values.read(func, args[0])
         if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _copy(*args)
-        if func is torch.Tensor.record_stream and self._has_device:
-            return None  # memory of fake tensors is not used again
         if func is PAD:
             return pad(*args)
         if self._maps_devices and func is torch.device:
@@ -152,6 +150,7 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
         foreach: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         sys.modules["torch.optim.optimizer"]: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         autocast: {"__init__": _for_host(autocast.__init__)},
+        torch.Tensor: {"record_stream": _nothing},
         torch: {"set_default_device": _mapped(torch.set_default_device), "Generator": _Generator},
     }
 

@@ -35,9 +35,12 @@ def done_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     is_sum = isinstance(second, torch.Tensor) and first is not second and not kwargs
     if not is_sum or first.shape != second.shape or first.dtype is not second.dtype:
         return NotImplemented
-    # into the one that nothing else refers to
-    into, other = (second, first) if first._use_count() > second._use_count() else (first, second)
-    return _aten.add_.Tensor(into, other)
+    # into one that nothing else refers to, as a view's base does to its storage
+    free = [tensor for tensor in (first, second) if not tensor._is_view()]
+    if not free:
+        return NotImplemented
+    into = min(free, key=torch.Tensor._use_count)
+    return _aten.add_.Tensor(into, second if into is first else first)
 
 
 def _is_called_by_engine() -> bool:
