@@ -195,19 +195,6 @@ for _ in range(20):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 
-LBFGS = """
-model = nn.Linear(30, 3)
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, history_size=2)
-x, y = torch.randn(50, 30), torch.randint(0, 3, (50,))
-def closure():
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    return loss
-for _ in range(20):
-    optimizer.step(closure)
-"""
-
 REAL = {
     "slices": SLICES,
     "masked": MASKED,
@@ -220,7 +207,6 @@ REAL = {
     "mixed": MIXED,
     "penalty": PENALTY,
     "time first": TIME_FIRST,
-    "lbfgs": LBFGS,
 }
 """Scripts that a CPU runs."""
 

@@ -24,6 +24,8 @@ from windtunnel.sources.memory._known import value_of
 __all__ = ["READS", "StandIn", "Values", "asker", "has_no_value", "known_value", "own_line", "read_known"]
 
 _TORCH = str(Path(torch.__file__).parent)
+_OPTIM = str(Path(torch.__file__).parent / "optim")
+_SCHEDULES = str(Path(torch.__file__).parent / "optim" / "lr_scheduler.py")  # these change a rate, not the work
 _OWN = str(Path(__file__).parents[2])
 _NEVER = {torch.isnan, torch.isinf, torch.isneginf, torch.isposinf, torch.Tensor.isnan, torch.Tensor.isinf}
 _ALWAYS = {torch.isfinite, torch.Tensor.isfinite}
@@ -155,9 +157,11 @@ class Values:
         Raises
         ------
         InputError
-            The program itself decides, and nobody asked for guesses.
+            The program itself decides, or its optimizer, and guesses are not allowed.
         """
-        may_decide = self.guesses or asker().startswith(_TORCH)
+        file = asker()
+        decides_work = not file.startswith(_TORCH) or (file.startswith(_OPTIM) and not file.startswith(_SCHEDULES))
+        may_decide = self.guesses or not decides_work
         if not may_decide or max(self.lines.values(), default=0) > _ENDLESS:
             raise InputError(
                 "the program decides by a value that only a real run has",

@@ -36,10 +36,10 @@ def done_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if not is_sum or first.shape != second.shape or first.dtype is not second.dtype:
         return NotImplemented
     # into one that nothing else refers to, as a view's base does to its storage
-    free = [tensor for tensor in (first, second) if not tensor._is_view()]
+    free: list[Any] = [tensor for tensor in (first, second) if not tensor._is_view()]
     if not free:
         return NotImplemented
-    into = min(free, key=torch.Tensor._use_count)
+    into = min(free, key=lambda tensor: tensor._use_count())
     return _aten.add_.Tensor(into, second if into is first else first)
 
 

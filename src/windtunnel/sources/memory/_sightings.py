@@ -75,7 +75,8 @@ class Sightings:
     discovery : Discovery
         Models and optimizers; those that show themselves later are added.
     resting : list of (weak reference, str, int)
-        Storages, with their names and categories, known to be used though nothing may show them: data that rest in memory.
+        Storages, with their names and categories, known to be used though nothing may show them: data that rest in
+        memory.
     """
 
     def __init__(self, discovery: Discovery, resting: Iterable[tuple[weakref.ref[Any], str, int]] = ()) -> None:
