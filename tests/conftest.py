@@ -26,12 +26,24 @@ def fresh_heap():
     gc.freeze()
 
 
+_COUNTERS = {"_waited_ns": disturbance._waited_ns, "_Ticks.now": disturbance._Ticks.now}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_host():
+    """What is measured is kept, however busy the host is that runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disturbance, "_waited_ns", dict)
+        patch.setattr(disturbance._Ticks, "now", disturbance._Ticks)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def quiet_host(request, monkeypatch):
-    """What is measured is kept, however busy the host is that runs the tests; ``real_disturbance`` wants the truth."""
-    if "real_disturbance" not in request.keywords:
-        monkeypatch.setattr(disturbance, "_waited_ns", dict)
-        monkeypatch.setattr(disturbance._Ticks, "now", disturbance._Ticks)
+def busy_host(request, monkeypatch):
+    """``real_disturbance`` wants the truth."""
+    if "real_disturbance" in request.keywords:
+        monkeypatch.setattr(disturbance, "_waited_ns", _COUNTERS["_waited_ns"])
+        monkeypatch.setattr(disturbance._Ticks, "now", _COUNTERS["_Ticks.now"])
 
 
 @pytest.fixture(scope="session")

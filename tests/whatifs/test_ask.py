@@ -130,7 +130,7 @@ def test_an_answer_prints_as_one_useful_line():
     backed = answer.backed_by(Backing())
 
     assert str(answer).startswith("faster-cpu  2.00x (no receipt backs this number); 3.30 µs")
-    assert str(backed).startswith("faster-cpu  2.00x (1.80-2.23, 90 %, 14 receipts); 3.30 µs")
+    assert str(backed).startswith("faster-cpu  2.00x (1.80-2.00, 90 %, 14 receipts); 3.30 µs")
 
 
 def test_an_answer_is_json_with_raw_units_and_a_row():
