@@ -101,6 +101,10 @@ class Meta:
         What the garbage collector takes per iteration.
     loader : mapping
         ``num_workers`` and ``fetch_ns`` of a data loader.
+    irregular : mapping
+        What the loop does only now and then: ``events`` of a ``kind`` (validation, checkpoint, logging, end of epoch),
+        each seen ``num_seen`` times in ``num_iterations``, ``every`` so many iterations (None: seen once), at a
+        ``cost_ns``; ``iterations_per_epoch`` where the loader says it.
     is_complete : bool
         Whether all iterations that were asked for were measured.
     memory_base_bytes : int
@@ -164,6 +168,7 @@ class Meta:
     shapes: Facts = field(default_factory=dict)
     gc_pause_ns: int | None = None
     loader: Facts = field(default_factory=dict)
+    irregular: Facts = field(default_factory=dict)
     is_complete: bool = True
     memory_base_bytes: int = 0
     rank_base_bytes: tuple[int, ...] = ()

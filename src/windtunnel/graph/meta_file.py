@@ -56,6 +56,19 @@ class _Loader(TypedDict, total=False):
     fetch_ns: _Number
 
 
+class _Event(TypedDict, total=False):
+    kind: str
+    num_seen: _Count
+    every: _Count | None
+    cost_ns: _Count
+
+
+class _Irregular(TypedDict, total=False):
+    num_iterations: _Count
+    iterations_per_epoch: _Count | None
+    events: list[_Event]
+
+
 # narrower than the annotations of ``Meta``
 _TYPES: dict[str, Any] = {
     "origin_ns": _Time,
@@ -69,6 +82,7 @@ _TYPES: dict[str, Any] = {
     "profiled_iteration_ns": _Times,
     "gc_pause_ns": _Count | None,
     "loader": _Loader,
+    "irregular": _Irregular,
     "memory_base_bytes": _Count,
     "rank_base_bytes": list[_Count],
     "samples_ratio": Annotated[float, msgspec.Meta(gt=0, le=1e18)],

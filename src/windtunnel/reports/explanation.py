@@ -19,6 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
+from windtunnel.reports.irregular import Irregular, irregular_lines, irregular_parts
 from windtunnel.reports.losses import loss_lines
 from windtunnel.reports.notes import loading_lines, notes_of, profiler_lines
 from windtunnel.reports.packing import shortened
@@ -80,6 +81,8 @@ class Explanation:
         Of many ranks: who waited for whom in collectives.
     losses : tuple of Loss
         Of many ranks, or of a trace of a device: what each cause of lost time costs.
+    irregular : tuple of Irregular
+        What comes only now and then (validation, checkpoints, logging), on top of the iteration.
     """
 
     replayed_ns: float
@@ -100,6 +103,7 @@ class Explanation:
     notes: tuple[str, ...] = ()
     waits: tuple[RankWait, ...] = ()
     losses: tuple[Loss, ...] = ()
+    irregular: tuple[Irregular, ...] = ()
 
     @cached_property
     def iteration_ns(self) -> float:
@@ -243,12 +247,14 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         overhead_ratio=_overhead(graph, measured),
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
         notes=(
+            *irregular_lines(graph, float(measured.get("median", replayed_ns))),
             *loading_lines(timeline),
             *notes_of(graph, left_out),
             *profiler_lines(graph, host_ratio),
             *wait_lines(timeline),
         ),
         waits=rank_waits(timeline),
+        irregular=irregular_parts(graph),
         losses=find_losses(explained, timeline) if graph.num_ranks > 1 or "start_cause" in graph.tasks else (),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from windtunnel.sources.torch._irregular import IrregularWatch
 from windtunnel.sources.torch.hooks import StepHooks
 
 __all__ = ["EndOfScript", "RankPilot", "RecorderPilot"]
@@ -22,10 +23,18 @@ class RecorderPilot:
 
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
+        self.irregular = IrregularWatch()
+        self.irregular.install()
         self._pattern: tuple[Any, ...] = ()
 
     def at_boundary(self, hooks: StepHooks, is_regular: bool) -> None:
-        """Lead on; a loop that has changed its form begins anew."""
+        """Lead on; an iteration that did more than most is measured again, as one of another form is."""
+        does_more = self.irregular.end(self.recorder.instrument)
+        self._lead(hooks, is_regular and not does_more)
+        self.irregular.begin()
+
+    def _lead(self, hooks: StepHooks, is_regular: bool) -> None:
+        """A loop that has changed its form begins anew."""
         if self.recorder.is_complete:
             self._end()
             return
@@ -33,6 +42,7 @@ class RecorderPilot:
         if pattern and pattern != self._pattern:  # the first, or the loop has changed its form
             self._pattern = pattern
             self.recorder.restart()
+            self.irregular.restart()
             self.recorder.recording.discovery.add(hooks.models, hooks.optimizers)
             self.recorder.begin()
             return
@@ -45,7 +55,8 @@ class RecorderPilot:
         raise EndOfScript
 
     def close(self) -> None:
-        """Take the recorder away."""
+        """Take the recorder and the watch away."""
+        self.irregular.remove()
         self.recorder.close()
 
 

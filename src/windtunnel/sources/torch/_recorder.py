@@ -175,6 +175,18 @@ class Recorder:
         return self._position >= len(self._slots)
 
     @property
+    def instrument(self) -> str:
+        """What the running iteration is measured with, in a word."""
+        if self._on_device is not None:
+            return "device"
+        if self.is_complete:
+            return "none"
+        slot = self._slots[self._position]
+        if slot in _PROFILED:
+            return "light"
+        return "bare" if slot in (Slot.AS_IS, Slot.SETTLE_BARE, Slot.BARE) else slot.value
+
+    @property
     def num_measured(self) -> int:
         """Bare and profiled iterations measured so far."""
         if self._on_device is not None:

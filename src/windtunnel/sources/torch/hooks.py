@@ -27,7 +27,7 @@ from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
 
-__all__ = ["StepHooks"]
+__all__ = ["StepHooks", "steps_per_epoch"]
 
 OnBoundary = Callable[["StepHooks", bool], None]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -58,6 +58,8 @@ class StepHooks:
         What the program has shown so far: modules called from outside of any module, in order of first call.
     num_boundaries : int
         Boundaries so far, this one included.
+    num_epochs_ended : int
+        How often a loader of the loop came to its end.
     num_steps, num_foreign_steps : int
         Optimizer steps on the main thread, and on other threads.
     finder : BoundaryFinder
@@ -80,6 +82,7 @@ class StepHooks:
         self.num_boundaries = 0
         self.num_steps = 0
         self.num_foreign_steps = 0
+        self.num_epochs_ended = 0
         self.finder = BoundaryFinder()
         self._on_boundary = on_boundary
         self._on_optimizer = on_optimizer
@@ -123,6 +126,11 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this is the thread and process that is watched."""
+        return self._is_home()
 
     def _is_home(self) -> bool:
         return (os.getpid(), threading.get_ident()) == self._home
@@ -232,6 +240,7 @@ class StepHooks:
         try:
             return fetch()
         except StopIteration:
+            self.num_epochs_ended += Token("next", _loader_key(iterator)) in self.finder.pattern
             self.finder.retract()
             raise
         finally:
@@ -314,15 +323,33 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**dict(zip(_LOADER_ARGUMENTS, args, strict=False)), **kwargs}
 
 
+def steps_per_epoch(hooks: StepHooks) -> int | None:
+    """Iterations of the loop until its loader comes to its end; None where it has no loader or no known end."""
+    keys = [token.key for token in hooks.finder.pattern if token.kind == "next"]
+    for loader in hooks.loaders:
+        key = _key_of(loader.dataset, loader.num_workers, getattr(loader, "_index_sampler", None))
+        if key in keys:
+            num_batches = _length(loader)
+            return max(1, int(num_batches) // keys.count(key)) if num_batches != "?" else None
+    return None
+
+
 def _loader_key(iterator: Any) -> str:
     """The same for loaders that a script makes anew in every epoch."""
-    parts = (getattr(iterator, "_dataset", None), getattr(iterator, "_num_workers", 0))
-    sampler = getattr(iterator, "_index_sampler", None)
+    return _key_of(
+        getattr(iterator, "_dataset", None),
+        getattr(iterator, "_num_workers", 0),
+        getattr(iterator, "_index_sampler", None),
+    )
+
+
+def _key_of(dataset: Any, num_workers: int, sampler: Any) -> str:
+    parts = (dataset, num_workers)
     return f"{type(parts[0]).__name__}/{getattr(sampler, 'batch_size', '')}/{parts[1]}/{_length(parts[0])}"
 
 
-def _length(dataset: Any) -> str:
+def _length(sized: Any) -> str:
     try:
-        return str(len(dataset))
+        return str(len(sized))
     except (TypeError, NotImplementedError):
         return "?"

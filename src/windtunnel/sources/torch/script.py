@@ -113,9 +113,10 @@ def capture_script(
 
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
-    leads = pilot or (RankPilot if is_one_of_several() else RecorderPilot)
-    ended = run_until_enough(script, argv, leads(recorder))
-    return _result(recorder, ended)
+    leads = (pilot or (RankPilot if is_one_of_several() else RecorderPilot))(recorder)
+    ended = run_until_enough(script, argv, leads)
+    irregular = leads.irregular.as_meta() if isinstance(leads, RecorderPilot) else {}
+    return _result(recorder, ended, irregular)
 
 
 def num_planned(iterations: int, warmup: int) -> int:
@@ -241,6 +242,8 @@ def run_until_enough(
     from windtunnel.sources.torch._labels import escaped_labels
 
     hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
+    if isinstance(pilot, RecorderPilot):
+        pilot.irregular.follow(hooks)
     failure: BaseException | None = None
     try:
         with surroundings or nullcontext(), escaped_labels(keeps_all=False), hooks:
@@ -329,10 +332,11 @@ def checked_script(path: str | Path) -> Path:
     return script
 
 
-def _result(recorder: Any, ended: Ended) -> Graph:
+def _result(recorder: Any, ended: Ended, irregular: dict[str, Any]) -> Graph:
     recording = recorder.recording
     # a flight of this graph starts the same program again
     known: dict[str, Any] = {"origin": {"script": str(ended.script.resolve()), "argv": list(ended.argv)}}
+    known["irregular"] = irregular
     if is_one_of_several():
         known["distributed"] = {"rank": rank_here(), "world_size": num_ranks_here()}
     graph: Graph | None = None
