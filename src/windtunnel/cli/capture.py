@@ -13,6 +13,7 @@ from windtunnel.cli._options import Force, GuessValues, Json, Output
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.cli._waiting import choose_wait_policy
+from windtunnel.cli._writes import kept_away, watched
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def capture(
     zeros_after: Annotated[
         int, typer.Option("--zeros-after", min=1, metavar="N", help="That iteration is the Nth after the others.")
     ] = 1,
+    scratch: Annotated[
+        bool, typer.Option("--scratch", help="Send files that the script writes to a temporary folder.")
+    ] = False,
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",
     latency: Latency = "",
@@ -59,9 +63,15 @@ def capture(
         return
     masks = require_free(path.with_suffix(".zeros.npz"), force=force) if zeros else None
     target = Script(script, tuple(arguments or ()), ranks_of(nproc, bandwidth, latency))
+    if scratch and nproc > 1:
+        raise InputError("files of one process are kept away", where="--scratch --nproc", fix="leave out --nproc")
     choose_wait_policy()
     try:
-        with Progress(f"capturing {script.name}") as progress, stdout_to_stderr():
+        with (
+            kept_away(script) if scratch else watched(script),
+            Progress(f"capturing {script.name}") as progress,
+            stdout_to_stderr(),
+        ):
             if masks is None:
                 graph = target.capture(iterations, progress, warmup=warmup)
             else:

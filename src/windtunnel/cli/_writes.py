@@ -1,0 +1,52 @@
+"""Words about the files that a script writes while it is captured (room cli)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from windtunnel.cli._console import advise
+
+__all__ = ["kept_away", "watched"]
+
+_SHOWN = 3
+
+
+@contextmanager
+def watched(script: Path) -> Iterator[None]:
+    """Say before the run that the script seems to save files, and before each existing file that it is overwritten."""
+    from windtunnel.sources.writes import FileWrites, lines_that_save, watch_writes
+
+    lines = [f"line {line}: {call}" for line, call in lines_that_save(script)]
+    if lines:
+        advise(
+            f"{script.name} saves files ({_listed(lines)}): they are written as in any run of it; "
+            "--scratch keeps them away from yours"
+        )
+    writes = FileWrites(script, lambda path: advise(f"{script.name} overwrites {path}; --scratch keeps it as it is"))
+    try:
+        with watch_writes(writes):
+            yield
+    finally:
+        if writes.created:
+            advise(f"{script.name} wrote {_listed([str(path) for path in writes.created])}")
+
+
+@contextmanager
+def kept_away(script: Path) -> Iterator[None]:
+    """Send what the script writes to a folder that goes when it ends."""
+    from windtunnel.sources.scratch import writes_below
+
+    with tempfile.TemporaryDirectory(prefix="windtunnel-scratch-") as folder:
+        with writes_below(Path(folder), script) as files:
+            yield
+        written = [str(path) for path in files.written()]
+        if written:
+            advise(f"kept away what {script.name} wrote: {_listed(written)}")
+
+
+def _listed(texts: Sequence[str]) -> str:
+    rest = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
