@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH109, PTH112, PTH113, PTH118, PTH120 - pathlib goes through the very functions that are replaced here
+# ruff: noqa: PTH100, PTH112, PTH113, PTH118, PTH120 - pathlib goes through the very functions that are replaced here
 """Let a script write, and keep its files away from the user's (room sources).
 
 In: a folder. Out: a context in which what Python, ``torch.save`` and ``shutil`` write, rename or remove lies below that

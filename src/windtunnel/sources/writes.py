@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH109, PTH112, PTH113, PTH118, PTH120 - paths are texts here, as the interpreter hands them over
+# ruff: noqa: PTH109, PTH113, PTH120 - paths are texts here, as the interpreter hands them over
 """Files that a script writes while it is captured (room sources).
 
 In: a script's text, or the script while it runs. Out: the lines that save files, before it runs; while it runs, the
