@@ -255,7 +255,7 @@ def test_a_dry_run_is_priced_with_its_messages(sharded):
 
 
 def test_another_batch_is_traced_again(sharded):
-    with pytest.raises(InputError, match="does not show its batch size") as refusal:
+    with pytest.raises(InputError, match="cannot get another batch") as refusal:
         forecast(sharded, machine("dgx-h100"), batch_size=8)
 
     assert "dry-run" in refusal.value.fix

@@ -96,7 +96,8 @@ class Meta:
     allocator : mapping
         What holding the heap changed.
     shapes : mapping
-        Forms of the iterations, where their inputs differ in shape.
+        ``inputs``, shapes of the tensors that the models are called with, and other forms of the iterations, where
+        their inputs differ in shape.
     gc_pause_ns : int, optional
         What the garbage collector takes per iteration.
     loader : mapping

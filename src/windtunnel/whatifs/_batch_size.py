@@ -1,33 +1,76 @@
-"""How many samples an iteration trains on, seen from its calls (room whatifs, private).
+"""How many samples an iteration trains on, seen from its operators (room whatifs, private).
 
-In: a captured program. Out: a size, 0 where that is not clear. Not here: another size (``batch``, ``another_batch``).
+In: a captured program, or a graph of operators that says with what its models were called. Out: a size, 0 where that is
+not clear. Not here: another size (``batch``, ``another_batch``).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
 from windtunnel.cost.rerun import Program, data_of, random_inputs, tensors_of
-from windtunnel.graph import Phase
+from windtunnel.graph import Graph, Kind, Phase
 
-__all__ = ["batch_size_of"]
+__all__ = ["batch_size_of", "batch_size_of_operators", "input_shapes_of"]
 
+Shape = tuple[int, ...]
 _ALIGNED = frozenset({"add", "div", "masked_fill", "mul", "sub", "where"})  # repeat a tensor of fewer dimensions
+# operators whose arguments say which dimension holds the samples: which argument, which of its dimensions, how many
+# dimensions it has at least
+_RECURRENT = {"lstm": 1, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1, "mkldnn_rnn_layer": 5}  # their hidden state
+_HIDDEN_DIM, _HIDDEN_DIMS = -2, 3
+_CELLS = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
+_MAX_REDUCED_BYTES = 8  # what a loss writes: one number
 
 
 def batch_size_of(program: Program) -> int:
     """The size by which inputs and outputs of a model can be parted; 0 where that is not clear.
 
     Every tensor that enters a model votes for its first dimension by which the model's outputs can be parted: a
-    data set from which the step draws, weights, and inputs of time steps first are not taken for the batch. The
+    data set from which the step draws, weights, and inputs of time steps first are not taken for the batch. Where
+    operators say in which dimension their samples are (recurrent layers, attention, convolutions), that one counts. The
     size counts by which most tensors can be parted (one that begins with 1 is repeated), then the one with most
     votes, with votes of more dimensions, and a larger one than 1.
     """
     entering, outputs = _around_models(program)
     entering = entering or [spec.shape for spec in program.data_inputs().values() if spec.shape]
+    calls = ((call.operator, call.shapes) for call in program.calls if not call.mark)
+    return _agreed(entering, outputs, _sample_sizes(calls))
+
+
+def batch_size_of_operators(graph: Graph) -> int:
+    """The same of a graph that keeps no program: seen from the inputs of its models and what its losses reduce."""
+    entering = [shape for shape in input_shapes_of(graph) if shape]
+    if not entering or "input_shapes" not in graph.tasks:
+        return 0
+    tasks = graph.tasks
+    rows = np.flatnonzero(graph.select(kind=Kind.COMPUTE, phase=Phase.FORWARD)).tolist()
+    ops, texts = tasks.strings("op"), tasks.strings("input_shapes")
+    calls = [(ops.decode(row), json.loads(texts.decode(row) or "[]")) for row in rows]
+    reduced = [
+        next(iter(_shapes(shapes)), ())
+        for row, (_, shapes) in zip(rows, calls, strict=True)
+        if 0 < tasks["bytes_written"][row] <= _MAX_REDUCED_BYTES < tasks["bytes_read"][row]
+    ]
+    return _agreed(entering, _without_means([shape for shape in reduced if shape]), _sample_sizes(calls))
+
+
+def input_shapes_of(graph: Graph) -> list[Shape]:
+    """Shapes of the tensors that the models are called with, where the graph says so."""
+    return [tuple(shape) for shape in graph.meta.shapes.get("inputs", ())]
+
+
+def _agreed(entering: list[Shape], outputs: list[Shape], sample_sizes: frozenset[int]) -> int:
+    """The size that most tensors agree about."""
     votes: dict[int, list[int]] = {}
     # what begins with several ones is repeated over samples, as tables of positions are
     voting = [shape for shape in entering if shape[:2] != (1, 1)] or entering
     for shape in voting:
-        if size := _parting(shape, outputs):
+        if size := _parting(shape, outputs, sample_sizes):
             votes.setdefault(size, []).append(len(shape))
     ranks = {
         size: (sum(shape[0] == 1 or _parts(size, shape) for shape in entering), len(dims), max(dims), size > 1)
@@ -36,6 +79,32 @@ def batch_size_of(program: Program) -> int:
     best = max(ranks.values(), default=None)
     found = [size for size, rank in ranks.items() if rank == best]
     return found[0] if len(found) == 1 else 0
+
+
+def _sample_sizes(calls: Iterable[tuple[str, Any]]) -> frozenset[int]:
+    """Numbers of samples that operators state by the layout of their arguments."""
+    return frozenset(size for operator, shapes in calls if (size := _samples(operator, shapes)) > 0)
+
+
+def _samples(operator: str, shapes: Any) -> int:
+    name = operator.rpartition("::")[2].partition(".")[0].rstrip("_")
+    if name in _RECURRENT and len(shapes) > _RECURRENT[name]:
+        hidden = next(iter(_shapes([shapes[_RECURRENT[name]]])), ())
+        is_batched = len(hidden) >= _HIDDEN_DIMS or (name == "mkldnn_rnn_layer" and len(hidden) > 1)
+        return hidden[_HIDDEN_DIM] if is_batched else 0
+    first = next(iter(_shapes(shapes)), ())
+    is_attention = "scaled_dot_product" in name and len(first) == 4
+    is_convolution = "conv" in name and len(first) >= 3
+    return first[0] if name in _CELLS or is_attention or is_convolution else 0
+
+
+def _shapes(values: Any) -> Iterator[Shape]:
+    for value in values:
+        if isinstance(value, list | tuple) and value:
+            if all(isinstance(size, int) for size in value):
+                yield tuple(value)
+            else:
+                yield from _shapes(value)
 
 
 def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -63,17 +132,25 @@ def _around_models(program: Program) -> tuple[list[tuple[int, ...]], list[tuple[
         else:
             kind = "data" if data or random_inputs(call) or call.phase is Phase.DATA else "own"
         origin |= {spec.identity: kind for spec in results}
-    # a loss of means over the batch, as that which balances experts, says nothing of its size
+    return list(entering.values()), _without_means(outputs)
+
+
+def _without_means(outputs: list[Shape]) -> list[Shape]:
+    """A loss of means over the batch, as that which balances experts, says nothing of its size."""
     outputs = [shape for shape in outputs if shape[0] > 1] or outputs
-    return list(entering.values()), [shape for shape in outputs if len(shape) > 1] or outputs
+    return [shape for shape in outputs if len(shape) > 1] or outputs
 
 
-def _parting(shape: tuple[int, ...], outputs: list[tuple[int, ...]]) -> int:
+def _parting(shape: Shape, outputs: list[Shape], sample_sizes: frozenset[int]) -> int:
     """The first size of a tensor by which all outputs can be parted, theirs where it has several of each; 0: none."""
+    parting = [size for size in shape if size and all(_parts(size, output) for output in outputs)]
+    stated = next((size for size in parting if size in sample_sizes), 0)
+    if stated:
+        return stated
     first = {output[0] for output in outputs}
     if len(first) == 1 and shape[0] and not shape[0] % min(first):
         return min(first)
-    return next((size for size in shape if size and all(_parts(size, output) for output in outputs)), 0)
+    return next(iter(parting), 0)
 
 
 def _parts(size: int, shape: tuple[int, ...]) -> bool:

@@ -16,10 +16,10 @@ from windtunnel.cost.rerun import program_of
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.whatifs._batch_shapes import Growth, Inputs, carriers, resized
-from windtunnel.whatifs._batch_size import batch_size_of
+from windtunnel.whatifs._batch_size import batch_size_of, batch_size_of_operators, input_shapes_of
 from windtunnel.whatifs.placing import never_run
 
-__all__ = ["batch_of", "sizes_between", "with_batch"]
+__all__ = ["batch_of", "can_change_batch", "sizes_between", "with_batch"]
 
 # T tasks, P distinct inputs of operators
 Ints = NDArray[np.int64]
@@ -43,10 +43,11 @@ def batch_of(graph: Graph, dim: int | None = None) -> int:
     try:
         program = program_of(graph)
     except PriceError:
-        return 0
+        program = None
     if dim is None:
-        return batch_size_of(program)
-    shapes = [one.shape for one in program.data_inputs().values() if -len(one.shape) <= dim < len(one.shape)]
+        return batch_size_of_operators(graph) if program is None else batch_size_of(program)
+    inputs = input_shapes_of(graph) if program is None else [one.shape for one in program.data_inputs().values()]
+    shapes = [shape for shape in inputs if -len(shape) <= dim < len(shape)]
     sizes = sorted({shape[dim] for shape in shapes})
     if len(sizes) != 1:
         found = f"sizes {', '.join(map(str, sizes))}" if sizes else "no size"
@@ -71,16 +72,23 @@ def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:
     """
     if wanted < 1:
         raise InputError(f"a batch cannot have {wanted} samples", fix="use 1 or more")
-    if captured < 1:
-        is_traced = bool(never_run(graph).any())
+    is_traced = not can_change_batch(graph)
+    if captured < 1 or (is_traced and captured != wanted):
         raise InputError(
-            "the graph does not show its batch size",
+            "a job that was traced without being run cannot get another batch"
+            if is_traced
+            else "the graph does not show its batch size",
             fix="trace the script again, with that batch: windtunnel dry-run"
             if is_traced
             else "capture it with windtunnel, name the dimension with --batch-dim, or leave out --batch",
         )
     loads = graph.select(phase=Phase.DATA) & ~graph.select(kind=Kind.COMPUTE)
     return _at_batch(graph, captured, wanted).scale(loads, wanted / captured)
+
+
+def can_change_batch(graph: Graph) -> bool:
+    """Whether the work of another batch can be worked out: messages of a dry run are those of its own batch alone."""
+    return bool(graph.meta.program) or not bool(never_run(graph).any())
 
 
 def sizes_between(captured: int, wanted: int) -> list[int]:

@@ -20,7 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.hardware import Device, Machine
 from windtunnel.simulate import replay, replay_many
-from windtunnel.whatifs.another_batch import batch_of, sizes_between, with_batch
+from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
 from windtunnel.whatifs.messages import Fabric, fabric_of, has_messages, price_messages
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
 
@@ -292,7 +292,7 @@ def changes(
     device, tiers = device_of(machine), tiers_of(model)
     dtype = "" if found.dtype == "as captured" else found.dtype
     types = [one for one in _ALTERNATIVES if one in device.peak_flops_per_s and one != dtype]
-    batches = [found.batch_size * factor for factor in (2, 4)] if found.batch_size else []
+    batches = [found.batch_size * factor for factor in (2, 4)] if found.batch_size and can_change_batch(graph) else []
     wanted = [(one, found.batch_size) for one in types] + [(dtype, one) for one in batches]
     return [
         forecast(

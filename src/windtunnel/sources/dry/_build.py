@@ -306,4 +306,5 @@ def _meta(trace: Trace) -> dict[str, Any]:
         "optimizers": trace.optimizers,
         "memory": trace.memory.summary(),
         "memory_base_bytes": trace.base_bytes,
+        "shapes": {"inputs": [list(shape) for shape in trace.inputs]},
     }

@@ -25,7 +25,7 @@ from windtunnel.sources.dry._streams import Streams
 from windtunnel.sources.dry._values import READS, Values, asker, has_no_value, known_value, read_known
 from windtunnel.sources.memory._known import forget_value
 from windtunnel.sources.memory._packed import PAD, pad
-from windtunnel.sources.torch.device_operators import as_on_device
+from windtunnel.sources.torch.device_operators import as_on_device, device_functions
 
 __all__ = ["device_stands_in", "reads_answered"]
 
@@ -120,7 +120,10 @@ def reads_answered(values: Values, streams: Streams, *, has_device: bool, maps_d
             return run_backward(*args, **kwargs)
 
     name = run_backward.__name__
-    with answers, replaced({torch.autograd: {name: run}, torch.autograd.graph: {name: run}}):
+    meanings: dict[Any, dict[str, Any]] = {torch.autograd: {name: run}, torch.autograd.graph: {name: run}}
+    if has_device:
+        meanings[torch.nn.functional] = device_functions()
+    with answers, replaced(meanings):
         yield
 
 

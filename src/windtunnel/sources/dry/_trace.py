@@ -26,6 +26,7 @@ from windtunnel.sources.dry._values import Values
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch._program import keep_models, keep_optimizers
+from windtunnel.sources.torch._shapes import shapes_of
 from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.script import EndOfScript
@@ -50,6 +51,7 @@ class Trace:
     optimizers: list[dict[str, Any]]
     parameters: frozenset[int]
     read_lines: dict[str, int]
+    inputs: list[tuple[int, ...]] = field(default_factory=list)  # shapes of what its models were called with
 
     @property
     def peers(self) -> set[int]:
@@ -71,6 +73,8 @@ class Tracing:
     _pattern: tuple[Any, ...] = ()
     _seen: int = 0
     _parameters: frozenset[int] = frozenset()
+    _inputs: list[tuple[int, ...]] = field(default_factory=list)
+    _hooks: list[Any] = field(default_factory=list)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -110,6 +114,10 @@ class Tracing:
         watch = Watch(is_fake=True)
         watch.discovery.add(hooks.models, hooks.optimizers)
         self._watch = watch.__enter__()
+        self._inputs = []
+        self._hooks = [
+            model.register_forward_pre_hook(self._note_inputs, with_kwargs=True) for model in watch.discovery.models
+        ]
         if self._pattern[0].kind == "next":
             watch.expect_data()
         assert watch.tracker is not None
@@ -120,11 +128,16 @@ class Tracing:
         tensors = [*watch.discovery.parameters().values(), *watch.discovery.state().values()]
         self._parameters = frozenset(self.recorder.numbers(tensors))
 
+    def _note_inputs(self, _module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._inputs.extend(shapes_of((positional, named)))
+
     def _stop(self) -> None:
         assert self._watch is not None
         assert self.recorder is not None
         self._watch.__exit__(None, None, None)
         self._watch = None
+        for hook in self._hooks:
+            hook.remove()
         self.recorder.end()
 
     def _finish(self) -> None:
@@ -146,6 +159,7 @@ class Tracing:
             keep_optimizers(discovery),
             self._parameters,
             dict(self.values.lines),
+            list(self._inputs),
         )
 
     def close(self) -> None:

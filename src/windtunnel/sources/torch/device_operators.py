@@ -7,11 +7,13 @@ others.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["as_on_device", "attention", "dropout"]
+__all__ = ["as_on_device", "attention", "device_functions", "dropout"]
 
 # torch's own, which context parallelism replaces by name
 _ATTENTION: Any = torch._C._nn.scaled_dot_product_attention
@@ -19,8 +21,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 _MOST_WIDTH = 256
 _ALIGNED = 8
 # whose arguments have which other names
+_ATTENTION, _DROPOUT = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout
 _DROPOUTS: dict[Any, dict[str, str]] = {
-    torch.nn.functional.dropout: {"input": "x"},
+    _DROPOUT: {"input": "x"},
     torch.dropout: {"input": "x", "train": "training"},
 }
 
@@ -32,6 +35,20 @@ def as_on_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if func in _DROPOUTS:
         return dropout(*args, **{_DROPOUTS[func].get(key, key): value for key, value in kwargs.items()})
     return NotImplemented
+
+
+def device_functions() -> dict[str, Callable[..., Any]]:
+    """By name, functions of ``torch.nn.functional`` that others of them call, where no mode sees the call."""
+
+    def on_device(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = as_on_device(original, args, kwargs)
+            return original(*args, **kwargs) if result is NotImplemented else result
+
+        return call
+
+    return {function.__name__: on_device(function) for function in (_ATTENTION, _DROPOUT)}
 
 
 def attention(
@@ -73,4 +90,4 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
     if training and 0 < p < 1 and not inplace and x.numel():
         return torch.native_dropout(x, p, True)[0]
     with torch._C.DisableTorchFunction():
-        return torch.nn.functional.dropout(x, p, training, inplace)
+        return _DROPOUT(x, p, training, inplace)

@@ -1,0 +1,138 @@
+"""One function finds the batch, in whichever dimension it is, of a capture and of a dry run."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from windtunnel.errors import InputError  # noqa: E402
+from windtunnel.sources.dry.run import dry_run  # noqa: E402
+from windtunnel.sources.torch.fake import fake_capture_script  # noqa: E402
+from windtunnel.whatifs.another_batch import batch_of  # noqa: E402
+from windtunnel.whatifs.speed import samples_of  # noqa: E402
+
+HEAD = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+"""
+LOOP = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(8):
+    DATA
+    loss = LOSS
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+TAGGER = """
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(80, 16), nn.LSTM(16, 24), nn.Linear(24, 6)
+    def forward(self, x):
+        return self.out(self.rnn(self.embed(x))[0])
+model = Tagger()
+"""
+TIME_FIRST_ATTENTION = """
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(50, 32), nn.Linear(32, 50)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64)
+    def forward(self, x):
+        return self.out(self.layer(self.embed(x)))
+model = Translator()
+"""
+IMAGES = """
+model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                      nn.Linear(16, 10))
+data = torch.utils.data.TensorDataset(torch.randn(640, 3, 12, 12), torch.randint(0, 10, (640,)))
+loader = iter(torch.utils.data.DataLoader(data, batch_size=64, shuffle=True))
+"""
+SEQUENCES = """
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(90, 32), nn.Linear(32, 2)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    def forward(self, input_ids, attention_mask, labels):
+        hidden = self.layer(self.embed(input_ids), src_key_padding_mask=attention_mask == 0)
+        return F.cross_entropy(self.out(hidden[:, 0]), labels)
+model = Classifier()
+"""
+TOKENS = "model = nn.Sequential(nn.Embedding(100, 32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 100))\n"
+ROWS = """
+model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16))
+X, Y = torch.randn(160, 4), torch.randn(160, 16)
+"""
+
+
+def loop(data, loss):
+    return LOOP.replace("DATA", data).replace("LOSS", loss)
+
+
+SCRIPTS = {
+    "time steps first, a loss over all of them": (
+        20,
+        TAGGER
+        + loop(
+            "x, y = torch.randint(0, 80, (35, 20)), torch.randint(0, 6, (35, 20))",
+            "F.cross_entropy(model(x).flatten(0, 1), y.flatten())",
+        ),
+    ),
+    "time steps first, a loss over the last": (
+        20,
+        TAGGER
+        + loop("x, y = torch.randint(0, 80, (35, 20)), torch.randint(0, 6, (20,))", "F.cross_entropy(model(x)[-1], y)"),
+    ),
+    "time steps first, attention": (
+        12,
+        TIME_FIRST_ATTENTION
+        + loop(
+            "x = torch.randint(0, 50, (40, 12)); y = torch.randint(0, 50, (40, 12))",
+            "F.cross_entropy(model(x).reshape(-1, 50), y.reshape(-1))",
+        ),
+    ),
+    "images of a loader": (64, IMAGES + loop("x, y = next(loader)", "F.cross_entropy(model(x), y)")),
+    "arguments by name": (
+        6,
+        SEQUENCES
+        + loop(
+            "b = dict(input_ids=torch.randint(0, 90, (6, 30)), attention_mask=torch.ones(6, 30), "
+            "labels=torch.randint(0, 2, (6,)))",
+            "model(**b)",
+        ),
+    ),
+    "flattened tokens": (
+        512,
+        TOKENS
+        + loop("x = torch.randint(0, 100, (512,)); y = torch.randint(0, 100, (512,))", "F.cross_entropy(model(x), y)"),
+    ),
+    "rows drawn from a table": (
+        64,
+        ROWS + loop("i = torch.randperm(160)[:64]", "F.mse_loss(model(X[i]), Y[i])"),
+    ),
+}
+
+
+def script(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + text)
+    return path
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_batch_is_found(tmp_path, name):
+    expected, text = SCRIPTS[name]
+    path = script(tmp_path, text)
+    captured, traced = fake_capture_script(path), dry_run(path, num_ranks=1)
+
+    assert [expected] * 3 == [batch_of(captured), batch_of(traced), samples_of(traced)]
+
+
+def test_a_dry_run_answers_for_a_named_dimension(tmp_path):
+    traced = dry_run(script(tmp_path, SCRIPTS["time steps first, attention"][1]), num_ranks=1)
+
+    assert [40, 12, 12] == [batch_of(traced, 0), batch_of(traced, 1), batch_of(traced, -1)]
+    with pytest.raises(InputError, match="no size in dimension 3"):
+        batch_of(traced, 3)
