@@ -141,6 +141,8 @@ TASK_COLUMNS: dict[str, Column] = {
     "is_arrival_join": Column(np.bool_),
     # row of the captured program's calls that a task belongs to; rows that an edit adds belong to none
     "call": Column(np.int32, default=-1, minimum=-1),
+    # work of the forward pass that a checkpoint runs again in the backward pass, and the Python that calls it
+    "is_recomputed": Column(np.bool_),
     # position in the trace's file; id of the trace's node, and of the node that called it
     "event": Column(np.int64, default=-1, minimum=-1),
     "node": Column(np.int64, default=-1),

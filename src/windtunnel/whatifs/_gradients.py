@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.parameters import registered_by_layer, registered_parameters
 from windtunnel.hardware import Link, link
@@ -106,7 +106,7 @@ def need_one_rank(graph: Graph) -> None:
     """
     communicates = int(graph.select(kind=Kind.COMM).sum())
     if graph.num_ranks > 1 or communicates:
-        raise NotApplicableError(
+        raise InEffectError(
             f"the graph is distributed already: {graph.num_ranks} ranks, {communicates} communication tasks",
             fix="start from a capture of one device; rank-count changes the number of workers of a distributed one",
         )

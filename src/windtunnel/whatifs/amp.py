@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, Program
-from windtunnel.errors import NotApplicableError
+from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._devices import device_kernels
@@ -27,6 +27,7 @@ __all__ = ["amp"]
 
 Mask = NDArray[np.bool_]
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
+_LOW_TYPES = ("c10::BFloat16", "c10::Half")
 _PAPER_NAMES = r"(?i).*(gemm|conv|cudnn|cutlass|matmul|addmm|bmm|\bmm\b|linear).*"
 _LOWER_PRECISION = (
     "linear",
@@ -76,6 +77,8 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
     ------
     NotApplicableError
         No operator would run in lower precision.
+    InEffectError
+        Most of those that would do so already.
     """
     published = partial(_paper, graph, _SHORT.get(dtype, dtype))
     if not has_program(graph):
@@ -87,7 +90,13 @@ def amp(graph: Graph, dtype: str = "bfloat16") -> Unpriced:
 
 def _check(program: Program) -> None:
     inside = [call for call in program.calls if call.layer]
-    if not any(call.operator.removeprefix("aten::").startswith(_LOWER_PRECISION) for call in inside):
+    products = [call for call in inside if call.operator.removeprefix("aten::").startswith(_LOWER_PRECISION)]
+    low = [call for call in products if any(kind in str(call.output_types) for kind in _LOW_TYPES)]
+    if low and 2 * len(low) >= len(products):
+        raise InEffectError(
+            f"{len(low)} of {len(products)} products run in 16 bits", where=f"{low[0].operator} of {low[0].layer}"
+        )
+    if not products:
         raise NotApplicableError(
             "no operator within a module runs in lower precision under autocast",
             where=f"{len(inside)} calls within modules",

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.cost.rerun import Form, OperatorsNeed, Program, Ratios
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase, lags
 from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs._batch_size import batch_size_of
@@ -35,10 +35,28 @@ def _larger_batch(baseline: Baseline) -> float:
     return float(factor * baseline.iteration_ns / updates_ns) if updates_ns else math.inf
 
 
+def _captured_passes(program: Program) -> int:
+    """How many backward passes add into the gradients of one update: those that begin with the same first operator."""
+    passes, most, is_open = 0, 1, False
+    begins: list[str] = []
+    for call in program.calls:
+        if call.mark == "update":
+            most, passes, begins = max(most, passes), 0, []
+        elif call.mark == "backward":
+            passes, is_open = passes + is_open, False
+        elif call.grad and not is_open:
+            is_open = True
+            begins.append(call.schema + call.signature)
+            if begins[0] != begins[-1]:
+                passes, begins = 0, begins[-1:]
+    return max(most, passes)
+
+
 def _fewer_updates(baseline: Baseline) -> float:
     """Updates, and the zeroing of gradients, are divided by the number of passes."""
     once_ns = baseline.work_ns(updates_and_zeroing(baseline.graph))
-    passes = baseline.options["passes"]
+    known = _captured_passes(captured_program(baseline.graph))
+    passes = baseline.options["passes"] / known
     return float(baseline.iteration_ns / max(baseline.iteration_ns - once_ns * (passes - 1) / passes, 1.0))
 
 
@@ -76,7 +94,7 @@ def batch_size(graph: Graph, factor: float = 2.0, samples: int = 0) -> Unpriced:
             "no batch size can be seen in the inputs", where=f"{len(program.calls)} calls", fix="pass samples="
         )
     if changed == captured:
-        raise NotApplicableError(f"the batch size is {captured} already")
+        raise InEffectError(f"the batch size is {captured} already")
     form = Form(batch=(captured, changed))
 
     def with_loads(scaled: Graph) -> Graph:
@@ -113,6 +131,8 @@ def _in_order(ratios: Ratios, *, is_larger: bool) -> Ratios:
 def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
     """Run ``passes`` forward and backward passes, each on a batch of the captured size, before every update.
 
+    Where the program accumulates some already, ``passes`` is a multiple of them.
+
     All but the optimizers' steps and the zeroing of gradients repeats: loading, forward pass, clipping, logging, and
     the Python between them. A further backward pass also adds into the gradients, which a partial flight measures.
 
@@ -122,12 +142,23 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
         ``passes`` is below 2.
     NotApplicableError
         There is no backward pass.
+    InEffectError
+        The program accumulates as many passes already.
     """
     if passes < 2:
         raise InputError(f"{passes} passes accumulate nothing", fix="use 2 or more")
     backward = graph.select(phase=Phase.BACKWARD)
     if not backward.any():
         raise NotApplicableError("there is no backward pass", where="phase BACKWARD")
+    program = captured_program(graph)
+    known = _captured_passes(program)
+    if passes <= known or passes % known:
+        raise InEffectError(
+            f"{known} passes accumulate into each update",
+            where="backward passes of the captured program",
+            fix=f"ask for a multiple of them: gradient-accumulation:passes={2 * known}",
+        )
+    passes //= known
     form = Form(num_passes=2)
 
     def repeated(ratios: Ratios) -> Graph:
@@ -143,4 +174,4 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
         # the third pass holds what the second does: gradients beside all that one pass holds
         return noted(changed.note({"samples_ratio": graph.meta.samples_ratio * passes}), form)
 
-    return Unpriced((OperatorsNeed(captured_program(graph), form),), repeated)
+    return Unpriced((OperatorsNeed(program, form),), repeated)

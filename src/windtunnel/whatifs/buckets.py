@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.parameters import registered_by_layer
 from windtunnel.graph.ranks import meetings
@@ -91,7 +91,7 @@ def gradient_buckets(
     ends = _closed(averaging.size_bytes, caps_of(caps_bytes))
     sizes = np.diff([0, *np.cumsum(averaging.size_bytes)[ends]])
     if sizes.tolist() == graph.tasks["message_bytes"][averaging.messages[0]].tolist():
-        raise NotApplicableError(
+        raise InEffectError(
             f"gradients travel in these {len(sizes)} messages already",
             where=f"caps {caps_bytes}",
             fix="ask for larger or smaller buckets",

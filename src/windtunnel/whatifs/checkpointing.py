@@ -1,6 +1,7 @@
 """Activations computed again in the backward pass (what-if family "memory for time").
 
-In: a captured graph and a pattern over layers. Out: matching blocks run twice and keep only their inputs.
+In: a captured graph and a pattern over layers. Out: matching blocks run twice and keep only their inputs; or what the
+program runs twice already runs once.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
+from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase
-from windtunnel.simulate.limits import no_faster
+from windtunnel.simulate.limits import Baseline, less_work, no_faster
 from windtunnel.whatifs._blocks import block_ranges
-from windtunnel.whatifs._kernels import insert_ahead
+from windtunnel.whatifs._gradients import positions
+from windtunnel.whatifs._kernels import insert_ahead, rescale
 from windtunnel.whatifs._measured import SOURCE, apply_ratios, calls_of, captured_program
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
 
-__all__ = ["activation_checkpointing"]
+__all__ = ["activation_checkpointing", "no_activation_checkpointing"]
 
 
 @registry.whatif(
     "activation-checkpointing",
     source="Chen et al., Training deep nets with sublinear memory cost, 2016",
+    decides="recomputation",
     limits=no_faster("recomputation adds work", max_added_bytes=0),
 )
 def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
@@ -43,9 +47,18 @@ def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
     ------
     NotApplicableError
         No block matches.
+    InEffectError
+        Checkpoints run all of them again already.
     """
     program = captured_program(graph)
-    ranges = block_ranges(program, layer)
+    blocks = block_ranges(program, layer)
+    ranges = tuple(block for block in blocks if not any(_overlap(block, again) for again in program.recomputed))
+    if not ranges:
+        raise InEffectError(
+            f"{len(program.recomputed)} checkpoints run operators of these {len(blocks)} blocks again",
+            where=f"{program.calls[blocks[0][0]].layer} and others",
+            reverse="no-activation-checkpointing",
+        )
     form = Form(checkpointed=ranges)
 
     def checkpointed(ratios: Ratios) -> Graph:
@@ -57,6 +70,36 @@ def activation_checkpointing(graph: Graph, layer: str = "") -> Unpriced:
         return noted(changed, form)
 
     return Unpriced((OperatorsNeed(program, form),), checkpointed)
+
+
+def _recomputed(baseline: Baseline) -> np.ndarray:
+    graph = baseline.graph
+    found: np.ndarray = graph.tasks.get("is_recomputed", np.zeros(graph.num_tasks, dtype=bool))
+    return found
+
+
+@registry.whatif(
+    "no-activation-checkpointing",
+    source="Chen et al., Training deep nets with sublinear memory cost, 2016: what it costs",
+    decides="recomputation",
+    limits=less_work(_recomputed, "no more than the recomputation is saved", min_speedup=1.0, max_saved_bytes=0),
+)
+def no_activation_checkpointing(graph: Graph) -> Graph:
+    """Keep all activations where the program computes some again in the backward pass.
+
+    Raises
+    ------
+    NotApplicableError
+        The program computes nothing again.
+    """
+    again = graph.tasks.get("is_recomputed", np.zeros(graph.num_tasks, dtype=bool))
+    if not again.any():
+        raise NotApplicableError("no checkpoint computes anything again", where="column is_recomputed")
+    return noted(rescale(graph, again, 0.0, "not recomputed"), Form(keeps_activations=True))
+
+
+def _overlap(block: tuple[int, int], other: tuple[int, int]) -> bool:
+    return block[0] < other[1] and other[0] < block[1]
 
 
 def _no_shorter(ratios: Ratios) -> Ratios:
@@ -75,15 +118,17 @@ def _run_again(graph: Graph, changed: Graph, block: tuple[int, int], iteration: 
     if not len(rows):
         return changed
     extra_ns = max(0, int(changed.duration_ns[rows].sum() - graph.duration_ns[rows].sum()))
-    edges = changed.edges
+    edges, place = changed.edges, positions(changed)
+    anchor = rows[[int(place[rows].argmin())]]  # rows need not be in the order of time
     is_data = edges["kind"] == EdgeKind.DATA
     kept = is_data & first[edges["src"]] & again[edges["dst"]]
     enters = np.unique(edges["src"][is_data & ~first[edges["src"]] & first[edges["dst"]]])
+    enters = enters[place[enters] < place[anchor]]
     held, readers = np.unique(edges["src"][kept]), np.unique(edges["dst"][kept])
     columns = {"name": "recompute", "op": "recompute", "duration_ns": extra_ns, "cost_source": SOURCE}
     if "output_bytes" in changed.tasks:
         columns["output_bytes"] = int(changed.tasks["output_bytes"][held].sum())
     restored = changed.set_duration(again, graph.duration_ns[rows]).disconnect(kept)
-    grown, new = insert_ahead(restored, rows[:1], columns)
+    grown, new = insert_ahead(restored, anchor, columns)
     grown = grown.connect(enters, np.repeat(new, len(enters)), EdgeKind.DATA)
     return grown.connect(np.repeat(new, len(readers)), readers, EdgeKind.DATA)

@@ -10,7 +10,7 @@ import re
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, Program, UpdateForm
-from windtunnel.errors import NotApplicableError
+from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs._blocks import compiled_pattern
@@ -51,6 +51,9 @@ def freeze_layers(graph: Graph, layer: str = "") -> Unpriced:
 def _matching(program: Program, layer: str) -> tuple[str, ...]:
     pattern = compiled_pattern(layer)
     trained = sorted(set(program.parameters.values()) - program.frozen)
+    already = [name for name in program.frozen if _lies_in(name, pattern)]
+    if already and not any(_lies_in(name, pattern) for name in trained):
+        raise InEffectError(f"all {len(already)} parameters of {layer!r} are frozen", where=already[0])
     frozen = tuple(name for name in trained if _lies_in(name, pattern))
     if not frozen or len(frozen) == len(trained):
         what = (

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import link as catalog_link
 from windtunnel.simulate.limits import of_kind, of_phase, other_order
 from windtunnel.whatifs._gradients import last_per_group, positions
-from windtunnel.whatifs._kernels import is_on_host, launch_calls
+from windtunnel.whatifs._kernels import is_on_host, launch_calls, rescale
 from windtunnel.whatifs._sharing import host_cores, host_threads, share_cores
 
 __all__ = ["loader_workers", "pinned_memory", "prefetch"]
@@ -27,6 +27,8 @@ Rows = NDArray[np.int64]
 _ROUNDS = 2
 _TO_DEVICE = r"(?i).*(htod|h2d|host.?to.?device).*"
 _PINNED = r"(?i).*pinned.*"
+_BY_WORKERS = r".*_MultiProcessingDataLoaderIter.*"
+_LOAD = "load"
 
 
 _LIMITS = other_order("no more than loading is saved", without=of_phase(Phase.DATA))
@@ -60,6 +62,8 @@ def loader_workers(
     ------
     NotApplicableError
         Nothing is loaded, or loading takes less than handing over.
+    InEffectError
+        As many workers, or more, load already.
     """
     return _loaded_ahead(graph, num_workers, prefetch_factor, handover_ns, num_cores)
 
@@ -77,6 +81,8 @@ def prefetch(graph: Graph, num_batches: int = 2, handover_ns: int = 20_000, num_
 def _loaded_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, num_cores: int | None) -> Graph:
     if num_workers < 1 or depth < 1 or handover_ns < 0:
         raise InputError(f"{num_workers} workers, {depth} batches ahead: both must be 1 or more")
+    if _is_loaded_ahead(graph):
+        return _more_workers(graph, num_workers, num_cores)
     batches, load_ns, load_bytes = _load_work(graph)
     if load_ns <= handover_ns:
         raise NotApplicableError(
@@ -95,6 +101,42 @@ def _loaded_ahead(graph: Graph, num_workers: int, depth: int, handover_ns: int, 
     rows = rows[np.argsort(positions(trained)[rows], kind="stable")]
     loaded = _with_workers(trained, rows, num_workers, depth, load_ns, load_bytes)
     return _contended(loaded, num_workers, num_cores)
+
+
+def _is_loaded_ahead(graph: Graph) -> bool:
+    """Whether workers load already."""
+    by_name = graph.select(phase=Phase.DATA) & graph.select(name=_BY_WORKERS)
+    return bool(graph.meta.loader.get("num_workers") or by_name.any())
+
+
+def _more_workers(graph: Graph, num_workers: int, num_cores: int | None) -> Graph:
+    """The same loading by more workers, as many as there are free cores for.
+
+    Raises
+    ------
+    InEffectError
+        So many workers load already, or it is not known how many do.
+    NotApplicableError
+        There is no core for another worker.
+    """
+    known = int(graph.meta.loader.get("num_workers", 0))
+    loads = graph.select(phase=Phase.DATA, op=_LOAD)
+    if num_workers <= known or not known or not loads.any():
+        workers = f"{known} workers load" if known else "workers load"
+        raise InEffectError(
+            f"{workers} batches ahead",
+            where="loader of the captured program",
+            fix=f"ask for more than {known}: loader-workers:num_workers={2 * known}" if known else "",
+        )
+    free = host_cores(graph, num_cores) - (host_threads(graph) if _computes(graph) else 1)
+    used = max(known, min(num_workers, free))
+    if used == known:
+        raise NotApplicableError(f"there is no free core for more than {known} workers", where=f"{free} free cores")
+    return rescale(graph, loads, known / used, "shared by more workers")
+
+
+def _computes(graph: Graph) -> bool:
+    return bool((graph.select(kind=Kind.COMPUTE) & is_on_host(graph)).any())
 
 
 def _load_work(graph: Graph) -> tuple[NDArray[np.bool_], int, int]:
@@ -170,9 +212,11 @@ def _with_workers(graph: Graph, takes: Rows, num_workers: int, depth: int, load_
 
 def _contended(graph: Graph, num_workers: int, num_cores: int | None) -> Graph:
     """Workers and a training that computes on cores share them, if there are too few."""
-    computes = graph.select(kind=Kind.COMPUTE) & is_on_host(graph)
+    computes = _computes(graph)
+    if not computes and not num_cores and not graph.meta.hardware.get("num_cores"):
+        return graph  # a host of GPUs is taken to have a core for each worker
     cores, threads = host_cores(graph, num_cores), host_threads(graph)
-    busy = threads if computes.any() else 1
+    busy = threads if computes else 1
     if busy + num_workers <= cores:
         return graph
     curve = [max(1.0, (busy + others) / cores) for others in range(num_workers + 1)]
@@ -209,8 +253,10 @@ def pinned_memory(graph: Graph, link: str = "pcie4-x16", bandwidth_ratio: float 
     to_device = graph.select(kind=Kind.COPY) & (graph.select(name=_TO_DEVICE) | graph.select(op=_TO_DEVICE))
     pageable = to_device & ~graph.select(name=_PINNED)
     if not pageable.any():
-        why = "all copies to the device are pinned already" if to_device.any() else "nothing is copied to a device"
-        raise NotApplicableError(why, where=f"{int(to_device.sum())} copies from host to device")
+        where = f"{int(to_device.sum())} copies from host to device"
+        if to_device.any():
+            raise InEffectError("all copies to the device are pinned already", where=where)
+        raise NotApplicableError("nothing is copied to a device", where=where)
     rate = catalog_link(link).bandwidth_bytes_per_s * bandwidth_ratio
     moved = graph.tasks.get("message_bytes", graph.tasks.get("bytes_read", np.zeros(graph.num_tasks, dtype=np.int64)))
     at_rate = np.rint(1e9 * moved[pageable] / rate).astype(np.int64)

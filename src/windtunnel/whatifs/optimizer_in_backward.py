@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.errors import GraphError, NotApplicableError
+from windtunnel.errors import GraphError, InEffectError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
 from windtunnel.simulate.limits import other_order
 from windtunnel.whatifs._gradients import last_per_group, positions
@@ -38,6 +38,8 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     NotApplicableError
         Updates are no tasks of single layers, gradients are all-reduced first, or an update needs all gradients
         (clipping, a gradient scaler).
+    InEffectError
+        Most updates run within the backward pass.
     """
     if graph.select(kind=Kind.COMM).any():
         raise NotApplicableError("gradients travel before the update, and no hook order is known for them")
@@ -56,6 +58,7 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     anchors = np.array([anchor.get(int(key[row]), -1) for row in updates], dtype=np.int64)
     # clearing gradients before the forward pass stays there
     behind = (anchors >= 0) & (place[updates] > place[anchors])
+    _check_not_yet(graph, place, updates, backward)
     moved, anchors = updates[behind], anchors[behind]
     if len(np.unique(anchors)) < 2:
         raise NotApplicableError(
@@ -66,6 +69,16 @@ def optimizer_in_backward(graph: Graph) -> Graph:
     target = np.full(graph.num_tasks, -1, dtype=np.int64)
     target[moved] = place[anchors]
     return _reordered(_without_reuse(graph, place, target), place, target)
+
+
+def _check_not_yet(graph: Graph, place: Rows, updates: Rows, backward: Rows) -> None:
+    """Refuse where most updates already run between backward tasks."""
+    computes = updates[(graph.duration_ns[updates] > 0) & graph.select(kind=Kind.COMPUTE)[updates]]
+    between = (place[computes] < place[backward].max(initial=-1)) & (place[computes] > place[backward].min(initial=0))
+    if len(computes) and 2 * int(between.sum()) >= len(computes):
+        raise InEffectError(
+            f"{int(between.sum())} of {len(computes)} updates run within the backward pass", where="phase UPDATE"
+        )
 
 
 def _layers(graph: Graph) -> Rows:

@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost.rerun import UpdateForm, sparse_parameters
-from windtunnel.errors import NotApplicableError
+from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs._measured import apply_update, has_program, update_need, update_steps
@@ -71,16 +71,19 @@ def _implemented(graph: Graph, options: dict[str, Any]) -> Unpriced:
     if not has_program(graph):
         return Unpriced.only_published(published)
     if int(steps.sum()) <= graph.num_iterations * graph.num_ranks:
-        raise NotApplicableError("the updates are already one task per iteration", where="phase UPDATE")
+        raise InEffectError("the updates are one task per iteration", where="phase UPDATE")
     form = UpdateForm(options)
     need = update_need(graph, form)
     return Unpriced((need,), lambda ratio: noted(apply_update(graph, ratio), update=form), published)
 
 
 def _check_not_yet(graph: Graph, option: str) -> None:
+    operators = graph.select(phase=Phase.UPDATE) & graph.select(op=rf".*_{option}_.*")
+    if operators.any():
+        raise InEffectError(f"the updates run by {option} operators", where=f"{int(operators.sum())} tasks of updates")
     groups = [group for one in graph.meta.optimizers for group in one["groups"]]
     if groups and all(group["options"].get(option) for group in groups):
-        raise NotApplicableError(f"every optimizer has {option}=True already", where="meta optimizers")
+        raise InEffectError(f"every optimizer has {option}=True", where="options of the captured optimizers")
 
 
 def _check_dense(graph: Graph) -> None:
@@ -98,7 +101,7 @@ def _paper(graph: Graph) -> Graph:
     steps = update_steps(graph)
     kernels = steps & graph.select(kind=Kind.COMPUTE)
     if int(kernels.sum()) <= graph.num_iterations * graph.num_ranks:
-        raise NotApplicableError("the updates are already one kernel per iteration", where="phase UPDATE")
+        raise InEffectError("the updates are one kernel per iteration", where="phase UPDATE")
     runs = _runs(graph, steps)
     graph = graph.set_columns({_RUN: np.where(kernels, runs, -1)})
     hosts = steps & ~kernels

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, UpdateForm
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.errors import InEffectError, InputError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs._measured import captured_program, operators_of, with_update
@@ -28,12 +28,12 @@ def threads(graph: Graph, threads: int = 1) -> Unpriced:
 
     Raises
     ------
-    NotApplicableError
+    InEffectError
         The capture ran on this number of threads.
     """
     if threads < 1:
         raise InputError(f"{threads} threads cannot run anything", fix="use 1 or more")
     program = captured_program(graph)
     if threads == program.threads:
-        raise NotApplicableError(f"operators run on {threads} threads already", fix="ask for another number")
+        raise InEffectError(f"operators run on {threads} threads already", fix="ask for another number")
     return with_update(graph, Form(threads=threads), UpdateForm(threads=threads))

@@ -111,13 +111,14 @@ class Interpreter:
 
     def _built_segments(self) -> dict[int, Segment]:
         form = self.form
-        ranges = (*form.checkpointed, *form.compiled)
+        recomputed = form.recomputed(self.program.recomputed)
+        ranges = (*recomputed, *form.compiled)
         stand_ins = {
             place: self._made(self._prepared[place])
             for place in self.opaque
             if any(first <= place < last for first, last in ranges)
         }
-        return build_segments(self._prepared, form.checkpointed, form.compiled, stand_ins)
+        return build_segments(self._prepared, recomputed, form.compiled, stand_ins)
 
     # --- one run ------------------------------------------------------------------------------------------
 

@@ -38,7 +38,10 @@ class Form:
     replaced : tuple of (int, str, settings)
         Calls that a registered layer runs instead of their operator: call, name of the layer, its parameters as pairs.
     checkpointed, compiled : tuple of (int, int)
-        Ranges of calls, [first, last), that run again in the backward pass, or that a compiler fuses.
+        Ranges of calls, [first, last), that run again in the backward pass, or that a compiler fuses; beside those that
+        the captured program runs again.
+    keeps_activations : bool
+        Whether the captured program's own checkpoints are left out.
 
     Examples
     --------
@@ -58,6 +61,7 @@ class Form:
     replaced: tuple[tuple[int, str, tuple[tuple[str, Any], ...]], ...] = ()
     checkpointed: tuple[tuple[int, int], ...] = ()
     compiled: tuple[tuple[int, int], ...] = ()
+    keeps_activations: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -71,6 +75,15 @@ class Form:
     def batch_ratio(self) -> float:
         """New batch size over the captured one."""
         return self.batch[1] / self.batch[0]
+
+    def recomputed(self, captured: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """Ranges of calls that run again, where the captured program ran some again by itself."""
+        changed = (*self.checkpointed, *self.compiled)
+        stays = () if self.keeps_activations else captured
+        return (
+            *self.checkpointed,
+            *(span for span in stays if not any(span[0] < last and first < span[1] for first, last in changed)),
+        )
 
     @property
     def label(self) -> str:

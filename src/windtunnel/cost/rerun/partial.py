@@ -251,7 +251,7 @@ def _bytes_ratio(old: Floats, new: Floats) -> Floats:
 def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
     """Calls with one ratio share a group: equal calls, and calls that run as one; int [C], -1 for marks."""
     numbers: dict[Any, int] = {}
-    ranges = [pair for form in forms for pair in (*form.checkpointed, *form.compiled)]
+    ranges = [pair for form in forms for pair in (*form.recomputed(program.recomputed), *form.compiled)]
     groups = []
     for place, call in enumerate(program.calls):
         key: Any = next(((first, last) for first, last in ranges if first <= place < last), None)

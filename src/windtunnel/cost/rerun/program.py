@@ -85,19 +85,23 @@ class Program:
         Names of parameters that needed no gradient in the capture.
     threads : int
         Threads within operators during the capture; 0 if unknown.
+    recomputed : tuple of (int, int)
+        Ranges of calls, [first, last), that checkpoints ran again in the backward pass.
     """
 
     calls: tuple[Call, ...]
     parameters: dict[int, str]
     frozen: frozenset[str] = frozenset()
     threads: int = 0
+    recomputed: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of all calls: equal programs cost the same."""
         flown = [call for call in self.calls if call.phase is not Phase.DATA]
         texts = [call.mark or call.schema + call.signature for call in flown]
-        return hashlib.sha256("\n".join([*texts, str(sorted(self.frozen))]).encode()).hexdigest()[:16]
+        again = [str(self.recomputed)] if self.recomputed else []
+        return hashlib.sha256("\n".join([*texts, str(sorted(self.frozen)), *again]).encode()).hexdigest()[:16]
 
     def data_inputs(self) -> dict[int, TensorSpec]:
         """Tensors that come from outside and belong to no layer, by identity; gradients are no data."""
@@ -200,7 +204,8 @@ def program_of(graph: Graph) -> Program:
     calls = tuple(Call(**row, layer=layers[place], phase=phases[place]) for place, row in enumerate(stored["calls"]))
     parameters = {int(identity): name for identity, name in stored["parameters"].items()}
     threads = int(graph.meta.hardware.get("num_threads", 0))
-    return Program(calls, parameters, frozenset(stored.get("frozen", ())), threads)
+    recomputed = tuple((int(first), int(last)) for first, last in stored.get("recomputed", ()))
+    return Program(calls, parameters, frozenset(stored.get("frozen", ())), threads, recomputed)
 
 
 def _places(graph: Graph, num_calls: int) -> tuple[list[str], list[Phase]]:

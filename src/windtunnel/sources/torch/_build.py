@@ -31,7 +31,13 @@ from windtunnel.sources.torch._places import layers_of, parameter_storages, phas
 from windtunnel.sources.torch._points import Points, align, by_kind, walk
 from windtunnel.sources.torch._precision import precision
 from windtunnel.sources.torch._profile import ITERATION, Events
-from windtunnel.sources.torch._program import calls_of_slices, keep_models, keep_optimizers, keep_program
+from windtunnel.sources.torch._program import (
+    calls_of_slices,
+    keep_models,
+    keep_optimizers,
+    keep_program,
+    repeats_of_slices,
+)
 from windtunnel.sources.torch._quiet import disturbance_facts
 from windtunnel.sources.torch._recorder import Recording
 from windtunnel.sources.torch._segments import Stretches, stretches
@@ -101,8 +107,10 @@ def build_graph(recording: Recording) -> Graph:
     memory = account(recording.rich, thread.points, thread.operators, main_slice, flow, thread.number)
     columns = _columns(thread, duration, corrected_IP, main_slice, flow, memory)
     kept = _kept(columns, flow)
-    program, call_of = keep_program(recording.rich, recording.discovery)
+    program, call_of, repeated = keep_program(recording.rich, recording.discovery)
     columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
+    if repeated:
+        columns["is_recomputed"] = np.array(repeats_of_slices(recording.rich, thread.points, repeated))
     meta = _meta(recording, correction, disturbance, int(duration.sum()), num_unlike, len(slices_IP))
     meta |= {
         "program": program,

@@ -11,24 +11,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from windtunnel.sources.torch._points import Points
+from windtunnel.sources.torch._points import Points, walk
 from windtunnel.sources.torch._profile import Events
 from windtunnel.sources.torch.annotate import PARAMETER, Discovery, module_paths
+from windtunnel.sources.torch.recomputed import Repeats
 
-__all__ = ["NO_CALL", "calls_of_slices", "keep_models", "keep_optimizers", "keep_program", "trace_program"]
+__all__ = [
+    "NO_CALL",
+    "calls_of_slices",
+    "keep_models",
+    "keep_optimizers",
+    "keep_program",
+    "repeats_of_slices",
+    "trace_program",
+]
 
 NO_CALL = -1
 _EVALUATE = "autograd::engine::evaluate_function"
 Node = dict[str, Any]
 
 
-def keep_program(rich: Events, discovery: Discovery) -> tuple[dict[str, Any], dict[int, int]]:
-    """The program of the rich iteration, and the call of every record-function id."""
+def keep_program(rich: Events, discovery: Discovery) -> tuple[dict[str, Any], dict[int, int], set[int]]:
+    """The program of the rich iteration, the call of every record-function id, and which ids repeat a forward pass."""
     marker = rich.markers()[0]
     inside = set(rich.record_id[rich.inside(marker)].tolist()) if len(rich.record_id) else set()
-    nodes = {record_id: node for record_id, node in rich.nodes.items() if record_id in inside}
+    nodes = _nested_by_time(rich, {record_id: node for record_id, node in rich.nodes.items() if record_id in inside})
     sequences = dict(zip(rich.record_id.tolist(), rich.sequence.tolist(), strict=False))
     parameters = {
         int(value[0]): node["name"].removeprefix(PARAMETER)
@@ -40,11 +50,50 @@ def keep_program(rich: Events, discovery: Discovery) -> tuple[dict[str, Any], di
     return trace_program(nodes, sequences, parameters, frozen)
 
 
+def _nested_by_time(rich: Events, nodes: Mapping[int, Node]) -> dict[int, Node]:
+    """Nodes whose parents are those that enclose them in time.
+
+    An operator that ends by an exception, as a checkpoint ends its second run early, stays the parent of all that
+    follows in the execution trace.
+    """
+    nested = dict(nodes)
+    marker = rich.markers()[0]
+    rows = rich.inside(marker)
+    for thread in np.unique(rich.thread[rows]).tolist():
+        points = walk(rich, rows[rich.thread[rows] == thread])
+        enclosing: list[int] = []  # by event: id of the nearest node around it, itself included
+        for row, parent in zip(points.rows.tolist(), points.parent.tolist(), strict=True):
+            around = enclosing[parent] if parent >= 0 else NO_CALL
+            record_id = int(rich.record_id[row])
+            if record_id in nodes:
+                nested[record_id] = {**nodes[record_id], "ctrl_deps": around}
+                around = nodes[record_id]["id"]
+            enclosing.append(around)
+    return nested
+
+
 def calls_of_slices(rich: Events, points: Points, call_of: Mapping[int, int]) -> list[int]:
     """The call of every slice, ``NO_CALL`` for Python between operators."""
     record_ids = rich.record_id[points.rows].tolist() if len(rich.record_id) else [0] * len(points.rows)
     calls = [call_of.get(record_id, NO_CALL) for record_id in record_ids]
     return [calls[event] if event >= 0 else NO_CALL for event in points.owner[: points.num_slices].tolist()]
+
+
+def repeats_of_slices(rich: Events, points: Points, repeated: set[int]) -> list[bool]:
+    """Which slices run a part of the forward pass again: operators, and the Python that calls them.
+
+    Within an engine node all that comes before the last repeated operator is that Python: what a checkpoint kept is
+    asked for first.
+    """
+    record_ids = rich.record_id[points.rows].tolist() if len(rich.record_id) else [0] * len(points.rows)
+    engine: list[int] = []
+    for event, row in enumerate(points.rows.tolist()):
+        parent = int(points.parent[event])
+        inherited = engine[parent] if parent >= 0 else NO_CALL
+        engine.append(event if rich.names[row].startswith(_EVALUATE) else inherited)
+    owners = points.owner[: points.num_slices].tolist()
+    last = {engine[owner]: place for place, owner in enumerate(owners) if owner >= 0 and record_ids[owner] in repeated}
+    return [owner >= 0 and place <= last.get(engine[owner], NO_CALL) for place, owner in enumerate(owners)]
 
 
 def keep_models(discovery: Discovery) -> list[str]:
@@ -90,7 +139,7 @@ def trace_program(
     sequences: Mapping[int, int],
     parameters: Mapping[int, str],
     frozen: Iterable[str] = (),
-) -> tuple[dict[str, Any], dict[int, int]]:
+) -> tuple[dict[str, Any], dict[int, int], set[int]]:
     """Write down the calls of the iteration that ``nodes`` (by record-function id) hold.
 
     Parameters
@@ -103,19 +152,24 @@ def trace_program(
     Returns
     -------
     program : dict
-        ``{"parameters": {tensor id: name}, "frozen": [...], "calls": [...]}``.
+        ``{"parameters": {tensor id: name}, "frozen": [...], "calls": [...], "recomputed": [[first, last], ...]}``; the
+        last where checkpoints run calls again.
     call_of : dict
         Record-function id to row of ``calls``; nodes outside of every call are absent.
+    repeated : set
+        Record-function ids of what checkpoints run again in the backward pass.
     """
-    writer = _Writer(_closures(nodes))
+    writer = _Writer(_closures(nodes), parameters)
     for record_id in sorted(nodes):
         writer.visit(record_id, nodes[record_id], sequences.get(record_id, NO_CALL))
-    program = {
+    program: dict[str, Any] = {
         "parameters": {str(key): name for key, name in parameters.items()},
         "frozen": sorted(frozen),
         "calls": writer.calls,
     }
-    return program, writer.call_of
+    if writer.repeats.ranges:
+        program["recomputed"] = writer.repeats.ranges
+    return program, writer.call_of, writer.repeated
 
 
 def _closures(nodes: Mapping[int, Node]) -> dict[int, int]:
@@ -140,7 +194,7 @@ class _Writer:
     A step that calls back for the loss is an update only behind its last backward pass.
     """
 
-    def __init__(self, closures: Mapping[int, int]) -> None:
+    def __init__(self, closures: Mapping[int, int], parameters: Mapping[int, str]) -> None:
         self._closures = closures
         self.calls: list[dict[str, Any]] = []
         self.call_of: dict[int, int] = {}
@@ -148,6 +202,10 @@ class _Writer:
         self._outside: dict[int, str] = {}  # node id -> "backward" or "update"
         self._by_sequence: dict[int, int] = {}
         self._last_backward = NO_CALL
+        self.repeats = Repeats(self.calls, parameters)
+        self.repeated: set[int] = set()
+        self._again: dict[int, int] = {}  # node id -> call that it repeats
+        self._engine_node = NO_CALL
 
     def visit(self, record_id: int, node: Node, sequence: int) -> None:
         parent = node["ctrl_deps"]
@@ -158,6 +216,8 @@ class _Writer:
             region = "update"
         if region:
             self._outside[node["id"]] = region
+            if region == "backward" and self._repeat(record_id, node, sequence):
+                return
             self._mark(region, sequence)
             if region == "backward" and self._last_backward != NO_CALL:
                 self.call_of[record_id] = self._last_backward
@@ -172,6 +232,23 @@ class _Writer:
         if sequence >= 0:
             self._by_sequence[sequence] = call
             self.calls[call]["grad"] = True
+
+    def _repeat(self, record_id: int, node: Node, sequence: int) -> bool:
+        """Whether a node of the backward pass belongs to a call that a checkpoint runs again."""
+        if _region(node["name"]):
+            self._engine_node = node["id"]
+            return False
+        call = self._again.get(node["ctrl_deps"], NO_CALL)
+        if call == NO_CALL and sequence >= 0 and node["schema"]:
+            call = self.repeats.find(node, self._engine_node)
+        if call == NO_CALL:
+            return False
+        self._again[node["id"]] = self.call_of[record_id] = call
+        self.repeated.add(record_id)
+        if sequence >= 0:
+            self._by_sequence[sequence] = call
+            self.calls[call]["grad"] = True
+        return True
 
     def _mark(self, region: str, sequence: int) -> None:
         if not self.calls or self.calls[-1].get("mark") != region:
