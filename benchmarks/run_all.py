@@ -26,6 +26,7 @@ BARS = (
     "replay_speed",
     "identity",
     "pure_whatifs",
+    "plausible",
     "noise",
     "ranks_build",
     "fold_exact",

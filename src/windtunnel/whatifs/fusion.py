@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
-from windtunnel.simulate.limits import less_work, of_kind
+from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._kernels import launch_calls
 
 __all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
@@ -24,10 +24,18 @@ POINTWISE = (
 )  # fmt: skip
 
 
+def _kernels_and_launches(baseline: Baseline) -> np.ndarray:
+    graph = baseline.graph
+    found: np.ndarray = graph.select(kind=Kind.COMPUTE)
+    calls = launch_calls(graph)[found]
+    found[calls[calls >= 0]] = True
+    return found
+
+
 @registry.whatif(
     "fuse-kernels",
     source="Chen et al., TVM, OSDI 2018; PyTorch 2, ASPLOS 2024",
-    limits=less_work(of_kind(Kind.COMPUTE), "fusing saves trips through memory", max_added_bytes=0),
+    limits=less_work(_kernels_and_launches, "fusing saves trips through memory and launches", max_added_bytes=0),
 )
 def fuse_kernels(graph: Graph, op: str = "", layer: str = "") -> Graph:
     """Run pointwise operators that feed each other in one trip through memory.

@@ -1,0 +1,1 @@
+"""Small scripts in many styles, for the bar ``plausible``."""

@@ -1,0 +1,14 @@
+"""The plainest step."""
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+inputs, labels = torch.randn(40, 32), torch.randint(0, 10, (40,))
+for _ in range(100_000):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
