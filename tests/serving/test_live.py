@@ -117,11 +117,11 @@ def test_what_cannot_be_answered_says_why_and_its_neighbors_are(job):
 def test_a_larger_batch_needs_no_new_instance(job):
     small, large = split((1, 1)), split((1, 8))
     with LiveServer(job, Server(small, 0), most_inputs=8) as live:
-        before = time.monotonic()
+        before = [process for _, process in live._active]
         live.change(large)
         live.settle()
 
-        assert time.monotonic() - before < 1
+        assert before == [process for _, process in live._active]
         assert (large, 1) == (live.split, live.num_ready)
         answered = send(live, requests_of("constant:rate=200,seconds=0.5"), more=float)
     assert 100 == len(answered.latencies_ns)
@@ -132,7 +132,7 @@ def test_a_larger_batch_needs_no_new_instance(job):
 @TWO_CORES
 def test_instances_that_do_not_start_leave_those_from_before(job, tmp_path):
     with LiveServer(job, Server(WHOLE, 0)) as live:
-        (tmp_path / "echo.py").write_text("raise RuntimeError('broken since')")
+        (tmp_path / "echo.py").write_text("def make():\n    raise RuntimeError('broken since')")
         live.change(HALVES)
         live.settle()
 
@@ -147,7 +147,7 @@ def test_instances_that_do_not_start_leave_those_from_before(job, tmp_path):
 
 def test_a_server_that_never_starts_says_why(tmp_path):
     path = tmp_path / "echo.py"
-    path.write_text("raise RuntimeError('nothing here')")
+    path.write_text("def make():\n    raise RuntimeError('nothing here')")
 
     with pytest.raises(FlightError, match="nothing here"), LiveServer(f"{path}:make", Server(split((1, 1)), 0)):
         pass
@@ -160,7 +160,7 @@ def test_a_full_queue_makes_batches_larger(job):
         followed(live, splits, period_s=0.2),
         Clients(live, 8) as clients,
     ):
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 120
         while live.split.batch < 8 and time.monotonic() < limit:
             time.sleep(0.05)
         assert 8 == live.split.batch

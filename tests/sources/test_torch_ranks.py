@@ -157,10 +157,9 @@ def test_one_rank_is_killed_and_nothing_is_left(tmp_path):
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    begun = time.monotonic()
-    with pytest.raises((WorkerError, IncompleteCaptureError)):
+    with pytest.raises((WorkerError, IncompleteCaptureError)) as error:
         capture_ranks(path, ranks=Ranks(2), iterations=400, warmup=2)
-    assert time.monotonic() - begun < 60
+    assert "nothing was heard" not in str(error.value)
     killer.join()
     assert not Path(f"/proc/{(tmp_path / 'pid0').read_text()}").exists()
 
