@@ -11,6 +11,7 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, OperatorsNeed, Program, Ratios
+from windtunnel.errors import InEffectError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs._blocks import block_ranges
@@ -49,7 +50,13 @@ def compile_block(graph: Graph, layer: str = "") -> Unpriced:
         No block matches.
     """
     program = captured_program(graph)
-    ranges = block_ranges(program, layer)
+    ranges = tuple(block for block in block_ranges(program, layer) if not _is_compiled(program, block))
+    if not ranges:
+        raise InEffectError(
+            "these blocks run as compiled code",
+            where=f"{len(program.compiled)} compiled regions",
+            fix="capture the program without torch.compile to ask what compiling is worth",
+        )
     twins = _twins(program, ranges)
     need = OperatorsNeed(program, Form(compiled=tuple(dict.fromkeys(twins.values()))))
     return Unpriced(
@@ -58,6 +65,10 @@ def compile_block(graph: Graph, layer: str = "") -> Unpriced:
         published=lambda: _estimated(graph, ranges),
         by_default=LOOK_UP,
     )
+
+
+def _is_compiled(program: Program, block: Block) -> bool:
+    return any(first < block[1] and block[0] < last for first, last in program.compiled)
 
 
 def _twins(program: Program, ranges: tuple[Block, ...]) -> dict[Block, Block]:

@@ -72,12 +72,15 @@ class Interpreter:
         self.opaque: set[int] = set() if opaque is None else opaque
         self.failures: dict[int, str] = {}
         self._is_model = [bool(call.layer) and not call.mark for call in program.calls]
+        for first, last in program.compiled:  # runs as one
+            self._is_model[first:last] = [any(self._is_model[first:last])] * (last - first)
         self._prepared: list[Prepared] = prepare(program, form)
         self._bounds = bounds_of(program, self._prepared)
         self._parameters, self._inputs = make_inputs(program, self._prepared, form, self._bounds)
         self.output_bytes = np.zeros(len(program.calls))
-        self._segments = self._built_segments()
-        self._inside = {place for one in self._segments.values() for place in range(one.first + 1, one.last)}
+        self._segments: dict[int, Segment] = {}
+        self._inside: set[int] = set()
+        self._build_segments(is_compiled=True)
         self._values: dict[int, Any] = {}
         self._roots: list[torch.Tensor] = []
 
@@ -94,7 +97,13 @@ class Interpreter:
 
     def rehearse(self) -> None:
         """Run once and learn which calls cannot be run; they are opaque from then on."""
-        self._segments = self._built_segments()
+        if self.program.compiled:  # call by call, to learn which fail, and sizes; then as compiled code
+            self._build_segments(is_compiled=False)
+            self._learn()
+        self._build_segments(is_compiled=True)
+        self._learn()
+
+    def _learn(self) -> None:
         while True:
             known = len(self.opaque)
             self._run(detail=False, learn=True)
@@ -109,16 +118,19 @@ class Interpreter:
         """
         return self._run(detail=detail, learn=False)
 
-    def _built_segments(self) -> dict[int, Segment]:
+    def _build_segments(self, *, is_compiled: bool) -> None:
+        """Make the ranges that run as one; without ``is_compiled`` what the program compiled runs call by call."""
         form = self.form
         recomputed = form.recomputed(self.program.recomputed)
-        ranges = (*recomputed, *form.compiled)
+        compiled = (*form.compiled, *(self.program.compiled if is_compiled else ()))
+        ranges = (*recomputed, *compiled)
         stand_ins = {
             place: self._made(self._prepared[place])
             for place in self.opaque
             if any(first <= place < last for first, last in ranges)
         }
-        return build_segments(self._prepared, recomputed, form.compiled, stand_ins)
+        self._segments = build_segments(self._prepared, recomputed, compiled, stand_ins)
+        self._inside = {place for one in self._segments.values() for place in range(one.first + 1, one.last)}
 
     # --- one run ------------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ and that the profile database uses as part of its keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 
-__all__ = ["BASELINE", "Form"]
+__all__ = ["BASELINE", "Form", "require_uncompiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +98,24 @@ class Form:
 
 
 BASELINE = Form()
+
+
+def require_uncompiled(compiled: Sequence[tuple[int, int]], form: Form) -> None:
+    """Refuse to change single calls within ranges of calls that are compiled as a whole.
+
+    Raises
+    ------
+    NotApplicableError
+        The form changes some of them.
+    """
+    within = {place for first, last in compiled for place in range(first, last)}
+    if within & {place for first, last in form.compiled for place in range(first, last)}:
+        raise InEffectError("this runs as compiled code", where=f"{len(within)} calls")
+    changed = {place for first, last in form.checkpointed for place in range(first, last)}
+    changed |= {place for norm in form.rectified for place in norm[:2]} | {place for place, _, _ in form.replaced}
+    if within & changed:
+        raise NotApplicableError(
+            "what this changes is compiled as a whole: what the compiler would make of the change is not known",
+            where=f"{len(within & changed)} calls within compiled code",
+            fix="make the change in the model, compile it, and measure both by a real run",
+        )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.rerun.form import BASELINE, Form
+from windtunnel.cost.rerun.form import BASELINE, Form, require_uncompiled
 from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.errors import NotApplicableError, PriceError
 from windtunnel.extras import require
@@ -111,6 +111,7 @@ def measure_ratios(
         PyTorch is not installed.
     """
     require("torch", extra="torch")
+    require_uncompiled(program.compiled, new)
     hold_heap()  # as capture and flights do
     known = known_ratios(program, new, old, database=database)
     if known is not None:
@@ -251,7 +252,8 @@ def _bytes_ratio(old: Floats, new: Floats) -> Floats:
 def _groups(program: Program, *forms: Form) -> NDArray[np.int64]:
     """Calls with one ratio share a group: equal calls, and calls that run as one; int [C], -1 for marks."""
     numbers: dict[Any, int] = {}
-    ranges = [pair for form in forms for pair in (*form.recomputed(program.recomputed), *form.compiled)]
+    runs = [pair for form in forms for pair in (*form.recomputed(program.recomputed), *form.compiled)]
+    ranges = [*program.compiled, *runs]
     groups = []
     for place, call in enumerate(program.calls):
         key: Any = next(((first, last) for first, last in ranges if first <= place < last), None)

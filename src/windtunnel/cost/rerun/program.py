@@ -23,6 +23,7 @@ __all__ = ["NOT_FLOWN", "Call", "Program", "TensorSpec", "data_of", "program_of"
 # updates have flights of their own, and what a loader makes is an input of the step
 NOT_FLOWN = (Phase.UPDATE, Phase.DATA)
 UNDEFINED = "Tensor(nullptr"  # an optional tensor that was not given
+_COMPILED = "compiled"  # the mark of compiled code
 # arguments that look like data but belong to a layer
 _LAYER_ARGUMENTS = frozenset({"weight", "bias", "running_mean", "running_var", "params"})
 
@@ -87,6 +88,8 @@ class Program:
         Threads within operators during the capture; 0 if unknown.
     recomputed : tuple of (int, int)
         Ranges of calls, [first, last), that checkpoints ran again in the backward pass.
+    compiled : tuple of (int, int)
+        Ranges of calls, [first, last), that ran as compiled code.
     """
 
     calls: tuple[Call, ...]
@@ -94,6 +97,7 @@ class Program:
     frozen: frozenset[str] = frozenset()
     threads: int = 0
     recomputed: tuple[tuple[int, int], ...] = ()
+    compiled: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,6 +105,7 @@ class Program:
         flown = [call for call in self.calls if call.phase is not Phase.DATA]
         texts = [call.mark or call.schema + call.signature for call in flown]
         again = [str(self.recomputed)] if self.recomputed else []
+        again += [f"compiled {self.compiled}"] if self.compiled else []
         return hashlib.sha256("\n".join([*texts, str(sorted(self.frozen)), *again]).encode()).hexdigest()[:16]
 
     def data_inputs(self) -> dict[int, TensorSpec]:
@@ -200,12 +205,21 @@ def program_of(graph: Graph) -> Program:
             where=f"source {graph.meta.source!r}",
             fix="capture the step with windtunnel, or take published ratios: prices='paper'",
         )
+    if any(row.get("mark") == _COMPILED for row in stored["calls"]):
+        raise PriceError(
+            "this step runs compiled code whose operators are not known",
+            where=stored.get("reason", "torch.compile"),
+            fix="capture it uncompiled, or verify the what-if by a real run",
+        )
     layers, phases = _places(graph, len(stored["calls"]))
+    ranges = tuple((int(first), int(last)) for first, last in stored.get("compiled", ()))
+    for place, layer in stored.get("layers", {}).items():
+        layers[int(place)], phases[int(place)] = layer, Phase.FORWARD
     calls = tuple(Call(**row, layer=layers[place], phase=phases[place]) for place, row in enumerate(stored["calls"]))
     parameters = {int(identity): name for identity, name in stored["parameters"].items()}
     threads = int(graph.meta.hardware.get("num_threads", 0))
     recomputed = tuple((int(first), int(last)) for first, last in stored.get("recomputed", ()))
-    return Program(calls, parameters, frozenset(stored.get("frozen", ())), threads, recomputed)
+    return Program(calls, parameters, frozenset(stored.get("frozen", ())), threads, recomputed, ranges)
 
 
 def _places(graph: Graph, num_calls: int) -> tuple[list[str], list[Phase]]:

@@ -24,6 +24,7 @@ from windtunnel.sources.memory._sightings import Sightings
 from windtunnel.sources.memory._storages import EVENTS
 from windtunnel.sources.memory._tracker import StorageTracker
 from windtunnel.sources.memory.profile import CATEGORIES, COLUMNS, MemoryProfile
+from windtunnel.sources.torch._stance import uncompiled
 from windtunnel.sources.torch.annotate import Discovery
 from windtunnel.units import format_size
 
@@ -65,13 +66,14 @@ class Watch:
             More than ``limit_bytes`` was held.
         """
         self.tracker = self._tracker()
-        self.tracker.start()
-        try:
-            yield self
-            self._learned = Learned.of(self.tracker)
-        finally:
-            self.tracker.stop()
-            self.tracker = None
+        with uncompiled():  # for a tracker of operators what is compiled would be compiled anew
+            self.tracker.start()
+            try:
+                yield self
+                self._learned = Learned.of(self.tracker)
+            finally:
+                self.tracker.stop()
+                self.tracker = None
 
     def _tracker(self) -> StorageTracker:
         return StorageTracker(self.discovery, limit_bytes=self._limit_bytes, on_excess=refuse)

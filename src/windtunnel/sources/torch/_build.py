@@ -6,30 +6,24 @@ each does, and every profiled iteration's own durations.
 
 from __future__ import annotations
 
-import math
-import platform
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from windtunnel import hardware
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
-from windtunnel.hardware.host import processor_name
-from windtunnel.measure.disturbance import disturbed_reach
 from windtunnel.measure.rounds import quiet_rows
 from windtunnel.sources.torch._collectives import transfers, with_transfers
 from windtunnel.sources.torch._dataflow import Flow, trace_flow
+from windtunnel.sources.torch._facts import facts_of
 from windtunnel.sources.torch._loader import Loading, with_workers
 from windtunnel.sources.torch._memory import MemoryUse, account
-from windtunnel.sources.torch._ops import Operator, Role, describe, resolve_recipes
-from windtunnel.sources.torch._overhead import Correction, calibrate, central, correct, held_out
+from windtunnel.sources.torch._ops import Operator, Role, resolve_recipes
+from windtunnel.sources.torch._overhead import calibrate, central, correct, held_out
 from windtunnel.sources.torch._places import layers_of, parameter_storages, phases_of
 from windtunnel.sources.torch._points import Points, align, by_kind, walk
-from windtunnel.sources.torch._precision import precision
 from windtunnel.sources.torch._profile import ITERATION, Events
 from windtunnel.sources.torch._program import (
     calls_of_slices,
@@ -39,16 +33,18 @@ from windtunnel.sources.torch._program import (
     repeats_of_slices,
 )
 from windtunnel.sources.torch._quiet import disturbance_facts
-from windtunnel.sources.torch._recorder import Recording
+from windtunnel.sources.torch._recording import Recording
 from windtunnel.sources.torch._segments import Stretches, stretches
 from windtunnel.sources.torch.annotate import MODULE
+from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
+from windtunnel.sources.torch.kernels import describe_event, kernel_name, opaque_events
 
-__all__ = ["build_graph", "summary_ns"]
+__all__ = ["build_graph"]
 
 Int = NDArray[np.int64]
 PYTHON = "python"
 _LOADER = "enumerate(DataLoader)"
-_COMPILED = "## Call CompiledFxGraph"
+_MARKS = (MODULE, REGION, UPDATE_REGION)
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,7 @@ class _Thread:
     phases: list[Phase]
     layers: list[str]
     parameters: frozenset[int]
+    opaque: frozenset[int]  # compiled code that shows none of its kernels
 
 
 def build_graph(recording: Recording) -> Graph:
@@ -104,14 +101,14 @@ def build_graph(recording: Recording) -> Graph:
     main_slice = _main_slices(thread, duration)
     duration, corrected_IP = _gathered(thread, main_slice, duration, corrected_IP)
     flow = trace_flow(thread.points, thread.operators, main_slice)
-    memory = account(recording.rich, thread.points, thread.operators, main_slice, flow, thread.number)
+    memory = account(recording.rich, thread.points, thread.operators, main_slice, flow, thread.number, thread.names)
     columns = _columns(thread, duration, corrected_IP, main_slice, flow, memory)
     kept = _kept(columns, flow)
-    program, call_of, repeated = keep_program(recording.rich, recording.discovery)
+    program, call_of, repeated = keep_program(recording.rich, recording.discovery, recording.operators)
     columns["call"] = np.array(calls_of_slices(recording.rich, thread.points, call_of), dtype=np.int32)
     if repeated:
         columns["is_recomputed"] = np.array(repeats_of_slices(recording.rich, thread.points, repeated))
-    meta = _meta(recording, correction, disturbance, int(duration.sum()), num_unlike, len(slices_IP))
+    meta = facts_of(recording, correction, disturbance, int(duration.sum()), num_unlike, len(slices_IP))
     meta |= {
         "program": program,
         "optimizers": keep_optimizers(recording.discovery),
@@ -137,24 +134,25 @@ def _template(rich: Events) -> _Thread:
     rows = rows[rich.thread[rows] == number]
     marked = walk(rich, rows)  # with module marks
     operators = {
-        row: describe(rich.nodes.get(int(rich.record_id[row]))) if len(rich.record_id) else Operator(Role.NONE)
+        row: describe_event(rich.nodes.get(int(rich.record_id[row]))) if len(rich.record_id) else Operator(Role.NONE)
         for row in rows.tolist()
     }
     storages = parameter_storages(rich, operators)
     listed = resolve_recipes([operators[row] for row in marked.rows.tolist()], marked.parent.tolist())
     phases = phases_of(rich, marked)
     layers = layers_of(rich, marked, phases, listed, storages)
-    points = walk(rich, rows, hidden=MODULE)
+    points = walk(rich, rows, hidden=_MARKS)
     place = {row: event for event, row in enumerate(marked.rows.tolist())}
     kept = [place[row] for row in points.rows.tolist()]
     return _Thread(
         number,
         points,
-        [rich.names[row] for row in points.rows.tolist()],
+        [kernel_name(rich.names[row]) for row in points.rows.tolist()],
         [listed[event] for event in kept],
         [phases[event] for event in kept],
         [layers[event] for event in kept],
         frozenset(storages),
+        opaque_events([rich.names[row] for row in points.rows.tolist()], points, [listed[event] for event in kept]),
     )
 
 
@@ -169,7 +167,7 @@ def _times(recording: Recording, thread: _Thread) -> tuple[Int, list[tuple[Event
     for events, is_regular in recording.light:
         for marker, regular in zip(events.markers(ITERATION), is_regular, strict=False):
             inside = events.inside(marker)
-            other = walk(events, inside[events.thread[inside] == events.thread[marker]])
+            other = walk(events, inside[events.thread[inside] == events.thread[marker]], hidden=_MARKS)
             times = align(thread.points, other) if regular else None
             num_unlike += regular and (times is None or not np.array_equal(other.tokens, thread.points.tokens))
             if times is not None:
@@ -287,7 +285,7 @@ def _shown_event(points: Points, place: int) -> int:
 
 
 def _computes(thread: _Thread, event: int) -> bool:
-    return thread.operators[event].role is Role.COMPUTE or thread.names[event].startswith(_COMPILED)
+    return thread.operators[event].role is Role.COMPUTE or event in thread.opaque
 
 
 def _kind(name: str, works: bool) -> int:
@@ -345,80 +343,3 @@ def _assemble(columns: dict[str, Any], kept: NDArray[np.bool_], flow: Flow, meta
         "slots": [1],
     }
     return Graph.from_columns(tasks=tasks, edges=edges, resources=resources, meta=meta)
-
-
-def summary_ns(samples: list[int]) -> dict[str, Any]:
-    """Median, quartiles and every sample, for ``meta``."""
-    if not samples:
-        return {}
-    low, median, high = np.percentile(samples, [25, 50, 75])
-    return {"median": int(median), "low": int(low), "high": int(high), "samples": list(samples)}
-
-
-def _meta(
-    recording: Recording,
-    correction: Correction,
-    disturbance: dict[str, Any],
-    replayed_ns: int,
-    num_unlike: int,
-    num_samples: int,
-) -> dict[str, Any]:
-    bare = recording.bare_ns
-    aside = [elapsed for elapsed, unseen in zip(bare, held_out(len(bare)), strict=True) if unseen]
-    profiled = summary_ns(recording.light_ns or [recording.rich_ns])
-    overhead: dict[str, Any] = correction.as_meta()
-    overhead["num_profiled_iterations"] = num_samples
-    overhead["num_unlike_iterations"] = num_unlike
-    overhead["num_irregular_iterations"] = recording.num_dropped
-    overhead["rich_iteration_ns"] = recording.rich_ns
-    if bare:
-        overhead["profiled_ratio"] = profiled["median"] / float(np.median(bare))
-        overhead["rich_ratio"] = recording.rich_ns / float(np.median(bare))
-        overhead |= precision(bare)
-    if aside and "lost_ratio" not in disturbance:
-        overhead["held_out_ns"] = aside
-        overhead["held_out_error_ratio"] = replayed_ns / float(np.median(aside)) - 1.0
-    measured = summary_ns(bare) or profiled
-    if lost := disturbance.get("lost_ratio"):  # what a quiet machine is estimated to take, and how well that is known
-        factor = math.exp(disturbed_reach(lost))
-        ends = {"low": int(replayed_ns / factor), "high": int(replayed_ns * factor)}
-        measured = {**measured, "median": replayed_ns, **ends}
-    return {
-        "source": "torch step",
-        "hardware": host_facts(),
-        "disturbance": disturbance,
-        "iteration_ns": measured,
-        "profiled_iteration_ns": profiled,
-        "overhead": overhead,
-        "allocator": _allocator(recording),
-        "shapes": recording.shapes,
-        "gc_pause_ns": _median(recording.bare_pauses_ns),
-        "memory_base_bytes": recording.discovery.resident_bytes(),
-        "memory": {} if recording.memory is None else recording.memory.summary(),
-        "is_complete": recording.is_complete,
-    }
-
-
-def _allocator(recording: Recording) -> dict[str, Any]:
-    """What holding the heap changed: before it, and with it."""
-    return {
-        "is_held": recording.is_heap_held,
-        "page_faults": _median(recording.bare_faults),
-        "page_faults_before": _median(recording.as_is_faults),
-        "iteration_before_ns": summary_ns(recording.as_is_ns),
-    }
-
-
-def _median(counts: list[int]) -> int:
-    return int(np.median(counts)) if counts else 0
-
-
-def host_facts() -> dict[str, Any]:
-    """What ``meta`` says of this host."""
-    return {
-        "machine": platform.machine(),
-        "processor": processor_name(),
-        "num_cores": hardware.machine().num_cores,
-        "num_threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }

@@ -165,7 +165,7 @@ class DeviceRecorder:
             The profiler's own trace cannot be read.
         """
         from windtunnel.sources.kineto.reader import load_kineto
-        from windtunnel.sources.torch._build import host_facts, summary_ns
+        from windtunnel.sources.torch._facts import host_facts, summary_ns
 
         traced = load_kineto(self._path, window=_MARK)
         self._folder.cleanup()

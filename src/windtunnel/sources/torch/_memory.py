@@ -15,6 +15,7 @@ from windtunnel.sources.torch._dataflow import Flow
 from windtunnel.sources.torch._ops import Operator, Role
 from windtunnel.sources.torch._points import Points
 from windtunnel.sources.torch._profile import Events
+from windtunnel.sources.torch.kernels import COMPILED
 
 __all__ = ["MemoryUse", "account"]
 
@@ -38,7 +39,13 @@ class _Block:
 
 
 def account(
-    events: Events, points: Points, operators: list[Operator], main_slice: list[int], flow: Flow, thread: int
+    events: Events,
+    points: Points,
+    operators: list[Operator],
+    main_slice: list[int],
+    flow: Flow,
+    thread: int,
+    names: list[str],
 ) -> MemoryUse:
     """Lay the allocator's events of one thread over its slices."""
     use = MemoryUse(*(np.zeros(points.num_slices, dtype=np.int64) for _ in range(3)))
@@ -46,6 +53,7 @@ def account(
         return use
     mine = (events.memory_thread == thread) & (events.memory_ns >= points.times_ns[0])
     mine &= events.memory_ns < points.times_ns[-1]
+    compiled = _CompiledBuffers(points, operators, main_slice, names)
     live: dict[int, _Block] = {}
     held: dict[int, int] = {}  # operator -> bytes of its own that it holds now
     for row in np.flatnonzero(mine).tolist():
@@ -53,13 +61,44 @@ def account(
         place = min(max(place, 0), points.num_slices - 1)
         num_bytes, address = int(events.memory_bytes[row]), int(events.memory_address[row])
         if num_bytes > 0:
-            block = _allocated(points, operators, main_slice, flow, place, num_bytes)
+            block = compiled.block(place, num_bytes)
+            block = block or _allocated(points, operators, main_slice, flow, place, num_bytes)
             live[address] = block
             use.output[block.task] += num_bytes
             held[block.operator] = held.get(block.operator, 0) + num_bytes
         else:
             _free(use, points, live.pop(address, None), held, place, -num_bytes)
     return use
+
+
+class _CompiledBuffers:
+    """Finds who fills a buffer that compiled code has made: the first operator behind that writes a storage so large.
+
+    Such code makes its buffers without an operator that could name their storage.
+    """
+
+    def __init__(self, points: Points, operators: list[Operator], main_slice: list[int], names: list[str]) -> None:
+        self._points, self._main_slice = points, main_slice
+        self._region = [event if name.startswith(COMPILED) else -1 for event, name in enumerate(names)]
+        self._writes: dict[int, list[tuple[int, int, int]]] = {}  # region -> (slice, size, event), in order
+        for event, parent in enumerate(points.parent.tolist()):
+            if self._region[event] < 0 and parent >= 0:
+                self._region[event] = self._region[parent]
+            if self._region[event] >= 0 and operators[event].role is Role.COMPUTE:
+                sizes = {span.storage: span.high for span in (*operators[event].mutates, *operators[event].writes)}
+                rows = self._writes.setdefault(self._region[event], [])
+                rows += [(main_slice[event], size, event) for size in sizes.values()]
+
+    def block(self, place: int, num_bytes: int) -> _Block | None:
+        """Whose block one is that is made in this slice; None where it belongs to no compiled code itself."""
+        event = int(self._points.owner[place])
+        if event < 0 or self._region[event] != event:
+            return None
+        for row in self._writes.get(event, []):
+            if row[0] >= place and row[1] == num_bytes:
+                self._writes[event].remove(row)
+                return _Block(row[0], -1, num_bytes)
+        return None
 
 
 def _allocated(

@@ -18,7 +18,17 @@ import torch
 
 from windtunnel.graph.flops import operator_flops, sums_products
 
-__all__ = ["Operator", "Role", "Span", "describe", "is_tensor_record", "is_view", "resolve_recipes"]
+__all__ = [
+    "Operator",
+    "Role",
+    "Span",
+    "describe",
+    "is_tensor_record",
+    "is_view",
+    "resolve_recipes",
+    "spans_of",
+    "text_of",
+]
 
 
 class Role(Enum):
@@ -62,6 +72,7 @@ class _Schema(NamedTuple):
     name: str
     mutated: frozenset[int]
     aliases_output: bool
+    outs: frozenset[int]  # only written: what they held does not matter
 
 
 _NOT_AN_OPERATOR = Operator(Role.NONE)
@@ -89,13 +100,14 @@ def describe(node: dict[str, Any] | None) -> Operator:
     values = node["inputs"]["values"]
     shapes, strides = node["inputs"]["shapes"], node["inputs"].get("strides", [])
     per_input = [
-        _spans(value, shapes[row], strides[row] if row < len(strides) else None) for row, value in enumerate(values)
+        spans_of(value, shapes[row], strides[row] if row < len(strides) else None) for row, value in enumerate(values)
     ]
     outputs = node["outputs"]
     is_unread = schema.name.split(".")[0] in _OVERWRITES or (schema.name in _ADDS_SCALED and values[3] == 0)
-    reads = tuple(span for spans in per_input[int(is_unread) :] for span in spans)
+    unread = schema.outs | ({0} if is_unread else set())
+    reads = tuple(span for row, spans in enumerate(per_input) if row not in unread for span in spans)
     # a result in an argument's storage is a view of it, whatever the schema says (aten::_unsafe_view, aten::reshape)
-    known = {span.storage for span in reads}
+    known = {span.storage for spans in per_input for span in spans}
     fresh = [] if schema.aliases_output else [span for span in _all_spans(outputs) if span.storage not in known]
     role = _role(schema, bool(fresh) or bool(schema.mutated))
     return Operator(
@@ -104,10 +116,12 @@ def describe(node: dict[str, Any] | None) -> Operator:
         writes=tuple(fresh),
         mutates=tuple(span for row in sorted(schema.mutated) if row < len(per_input) for span in per_input[row]),
         schema=node["schema"],
-        shapes=_text(shapes),
-        dtypes=_text(node["inputs"]["types"]),
-        strides=_text(strides),
-        arguments=_text([None if spans else _constant(value) for spans, value in zip(per_input, values, strict=True)]),
+        shapes=text_of(shapes),
+        dtypes=text_of(node["inputs"]["types"]),
+        strides=text_of(strides),
+        arguments=text_of(
+            [None if spans else _constant(value) for spans, value in zip(per_input, values, strict=True)]
+        ),
         flops=operator_flops(schema.name, shapes, values, outputs["shapes"])
         if role in (Role.COMPUTE, Role.RECIPE)
         else 0,
@@ -139,10 +153,13 @@ def _parse(text: str) -> _Schema:
     """Which arguments change (``(a!)``) and whether the result is one of them or a view of one."""
     name, _, rest = text.partition("(")
     arguments, _, returns = rest.rpartition(") -> ")
-    parts = [part for part in _split(arguments) if part.strip() != "*"]
+    stated = [part.strip() for part in _split(arguments)]
+    parts = [part for part in stated if part != "*"]
+    num_positional = stated.index("*") if "*" in stated else len(stated)
     mutated = frozenset(row for row, part in enumerate(parts) if re.search(r"\(\w+!(\s*->[^)]*)?\)", part))
+    outs = frozenset(row for row in mutated if row >= num_positional)  # torch passes these by name alone
     mutated |= _UNSTATED_MUTATIONS.get(name.split(".")[0], frozenset())
-    return _Schema(name, mutated, re.search(r"Tensor\(\w", returns) is not None)
+    return _Schema(name, mutated, re.search(r"Tensor\(\w", returns) is not None, outs)
 
 
 def _split(arguments: str) -> list[str]:
@@ -210,7 +227,7 @@ def _constant(value: Any) -> Any:
     return [_constant(item) for item in value] if isinstance(value, list) else value
 
 
-def _spans(value: Any, shape: Any, stride: Any) -> list[Span]:
+def spans_of(value: Any, shape: Any, stride: Any) -> list[Span]:
     if is_tensor_record(value):
         _, storage, offset, num_elements, element_bytes, _ = value
         reach = _reach(shape, stride, num_elements)
@@ -221,7 +238,7 @@ def _spans(value: Any, shape: Any, stride: Any) -> list[Span]:
     found = []
     for row, item in enumerate(value):
         inner = stride[row] if isinstance(stride, list) and row < len(stride) else None
-        found += _spans(item, shape[row] if isinstance(shape, list) and row < len(shape) else None, inner)
+        found += spans_of(item, shape[row] if isinstance(shape, list) and row < len(shape) else None, inner)
     return found
 
 
@@ -239,9 +256,9 @@ def _all_spans(side: dict[str, Any]) -> list[Span]:
     return [
         span
         for row, value in enumerate(side["values"])
-        for span in _spans(value, side["shapes"][row], strides[row] if row < len(strides) else None)
+        for span in spans_of(value, side["shapes"][row], strides[row] if row < len(strides) else None)
     ]
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     return msgspec.json.encode(value).decode()

@@ -7,6 +7,7 @@ numbers); an update takes the layer whose parameters it touches.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,13 +16,16 @@ from windtunnel.graph import Phase
 from windtunnel.sources.torch._ops import Operator
 from windtunnel.sources.torch._points import Points
 from windtunnel.sources.torch._profile import Events
-from windtunnel.sources.torch.annotate import MODULE, PARAMETER, STATE
+from windtunnel.sources.torch.annotate import GRADIENT, MODULE, PARAMETER, STATE
+from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
+from windtunnel.sources.torch.kernels import COMPILED
 
 __all__ = ["layers_of", "parameter_storages", "phases_of"]
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _STEP = "Optimizer.step#"
-_UPDATES = (_STEP, "Optimizer.zero_grad#")
+_ZERO_GRADIENTS = "Optimizer.zero_grad#"
+_UPDATES = (_STEP, _ZERO_GRADIENTS, UPDATE_REGION)
 _LOADER = "enumerate(DataLoader)"
 _REDUCER = "torch.distributed.ddp.reducer::"  # what a backward pass ends with where gradients are averaged
 
@@ -35,11 +39,22 @@ def phases_of(events: Events, points: Points) -> list[Phase]:
         parent = int(points.parent[event])
         inherited = phases[parent] if parent >= 0 else None
         inherited = Phase.FORWARD if event in losses else inherited
+        if own is None and inherited is None and events.names[row].startswith(COMPILED):
+            own = Phase.FORWARD  # of code that was compiled before anybody looked
         # a forward that a checkpoint runs again is part of the backward pass
-        is_again = own is Phase.FORWARD and inherited is Phase.BACKWARD
+        is_again = own is Phase.FORWARD and inherited in (Phase.BACKWARD, Phase.UPDATE)
         phases.append(inherited if own is None or is_again else own)
     averages = [events.names[row].startswith(_REDUCER) for row in points.rows.tolist()]
-    return _between(phases, averages)
+    return _between(phases, averages, _zeroes_gradients(events, points))
+
+
+def _zeroes_gradients(events: Events, points: Points) -> list[bool]:
+    """Events of setting gradients to zero: a loop may do it anywhere before its backward pass."""
+    found: list[bool] = []
+    for event, row in enumerate(points.rows.tolist()):
+        parent = int(points.parent[event])
+        found.append((parent >= 0 and found[parent]) or events.names[row].startswith(_ZERO_GRADIENTS))
+    return found
 
 
 def _losses_in_steps(events: Events, points: Points) -> set[int]:
@@ -59,7 +74,7 @@ def _losses_in_steps(events: Events, points: Points) -> set[int]:
 
 
 def _phase_of_name(name: str) -> Phase | None:
-    if name.startswith(MODULE):
+    if name.startswith((MODULE, REGION)):
         return Phase.FORWARD
     if name.startswith((_BACKWARD, _REDUCER)):
         return Phase.BACKWARD
@@ -68,7 +83,7 @@ def _phase_of_name(name: str) -> Phase | None:
     return Phase.DATA if name.startswith(_LOADER) else None
 
 
-def _between(phases: list[Phase | None], averages: list[bool]) -> list[Phase]:
+def _between(phases: list[Phase | None], averages: list[bool], zeroes: list[bool]) -> list[Phase]:
     """Operators in no module, backward or optimizer: what comes next says what they are for."""
     resolved: list[Phase] = [Phase.OTHER] * len(phases)
     following: Phase | None = None
@@ -76,7 +91,8 @@ def _between(phases: list[Phase | None], averages: list[bool]) -> list[Phase]:
     for event in range(len(phases) - 1, -1, -1):
         own = phases[event]
         if own is not None:
-            following, before_average = own, averages[event]
+            if not zeroes[event]:
+                following, before_average = own, averages[event]
             resolved[event] = own
         elif before_average:
             resolved[event] = Phase.BACKWARD  # it gets gradients out of their buckets
@@ -93,10 +109,36 @@ def layers_of(
     """Module path of every event of ``points``; empty where there is none."""
     made_by = _node_makers(events, points, _enclosing(events, points, {}))
     layers = _enclosing(events, points, made_by)
+    claimed = _gradient_writers(events, points, phases, operators)
+    compiled = _compiled_events(events, points)
     for event, phase in enumerate(phases):
         if phase is Phase.UPDATE:
             layers[event] = _layer_of_parameters(operators[event], storages)
+        elif event in compiled and not layers[event]:
+            layers[event] = claimed.get(event) or _layer_of_parameters(operators[event], storages, shares=True)
     return layers
+
+
+def _compiled_events(events: Events, points: Points) -> set[int]:
+    """Events within compiled code."""
+    found: set[int] = set()
+    for event, row in enumerate(points.rows.tolist()):
+        if int(points.parent[event]) in found or events.names[row].startswith(COMPILED):
+            found.add(event)
+    return found
+
+
+def _gradient_writers(events: Events, points: Points, phases: list[Phase], operators: list[Operator]) -> dict[int, str]:
+    """Layer whose gradient an event of a backward pass was the last to write, by event."""
+    gradients = _storages_of(events, (GRADIENT,))
+    found: dict[int, str] = {}
+    for event in range(len(points.rows) - 1, -1, -1):
+        if phases[event] is Phase.BACKWARD:
+            written = {span.storage for span in (*operators[event].writes, *operators[event].mutates)} & set(gradients)
+            owners = {gradients.pop(storage).rpartition(".")[0] for storage in written}
+            if owners:
+                found[event] = _common(owners)
+    return found
 
 
 def _enclosing(events: Events, points: Points, made_by: dict[int, str]) -> list[str]:
@@ -131,23 +173,37 @@ def _is_of_engine(events: Events, points: Points, event: int) -> bool:
     return any(name.startswith(_BACKWARD) for name in names)
 
 
-def _layer_of_parameters(operator: Operator, storages: dict[int, str]) -> str:
+def _layer_of_parameters(operator: Operator, storages: dict[int, str], *, shares: bool = False) -> str:
+    """The layer whose parameters an operator touches; of several the module that holds them all, or none."""
     touched: Iterable[str] = {
         storages[span.storage].rpartition(".")[0]
         for span in (*operator.reads, *operator.mutates)
         if span.storage in storages
     }
     owners = list(touched)
-    return owners[0] if len(owners) == 1 else ""
+    return owners[0] if len(owners) == 1 else _common(owners) if shares else ""
+
+
+def _common(paths: Iterable[str]) -> str:
+    """The path of the innermost module that holds all of these."""
+    rows = [path.split(".") for path in paths]
+    alike = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*rows, strict=False))
+    return ".".join(parts[0] for parts in alike)
 
 
 def parameter_storages(events: Events, operators: dict[int, Operator]) -> dict[int, str]:
     """Name of the parameter that a storage holds, or whose optimizer state it holds, from the roll call."""
+    del operators
+    return _storages_of(events, (PARAMETER, STATE))
+
+
+def _storages_of(events: Events, kinds: tuple[str, ...]) -> dict[int, str]:
+    """Name of the parameter by the storage that a roll call showed for it."""
     named: dict[int, str] = {}
-    for row in np.flatnonzero([name.startswith((PARAMETER, STATE)) for name in events.names]).tolist():
-        name = events.names[row].removeprefix(PARAMETER).removeprefix(STATE).partition(":")[0]
+    for row in np.flatnonzero([name.startswith(kinds) for name in events.names]).tolist():
+        name = events.names[row].removeprefix(next(kind for kind in kinds if events.names[row].startswith(kind)))
+        name = name.partition(":")[0]
         node = events.nodes.get(int(events.record_id[row])) if len(events.record_id) else None
         for value in node["inputs"]["values"] if node else []:
             named[value[1]] = name
-    del operators
     return named

@@ -47,7 +47,7 @@ class Points:
         return len(self.times_ns) - 1
 
 
-def walk(events: Events, rows: Int, hidden: str = "\0") -> Points:
+def walk(events: Events, rows: Int, hidden: str | tuple[str, ...] = "\0") -> Points:
     """Lay out the events ``rows`` of one thread; names that begin with ``hidden`` leave no points."""
     kept = np.array([row for row in rows.tolist() if not events.names[row].startswith(hidden)], dtype=np.int64)
     starts, ends = events.start_ns[kept].tolist(), events.end_ns[kept].tolist()

@@ -16,7 +16,8 @@ import torch
 
 from windtunnel.sources.torch._points import Points, walk
 from windtunnel.sources.torch._profile import Events
-from windtunnel.sources.torch.annotate import PARAMETER, Discovery, module_paths
+from windtunnel.sources.torch.annotate import MODULE, PARAMETER, Discovery, module_paths
+from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
 from windtunnel.sources.torch.recomputed import Repeats
 
 __all__ = [
@@ -30,12 +31,52 @@ __all__ = [
 ]
 
 NO_CALL = -1
+COMPILED = "compiled"  # the mark of a call of compiled code whose operators are not written down
 _EVALUATE = "autograd::engine::evaluate_function"
 Node = dict[str, Any]
 
 
-def keep_program(rich: Events, discovery: Discovery) -> tuple[dict[str, Any], dict[int, int], set[int]]:
-    """The program of the rich iteration, the call of every record-function id, and which ids repeat a forward pass."""
+def keep_program(
+    rich: Events, discovery: Discovery, operators: Events | None = None
+) -> tuple[dict[str, Any], dict[int, int], set[int]]:
+    """The program of the rich iteration, the call of every record-function id, and which ids repeat a forward pass.
+
+    Parameters
+    ----------
+    rich : Events
+        The iteration as it is.
+    discovery : Discovery
+    operators : Events, optional
+        An iteration in which compiled code ran operator by operator.
+    """
+    program, call_of, repeated = _traced(rich, discovery, opens_compiled=False)
+    if operators is None or not any(call.get("mark") == COMPILED for call in program["calls"]):
+        return program, call_of, repeated
+    opened, _, _ = _traced(operators, discovery, opens_compiled=True)
+    place_of = _same_calls(program["calls"], opened)
+    if place_of is None:
+        return program, call_of, repeated
+    return opened, {record_id: place_of.get(call, NO_CALL) for record_id, call in call_of.items()}, repeated
+
+
+def _same_calls(calls: list[dict[str, Any]], opened: dict[str, Any]) -> dict[int, int] | None:
+    """Call by call, where it is in the program whose compiled code was opened; None where they are not the same."""
+    last_of = dict(opened["compiled"])
+    tokens, places, place = [], [], 0
+    rows = opened["calls"]
+    while place < len(rows):
+        places.append(place)
+        tokens.append(COMPILED if place in last_of else rows[place].get("mark") or rows[place]["schema"])
+        place = last_of.get(place, place + 1)
+    mine = [call.get("mark") or call["schema"] for call in calls]
+    if mine != tokens:
+        return None
+    return dict(enumerate(places))
+
+
+def _traced(
+    rich: Events, discovery: Discovery, *, opens_compiled: bool
+) -> tuple[dict[str, Any], dict[int, int], set[int]]:
     marker = rich.markers()[0]
     inside = set(rich.record_id[rich.inside(marker)].tolist()) if len(rich.record_id) else set()
     nodes = _nested_by_time(rich, {record_id: node for record_id, node in rich.nodes.items() if record_id in inside})
@@ -47,7 +88,7 @@ def keep_program(rich: Events, discovery: Discovery) -> tuple[dict[str, Any], di
         for value in node["inputs"]["values"]
     }
     frozen = [name for name, parameter in discovery.parameters().items() if not parameter.requires_grad]
-    return trace_program(nodes, sequences, parameters, frozen)
+    return trace_program(nodes, sequences, parameters, frozen, opens_compiled=opens_compiled)
 
 
 def _nested_by_time(rich: Events, nodes: Mapping[int, Node]) -> dict[int, Node]:
@@ -139,6 +180,8 @@ def trace_program(
     sequences: Mapping[int, int],
     parameters: Mapping[int, str],
     frozen: Iterable[str] = (),
+    *,
+    opens_compiled: bool = False,
 ) -> tuple[dict[str, Any], dict[int, int], set[int]]:
     """Write down the calls of the iteration that ``nodes`` (by record-function id) hold.
 
@@ -148,18 +191,21 @@ def trace_program(
     sequences : mapping of record-function id to autograd sequence number, -1 where no node was made
     parameters : mapping of tensor id to parameter name
     frozen : names of parameters without gradient
+    opens_compiled : bool
+        Write down the operators within compiled code; else a mark stands for each call of it.
 
     Returns
     -------
     program : dict
         ``{"parameters": {tensor id: name}, "frozen": [...], "calls": [...], "recomputed": [[first, last], ...]}``; the
-        last where checkpoints run calls again.
+        last where checkpoints run calls again. With ``opens_compiled`` also ``"compiled"``: ranges of calls, [first,
+        last), that run as compiled code, and ``"layers"`` of these calls.
     call_of : dict
         Record-function id to row of ``calls``; nodes outside of every call are absent.
     repeated : set
         Record-function ids of what checkpoints run again in the backward pass.
     """
-    writer = _Writer(_closures(nodes), parameters)
+    writer = _Writer(_closures(nodes), parameters, opens_compiled=opens_compiled)
     for record_id in sorted(nodes):
         writer.visit(record_id, nodes[record_id], sequences.get(record_id, NO_CALL))
     program: dict[str, Any] = {
@@ -169,6 +215,9 @@ def trace_program(
     }
     if writer.repeats.ranges:
         program["recomputed"] = writer.repeats.ranges
+    if opens_compiled:
+        program["compiled"] = [[first, last] for first, last in writer.ranges.values() if first < last]
+        program["layers"] = writer.layers
     return program, writer.call_of, writer.repeated
 
 
@@ -194,8 +243,15 @@ class _Writer:
     A step that calls back for the loss is an update only behind its last backward pass.
     """
 
-    def __init__(self, closures: Mapping[int, int], parameters: Mapping[int, str]) -> None:
+    def __init__(
+        self, closures: Mapping[int, int], parameters: Mapping[int, str], *, opens_compiled: bool = False
+    ) -> None:
         self._closures = closures
+        self._opens_compiled = opens_compiled
+        self.ranges: dict[int, tuple[int, int]] = {}  # node id of a region -> its calls
+        self.layers: dict[str, str] = {}  # of calls within compiled code
+        self._region_of: dict[int, int] = {}  # node id -> node id of the region that it lies in
+        self._layer_of: dict[int, str] = {}  # node id -> layer of the nearest mark around it
         self.calls: list[dict[str, Any]] = []
         self.call_of: dict[int, int] = {}
         self._inside: dict[int, int] = {}  # node id -> call that it lies in
@@ -223,15 +279,40 @@ class _Writer:
                 self.call_of[record_id] = self._last_backward
             return
         call = self._inside.get(parent, NO_CALL)
+        self._see_marks(node, parent)
+        if call == NO_CALL and node["name"].startswith(REGION) and not self._opens_compiled:
+            call = len(self.calls)
+            self.calls.append({"mark": COMPILED})
         if call == NO_CALL and node["schema"]:
             call = len(self.calls)
             self.calls.append(_call(node))
+            self._see_compiled(node["id"], call)
         if call == NO_CALL:
             return
         self._inside[node["id"]] = self.call_of[record_id] = call
         if sequence >= 0:
             self._by_sequence[sequence] = call
-            self.calls[call]["grad"] = True
+            if not self.calls[call].get("mark"):
+                self.calls[call]["grad"] = True
+
+    def _see_marks(self, node: Node, parent: int) -> None:
+        """Pass on which region and which layer a node lies in."""
+        number, name = node["id"], node["name"]
+        if name.startswith(REGION):
+            self._region_of[number] = number
+            self.ranges[number] = (len(self.calls), len(self.calls))
+        elif parent in self._region_of:
+            self._region_of[number] = self._region_of[parent]
+        if name.startswith(MODULE):
+            self._layer_of[number] = name.removeprefix(MODULE)
+        elif parent in self._layer_of:
+            self._layer_of[number] = self._layer_of[parent]
+
+    def _see_compiled(self, number: int, call: int) -> None:
+        region = self._region_of.get(number)
+        if region is not None:
+            self.ranges[region] = (self.ranges[region][0], call + 1)
+            self.layers[str(call)] = self._layer_of.get(number, "")
 
     def _repeat(self, record_id: int, node: Node, sequence: int) -> bool:
         """Whether a node of the backward pass belongs to a call that a checkpoint runs again."""
@@ -260,7 +341,7 @@ class _Writer:
 def _region(name: str) -> str:
     if name.startswith(_EVALUATE):
         return "backward"
-    if name.startswith("Optimizer.step"):
+    if name.startswith(("Optimizer.step", UPDATE_REGION)):
         return "update"
     return ""
 

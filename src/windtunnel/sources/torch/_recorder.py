@@ -13,118 +13,38 @@ allocator. A step that turns out to compute on a GPU is left to ``_device_record
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from itertools import compress
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from windtunnel.graph import Graph
 from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
 from windtunnel.progress import Progress
-from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch._device_recorder import DeviceRecorder, lies_on_device
 from windtunnel.sources.torch._loader import LoaderMeter
-from windtunnel.sources.torch._messages import Message, MessageLog, WaitMarks, is_distributed
-from windtunnel.sources.torch._profile import ITERATION, Events, LightProfiler, RichProfiler, annotate
-from windtunnel.sources.torch._quiet import QuietWatch, quiet_iterations
-from windtunnel.sources.torch._segments import Marks, PhaseClock
+from windtunnel.sources.torch._messages import MessageLog, WaitMarks, is_distributed
+from windtunnel.sources.torch._profile import ITERATION, LightProfiler, RichProfiler, annotate
+from windtunnel.sources.torch._quiet import QuietWatch
+from windtunnel.sources.torch._recording import (
+    OF_ONE_FORM,
+    PROFILED,
+    SLOWED,
+    TIMED,
+    WITHOUT_TIMES,
+    Recording,
+    Slot,
+    schedule,
+)
+from windtunnel.sources.torch._segments import PhaseClock
 from windtunnel.sources.torch._shapes import ShapeSorter
-from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, require_host
+from windtunnel.sources.torch._stance import uncompiled
+from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
+from windtunnel.sources.torch.compiled import CompiledRegions, Mode
 
-__all__ = ["Recorder", "Recording", "Slot"]
+__all__ = ["Recorder"]
 
 SETTLING = "wt:settling"
-_AS_IS = 4  # iterations before the heap is held
-_BLOCK = 2  # measured iterations between two changes of instrument
-
-
-class Slot(Enum):
-    """What one iteration is used for."""
-
-    WARMUP = "warm-up"
-    DISCOVER = "discover"
-    AS_IS = "allocator as it is"
-    RICH = "structure"
-    LEARN_MEMORY = "memory, learnt slowly"
-    MEMORY = "memory"
-    PRIME = "settle, profiled, thrown away"
-    SETTLE_BARE = "settle"
-    BARE = "bare"
-    SETTLE_LIGHT = "settle, profiled"
-    LIGHT = "profiled"
-
-
-@dataclass
-class Recording:
-    """Everything that was measured, raw; ``light`` holds whole profiles of several iterations each."""
-
-    as_is_ns: list[int] = field(default_factory=list)
-    as_is_faults: list[int] = field(default_factory=list)
-    bare_ns: list[int] = field(default_factory=list)
-    bare_faults: list[int] = field(default_factory=list)
-    bare_marks: list[Marks] = field(default_factory=list)
-    bare_pauses_ns: list[int] = field(default_factory=list)
-    light_ns: list[int] = field(default_factory=list)
-    light_marks: list[Marks] = field(default_factory=list)
-    bare_waits_ns: list[int] = field(default_factory=list)
-    light_waits_ns: list[int] = field(default_factory=list)
-    bare_lost: list[float] = field(default_factory=list)
-    light_lost: list[float] = field(default_factory=list)
-    num_repeated: int = 0
-    fetch_ns: int = 0
-    num_workers: int = 0
-    rich_ns: int = 0
-    light: list[tuple[Events, list[bool]]] = field(default_factory=list)
-    rich: Events | None = None
-    memory: MemoryProfile | None = None
-    discovery: Discovery = field(default_factory=Discovery)
-    messages: list[Message] = field(default_factory=list)
-    shapes: dict[str, Any] = field(default_factory=dict)
-    num_dropped: int = 0
-    is_heap_held: bool = False
-    is_complete: bool = False
-
-    def quietest(self) -> Recording:
-        """The same with those of the measured iterations only that other programs disturbed least."""
-        bare, light = quiet_iterations(self.bare_lost), quiet_iterations(self.light_lost)
-        of_kind = {name: bare if name.startswith("bare_") else light for name in _PER_ITERATION}
-        columns: dict[str, Any] = {name: [*compress(getattr(self, name), keep)] for name, keep in of_kind.items()}
-        left = iter(light.tolist())
-        profiles = [(events, [regular and next(left) for regular in valid]) for events, valid in self.light]
-        return replace(self, light=profiles, **columns)
-
-
-_PER_ITERATION = (
-    *("bare_ns", "bare_faults", "bare_marks", "bare_pauses_ns", "bare_waits_ns", "bare_lost"),
-    *("light_ns", "light_marks", "light_waits_ns", "light_lost"),
-)
-_TIMED = (Slot.BARE, Slot.LIGHT)
-_PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
-_OF_ONE_FORM = (Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
-
-_SLOWED = (Slot.WARMUP, Slot.DISCOVER, Slot.RICH, Slot.LEARN_MEMORY, Slot.MEMORY)  # their times say nothing
-
-
-_WITHOUT_TIMES = [Slot.DISCOVER, Slot.RICH]  # of fake tensors
-
-
-def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
-    """The use of every iteration in turn: warm-up, structure, then rounds of bare and profiled ones."""
-    yield from [Slot.WARMUP] * max(0, warmup - 1)
-    yield Slot.DISCOVER
-    yield from [Slot.AS_IS] * min(_AS_IS, iterations)
-    yield Slot.RICH
-    yield Slot.LEARN_MEMORY
-    yield Slot.MEMORY
-    yield from [Slot.PRIME] * _BLOCK
-    for first in range(0, iterations, _BLOCK):
-        size = min(_BLOCK, iterations - first)
-        yield from [Slot.SETTLE_BARE, *[Slot.BARE] * size]
-        yield from [Slot.SETTLE_LIGHT, *[Slot.LIGHT] * size]
 
 
 class Recorder:
@@ -143,7 +63,8 @@ class Recorder:
         is_fake: bool = False,
     ) -> None:
         self.recording = Recording(discovery=discovery or Discovery())
-        self._slots = _WITHOUT_TIMES if is_fake else list(schedule(iterations, warmup))
+        self._planned = WITHOUT_TIMES if is_fake else list(schedule(iterations, warmup))
+        self._slots = list(self._planned)
         self._iterations = iterations
         self._sorter = ShapeSorter(iterations)
         self._position = 0
@@ -159,6 +80,10 @@ class Recorder:
         self._clock = PhaseClock()
         self._loader = LoaderMeter()
         self._loader.install()
+        self._regions = CompiledRegions()
+        self._regions.install()
+        self._num_regions = 0
+        self._stance = ExitStack()
         self._begun_ns = 0
         self._begun_faults = 0
         self._collector = CollectorClock()
@@ -182,7 +107,7 @@ class Recorder:
         if self.is_complete:
             return "none"
         slot = self._slots[self._position]
-        if slot in _PROFILED:
+        if slot in PROFILED:
             return "light"
         return "bare" if slot in (Slot.AS_IS, Slot.SETTLE_BARE, Slot.BARE) else slot.value
 
@@ -197,6 +122,7 @@ class Recorder:
         """Start the instruments of the next iteration."""
         slot = self._slots[self._position]
         if slot is Slot.DISCOVER:
+            self._stance.enter_context(uncompiled())
             self.recording.discovery.watch()
             self._begin_messages()
         elif slot is Slot.RICH:
@@ -204,19 +130,23 @@ class Recorder:
             self.recording.is_heap_held = hold_heap()
             self._clock.install()
             self._begin_rich()
+        elif slot is Slot.OPERATORS:
+            self._begin_rich(Mode.UNCOMPILED)
         elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
             self._begin_memory(slot)
-        elif slot in _PROFILED and self._profiler is None:
+        elif slot in PROFILED and self._profiler is None:
             self._profiler, self._valid = LightProfiler(), []
+            self._regions.set_mode(Mode.MARKED)
             self._profiler.start()
         self._running = True
-        if slot is Slot.RICH or slot in _PROFILED:
-            self._marker = annotate(ITERATION if slot in (Slot.RICH, Slot.LIGHT) else SETTLING)
+        self._num_regions = len(self._regions)
+        if slot in (Slot.RICH, Slot.OPERATORS) or slot in PROFILED:
+            self._marker = annotate(SETTLING if slot in (Slot.PRIME, Slot.SETTLE_LIGHT) else ITERATION)
             self._marker.__enter__()
         if slot is Slot.BARE:
             self._collector.watch()
         self._sorter.begin()
-        if slot in _TIMED:
+        if slot in TIMED:
             self._quiet.begin()
         self._begun_faults = page_faults()
         self._clock.begin(time.perf_counter_ns())
@@ -229,6 +159,7 @@ class Recorder:
             self._boundary_on_device(on_device, is_regular)
             return
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
+        is_regular &= len(self._regions) == self._num_regions  # nothing was compiled meanwhile
         self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
         if self._progress is not None:
             self._progress("capturing", self._position, len(self._slots))
@@ -260,8 +191,9 @@ class Recorder:
         Iterations that settle are looked at, too: a form that comes in every so many may fall on no others.
         """
         slot, shapes = self._slots[self._position], self._sorter.end()
-        is_common = slot not in _OF_ONE_FORM or self._sorter.is_common(shapes)
-        if slot not in _SLOWED:
+        is_unseen = slot is Slot.LEARN_MEMORY and len(self._regions) > 0  # no compiled code runs that could show any
+        is_common = slot not in OF_ONE_FORM or is_unseen or self._sorter.is_common(shapes)
+        if slot not in SLOWED:
             self._sorter.set_aside(shapes, elapsed_ns)
         return is_common
 
@@ -272,6 +204,7 @@ class Recorder:
         self._sorter = ShapeSorter(self._iterations)
         self.recording = Recording()
         self._quiet = QuietWatch(self._iterations)
+        self._slots = list(self._planned)
         self._position = 0
         self._on_device = None
 
@@ -291,12 +224,13 @@ class Recorder:
         self._waits.remove()
         self._sorter.remove()
         self.recording.shapes = self._sorter.as_meta()
+        self.recording.compiled = {"num_regions": len(self._regions), "failures": self._regions.failures}
+        self._stance.close()
+        self._regions.remove()
         self._loader.remove()
         self.recording.num_workers, self.recording.fetch_ns = self._loader.num_workers, self._loader.fetch_ns()
 
     def _begin_memory(self, slot: Slot) -> None:
-        if is_compiling():  # what is compiled would be compiled anew for the tracker
-            return
         if slot is Slot.LEARN_MEMORY or self._watch is None:
             self._watch = Watch(workspace=True)
             self._watch.discovery = self.recording.discovery
@@ -322,16 +256,17 @@ class Recorder:
             self._log.__exit__(None, None, None)
             self.recording.messages, self._log = self._log.messages, None
 
-    def _begin_rich(self) -> None:
+    def _begin_rich(self, mode: Mode = Mode.MARKED) -> None:
         self._profiler = RichProfiler()
         self._annotator = Annotator(self.recording.discovery)
+        self._regions.set_mode(mode)
         self._profiler.start()
         self._annotator.roll_call()
-        self._annotator.watch()
+        self._annotator.watch(self._regions.traced(self._annotator.paths) if len(self._regions) else None)
 
     def _end(self, elapsed_ns: int, is_regular: bool) -> None:
         slot = self._slots[self._position]
-        lost_ratio = self._quiet.end() if slot in _TIMED else 0.0
+        lost_ratio = self._quiet.end() if slot in TIMED else 0.0
         num_faults = page_faults() - self._begun_faults
         waited_ns = self._loader.take_wait_ns()
         pauses_ns = self._collector.unwatch()
@@ -339,6 +274,8 @@ class Recorder:
         if self._marker is not None:
             self._marker.__exit__(None, None, None)
             self._marker = None
+        if slot is Slot.DISCOVER:
+            self._stance.close()
         self._position += is_regular and not self._quiet.wants_again(lost_ratio)
         self.recording.num_repeated = self._quiet.num_repeated
         self.recording.num_dropped += not is_regular
@@ -347,8 +284,8 @@ class Recorder:
             self._end_messages()
             if not (self._is_fake or is_distributed()) and lies_on_device(self.recording.discovery):
                 self._on_device = DeviceRecorder(self._iterations, self.recording.discovery)
-            elif not is_compiling():  # a hook would have them compiled anew
-                self._sorter.watch(self.recording.discovery.models)
+            elif is_regular:
+                self._watch_shapes()
         elif slot is Slot.AS_IS and is_regular:
             self.recording.as_is_ns.append(elapsed_ns)
             self.recording.as_is_faults.append(num_faults)
@@ -359,8 +296,8 @@ class Recorder:
             self.recording.bare_marks.append(self._clock.marks())
             self.recording.bare_waits_ns.append(waited_ns)
             self.recording.bare_pauses_ns.append(pauses_ns)
-        elif slot is Slot.RICH:
-            self._end_rich(elapsed_ns, is_regular)
+        elif slot in (Slot.RICH, Slot.OPERATORS):
+            self._end_rich(slot, elapsed_ns, is_regular)
         elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
             self._end_memory(slot, is_regular)
         elif slot is Slot.LIGHT:
@@ -372,15 +309,29 @@ class Recorder:
                 self.recording.light_waits_ns.append(waited_ns)
         if slot in (Slot.SETTLE_BARE, Slot.SETTLE_LIGHT, Slot.PRIME) and not is_regular:
             self._position += 1  # settling needs no regular iteration
-        if slot in _PROFILED and (self.is_complete or self._slots[self._position] not in _PROFILED):
+        if slot in PROFILED and (self.is_complete or self._slots[self._position] not in PROFILED):
             self._close_light()
 
-    def _end_rich(self, elapsed_ns: int, is_regular: bool) -> None:
+    def _watch_shapes(self) -> None:
+        """Of what is compiled no hook may ask: it would be compiled anew."""
+        if len(self._regions):
+            discovery = self.recording.discovery
+            self._regions.learn(discovery, module_paths(discovery.models))
+            self._slots.insert(self._position + self._slots[self._position :].index(Slot.RICH) + 1, Slot.OPERATORS)
+            self._sorter.watch_compiled(self._regions)
+        elif not is_compiling():
+            self._sorter.watch(self.recording.discovery.models)
+
+    def _end_rich(self, slot: Slot, elapsed_ns: int, is_regular: bool) -> None:
         assert self._profiler is not None
         assert self._annotator is not None
         self._annotator.unwatch()
+        self._annotator.roll_call_gradients()
         self._profiler.stop()
-        if is_regular:
+        self._regions.set_mode(Mode.BARE)
+        if is_regular and slot is Slot.OPERATORS:
+            self.recording.operators = self._profiler.events()
+        elif is_regular:
             self.recording.rich, self.recording.rich_ns = self._profiler.events(), elapsed_ns
         self._profiler.discard()
         self._profiler = None
@@ -388,6 +339,7 @@ class Recorder:
     def _close_light(self) -> None:
         if self._profiler is not None:
             self._profiler.stop()
+            self._regions.set_mode(Mode.BARE)
             if self._valid:
                 self.recording.light.append((self._profiler.events(), self._valid))
             self._profiler = None

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from windtunnel.sources.torch.compiled import CompiledRegions
+
 __all__ = ["ShapeSorter", "Shapes", "shapes_of"]
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -44,6 +46,14 @@ class ShapeSorter:
         """Note the shapes at every call of these modules from now on."""
         self.remove()
         self._hooks = [model.register_forward_pre_hook(self._note, with_kwargs=True) for model in models]
+
+    def watch_compiled(self, regions: CompiledRegions) -> None:
+        """Note the shapes at every call of compiled code from now on; what it holds anyway is no input."""
+        self.remove()
+        regions.on_call = lambda values: self._calls.extend(
+            shapes_of([value for value in values if not isinstance(value, torch.nn.Parameter)])
+        )
+        self._hooks = [_Removal(regions)]
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -113,6 +123,17 @@ class ShapeSorter:
 
     def _note(self, _module: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._calls.extend(shapes_of((positional, named)))
+
+
+class _Removal:
+    """The way back, as a handle of torch has it."""
+
+    def __init__(self, regions: CompiledRegions) -> None:
+        self._regions = regions
+
+    def remove(self) -> None:
+        """Note no shapes any more."""
+        self._regions.on_call = None
 
 
 def shapes_of(value: Any) -> Iterator[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -23,6 +23,7 @@ from windtunnel.errors import InputError
 from windtunnel.sources.torch._profile import annotate
 
 __all__ = [
+    "GRADIENT",
     "MODULE",
     "PARAMETER",
     "STATE",
@@ -37,6 +38,7 @@ __all__ = [
 
 MODULE = "wt:module:"
 PARAMETER = "wt:parameter:"
+GRADIENT = "wt:gradient:"
 STATE = "wt:state:"
 
 
@@ -155,7 +157,10 @@ def require_host(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def is_compiling() -> bool:
-    """Whether this program has compiled anything with torch.compile that is still there to run."""
+    """Whether this program has compiled anything with torch.compile that is still there, and runs as compiled."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and frames._stance.stance == "force_eager":
+        return False
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames")) and any(map(_is_compiled, gc.get_objects()))
 
@@ -205,11 +210,16 @@ def module_paths(models: Iterable[torch.nn.Module]) -> dict[int, str]:
 
 
 class Annotator:
-    """Marks in the rich iteration."""
+    """Marks in the rich iteration.
+
+    Attributes
+    ----------
+    paths : dict of id(module) to str
+    """
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
-        self._paths = module_paths(discovery.models)
+        self.paths = module_paths(discovery.models)
         self._open: list[Any] = []
         self._hooks: list[Any] = []
 
@@ -222,14 +232,33 @@ class Annotator:
             with annotate(STATE + name, [local(tensor)]):
                 pass
 
-    def watch(self) -> None:
-        """Mark every module's forward from now on; what is compiled stays unmarked, as a hook would compile it anew."""
-        if is_compiling():
-            return
-        self._hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+    def roll_call_gradients(self) -> None:
+        """Show every gradient that is there to the execution trace, after the iteration."""
+        for name, parameter in self._discovery.parameters().items():
+            if parameter.grad is not None and parameter.grad.layout is torch.strided:
+                with annotate(GRADIENT + name, [local(parameter.grad)]):
+                    pass
+
+    def watch(self, compiled: Collection[int] | None = None) -> None:
+        """Mark every module's forward from now on.
+
+        Parameters
+        ----------
+        compiled : collection of int, optional
+            Identities of modules that lie within compiled code. They stay unmarked, as a hook would have them compiled
+            anew. None: it is not known which do, and nothing of a program that compiles is marked.
+        """
+        if not is_compiling():
+            self._hooks = [
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ]
+        elif compiled is not None:
+            modules = {id(module): module for model in self._discovery.models for module in model.modules()}
+            for number, module in modules.items():
+                if number not in compiled and type(module).__name__ != "OptimizedModule":
+                    self._hooks.append(module.register_forward_pre_hook(self._enter))
+                    self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
 
     def unwatch(self) -> None:
         """Remove the hooks and close what is open."""
@@ -240,7 +269,7 @@ class Annotator:
             self._open.pop().__exit__(None, None, None)
 
     def _enter(self, module: torch.nn.Module, _inputs: Any) -> None:
-        path = self._paths.setdefault(id(module), type(module).__name__)
+        path = self.paths.setdefault(id(module), type(module).__name__)
         mark = annotate(MODULE + path)
         mark.__enter__()
         self._open.append(mark)

@@ -25,6 +25,7 @@ from typing import Any
 
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.sources.torch._stance import aside, not_compiled
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
 
 __all__ = ["StepHooks", "steps_per_epoch"]
@@ -91,6 +92,7 @@ class StepHooks:
         self._holds_heap = holds_heap
         self._patched: list[tuple[Any, str, Any]] = []
         self._handles: list[Any] = []
+        self._not_compiled: list[Callable[..., Any]] = []
         self._depth = {"module": 0, "step": 0, "next": 0}
         self._home = (os.getpid(), threading.get_ident())
 
@@ -169,9 +171,11 @@ class StepHooks:
         def patched(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-                return self._step(optimizer, functools.partial(original, optimizer, *args, **kwargs))
+                return aside(self._step, optimizer, functools.partial(original, optimizer, *args, **kwargs))
 
             step.is_windtunnel = True  # type: ignore[attr-defined]
+            not_compiled(step)
+            self._not_compiled.append(step)
             return step
 
         self._patch(cls, "step", patched)
@@ -259,7 +263,10 @@ class StepHooks:
                     if isinstance(model, torch.nn.Module) and not any(model is known for known in self.models):
                         self.models.append(model)
                     self.unwatch_modules()
-                return original(model, **options)
+                compiled = original(model, **options)
+                for step in self._not_compiled:
+                    not_compiled(step)
+                return compiled
 
             return compile_unwatched
 

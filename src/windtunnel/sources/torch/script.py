@@ -121,7 +121,7 @@ def capture_script(
 
 def num_planned(iterations: int, warmup: int) -> int:
     """How many of its iterations a script must have for a whole capture; three before them show its loop."""
-    from windtunnel.sources.torch._recorder import schedule
+    from windtunnel.sources.torch._recording import schedule
 
     return 3 + sum(1 for _ in schedule(iterations, max(1, warmup)))
 
