@@ -56,3 +56,8 @@ def test_no_ranks_and_unknown_collectives_are_refused():
         collective.ring_all_reduce_ns(1, 0, WIRE)
     with pytest.raises(InputError, match="no collective is called 'gossip'"):
         collective.collective_ns("gossip", 1, 2, WIRE)
+
+
+@pytest.mark.parametrize("op", sorted(collective.COLLECTIVES))
+def test_no_message_of_known_size_costs_nothing(op):
+    assert collective.collective_ns(op, 1, 2, Link("instant", 1e12, latency_ns=0)) > 0

@@ -35,6 +35,8 @@ class Predicted:
         Of all devices of the target, which share the batches and average gradients; None where the forecast is of one
         device alone, or ``why_not`` says why there is none.
     why_not : str
+    has_messages : bool
+        Whether the forecast has messages to other devices already.
     """
 
     target: Target
@@ -42,6 +44,7 @@ class Predicted:
     speed: Speed
     whole: Speed | None = None
     why_not: str = ""
+    has_messages: bool = False
 
     @property
     def name(self) -> str:
@@ -49,9 +52,9 @@ class Predicted:
         return self.target.name if self.target.count > 1 else self.found.device
 
     @property
-    def has_ranks(self) -> bool:
-        """Whether the graph is of a job of several ranks, so that the forecast is of all of them."""
-        return self.found.graph.num_ranks > 1
+    def is_one_of_several(self) -> bool:
+        """Whether the forecast is of one device of several; a graph of several ranks is of all of them."""
+        return self.target.count > 1 and self.found.graph.num_ranks <= 1
 
     def json(self) -> dict[str, Any]:
         """Raw units."""
@@ -109,6 +112,7 @@ def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_d
         By a defect of ours, the answer cannot be true.
     """
     from windtunnel.cluster.advice.steps import averaged_ns
+    from windtunnel.graph import Kind
     from windtunnel.plausible import require_plausible
     from windtunnel.whatifs.messages import fabric_of
     from windtunnel.whatifs.speed import speed_of
@@ -119,8 +123,9 @@ def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_d
     captured_ns = found.graph.meta.iteration_ns.get("median")
     what = f"the step predicted for {target.name}"
     require_plausible(what, step_ns=found.makespan_ns, captured_ns=captured_ns, mfu_ratio=speed.mfu_ratio)
-    if target.count == 1 or found.graph.num_ranks > 1:
-        return Predicted(target, found, speed)
+    has_messages = bool(found.graph.select(kind=Kind.COMM).any())
+    if target.count == 1 or found.graph.num_ranks > 1 or has_messages:
+        return Predicted(target, found, speed, has_messages=has_messages)
     try:
         links = fabric or fabric_of(target.owner, devices_per_host=target.count)
         num_cores = target.machine.num_cores if target.machine else 0
@@ -137,8 +142,10 @@ def print_whole(one: Predicted) -> None:
     count, device = one.target.count, one.target.device.name
     if count == 1:
         return
-    if one.has_ranks:
+    if not one.is_one_of_several:
         say_wrapped(f"  all ranks of the job on hosts of {count} {device}")
+    elif one.has_messages:
+        say_wrapped(f"  messages are those among all {count} {device}")
     elif one.whole is None:
         say_wrapped(f"  for one {device} of the {count} of {one.target.name}; for all of them there is no answer: "
                     f"{one.why_not}")  # fmt: skip

@@ -144,7 +144,13 @@ def _fabric(graph: Graph, target: Target, link: str, network: str) -> Fabric | N
     from windtunnel.whatifs.messages import fabric_of, has_messages
 
     per_host = int(graph.meta.distributed.get("devices_per_host", 0))
-    return fabric_of(target.owner, link, network, per_host) if has_messages(graph) else None
+    if not has_messages(graph):
+        return None
+    return dataclasses.replace(fabric_of(target.owner, link, network, per_host), num_ranks=_num_ranks(target))
+
+
+def _num_ranks(target: Target) -> int:
+    return target.count if target.count > 1 else 0
 
 
 def _per_sample(found: Forecast) -> float:
@@ -177,9 +183,9 @@ def _print_forecast(answer: Predicted) -> None:
 
     found = answer.found
     batch = f", batch {found.batch_size}" if found.batch_size else ""
-    part = f" (1 of {answer.target.count} of {answer.target.name})" if answer.target.count > 1 else ""
-    who = f"{found.graph.num_ranks} ranks" if answer.has_ranks else "one iteration"
-    say_wrapped(f"{who} on {found.device}{'' if answer.has_ranks else part}, {found.dtype}{batch}")
+    part = f" (1 of {answer.target.count} of {answer.target.name})" if answer.is_one_of_several else ""
+    who = f"{found.graph.num_ranks:,} ranks" if found.graph.num_ranks > 1 else "one iteration"
+    say_wrapped(f"{who} on {found.device}{part}, {found.dtype}{batch}")
     say(f"  device  {format_duration(found.device_ns)}{_between(found.device_low_ns, found.device_high_ns)}")
     say_wrapped(f"  host    {_host(found)}")
     say(f"  step    {format_duration(found.makespan_ns)}{_between(found.low_ns, found.high_ns)}")

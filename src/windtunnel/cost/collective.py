@@ -38,7 +38,8 @@ def _checked(size_bytes: float, num_ranks: int) -> None:
 
 
 def _steps_ns(num_messages: int, size_bytes: float, link: Link) -> int:
-    return num_messages * link.latency_ns + round(1e9 * size_bytes / link.bandwidth_bytes_per_s)
+    sent_ns = num_messages * link.latency_ns + round(1e9 * size_bytes / link.bandwidth_bytes_per_s)
+    return max(sent_ns, 1) if size_bytes > 0 and num_messages > 0 else sent_ns  # no message takes no time
 
 
 def _sums_ns(size_bytes: float, link: Link) -> int:

@@ -16,6 +16,7 @@ from windtunnel.sources.execution_trace.reader import count_unmeasured
 from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.units import format_count, format_duration, format_ratio
+from windtunnel.whatifs.messages import untimed_messages
 
 __all__ = ["loading_lines", "notes_of", "profiler_lines"]
 
@@ -33,6 +34,10 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
     if graph.edits:
         notes.append(f"this graph was edited: {', '.join(edit.name for edit in graph.edits[:6])}")
     notes += _unmeasured(graph)
+    if untimed := int(untimed_messages(graph).sum()):
+        notes.append(
+            f"{format_count(untimed)} messages of known size have no time here: predict --on 8xh100 prices them"
+        )
     notes += _device_starts(graph)
     notes += clock_lines(graph)
     notes += _forms(graph) or _before_holding(graph)

@@ -1,6 +1,7 @@
-"""What the messages of a job that never ran would take (room whatifs): collectives over links that are named.
+"""What messages without a time would take (room whatifs): collectives over links that are named.
 
-In: a graph whose messages have a group and a size, and a ``Fabric``. Out: the same graph with durations. Each group is
+In: a graph with messages that were never sent, or of which a trace states the size alone, and a ``Fabric``. Out: the
+same graph with durations. Each group is
 one ring over the links between its members: within a host over the devices' own link, between hosts over as many
 networks at once as the group has members on a host. Not here: the formulas (``cost.collective``), expansion into sends
 and receives, contention with computation.
@@ -23,7 +24,7 @@ from windtunnel.hardware import Device, Link, Machine, machines
 from windtunnel.hardware import link as catalog_link
 from windtunnel.whatifs.placing import never_run
 
-__all__ = ["Fabric", "fabric_of", "has_messages", "price_messages"]
+__all__ = ["Fabric", "fabric_of", "has_messages", "price_messages", "untimed_messages"]
 
 # NCCL plans with 20.6 GB/s for a link of the H100 that carries 25 (graph/topo.h), 20.0 for those before it
 _NVLINK_SHARE = {"nvlink4": 20.6 / 25, "nvlink3": 20.0 / 25, "nvlink2": 20.0 / 25}
@@ -38,11 +39,14 @@ class Fabric:
     ----------
     inner, outer : Link
     devices_per_host : int
+    num_ranks : int
+        Of the job, for messages whose graph does not say which ranks take part; 0: not known.
     """
 
     inner: Link
     outer: Link
     devices_per_host: int = 8
+    num_ranks: int = 0
 
     def between(self, ranks: Sequence[int]) -> Link:
         """The ring through these ranks as one link: its narrowest part, its latency per step on average."""
@@ -79,7 +83,8 @@ def fabric_of(on: Machine | Device, inner: str = "", outer: str = "", devices_pe
             where="messages between ranks",
             fix="name them: --link pcie4-x16 --network ethernet-100g",
         )
-    return Fabric(inner_link, outer_link, devices_per_host or (len(machine.devices) if machine else 8))
+    num_ranks = len(on.devices) if isinstance(on, Machine) else 0
+    return Fabric(inner_link, outer_link, devices_per_host or (len(machine.devices) if machine else 8), num_ranks)
 
 
 def _machine_with(device: Device) -> Machine | None:
@@ -87,28 +92,36 @@ def _machine_with(device: Device) -> Machine | None:
 
 
 def has_messages(graph: Graph) -> bool:
-    """Whether some of its messages were never sent."""
+    """Whether some of its messages have no time: they were never sent, or a trace states their size alone."""
     return bool(_unsent(graph).any())
 
 
 def _unsent(graph: Graph) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = never_run(graph) & graph.select(kind=Kind.COMM)
-    return found
+    return (never_run(graph) & graph.select(kind=Kind.COMM)) | untimed_messages(graph)
+
+
+def untimed_messages(graph: Graph) -> NDArray[np.bool_]:
+    """Messages of a known size that take no time at all, bool [T]: no message does, so their time is not known."""
+    if "message_bytes" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    found: NDArray[np.bool_] = graph.select(kind=Kind.COMM) & (graph.tasks["message_bytes"] > 0)
+    return found & (graph.duration_ns == 0)
 
 
 def price_messages(graph: Graph, fabric: Fabric) -> Graph:
-    """Set the durations of messages that were never sent.
+    """Set the durations of messages that have no time.
 
     Raises
     ------
     PriceError
-        An operation has no price; says which.
+        An operation has no price, or nothing says how many ranks take part; says which.
     """
     unsent = _unsent(graph)
     rows = np.flatnonzero(unsent)
     ops = graph.tasks.strings("op").take(rows).to_numpy().tolist()
-    groups, sizes = graph.tasks["group"][rows].tolist(), graph.tasks["message_bytes"][rows].tolist()
-    peers, ranks = graph.tasks["peer"][rows].tolist(), graph.tasks["rank"][rows].tolist()
+    sizes = graph.tasks["message_bytes"][rows].tolist()
+    groups, peers = (_column(graph, name, rows, absent=-1) for name in ("group", "peer"))
+    ranks = _column(graph, "rank", rows, absent=0)
 
     @cache
     def ring(members: tuple[int, ...]) -> Link:
@@ -116,9 +129,29 @@ def price_messages(graph: Graph, fabric: Fabric) -> Graph:
 
     durations = []
     for op, group, size, peer, rank in zip(ops, groups, sizes, peers, ranks, strict=True):
-        members = graph.meta.groups[group].ranks if peer < 0 else tuple(sorted((rank, peer)))
+        members = _members(graph, fabric, op, group) if peer < 0 else tuple(sorted((rank, peer)))
         durations.append(_duration_ns(op, size, len(members), ring(members)))
     return graph.set_duration(unsent, durations, cost_source="ring model")
+
+
+def _column(graph: Graph, name: str, rows: NDArray[np.int64], *, absent: int) -> list[int]:
+    return graph.tasks[name][rows].tolist() if name in graph.tasks else [absent] * len(rows)
+
+
+def _members(graph: Graph, fabric: Fabric, op: str, group: int) -> tuple[int, ...]:
+    """Ranks of a message; all of the job where its group is not known."""
+    known = graph.meta.groups[group].ranks if group >= 0 else ()
+    if known:
+        return known
+    if _LIKE.get(op, op) == "p2p":
+        return (0, 1)
+    num_ranks = int(graph.meta.distributed.get("world_size", 0)) or (graph.num_ranks if graph.num_ranks > 1 else 0)
+    if not (num_ranks or fabric.num_ranks):
+        raise PriceError(
+            f"nothing says how many ranks take part in {op}", where="messages without a process group",
+            fix="name as many devices as the job has ranks, as in --on 8xh100",
+        )  # fmt: skip
+    return tuple(range(num_ranks or fabric.num_ranks))
 
 
 def _duration_ns(op: str, size: int, num_ranks: int, link: Link) -> int:

@@ -1,0 +1,41 @@
+"""Messages whose size is known and whose time is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from windtunnel.errors import PriceError
+from windtunnel.graph import GraphBuilder, Kind
+from windtunnel.hardware import Link, machine
+from windtunnel.whatifs.forecast import forecast
+from windtunnel.whatifs.messages import Fabric, fabric_of, has_messages, price_messages, untimed_messages
+
+WIRE = Link("wire", bandwidth_bytes_per_s=50e9, latency_ns=0)
+
+
+def reducing(duration_ns=0, size_bytes=100_000_000):
+    """One all-reduce, as a trace of one rank states it: without its group."""
+    builder = GraphBuilder()
+    builder.task("all_reduce", op="all_reduce", kind=Kind.COMM, duration_ns=duration_ns, message_bytes=size_bytes)
+    return builder.build()
+
+
+def test_an_all_reduce_without_a_time_is_priced_among_all_ranks_of_the_job():
+    """100 MB among 8 behind 50 GB/s took 0 ns."""
+    priced = price_messages(reducing(), Fabric(WIRE, WIRE, num_ranks=8))
+
+    assert [3_500_000] == priced.duration_ns.tolist()
+    assert ["ring model"] == priced.tasks.strings("cost_source").to_numpy().tolist()
+    assert forecast(reducing(), machine("dgx-h100")).makespan_ns > 100_000
+
+
+def test_messages_with_a_time_or_without_a_size_stay():
+    assert not has_messages(reducing(duration_ns=5))
+    assert not has_messages(reducing(size_bytes=0))
+    assert [True] == untimed_messages(reducing()).tolist()
+
+
+def test_a_message_among_an_unknown_number_of_ranks_is_not_guessed():
+    with pytest.raises(PriceError, match="nothing says how many ranks take part in all_reduce"):
+        price_messages(reducing(), Fabric(WIRE, WIRE))
+    assert 8 == fabric_of(machine("dgx-h100")).num_ranks
