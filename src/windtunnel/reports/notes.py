@@ -38,6 +38,7 @@ def notes_of(graph: Graph, left_out: tuple[str, ...]) -> tuple[str, ...]:
         notes.append(
             f"{format_count(untimed)} messages of known size have no time here: predict --on 8xh100 prices them"
         )
+    notes += [f"warning: {text}" for text in graph.meta.trace.get("warnings", ())]
     notes += _device_starts(graph)
     notes += clock_lines(graph)
     notes += _forms(graph) or _before_holding(graph)

@@ -23,6 +23,7 @@ from windtunnel.sources.kineto._columns import (
     phases,
 )
 from windtunnel.sources.kineto._device import Device, Starts, explain_starts, find_device
+from windtunnel.sources.kineto._doubtful import leave_out_lost
 from windtunnel.sources.kineto._edges import Edges, all_edges, external_start, is_released_by_wait
 from windtunnel.sources.kineto._host import Host, Labels, cut_threads, label_events
 from windtunnel.sources.kineto._memory import Memory, find_memory
@@ -84,6 +85,7 @@ def find_parts(trace: Trace, window: str | None, occurrence: int | None, rules: 
             where=f"{trace.path}: {_events_found(trace)}",
             fix="record operators or kernels, and let the profiler stop before it exports",
         )
+    lost = leave_out_lost(trace, role)
     chosen = find_window(trace, role, window, occurrence)
     device = find_device(trace, role)
     stream_waits = find_stream_waits(trace, role, device)
@@ -94,6 +96,8 @@ def find_parts(trace: Trace, window: str | None, occurrence: int | None, rules: 
     labels = label_events(trace, host)
     collectives = find_collectives(trace, host, device)
     counts = _counts(trace, role, device, host, host_waits, stream_waits)
+    if warnings := [text for text in (lost, *device.warnings) if text]:
+        counts["warnings"] = warnings
     steps, memory = find_steps(trace, role, chosen), find_memory(trace, host)
     kind = kinds(trace, host, device, collectives)
     trace = trace.without_numbers()  # half of the memory so far

@@ -13,6 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.sources.kineto._doubtful import clip_ends, skew_warning
 from windtunnel.sources.kineto._roles import Role
 from windtunnel.sources.kineto._rules import KinetoRules
 from windtunnel.sources.kineto._slices import assign_lanes, latest_ended, match_latest
@@ -56,6 +57,7 @@ class Device:
     streams: tuple[tuple[str, str], ...]  # (device, stream) of each stream, as text
     stream_keys: tuple[tuple[int, int], ...]  # the same as the arguments' values
     queues: tuple[tuple[int, int], ...]  # (stream, lane) of each queue
+    warnings: tuple[str, ...] = ()  # of records that cannot be true
 
     @property
     def num_tasks(self) -> int:
@@ -124,6 +126,8 @@ def find_device(trace: Trace, role: NDArray[np.uint8]) -> Device:
     order = np.lexsort((launch, trace.ts[row], owner))
     row, owner, call, launch = row[order], owner[order], call[order], launch[order]
     end = trace.ts[row] + trace.dur[row]
+    labels = [f"device {chip} stream {number}" for chip, number in names]
+    doubts = clip_ends(trace, row, owner, trace.ts[row], end, labels), skew_warning(trace.ts[row], launch, call >= 0)
     lane, start, previous = assign_lanes(owner, trace.ts[row], end)
     pairs, queue = np.unique(np.stack([owner, lane]), axis=1, return_inverse=True)
     return Device(
@@ -138,6 +142,7 @@ def find_device(trace: Trace, role: NDArray[np.uint8]) -> Device:
         streams=names,
         stream_keys=keys,
         queues=tuple((int(stream), int(number)) for stream, number in pairs.T),
+        warnings=tuple(filter(None, doubts)),
     )
 
 
