@@ -187,3 +187,22 @@ def test_everything_is_put_back(job, tmp_path):
         raise ZeroDivisionError
 
     assert before == (open, io.open, os.open, os.stat, os.remove, shutil.rmtree, torch.save, torch.load)
+
+
+@pytest.mark.slow
+def test_flights_keep_files_away(job, tmp_path):
+    (job / "train.py").write_text(SCRIPT.replace("range(400)", "range(10**7)"))
+    before = held(job)
+    common = ("--rounds", 3, "--time-limit", "2s", "--ledger", tmp_path / "receipts.db", "--prices", "paper")
+    outcome = windtunnel("verify", "train.py", "--scratch", "--whatif", "foreach-optimizer", *common)
+
+    assert 0 == outcome.code, outcome.stderr
+    assert before == held(job)
+    assert not (job / "best").exists()
+
+
+def test_files_of_a_workload_need_not_be_kept_away():
+    outcome = windtunnel("verify", "mlp:width=8", "--scratch", "--whatif", "foreach-optimizer")
+
+    assert 2 == outcome.code
+    assert "files are kept away of a script" in outcome.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,14 +36,13 @@ def watched(script: Path) -> Iterator[None]:
 @contextmanager
 def kept_away(script: Path) -> Iterator[None]:
     """Send what the script writes to a folder that goes when it ends."""
-    from windtunnel.sources.scratch import writes_below
+    from windtunnel.sources.scratch import files_kept_away
 
-    with tempfile.TemporaryDirectory(prefix="windtunnel-scratch-") as folder:
-        with writes_below(Path(folder), script) as files:
-            yield
+    with files_kept_away(script) as files:
+        yield
         written = [str(path) for path in files.written()]
-        if written:
-            advise(f"kept away what {script.name} wrote: {_listed(written)}")
+    if written:
+        advise(f"kept away what {script.name} wrote: {_listed(written)}")
 
 
 def _listed(texts: Sequence[str]) -> str:

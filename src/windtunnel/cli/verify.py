@@ -19,6 +19,8 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.flights import Outcome, Receipt
+    from windtunnel.graph import Graph
+    from windtunnel.sources.targets import Script
     from windtunnel.sources.torch.launch import Ranks
 
 __all__ = ["print_outcomes", "verify"]
@@ -47,6 +49,9 @@ def verify(
         ),
     ] = "60s",
     fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
+    scratch: Annotated[
+        bool, typer.Option("--scratch", help="Send files that the script writes to temporary folders.")
+    ] = False,
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",
     latency: Latency = "",
@@ -73,13 +78,16 @@ def verify(
     requests = parse_requests(whatif)
     choose_wait_policy()
     subject = _subject(target, arguments or (), ranks_of(nproc, bandwidth, latency))
+    baseline = None if graph is None else open_graph(graph)
+    if scratch:
+        subject, baseline = _with_scratch(subject, baseline)
     outcomes: list[Outcome] = []
     try:
         with Progress("flying") as progress, stdout_to_stderr():
             flights = verify_several(
                 subject,
                 requests,
-                graph=None if graph is None else open_graph(graph),
+                graph=baseline,
                 rule=rule,
                 prices=prices,
                 database=database_of(fresh=fresh),
@@ -93,7 +101,7 @@ def verify(
     finally:  # an interrupted flight does not hide those before it
         if as_json and outcomes:
             print_json(_document(outcomes))
-        elif len(requests) > 1 or any(outcome.receipt for outcome in outcomes):
+        elif outcomes and (len(requests) > 1 or outcomes[0].receipt):
             print_outcomes(outcomes)
     _conclude(outcomes, limit, fail_over, as_json=as_json)
 
@@ -143,6 +151,18 @@ def _subject(target: str, arguments: Sequence[str], ranks: Ranks) -> Any:
         step = parse_step(target, kind="workload")
         return WorkloadName(step.name, step.parameters)
     return target_of(target, argv=arguments, ranks=ranks)
+
+
+def _with_scratch(subject: Any, baseline: Graph | None) -> tuple[Script, Graph | None]:
+    """The script whose files are kept away, and the graph that named it as the baseline."""
+    from windtunnel.graph import Graph
+    from windtunnel.sources.targets import Script, target_of
+
+    if isinstance(subject, Graph):
+        subject, baseline = target_of(subject), baseline or subject
+    if not isinstance(subject, Script) or subject.ranks.num_ranks > 1:
+        raise InputError("files are kept away of a script in one process", where="--scratch", fix="leave it out")
+    return replace(subject, keeps_files=True), baseline
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -258,6 +258,7 @@ def _lane_config(subject: Target, request: Request, *, sees_operators: bool) -> 
             threads=threads if is_alone else 0,
             sees_operators=sees_operators,
             ranks=subject.ranks,
+            keeps_files=subject.keeps_files,
         )
     if isinstance(subject, WorkloadName):
         return LaneConfig(

@@ -24,6 +24,7 @@ from windtunnel.flights._witness import Witness
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.workers import Place
+from windtunnel.sources.scratch import writes_below
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.launch import join_job
@@ -137,8 +138,11 @@ def _run_script(config: LaneConfig, program: LiveProgram, timer: _Timer) -> None
             timer.boundary(is_regular=is_regular, num_settling=settling, loaders=hooks.loaders)
 
     hooks = StepHooks(on_boundary=at_boundary, on_loader=program.loader_arguments, on_step=program.step)
-    with hooks:
-        run_as_main(Path(config.script), config.argv)
+    script = Path(config.script)
+    scratch = Path(program.kept["rendezvous"]).parent / f"scratch{program.rank}"  # goes with the parent's folder
+    scratch.mkdir()
+    with writes_below(scratch, script) if config.keeps_files else nullcontext(), hooks:
+        run_as_main(script, config.argv)
 
 
 def _num_settling(loaders: list[Any]) -> int:

@@ -35,6 +35,7 @@ class LaneConfig(msgspec.Struct, frozen=True):
     device: str = "cpu"
     sees_operators: bool = True
     ranks: Ranks = Ranks()
+    keeps_files: bool = False
     meeting: Meeting | None = None
 
 

@@ -13,6 +13,7 @@ import builtins
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from windtunnel.sources.writes import WRITE_FLAGS, UserFiles
 
-__all__ = ["ScratchFolder", "writes_below"]
+__all__ = ["ScratchFolder", "files_kept_away", "writes_below"]
 
 
 class ScratchFolder:
@@ -116,6 +117,16 @@ class ScratchFolder:
 
 
 _makedirs = os.makedirs
+
+
+@contextmanager
+def files_kept_away(script: Path) -> Iterator[ScratchFolder]:
+    """Send what a script writes in this block to a temporary folder that goes at the end."""
+    with (
+        tempfile.TemporaryDirectory(prefix="windtunnel-scratch-") as folder,
+        writes_below(Path(folder), script) as files,
+    ):
+        yield files
 
 
 @contextmanager

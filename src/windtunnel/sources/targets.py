@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from windtunnel import registry
 from windtunnel.errors import FlightError, InputError
 from windtunnel.graph import Graph
 from windtunnel.measure.allocator import hold_heap
+from windtunnel.sources.scratch import files_kept_away
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.launch import Ranks
 from windtunnel.sources.torch.live import LiveProgram
@@ -31,11 +33,12 @@ _DISCOVERY_STEPS = 3
 
 @dataclass(frozen=True)
 class Script:
-    """A program of the user, unmodified."""
+    """A program of the user, unmodified; with ``keeps_files``, what it writes goes to a temporary folder."""
 
     path: Path
     argv: tuple[str, ...] = ()
     ranks: Ranks = field(default_factory=Ranks)
+    keeps_files: bool = False
 
     def __str__(self) -> str:
         return " ".join([str(self.path), *self.argv])
@@ -45,7 +48,8 @@ class Script:
         given: dict[str, Any] = {"iterations": iterations, "warmup": warmup, "progress": progress}
         if self.ranks.num_ranks > 1:
             return capture_ranks(self.path, self.argv, ranks=self.ranks, **given)
-        return capture_script(self.path, self.argv, **given)
+        with files_kept_away(self.path) if self.keeps_files else nullcontext():
+            return capture_script(self.path, self.argv, **given)
 
 
 @dataclass(frozen=True)
