@@ -20,6 +20,7 @@ import torch._dynamo  # which looks at torch's own functions once, so before the
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from windtunnel.sources.dry._batch_norm import on_device
 from windtunnel.sources.dry._replaced import replaced
 from windtunnel.sources.dry._streams import Streams
 from windtunnel.sources.dry._values import READS, Values, asker, has_no_value, known_value, read_known
@@ -33,6 +34,9 @@ _GIB = 2**30
 _NAME = "NVIDIA H100 80GB HBM3"
 _HERE = torch.device("cpu")
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ACCELERATOR = torch.device("cuda")
+_PARSE_TO: Any = torch._C._nn._parse_to
+_TAKES_DEVICE: dict[Any, int] = {torch.Tensor.to: 1, _PARSE_TO: 0}
 _UPDATES = str(Path(torch.__file__).parent / "optim")
 
 
@@ -56,10 +60,12 @@ class _Answers(TorchFunctionMode):
             return self._values.read(func, args[0])
         if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _copy(*args)
+        if func is torch.Tensor.__format__ and has_no_value(args[0]):
+            return format(str(args[0]) if args[0].dim() else args[0].item(), args[1])
         if func is PAD:
             return pad(*args)
         if self._maps_devices and func is torch.device:
-            return _here(func(*args, **(kwargs or {})))
+            return _HERE if args and type(args[0]) is int else _here(func(*args, **(kwargs or {})))
         if self._maps_devices and func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         self._values.require_no_size(func, args)
@@ -93,8 +99,9 @@ def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def _on_host(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
-        return (args[0], _HERE, *args[2:])
+    if func in _TAKES_DEVICE:  # a number in its place is that of a device
+        place = _TAKES_DEVICE[func]
+        args = tuple(_HERE if place == i and type(value) is int else value for i, value in enumerate(args))
     return tuple(_here(value) if isinstance(value, str | torch.device) else value for value in args)
 
 
@@ -121,6 +128,8 @@ def reads_answered(values: Values, streams: Streams, *, has_device: bool, maps_d
 
     name = run_backward.__name__
     meanings: dict[Any, dict[str, Any]] = {torch.autograd: {name: run}, torch.autograd.graph: {name: run}}
+    # its own takes numbers out one by one, of a loader millions
+    meanings[FakeTensor] = {"tolist": torch.Tensor.tolist}
     if has_device:
         meanings[torch.nn.functional] = device_functions()
     with answers, replaced(meanings):
@@ -141,14 +150,26 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
     cuda = _queues(streams) | _facts(devices_per_host, local_rank)
     foreach = torch.utils._foreach_utils
     autocast = torch.amp.autocast_mode.autocast
+    by_index = {f"{verb}_device_{name}": cuda[f"{verb}_device"] for verb in ("set", "current") for name in _INDICES}
+    shared = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
     return {
         torch.cuda: cuda,
-        torch.cpu: _queues(streams),
-        torch.accelerator: {
-            "current_stream": lambda *_: streams.current_stream(),
-            "synchronize": lambda *_: streams.synchronize(),
+        torch.cuda.nvtx: _constants(None, "range_push", "range_pop", "mark", "range_start", "range_end"),
+        torch.cuda.memory: _constants(None, "_record_memory_history", "_dump_snapshot"),
+        torch.cpu: _queues(streams) | {"device_count": lambda: devices_per_host},
+        torch.accelerator: _queues(streams)
+        | by_index
+        | {name: cuda[name] for name in (*shared, "empty_cache", "reset_peak_memory_stats")}
+        | _constants(None, "empty_host_cache", "reset_accumulated_memory_stats")
+        | _constants(_ACCELERATOR, "current_accelerator")
+        | {
+            "is_available": lambda: True,
             "device_count": lambda: devices_per_host,
+            "get_memory_info": cuda["mem_get_info"],
+            "device_index": cuda["device"],
         },
+        torch._C: _constants(_ACCELERATOR, "_get_accelerator"),
+        torch.nn.SyncBatchNorm: {"forward": on_device(torch.nn.SyncBatchNorm.forward)},
         # what runs on the device by default: updates of many parameters at once
         foreach: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         sys.modules["torch.optim.optimizer"]: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
@@ -158,15 +179,18 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
     }
 
 
+_INDICES = ("index", "idx")
+
+
 def _queues(streams: Streams) -> dict[str, Any]:
     return {
         "Stream": streams.stream_class,
         "Event": streams.event_class,
-        "stream": streams.on,
+        "stream": functools.partial(streams.on),
         "current_stream": lambda *_: streams.current_stream(),
         "default_stream": lambda *_: streams.default,
         "synchronize": lambda *_: streams.synchronize(),
-        "set_stream": _nothing,
+        **_constants(None, "set_stream"),
     }
 
 
@@ -174,33 +198,34 @@ def _facts(devices_per_host: int, local_rank: int) -> dict[str, Any]:
     properties = SimpleNamespace(
         name=_NAME, total_memory=80 * _GIB, major=9, minor=0, multi_processor_count=132, warp_size=32
     )
-    zero = dict.fromkeys(
-        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), lambda *_: 0
-    )
-    nothing = dict.fromkeys(
-        ("init", "_lazy_init", "set_device", "empty_cache", "reset_peak_memory_stats", "ipc_collect"), _nothing
-    )
-    seeds = dict.fromkeys(("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"), _nothing)
     return {
-        **zero,
-        **nothing,
-        **seeds,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
+        **_constants(0, "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+        **_constants(None, "init", "_lazy_init", "set_device", "empty_cache", "ipc_collect"),
+        **_constants(None, "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated"),
+        **_constants(None, "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"),
+        **_constants(None, "set_per_process_memory_fraction"),
+        **_constants(True, "is_available", "is_initialized", "is_bf16_supported", "can_device_access_peer"),
+        **_constants(False, "is_current_stream_capturing"),
+        **_constants(_NAME, "get_device_name"),
+        **_constants("", "memory_summary"),
         "device_count": lambda: devices_per_host,
         "current_device": lambda: local_rank,
-        "get_device_name": lambda *_: _NAME,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: (9, 0),
         "memory_stats": lambda *_: {},
         "mem_get_info": lambda *_: (80 * _GIB, 80 * _GIB),
         "get_rng_state": lambda *_: torch.get_rng_state(),
+        "device": lambda *_: nullcontext(),
     }
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """What has no effect here."""
+def _constants(value: Any, *names: str) -> dict[str, Callable[..., Any]]:
+    """A function for each name, as torch.compile tells functions apart by identity."""
+    return {name: _constant(value) for name in names}
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
 
 
 def _for_host(original: Callable[..., None]) -> Callable[..., None]:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed
+import torch.distributed.checkpoint
+from torch import multiprocessing
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.pipelining import stage as stage_module
@@ -92,7 +94,7 @@ def rank_of_job(rank: int, num_ranks: int, devices_per_host: int, mailbox: Mailb
         "TORCHELASTIC_RUN_ID": "dry",
     }
     mailbox.begin(rank)
-    stands_in = replaced_everywhere(_functions(rank, num_ranks, mailbox))
+    stands_in = replaced_everywhere(_functions(rank, local, num_ranks, mailbox))
     with _environment({name: str(value) for name, value in told.items()}), stands_in, replaced(_methods()):
         try:
             yield
@@ -115,7 +117,9 @@ def _environment(told: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _functions(rank: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[..., Any], Callable[..., Any]]:
+def _functions(
+    rank: int, local: int, num_ranks: int, mailbox: Mailbox
+) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What stands in for functions of torch.distributed."""
     initialize = dist.init_process_group
 
@@ -129,8 +133,12 @@ def _functions(rank: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[...
     def receive(objects: list[Any], src: Any = None, group: Any = None, **more: Any) -> None:
         mailbox.receive(_global(group, src, more.get("group_src")), rank, objects)
 
+    def spawn(function: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        function(local % nprocs, *args)
+
     return {
         initialize: begin,
+        multiprocessing.spawn: spawn,
         dist.new_group: _of_this_backend(dist.new_group),
         dist.is_nccl_available: lambda: True,
         dist.distributed_c10d._set_pg_timeout: _nothing,
@@ -140,7 +148,7 @@ def _functions(rank: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[...
         dist.send_object_list: send,
         dist.recv_object_list: receive,
         # draws again and again until no value lies outside
-        torch.nn.init._no_grad_trunc_normal_: lambda tensor, mean, std, *_, **__: tensor.normal_(mean, std),
+        torch.nn.init._no_grad_trunc_normal_: _drawn_once,
         dist.init_device_mesh: _on_real_numbers(dist.init_device_mesh),
         _fsdp_common._chunk_with_empty: lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim),
     }
@@ -170,7 +178,13 @@ def _methods() -> dict[Any, dict[str, Any]]:
     return {
         dist: {"_verify_params_across_processes": lambda *_: None},
         DeviceMesh: {"__init__": _of_one_rank(_on_real_numbers(DeviceMesh.__init__, place=1))} | _mesh_methods(),
-        DistributedDataParallel: {"__init__": _without_devices(DistributedDataParallel.__init__)},
+        DistributedDataParallel: {
+            "__init__": _without_devices(DistributedDataParallel.__init__),
+            "_passing_sync_batchnorm_handle": _nothing,
+        },
+        # there are no values to save, and files of real ones may not be overwritten
+        torch: {"save": _nothing},
+        torch.distributed.checkpoint: {"save": _nothing, "async_save": _nothing},
         PipelineStage: {
             "_warmup_forward_vote": _voted,
             "_warmup_backward_result": _voted,
@@ -297,6 +311,12 @@ class _OnlyWholeNumbers(TorchDispatchMode):
             with self._fake_mode:
                 return func(*args, **named)
         return func(*args, **named)
+
+
+@torch.no_grad()
+def _drawn_once(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
+    """A truncated normal distribution by its shape."""
+    return tensor.normal_(mean, std)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -145,6 +145,10 @@ class Stream:
         """Whether all is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Whether calls go to a CUDA graph."""
+        return False
+
 
 class Event:
     """Stands for ``torch.cuda.Event``."""

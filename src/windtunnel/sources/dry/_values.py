@@ -32,6 +32,7 @@ _ALWAYS = {torch.isfinite, torch.Tensor.isfinite}
 _KEEPS = {torch.any, torch.all, torch.logical_or, torch.logical_and, torch.Tensor.any, torch.Tensor.all}
 _KEEPS |= {torch.Tensor.__or__, torch.Tensor.__and__, torch.Tensor.to, torch.Tensor.sum, torch.sum}
 _TURNS = {torch.logical_not, torch.Tensor.logical_not, torch.Tensor.__invert__, torch.bitwise_not}
+_UNSCALE: Any = torch._amp_foreach_non_finite_check_and_unscale_
 _MARK, _NUMBER = "_windtunnel_known", "_windtunnel_number"
 _SUMS = dict.fromkeys(("add", "__add__", "__radd__", "radd", "add_", "__iadd__"), 1)
 _SUMS |= dict.fromkeys(("sub", "__sub__", "sub_", "__isub__"), -1)
@@ -76,6 +77,8 @@ class Values:
 
     def seen(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any], result: Any) -> None:
         """Mark what is known of a result."""
+        if function is _UNSCALE:  # fills in whether a gradient of a scaled loss is not finite
+            setattr(args[1], _MARK, False)
         if not isinstance(result, torch.Tensor):
             return
         moved = None if named else _moved(getattr(function, "__name__", ""), args)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRY_RUN", "dry_run"]
 
+_FEWEST = 4  # two that show the loop, one behind them, one to record
 DRY_RUN = "torch dry run"
 """``meta.source`` of such a graph."""
 
@@ -137,6 +138,8 @@ def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
     )
     if tracing.trace is None:
         message, fix = ended.reason("iterations")
+        if ended.is_whole and ended.hooks.num_steps:
+            fix = f"let a rank run {_FEWEST} iterations or more: give it more data or epochs, or the job fewer ranks"
         raise InputError(f"{message}; rank {rank}: no iteration was whole", where=ended.place(), fix=fix) from (
             ended.failure
         )
@@ -145,6 +148,8 @@ def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
 
 @contextmanager
 def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> Iterator[None]:
+    import torch
+
     from windtunnel.sources.dry._job import rank_of_job
     from windtunnel.sources.dry._uncomputed import uncomputed
     from windtunnel.sources.dry._values import Values
@@ -152,6 +157,7 @@ def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> I
     tracing.values = Values(options.guesses)
     per_host = options.devices_per_host
     with (
+        torch.compiler.set_stance("force_eager"),  # compiled parts run as they are written
         rank_of_job(rank, options.num_ranks, per_host, mailbox),
         uncomputed(
             tracing.values,

@@ -88,7 +88,7 @@ class StorageTracker(TorchDispatchMode):
         self._on_excess = on_excess
         self._known: dict[int, int] = {}  # id(storage) -> number
         self._references: dict[int, _Reference] = {}
-        self._there_before: dict[int, weakref.ref[Any]] = {}
+        self._there_before: dict[int, tuple[weakref.ref[Any], int]] = {}  # id(storage) -> itself, its size then
         self._hooks: list[Any] = []
         self._patches = ExitStack()
         self._is_taking_stock = False
@@ -100,7 +100,7 @@ class StorageTracker(TorchDispatchMode):
     def start(self) -> None:
         """Take stock and begin to watch."""
         gc.collect()
-        self._there_before = {id(storage): weakref.ref(storage) for storage in all_storages()}
+        self._there_before = {id(one): (weakref.ref(one), one.nbytes()) for one in all_storages()}
         self._take_stock()
         self._saving = saved_tensors_hooks(self._pack, _unpack)
         self._patches.enter_context(hooks_watched(self._saved))
@@ -193,8 +193,11 @@ class StorageTracker(TorchDispatchMode):
 
     # --- events -----------------------------------------------------------------------------------------
 
-    def _enrol(self, storage: Any, name: Any, layer: int, line: int, phase: int, category: int) -> int:
-        ledger, size = self.ledger, storage.nbytes()
+    def _enrol(
+        self, storage: Any, name: Any, layer: int, line: int, phase: int, category: int, size: int | None = None
+    ) -> int:
+        ledger = self.ledger
+        size = storage.nbytes() if size is None else size
         number = len(ledger.names)
         ledger.names.append(name)
         ledger.makers.append(name)
@@ -225,15 +228,18 @@ class StorageTracker(TorchDispatchMode):
 
     def _adopt(self, storage: Any, tensor: torch.Tensor, category: int | None = None, name: Any = "") -> int:
         """A storage that no watched operator has made: it was there before, or came from outside."""
-        before = self._there_before.get(id(storage))
-        was_there = self._is_taking_stock or (before is not None and before() is storage)
+        before, size = self._there_before.get(id(storage), (None, None))
+        was_before = before is not None and before() is storage
+        was_there = self._is_taking_stock or was_before
         if category is None:
             category = WEIGHT if isinstance(tensor, torch.nn.Parameter) else INPUT
         phase, layer = (BEFORE, 0) if was_there else self.places.now()
         line = 0 if was_there else self.places.lines.here()
-        number = self._enrol(storage, name or f"tensor {list(tensor.shape)}", layer, line, phase, category)
+        title, size = name or f"tensor {list(tensor.shape)}", size if was_before else None
+        number = self._enrol(storage, title, layer, line, phase, category, size)
         if was_there:
             self.ledger.initial.append(number)
+            self._resized(storage)  # an empty one may have been filled before it was seen
         else:
             self._note(BIRTH, number)
         return number
