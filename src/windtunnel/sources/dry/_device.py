@@ -174,7 +174,7 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
         foreach: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         sys.modules["torch.optim.optimizer"]: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         autocast: {"__init__": _for_host(autocast.__init__)},
-        torch.Tensor: {"record_stream": _nothing},
+        torch.Tensor: _constants(None, "record_stream"),
         torch: {"set_default_device": _mapped(torch.set_default_device), "Generator": _Generator},
     }
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.distributed.checkpoint
-from torch import multiprocessing
+import torch.multiprocessing
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.pipelining import stage as stage_module
@@ -36,6 +36,7 @@ __all__ = ["Mailbox", "rank_of_job"]
 # of what is not in their public face
 dist: Any = torch.distributed
 stages: Any = stage_module
+processes: Any = torch.multiprocessing
 _BACKEND = "fake"
 _RANKS_TRACED = itertools.count()
 assert fake_pg  # which registers it
@@ -117,9 +118,7 @@ def _environment(told: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _functions(
-    rank: int, local: int, num_ranks: int, mailbox: Mailbox
-) -> dict[Callable[..., Any], Callable[..., Any]]:
+def _functions(rank: int, local: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What stands in for functions of torch.distributed."""
     initialize = dist.init_process_group
 
@@ -138,7 +137,7 @@ def _functions(
 
     return {
         initialize: begin,
-        multiprocessing.spawn: spawn,
+        processes.spawn: spawn,
         dist.new_group: _of_this_backend(dist.new_group),
         dist.is_nccl_available: lambda: True,
         dist.distributed_c10d._set_pg_timeout: _nothing,

@@ -1,0 +1,154 @@
+"""Scripts as they are written for GPUs are traced without any: what they ask of torch is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.sources.test_dry_run import AVERAGED, BEGIN, LOADED, messages, traced  # noqa: E402
+from windtunnel import Kind  # noqa: E402
+from windtunnel.errors import InputError  # noqa: E402
+
+# torch's own, of what the scripts use
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
+    pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),
+    pytest.mark.filterwarnings("ignore:Using .torch.compile"),
+]
+AVERAGING = """
+from torch.nn.parallel import DistributedDataParallel
+
+
+def averaged(model):
+    return DistributedDataParallel(model, device_ids=[device.index])
+"""
+COMPILED = "train(torch.compile(averaged(nn.Sequential(*[Block() for _ in range(3)]).to(device))))"
+FORMATTED = 'train(averaged(Block().to(device)), then=lambda loss: print(f"{loss:.4f}"))'
+BY_NUMBER = "train(averaged(Block().to(device.index or 0)))"
+DRAWN = """
+model = Block().to(device)
+nn.init.trunc_normal_(model.up.weight, std=0.02)
+train(averaged(model))
+"""
+SCALED = """
+model, scaler = averaged(Block().to(device)), torch.amp.GradScaler("cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(5):
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = model(torch.randn(4, 64, device=device)).pow(2).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+ACCELERATED = """
+accelerator = torch.accelerator.current_accelerator()
+assert torch.accelerator.is_available() and accelerator.type == "cuda"
+torch.accelerator.set_device_index(device.index or 0)
+model = averaged(Block().to(accelerator))
+train(model, then=lambda loss: (torch.accelerator.synchronize(), torch.accelerator.max_memory_allocated()))
+"""
+SPAWNED = """
+import torch.multiprocessing
+
+
+def work(local, steps):
+    torch.cuda.set_device(local)
+    train(averaged(Block().to(local)), steps)
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, args=(5,), nprocs=torch.accelerator.device_count())
+"""
+SYNCHRONIZED = """
+model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))).to(device)
+model, optimizer = averaged(model), torch.optim.SGD(model.parameters())
+for _ in range(5):
+    model(torch.randn(4, 3, 8, 8, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+FULLY_SHARDED = """
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(16)]).to(device)
+if VERSION == 1:
+    model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=device)
+else:
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+for _ in range(5):
+    model(torch.randn(4, 256, device=device)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "body", [COMPILED, FORMATTED, BY_NUMBER, DRAWN, SCALED, ACCELERATED, SPAWNED],
+    ids=["compiled", "formatted", "by number", "drawn", "scaled", "accelerator", "spawned"],
+)  # fmt: skip
+def test_a_script_for_gpus_is_traced(tmp_path, body):
+    graph = traced(tmp_path, AVERAGING + body, 8)
+
+    assert {("all_reduce", 8): 1} == messages(graph)
+    assert {"0": 8} == graph.meta.distributed["stands_for"]
+
+
+def test_compiled_parts_are_traced_as_they_are_written(tmp_path):
+    compiled, plain = (
+        traced(tmp_path, AVERAGING + text, 8) for text in (COMPILED, COMPILED.replace("torch.compile", ""))
+    )
+
+    computed = [
+        graph.tasks.strings("op").take(graph.select(kind=Kind.COMPUTE).nonzero()[0]) for graph in (compiled, plain)
+    ]
+    assert computed[0].to_numpy().tolist() == computed[1].to_numpy().tolist()
+
+
+def test_statistics_of_all_ranks_are_gathered(tmp_path):
+    found = messages(traced(tmp_path, AVERAGING + SYNCHRONIZED, 8))
+
+    assert 1 == found["all_gather", 8]
+    assert 2 <= found["all_reduce", 8]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_layers_that_are_gathered_are_held_until_they_are_freed(tmp_path, version):
+    """A rank holds its share of parameters, gradients and state, and a few whole layers of sixteen, not all of them."""
+    graph = traced(tmp_path, FULLY_SHARDED.replace("VERSION", str(version)), 8)
+    whole = 4 * 16 * 256 * 256
+
+    assert {("all_gather", 8): 32, ("reduce_scatter", 8): 16}.items() <= messages(graph).items()
+    assert 4 / 8 * whole < graph.meta.memory["peak_bytes"] < whole
+
+
+def test_nothing_is_saved(tmp_path):
+    target = tmp_path / "model.pt"
+    target.write_text("mine")
+    body = AVERAGED.replace(
+        "bucket_cap_mb=0.1))", f"), then=lambda loss: torch.save(model.state_dict(), {str(target)!r}))"
+    )
+    traced(tmp_path, body, 8)
+
+    assert "mine" == target.read_text()
+
+
+def test_too_few_batches_for_so_many_ranks_are_said(tmp_path):
+    with pytest.raises(InputError, match="too early") as refusal:
+        traced(tmp_path, LOADED.replace("4096", "256"), 8)
+
+    assert "more data or epochs, or the job fewer ranks" in refusal.value.fix
+
+
+def test_a_loader_of_many_rows_is_shuffled_at_once(tmp_path):
+    """Its order is a list of numbers that are made together, not by an operator for each of them."""
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + "assert len({type(one) for one in torch.randperm(2_000_000).tolist()}) == 1\n" + AVERAGED)
+    from windtunnel.sources.dry.run import dry_run
+
+    assert dry_run(script, num_ranks=8).num_tasks
