@@ -18,6 +18,7 @@ from windtunnel.sources.torch._points import Points, walk
 from windtunnel.sources.torch._profile import Events
 from windtunnel.sources.torch.annotate import MODULE, PARAMETER, Discovery, module_paths
 from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
+from windtunnel.sources.torch.kernels import COMPILED as GENERATED
 from windtunnel.sources.torch.recomputed import Repeats
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
 
 NO_CALL = -1
 COMPILED = "compiled"  # the mark of a call of compiled code whose operators are not written down
+_COMPILED_CALLS = ("CompiledFunction", GENERATED)  # torch's own events, of regions that nothing has marked
 _EVALUATE = "autograd::engine::evaluate_function"
 Node = dict[str, Any]
 
@@ -280,7 +282,7 @@ class _Writer:
             return
         call = self._inside.get(parent, NO_CALL)
         self._see_marks(node, parent)
-        if call == NO_CALL and node["name"].startswith(REGION) and not self._opens_compiled:
+        if call == NO_CALL and self._is_closed(node):
             call = len(self.calls)
             self.calls.append({"mark": COMPILED})
         if call == NO_CALL and node["schema"]:
@@ -294,6 +296,13 @@ class _Writer:
             self._by_sequence[sequence] = call
             if not self.calls[call].get("mark"):
                 self.calls[call]["grad"] = True
+
+    def _is_closed(self, node: Node) -> bool:
+        """Whether a node is a call of compiled code whose operators are not looked at, or were never seen."""
+        name = str(node["name"])
+        if node["id"] in self._region_of:
+            return name.startswith(REGION) and not self._opens_compiled
+        return name.startswith(_COMPILED_CALLS)
 
     def _see_marks(self, node: Node, parent: int) -> None:
         """Pass on which region and which layer a node lies in."""
