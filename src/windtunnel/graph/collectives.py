@@ -13,7 +13,7 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph.graph import Graph
 from windtunnel.graph.schema import EdgeKind, Kind, Phase
 
-__all__ = ["all_reduces", "message_bytes", "world_size"]
+__all__ = ["all_reduces", "message_bytes", "scattered_gradients", "world_size"]
 
 Mask = NDArray[np.bool_]
 _ALL_REDUCE, _REDUCE_SCATTER = r"(?i).*all.?reduce.*", r"(?i).*reduce.?scatter.*"
@@ -36,6 +36,14 @@ def all_reduces(graph: Graph) -> Mask:
         found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
     if not found.any():
         raise _without_all_reduces(graph, communicates)
+    return found
+
+
+def scattered_gradients(graph: Graph) -> Mask:
+    """Messages that leave each rank its share of the gradients, bool [T]: the job is sharded."""
+    found: Mask = graph.select(kind=Kind.COMM) & (graph.select(op=_REDUCE_SCATTER) | graph.select(name=_REDUCE_SCATTER))
+    if "phase" in graph.tasks:
+        found &= ~graph.select(phase=(Phase.DATA, Phase.FORWARD)) & ~_read_by_layers(graph)
     return found
 
 

@@ -6,6 +6,7 @@ the call that launches it, on the thread and at the price at which its neighbor 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "order_predecessors",
     "products_by_type",
     "rescale",
+    "runs_in_16_bits",
     "traffic_ns",
 ]
 
@@ -36,6 +38,7 @@ Mask = NDArray[np.bool_]
 _REACHED_RATIO = 0.8
 # by the names that cuBLAS, cuDNN and CUTLASS give their kernels; depthwise convolutions only move memory
 _PRODUCTS = r"(?i)(?!.*(c1_k1|grouped_direct|depthwise)).*(gemm|xmma|cutlass|fmha|winograd).*"
+_HALVES = re.compile(r"(?i)bfloat16|half|float16")
 _TF32 = r"(?i).*(tf32|s1688|s161616).*"
 _OTHER_TYPES = r"(?i).*(bf16|bfloat16|half|_f16|f16f|fp16|hgemm|s16816|h16816|int8|imma|dgemm|f64).*"
 
@@ -50,6 +53,15 @@ def computes_on_host(graph: Graph) -> bool:
     """Whether a CPU does any of the computing, beyond launching it: on a thread, or on cores that workers share."""
     on_host = np.isin(graph.resources["kind"], (ResourceKind.HOST_THREAD, ResourceKind.POOL))
     return bool((graph.select(kind=Kind.COMPUTE) & np.append(on_host, False)[graph.tasks["resource"]]).any())
+
+
+def runs_in_16_bits(graph: Graph) -> Mask:
+    """Tasks whose inputs hold 16-bit floating-point numbers, bool [T]; none where the types are not recorded."""
+    if "input_dtypes" not in graph.tasks:
+        return np.zeros(graph.num_tasks, dtype=bool)
+    types = graph.tasks.strings("input_dtypes")
+    is_low = np.array([bool(_HALVES.search(text)) for text in types.values], dtype=bool)
+    return is_low[types.codes]
 
 
 def rescale(graph: Graph, mask: Mask, factor: float, source: str) -> Graph:

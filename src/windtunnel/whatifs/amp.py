@@ -18,7 +18,7 @@ from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._devices import device_kernels
-from windtunnel.whatifs._kernels import chip_of, products_by_type
+from windtunnel.whatifs._kernels import chip_of, products_by_type, runs_in_16_bits
 from windtunnel.whatifs._measured import captured_program, has_program, operators_of, reformed, scale_memory
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
@@ -105,6 +105,11 @@ def _check(program: Program) -> None:
 
 def _paper(graph: Graph, dtype: str) -> Graph:
     kernels = device_kernels(graph)
+    low = kernels & runs_in_16_bits(graph)
+    products = kernels & (graph.select(name=_PAPER_NAMES) | graph.select(op=_PAPER_NAMES))
+    if (low & products).any() and 2 * graph.duration_ns[low & products].sum() >= graph.duration_ns[products].sum():
+        raise InEffectError(f"{int((low & products).sum())} of {int(products.sum())} products run in 16 bits")
+    kernels &= ~low
     for mask, divisor in _divisors(graph, kernels, dtype):
         duration = np.rint(graph.duration_ns[mask] / divisor).astype(np.int64)
         graph = graph.set_duration(mask, duration, cost_source="paper")

@@ -20,7 +20,7 @@ from windtunnel.graph.collectives import all_reduces, message_bytes
 from windtunnel.graph.ranks import arrivals, meetings
 from windtunnel.simulate.limits import of_phase, other_order
 from windtunnel.whatifs._gradients import gradients_of, iterations_of, last_per_group, one_iteration, positions, works
-from windtunnel.whatifs.zero import HALF, num_buffers, scattered, share_updates
+from windtunnel.whatifs.zero import HALF, num_buffers, require_replicas, scattered, share_updates
 
 __all__ = ["zero_3"]
 
@@ -78,6 +78,7 @@ def zero_3(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0,
     """
     if prefetch < 0:
         raise InputError(f"{prefetch} units cannot be gathered ahead", fix="give 0 or more")
+    require_replicas(graph)
     messages = all_reduces(graph)
     ranks = np.unique(graph.tasks["rank"]).tolist() if "rank" in graph.tasks else [0]
     per_rank = [_of_rank(graph, np.flatnonzero(messages), rank, prefetch) for rank in ranks]

@@ -96,7 +96,19 @@ def _fused(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
     touched = np.zeros(graph.num_tasks, dtype=bool)
     touched[heir[followers]] = True
     merged = graph.set_duration(touched & chosen, total[touched & chosen], cost_source="memory traffic")
-    return merged.remove(followers | _launches_of(graph, followers))
+    return _with_memory(merged, heir, followers).remove(followers | _launches_of(graph, followers))
+
+
+def _with_memory(graph: Graph, heir: NDArray[np.int64], followers: Mask) -> Graph:
+    """Let the last task of each chain allocate or free the difference that the others leave."""
+    if not ("output_bytes" in graph.tasks and "freed_bytes" in graph.tasks):
+        return graph
+    left = np.zeros(graph.num_tasks, dtype=np.int64)
+    np.add.at(left, heir[followers], (graph.tasks["output_bytes"] - graph.tasks["freed_bytes"])[followers])
+    return graph.with_columns(
+        output_bytes=graph.tasks["output_bytes"] + np.maximum(left, 0),
+        freed_bytes=graph.tasks["freed_bytes"] + np.maximum(-left, 0),
+    )
 
 
 def _heirs(graph: Graph, inner: Mask) -> NDArray[np.int64]:

@@ -12,10 +12,10 @@ import math
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs._kernels import chip_of, is_on_host, rescale
+from windtunnel.whatifs._kernels import chip_of, is_on_host, rescale, runs_in_16_bits
 
 __all__ = ["tf32"]
 
@@ -51,6 +51,8 @@ def tf32(graph: Graph, factor: float | None = None) -> Graph:
     ------
     NotApplicableError
         No product runs in float32 on a device.
+    InEffectError
+        All of them run in 16 bits.
     """
     if factor is None:
         factor = _factor(graph)
@@ -58,7 +60,10 @@ def tf32(graph: Graph, factor: float | None = None) -> Graph:
         raise InputError(f"products cannot become {factor} times as fast", fix="give a factor above 0")
     kernels = graph.select(kind=Kind.COMPUTE) & ~is_on_host(graph)
     products = kernels & (graph.select(name=_PRODUCTS) | graph.select(op=_PRODUCTS))
-    full = products & ~graph.select(name=_OTHER_TYPES)
+    low = products & runs_in_16_bits(graph)
+    full = products & ~graph.select(name=_OTHER_TYPES) & ~low
+    if low.any() and not full.any():
+        raise InEffectError(f"{int(low.sum())} products run in 16 bits, on matrix units already")
     if not full.any():
         raise NotApplicableError(
             "no product runs in float32 on a device",

@@ -12,7 +12,7 @@ from windtunnel import registry
 from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
-from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
+from windtunnel.graph.collectives import all_reduces, message_bytes, scattered_gradients, world_size
 from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs._gradients import link_in_use
 from windtunnel.whatifs._kernels import rescale
@@ -55,6 +55,11 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
         Nothing is all-reduced, or the number of workers is unknown.
     """
     messages = all_reduces(graph)
+    if scattered_gradients(graph).any():
+        raise NotApplicableError(
+            "the job is sharded: memory and messages of a rank depend on the number of ranks",
+            fix="trace it with that number of ranks: windtunnel dry-run --ranks N",
+        )
     before = world_size(graph, from_ranks)
     num_ranks = 2 * before if num_ranks is None else num_ranks
     if num_ranks < 2:

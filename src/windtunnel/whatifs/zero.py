@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase
-from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
+from windtunnel.graph.collectives import all_reduces, message_bytes, scattered_gradients, world_size
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import rescale
 
-__all__ = ["HALF", "num_buffers", "scattered", "share_updates", "zero_1", "zero_2"]
+__all__ = ["HALF", "num_buffers", "require_replicas", "scattered", "share_updates", "zero_1", "zero_2"]
 
 _SOURCE = "Rajbhandari et al., ZeRO, SC 2020"
 HALF = "half of an all-reduce"
@@ -47,6 +47,7 @@ def zero_1(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
     NotApplicableError
         Nothing is all-reduced or updated, or the number of workers or the sizes are unknown.
     """
+    require_replicas(graph)
     messages = all_reduces(graph)
     return _gathered(share_updates(graph, messages, num_ranks, state_ratio), np.flatnonzero(messages))
 
@@ -57,10 +58,26 @@ def zero_2(graph: Graph, num_ranks: int | None = None, state_ratio: float = 2.0)
 
     Parameters and errors as for ``zero-1``.
     """
+    require_replicas(graph)
     messages = all_reduces(graph)
     shared = share_updates(graph, messages, num_ranks, state_ratio, num_more=num_buffers(graph))
     sharded = _gathered(shared, np.flatnonzero(messages))
     return scattered(sharded, messages)
+
+
+def require_replicas(graph: Graph) -> None:
+    """Check that ranks hold the same.
+
+    Raises
+    ------
+    InEffectError
+        Each rank has a share of the gradients, and so of the optimizer state.
+    """
+    scattered_rows = scattered_gradients(graph)
+    if scattered_rows.any():
+        raise InEffectError(
+            "gradients are reduce-scattered here, the job is sharded", where=f"{int(scattered_rows.sum())} messages"
+        )
 
 
 def share_updates(

@@ -1,0 +1,62 @@
+"""What-ifs about traced jobs: what is in effect already is no gain, and a fused chain holds what its parts held."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.sources.test_dry_run import SHARDED, traced  # noqa: E402
+from windtunnel.errors import InEffectError, NotApplicableError  # noqa: E402
+from windtunnel.hardware import machine  # noqa: E402
+from windtunnel.simulate import replay  # noqa: E402
+from windtunnel.whatifs.amp import amp  # noqa: E402
+from windtunnel.whatifs.forecast import forecast  # noqa: E402
+from windtunnel.whatifs.fully_sharded import zero_3  # noqa: E402
+from windtunnel.whatifs.fusion import fuse_kernels  # noqa: E402
+from windtunnel.whatifs.tf32 import tf32  # noqa: E402
+from windtunnel.whatifs.workers import rank_count  # noqa: E402
+from windtunnel.whatifs.zero import zero_1, zero_2  # noqa: E402
+
+HALVES = SHARDED.replace(".to(device)", ".to(device, torch.bfloat16)").replace(
+    "train(model", "model.register_forward_pre_hook(lambda _, given: given[0].bfloat16())\ntrain(model"
+)
+CLIPPED = "dist.all_reduce(torch.ones(1, device=device))"
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("halves")
+    body = HALVES.replace('print(f"{loss.item():.3f}")', CLIPPED)
+    return forecast(traced(folder, body, 8), machine("dgx-h100"), model="roofline").graph
+
+
+@pytest.mark.parametrize("whatif", [lambda graph: amp(graph).published(), tf32], ids=["amp", "tf32"])
+def test_products_in_16_bits_gain_nothing(halves, whatif):
+    with pytest.raises(InEffectError, match="16 bits"):
+        whatif(halves)
+
+
+@pytest.mark.parametrize("whatif", [zero_1, zero_2, zero_3])
+def test_a_sharded_job_is_not_sharded_again(halves, whatif):
+    """It all-reduces as well: a number, as clipping does."""
+    with pytest.raises(InEffectError, match="the job is sharded"):
+        whatif(halves)
+
+
+def test_a_sharded_job_of_more_ranks_is_traced_again(halves):
+    with pytest.raises(NotApplicableError, match="sharded") as refusal:
+        rank_count(halves, 1024)
+
+    assert "dry-run --ranks" in refusal.value.fix
+
+
+def test_a_fused_chain_holds_what_its_parts_held(halves):
+    fused = fuse_kernels(halves)
+    held = [int((graph.tasks["output_bytes"] - graph.tasks["freed_bytes"]).sum()) for graph in (halves, fused)]
+
+    assert held[0] == held[1]
+    assert fused.num_tasks < halves.num_tasks
+    assert replay(fused).makespan_ns <= replay(halves).makespan_ns
+    assert np.all(fused.tasks["output_bytes"] >= 0)
