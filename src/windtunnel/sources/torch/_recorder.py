@@ -140,14 +140,14 @@ class Recorder:
             self._profiler.start()
         self._running = True
         self._num_regions = len(self._regions)
-        if slot in (Slot.RICH, Slot.OPERATORS) or slot in PROFILED:
-            self._marker = annotate(SETTLING if slot in (Slot.PRIME, Slot.SETTLE_LIGHT) else ITERATION)
-            self._marker.__enter__()
         if slot is Slot.BARE:
             self._collector.watch()
         self._sorter.begin()
         if slot in TIMED:
             self._quiet.begin()
+        if slot in (Slot.RICH, Slot.OPERATORS) or slot in PROFILED:
+            self._marker = annotate(SETTLING if slot in (Slot.PRIME, Slot.SETTLE_LIGHT) else ITERATION)
+            self._marker.__enter__()
         self._begun_faults = page_faults()
         self._clock.begin(time.perf_counter_ns())
         self._begun_ns = time.perf_counter_ns()
@@ -159,6 +159,7 @@ class Recorder:
             self._boundary_on_device(on_device, is_regular)
             return
         elapsed_ns = time.perf_counter_ns() - self._begun_ns
+        self._end_marker()
         is_regular &= len(self._regions) == self._num_regions  # nothing was compiled meanwhile
         self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
         if self._progress is not None:
@@ -264,6 +265,12 @@ class Recorder:
         self._annotator.roll_call()
         self._annotator.watch(self._regions.traced(self._annotator.paths) if len(self._regions) else None)
 
+    def _end_marker(self) -> None:
+        """The profiled iteration ends before anything is looked up about it: that would seem to be its own time."""
+        if self._marker is not None:
+            self._marker.__exit__(None, None, None)
+            self._marker = None
+
     def _end(self, elapsed_ns: int, is_regular: bool) -> None:
         slot = self._slots[self._position]
         lost_ratio = self._quiet.end() if slot in TIMED else 0.0
@@ -271,9 +278,7 @@ class Recorder:
         waited_ns = self._loader.take_wait_ns()
         pauses_ns = self._collector.unwatch()
         self._running = False
-        if self._marker is not None:
-            self._marker.__exit__(None, None, None)
-            self._marker = None
+        self._end_marker()
         if slot is Slot.DISCOVER:
             self._stance.close()
         self._position += is_regular and not self._quiet.wants_again(lost_ratio)
