@@ -55,6 +55,7 @@ def test_explain_says_where_the_time_goes_in_shares_that_sum_to_the_whole(stored
     assert 0 == outcome.code
     assert outcome.stdout.splitlines() == [
         "102.0 µs per iteration (±3.0, 3 iterations, Some CPU, 2 threads)",
+        "  bottleneck: the forward phase, 60 % of the iteration",
         "  forward 60 %   backward 20 %   update 10 %   idle 10 %",
         "  critical path: 4 of 5 tasks; longest: encoder encoder forward 55.0 µs",
         "  measuring made it 25 % longer, which is taken out",

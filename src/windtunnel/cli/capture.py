@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, say, suggest
+from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
 from windtunnel.cli._files import derived, require_free, warn_of_disturbance
 from windtunnel.cli._options import Force, GuessValues, Json, Output
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
@@ -89,7 +89,10 @@ def capture(
     else:
         from windtunnel.reports import explain
 
-        say(f"{path}: {graph.num_tasks:,} tasks, {explain(graph).headline}")
+        explanation = explain(graph)
+        say(f"{path}: {graph.num_tasks:,} tasks, {explanation.headline}")
+        if str(explanation.speed or ""):
+            say_wrapped(f"  {explanation.speed}")
     if not graph.meta.is_complete:
         found = len(graph.meta.profiled_iteration_ns.get("samples", ()))
         advise(

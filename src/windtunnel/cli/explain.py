@@ -23,6 +23,9 @@ def explain(
             "--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, op, source or task."
         ),
     ] = "",
+    depth: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Add layers up by the first N parts of their path; 0 for none.")
+    ] = 0,
     top: Annotated[int, typer.Option(min=1, help="How many parts to list.")] = 15,
     table: Annotated[
         str,
@@ -53,6 +56,9 @@ def explain(
         print_trace_table(graph, table, top=top, like_hta=like_hta, read_limit=read_limit, **shown)
         suggest("windtunnel", "explain", graph)
         return
+    if depth and by not in ("", "layer"):
+        raise InputError(f"--depth adds layers up, not {by!r}", fix="use --by layer, or leave out --by")
+    by = by or ("layer" if depth else "")
     if as_csv or like_hta:
         raise InputError("--csv and --like-hta are for a table", fix="add --table NAME")
     with Progress(f"explaining {graph.name}", heartbeat=True) as progress:
@@ -67,7 +73,7 @@ def explain(
         for line in str(explanation).splitlines():
             say_wrapped(line)
         if by:
-            _list_parts(explanation.parts(by), top)
+            _list_parts(explanation.parts(by, depth), top)
     suggest("windtunnel", "whatif", graph, "--all")
 
 

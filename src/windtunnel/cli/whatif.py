@@ -105,11 +105,13 @@ def _all_of(graph: Path) -> str:
 
 def _print_answers(answers: list[Answer], top: int) -> None:
     from windtunnel.units import format_duration, format_size
+    from windtunnel.whatifs.speed import measured_speed
 
     if not answers:
         return
     baseline = answers[0]
-    say(f"now: {format_duration(baseline.baseline_ns)} per iteration")
+    speed = str(measured_speed(baseline.baseline.graph, baseline.baseline_ns))
+    say_wrapped(f"now: {format_duration(baseline.baseline_ns)} per iteration{', ' * bool(speed)}{speed}")
     rows = []
     for answer in answers[:top]:
         span = "no receipt" if answer.span is None else "{:.2f}-{:.2f}".format(*answer.span)

@@ -17,7 +17,7 @@ from windtunnel.units import format_duration, format_ratio, format_size
 from windtunnel.whatifs import Answer
 from windtunnel.whatifs.answer import Status
 
-__all__ = ["flights", "what_ifs"]
+__all__ = ["flights", "safest_change", "what_ifs"]
 
 _SUMMARIES = {
     Status.IN_EFFECT: "are in effect already",
@@ -49,6 +49,15 @@ def what_ifs(answers: Sequence[Answer], receipts: Sequence[Receipt]) -> Section 
         _edits([answer for answer, _ in shown]),
     ]
     return Section("whatifs", "what if", _title(shown), "".join(body))
+
+
+def safest_change(answers: Sequence[Answer]) -> str:
+    """The largest gain whose whole 90 % interval is above 1, in a sentence; empty where there is none."""
+    sure = [(answer.span[0], answer) for answer in answers if answer.is_applicable and answer.span is not None]
+    low, best = max(sure, key=lambda pair: pair[0], default=(0.0, None))
+    if best is None or low <= 1.0 or best.span is None:
+        return ""
+    return f"best safe change: {best.request}, {best.speedup:.2f}x ({best.span[0]:.2f}-{best.span[1]:.2f}, 90 %)"
 
 
 def _key(whatif: str, parameters: Mapping[str, object], conditions: Mapping[str, object]) -> str:

@@ -6,7 +6,7 @@ path, the longest tasks, what measuring cost and what stays unexplained. Not her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,12 +28,14 @@ from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
 from windtunnel.simulate import Timeline, replay, with_waits_for_data
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 from windtunnel.whatifs.losses import Loss, find_losses
+from windtunnel.whatifs.speed import Speed, measured_speed
 
 __all__ = ["Explanation", "LongTask", "Share", "explain", "integer_percentages"]
 
 # T tasks, P tasks of the critical path
 SCHEMA = "windtunnel.explanation/1"
 NUM_LONGEST = 12
+_MUCH = 0.3  # of the iteration, from which a part is called the bottleneck
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Explanation:
     waits: tuple[RankWait, ...] = ()
     losses: tuple[Loss, ...] = ()
     irregular: tuple[Irregular, ...] = ()
+    speed: Speed | None = None
 
     @cached_property
     def iteration_ns(self) -> float:
@@ -138,13 +141,24 @@ class Explanation:
         """The lines below the headline, without indent."""
         percent = integer_percentages([share.ratio for share in self.phases])
         shares = zip(self.phases, percent, strict=True)
-        lines = ["   ".join(f"{share.label} {value} %" for share, value in shares if value)]
+        lines = [str(self.speed or ""), self.bottleneck]
+        lines.append("   ".join(f"{share.label} {value} %" for share, value in shares if value))
         lines.append(self._path_line())
         if self.overhead_ratio is not None and self.overhead_ratio > 0:
             lines.append(f"measuring made it {format_ratio(self.overhead_ratio)} longer, which is taken out")
         if self.unexplained_ratio is not None:
             lines.append(f"unexplained: {format_ratio(self.unexplained_ratio)} of the measured time")
         return [*(line for line in lines if line), *loss_lines(self.losses), *self.notes]
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes most of the iteration, where one part of it takes a good part; empty else."""
+        largest = max(self.phases, key=lambda share: share.ratio, default=None)
+        if largest is None or largest.ratio < _MUCH or largest.label == "other":
+            return ""
+        what = "nothing runs on the critical path" if largest.label == "idle" else f"the {largest.label} phase"
+        percent = integer_percentages([share.ratio for share in self.phases])[self.phases.index(largest)]
+        return f"bottleneck: {what}, {percent} % of the iteration"
 
     def _path_line(self) -> str:
         line = f"critical path: {format_count(self.num_critical)} of {format_count(self.num_tasks)} tasks"
@@ -160,8 +174,10 @@ class Explanation:
         columns = ("by", "label", "duration_ns", "ratio", "num_tasks")
         return pa.table({column: [row[column] for row in rows] for column in columns})
 
-    def parts(self, by: str) -> list[tuple[str, float, float, int]]:
+    def parts(self, by: str, depth: int = 0) -> list[tuple[str, float, float, int]]:
         """Label, time, share and number of tasks of every part: by a column above, or by (the longest) task.
+
+        ``depth`` adds up layers that share so many parts of their path; 0 lists every layer.
 
         Raises
         ------
@@ -173,7 +189,10 @@ class Explanation:
             return [(task.name, float(task.duration_ns), task.duration_ns / whole, 1) for task in self.longest]
         if by not in self._divisions:
             raise InputError(f"time cannot be divided by {by!r}", fix=f"use one of {', '.join(self._divisions)}, task")
-        return [(share.label, share.duration_ns, share.ratio, share.num_tasks) for share in self._divisions[by]]
+        shares = self._divisions[by]
+        if depth and by == "layer":
+            shares = rolled_up(shares, depth)
+        return [(share.label, share.duration_ns, share.ratio, share.num_tasks) for share in shares]
 
     @property
     def _divisions(self) -> dict[str, tuple[Share, ...]]:
@@ -186,7 +205,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values with raw units."""
-        document = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
+        document = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__ if name != "speed"}
+        document["speed"] = None if self.speed is None else self.speed.json()
         return {"schema": SCHEMA, "iteration_ns": self.iteration_ns, **document}
 
     def json(self) -> str:
@@ -217,6 +237,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     >>> _ = builder.task("add", duration_ns=250, resource=cpu, phase=Phase.UPDATE)
     >>> print(explain(builder.build()))
     1.00 µs per iteration (as replayed)
+      bottleneck: the forward phase, 75 % of the iteration
       forward 75 %   update 25 %
       critical path: 2 of 2 tasks; longest: matmul 750 ns
     """
@@ -232,6 +253,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     host_ratio = sum(share.ratio for share in kinds if share.label == KIND_LABELS[Kind.HOST])
     return Explanation(
         replayed_ns=replayed_ns,
+        speed=measured_speed(graph, float(measured.get("median", replayed_ns))),
         num_tasks=graph.num_tasks,
         num_critical=len(timeline.critical_path()),
         num_iterations=iterations,
@@ -257,6 +279,24 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         irregular=irregular_parts(graph),
         losses=find_losses(explained, timeline) if graph.num_ranks > 1 or "start_cause" in graph.tasks else (),
     )
+
+
+def rolled_up(shares: Sequence[Share], depth: int) -> tuple[Share, ...]:
+    """Layers added up by the first ``depth`` parts of their paths, largest first.
+
+    Examples
+    --------
+    >>> [one.label for one in rolled_up([Share("h.0.attn", 1, 0.1, 1), Share("h.1", 5, 0.5, 1)], 1)]
+    ['h']
+    """
+    found: dict[str, Share] = {}
+    for share in shares:
+        label = ".".join(share.label.split(".")[:depth])
+        sums = found.get(label, Share(label, 0.0, 0.0, 0))
+        found[label] = Share(
+            label, sums.duration_ns + share.duration_ns, sums.ratio + share.ratio, sums.num_tasks + share.num_tasks
+        )
+    return tuple(sorted(found.values(), key=lambda share: -share.duration_ns))
 
 
 def integer_percentages(ratios: list[float]) -> list[int]:

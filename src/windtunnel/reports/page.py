@@ -19,7 +19,7 @@ from windtunnel.flights import Receipt, model_fingerprint
 from windtunnel.graph import Graph
 from windtunnel.outputs import whole
 from windtunnel.reports import sections
-from windtunnel.reports.answers import flights, what_ifs
+from windtunnel.reports.answers import flights, safest_change, what_ifs
 from windtunnel.reports.charts import escape
 from windtunnel.reports.explanation import explain
 from windtunnel.reports.memory import memory
@@ -87,7 +87,8 @@ def report(
         sections.edits(graph),
     ]
     heading = f"{name}: {explanation.time_and_spread[0]} per iteration"
-    lead = f'<p class="lead">{escape(explanation.circumstances)}</p>'
+    first = [explanation.circumstances, str(explanation.speed or ""), explanation.bottleneck, safest_change(answers)]
+    lead = f'<p class="lead">{"<br>".join(escape(line) for line in first if line)}</p>'
     head = f"<h1>{escape(heading)}</h1>{lead}{sections.facts(explanation)}"
     return write_text(Path(path), _page(name, head, [section for section in found if section]), overwrite=overwrite)
 

@@ -104,8 +104,9 @@ def untimed_messages(graph: Graph) -> NDArray[np.bool_]:
     """Messages of a known size that take no time at all, bool [T]: no message does, so their time is not known."""
     if "message_bytes" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
-    found: NDArray[np.bool_] = graph.select(kind=Kind.COMM) & (graph.tasks["message_bytes"] > 0)
-    return found & (graph.duration_ns == 0)
+    is_sized = graph.select(kind=Kind.COMM) & (graph.tasks["message_bytes"] > 0)
+    found: NDArray[np.bool_] = is_sized & (graph.duration_ns == 0)
+    return found
 
 
 def price_messages(graph: Graph, fabric: Fabric) -> Graph:

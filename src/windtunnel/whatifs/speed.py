@@ -22,7 +22,7 @@ from windtunnel.hardware import Device, recognize
 from windtunnel.units import format_per_s, format_rate, format_ratio
 from windtunnel.whatifs.another_batch import batch_of
 
-__all__ = ["Speed", "device_of_graph", "model_flops_of", "samples_of", "speed_of", "tokens_of"]
+__all__ = ["Speed", "device_of_graph", "measured_speed", "model_flops_of", "samples_of", "speed_of", "tokens_of"]
 
 _MIN_SHOWN = 0.001
 _BACKWARD_PER_FORWARD = 2.0  # gradients of both factors of a product
@@ -148,6 +148,12 @@ def speed_of(
     peak = chip.peak_flops_per_s.get(used, 0.0) if chip is not None else 0.0
     name = chip.name if chip is not None else ""
     return Speed(step_ns, samples, tokens, flops, max(graph.num_ranks, 1), used, peak, name)
+
+
+def measured_speed(graph: Graph, step_ns: float) -> Speed:
+    """The same of a step that was measured: where it beats the peak of its type, another type was used (TF32)."""
+    found = speed_of(graph, step_ns)
+    return replace(found, peak_flops_per_s=0.0) if found.mfu_ratio > 1.0 else found
 
 
 def samples_of(graph: Graph, batch_dim: int | None = None) -> int:

@@ -20,6 +20,7 @@ __all__ = ["precision"]
 WANTED, TOLERATED = 0.02, 0.03
 _FEWEST = 6  # durations that say something about their own spread
 _NUM_RESAMPLES = 1000
+_MOST_TIMES = 20  # as many iterations as were measured, to advise
 
 
 def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
@@ -50,8 +51,11 @@ def precision(bare_ns: Sequence[int]) -> dict[str, Any]:
     wanted = math.ceil(len(durations) * (error_ratio / WANTED) ** 2 / 10) * 10
     found: dict[str, Any] = {"standard_error_ratio": error_ratio, "iterations_wanted": wanted}
     if error_ratio > TOLERATED:
+        advice = f"--iterations {wanted} would make that ±{format_ratio(WANTED)}"
+        if wanted > _MOST_TIMES * len(durations):
+            advice = "capture again on a quiet machine, as no number of iterations makes up for what disturbs them"
         found["note"] = (
             f"iterations vary: after {len(durations)} of them the step's time is known to "
-            f"±{format_ratio(error_ratio)}; --iterations {wanted} would make that ±{format_ratio(WANTED)}"
+            f"±{format_ratio(error_ratio)}; {advice}"
         )
     return found
