@@ -9,8 +9,10 @@ torch = pytest.importorskip("torch")
 
 from tests.sources.test_dry_run import SHARDED, traced  # noqa: E402
 from windtunnel.errors import InEffectError, NotApplicableError  # noqa: E402
+from windtunnel.graph import GraphBuilder, Kind, ResourceKind  # noqa: E402
 from windtunnel.hardware import machine  # noqa: E402
 from windtunnel.simulate import replay  # noqa: E402
+from windtunnel.simulate.breakdown import communication_ns  # noqa: E402
 from windtunnel.whatifs.amp import amp  # noqa: E402
 from windtunnel.whatifs.forecast import forecast  # noqa: E402
 from windtunnel.whatifs.fully_sharded import zero_3  # noqa: E402
@@ -60,3 +62,22 @@ def test_a_fused_chain_holds_what_its_parts_held(halves):
     assert fused.num_tasks < halves.num_tasks
     assert replay(fused).makespan_ns <= replay(halves).makespan_ns
     assert np.all(fused.tasks["output_bytes"] >= 0)
+
+
+def test_exposed_communication_is_what_no_computing_hides():
+    builder = GraphBuilder()
+    stream, wire = (builder.resource(name, ResourceKind.STREAM) for name in ("stream", "wire"))
+    first = builder.task("first", kind=Kind.COMPUTE, resource=stream, duration_ns=10)
+    sent = builder.task("sent", kind=Kind.COMM, resource=wire, duration_ns=25)
+    second = builder.task("second", kind=Kind.COMPUTE, resource=stream, duration_ns=20)
+    builder.edge(first, sent)
+    builder.edge(first, second)
+    timeline = replay(builder.build())
+
+    assert (25, 5) == communication_ns(timeline.graph, timeline.start_ns, timeline.finish_ns)
+
+
+def test_a_forecast_of_a_traced_job_says_what_is_exposed(halves):
+    found = forecast(halves, machine("dgx-h100"), model="roofline")
+
+    assert 0 < found.exposed_ns <= found.communication_ns <= found.makespan_ns

@@ -29,7 +29,18 @@ _UNSURE = 0.05
 _NUMBERS = (
     *("device", "device_kind", "dtype", "batch_size", "device_ns", "device_low_ns", "device_high_ns"),
     *("host_ns", "host_factor", "is_host_measured"),
-    *("makespan_ns", "low_ns", "high_ns", "bound_ns", "limit", "idle_ratio", "unsure_ratio", "at_bound_ratio"),
+    *(
+        "communication_ns",
+        "exposed_ns",
+        "makespan_ns",
+        "low_ns",
+        "high_ns",
+        "bound_ns",
+        "limit",
+        "idle_ratio",
+        "unsure_ratio",
+        "at_bound_ratio",
+    ),
 )
 
 
@@ -188,6 +199,8 @@ def _print_forecast(answer: Predicted) -> None:
     say_wrapped(f"{who} on {found.device}{part}, {found.dtype}{batch}")
     say(f"  device  {format_duration(found.device_ns)}{_between(found.device_low_ns, found.device_high_ns)}")
     say_wrapped(f"  host    {_host(found)}")
+    if found.communication_ns:
+        say(f"  network {format_duration(found.communication_ns)}, {format_duration(found.exposed_ns)} of it exposed")
     say(f"  step    {format_duration(found.makespan_ns)}{_between(found.low_ns, found.high_ns)}")
     if str(answer.speed):
         say_wrapped(f"  speed   {answer.speed}")

@@ -20,7 +20,7 @@ from windtunnel.simulate._program import flow_mask
 from windtunnel.simulate.critical import CriticalPath
 from windtunnel.units import format_duration
 
-__all__ = ["TimelineDiff", "breakdown_of", "task_labels", "utilization_of"]
+__all__ = ["TimelineDiff", "breakdown_of", "communication_ns", "task_labels", "utilization_of"]
 
 _ENUMS: dict[str, type[IntEnum]] = {"kind": Kind, "phase": Phase}
 
@@ -129,6 +129,23 @@ def _flows_over(graph: Graph) -> dict[int, NDArray[np.int64]]:
     order = np.argsort(links[number, place], kind="stable")
     used, first = np.unique(links[number, place][order], return_index=True)
     return dict(zip(used.tolist(), np.split(rows[number[order]], first[1:]), strict=True))
+
+
+def communication_ns(graph: Graph, start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]) -> tuple[int, int]:
+    """How long a rank communicates, and how much of that is exposed: the rank computes nothing meanwhile.
+
+    Of several ranks, the one with the most exposed communication.
+    """
+    ranks = graph.tasks["rank"] if "rank" in graph.tasks else np.zeros(graph.num_tasks, dtype=np.int64)
+    totals = []
+    for rank in np.unique(ranks[graph.select(kind=Kind.COMM)]):
+        computes, communicates = (graph.select(kind=kind) & (ranks == rank) for kind in (Kind.COMPUTE, Kind.COMM))
+        busy, sends, both = (
+            _union_ns(start_ns[mask], finish_ns[mask]) for mask in (computes, communicates, computes | communicates)
+        )
+        totals.append((both - busy, sends))
+    exposed, total = max(totals, default=(0, 0))
+    return total, exposed
 
 
 def _union_ns(start_ns: NDArray[np.int64], finish_ns: NDArray[np.int64]) -> int:

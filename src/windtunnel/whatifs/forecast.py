@@ -20,6 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, ResourceKind
 from windtunnel.hardware import Device, Machine
 from windtunnel.simulate import replay, replay_many
+from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.whatifs.another_batch import batch_of, can_change_batch, sizes_between, with_batch
 from windtunnel.whatifs.messages import Fabric, fabric_of, has_messages, price_messages
 from windtunnel.whatifs.placing import LAUNCH_NS, place_on
@@ -89,6 +90,8 @@ class Forecast:
         Of the priced work by class of operator, longest first.
     graph : Graph
         Placed and priced.
+    communication_ns, exposed_ns : int
+        How long a rank communicates, and how much of that it computes nothing meanwhile.
     """
 
     device: str
@@ -110,6 +113,8 @@ class Forecast:
     bindings: tuple[Share, ...]
     classes: tuple[ClassUse, ...]
     graph: Graph = field(repr=False)
+    communication_ns: int = 0
+    exposed_ns: int = 0
 
     @property
     def is_host_measured(self) -> bool:
@@ -225,7 +230,10 @@ def _replayed(
     whole_ns = int(priced.duration_ns[computes].sum())
     device_ns, mine = _busiest(priced, computes)
     device_low, device_high = _interval(drawn_KT[:, mine].sum(axis=1), device_ns)
+    communication, exposed_ns = communication_ns(priced, timeline.start_ns, timeline.finish_ns)
     return Forecast(
+        communication_ns=communication,
+        exposed_ns=exposed_ns,
         device=device.name,
         device_kind=device.kind,
         dtype=dtype or "as captured",
