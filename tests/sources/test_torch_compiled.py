@@ -15,7 +15,7 @@ from windtunnel.cost.rerun.program import program_of
 from windtunnel.errors import InEffectError, NotApplicableError, PriceError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.sources.torch._stance import aside, not_compiled, uncompiled
-from windtunnel.sources.torch.annotate import Discovery, module_paths
+from windtunnel.sources.torch.annotate import Discovery, is_compiling, module_paths
 from windtunnel.sources.torch.compiled import CompiledRegions, Mode
 from windtunnel.sources.torch.kernels import describe_kernel, kernel_accesses, kernel_name
 
@@ -129,6 +129,17 @@ def test_modules_within_a_region_are_known_and_those_around_it_may_be_hooked(reg
     regions.learn(Discovery().add([model], ()), paths)
 
     assert {id(model[0]), id(model[0].inner)} == regions.traced(paths)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_program_that_compiles_is_known_as_one_until_it_runs_uncompiled(regions, is_whole):
+    model = network()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=is_whole)
+    compiled(torch.randn(4, 8))
+
+    assert is_compiling()
+    with uncompiled():
+        assert not is_compiling()
 
 
 def test_what_stands_aside_of_a_compiler_is_not_traced(regions):

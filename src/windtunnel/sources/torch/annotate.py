@@ -162,7 +162,8 @@ def is_compiling() -> bool:
     if frames is not None and frames._stance.stance == "force_eager":
         return False
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters.get("frames")) and any(map(_is_compiled, gc.get_objects()))
+    has_compiled = dynamo is not None and any(map(dynamo.counters.get, ("frames", "stats")))  # a whole graph: no frames
+    return has_compiled and any(map(_is_compiled, gc.get_objects()))
 
 
 def _is_compiled(thing: Any) -> bool:
@@ -248,17 +249,17 @@ class Annotator:
             Identities of modules that lie within compiled code. They stay unmarked, as a hook would have them compiled
             anew. None: it is not known which do, and nothing of a program that compiles is marked.
         """
-        if not is_compiling():
-            self._hooks = [
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave, always_call=True),
-            ]
-        elif compiled is not None:
+        if compiled is not None:
             modules = {id(module): module for model in self._discovery.models for module in model.modules()}
             for number, module in modules.items():
                 if number not in compiled and type(module).__name__ != "OptimizedModule":
                     self._hooks.append(module.register_forward_pre_hook(self._enter))
                     self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
+        elif not is_compiling():
+            self._hooks = [
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ]
 
     def unwatch(self) -> None:
         """Remove the hooks and close what is open."""
