@@ -121,3 +121,53 @@ def test_a_gpu_is_named_for_predictions_only():
     assert 2 * 32 * 2**20 == json.loads(told.stdout)["by_category"]["workspace"], told.stderr
     assert (2, 2) == (refused.code, unknown.code)
     assert "add --fake" in refused.stderr
+
+
+FIT_SCRIPT = """
+import torch
+data = torch.utils.data.DataLoader(torch.randn(4000, 256), batch_size=8)
+model = torch.nn.Linear(256, 256)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    for batch in data:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_largest_batch_of_the_loaders_of_a_script_is_searched(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(FIT_SCRIPT)
+    shown = windtunnel("memory", "--fit", "--device-memory", "22MiB", "--json", path)
+
+    document = json.loads(shown.stdout)
+    assert shown.code == 0, shown.stderr
+    assert "windtunnel.memory_fit/1" == document["schema"]
+    assert "data loaders" == document["set_by"]
+    assert document["peak_bytes"] <= document["limit_bytes"] == 22 * 2**20
+    assert f"--loader-batch {document['batch_size']}" in shown.stderr
+
+
+def test_a_search_keeps_no_page(tmp_path):
+    shown = windtunnel("memory", "--fit", "--output", tmp_path / "page.html", SMALL)
+
+    assert 2 == shown.code
+    assert "keeps no page" in shown.stderr
+
+
+def test_an_option_that_sets_the_batch_is_found_or_asked_for(tmp_path):
+    from windtunnel.cli._memory_fit import Job
+    from windtunnel.errors import InputError
+
+    path = tmp_path / "train.py"
+    path.write_text('p.add_argument("-b", "--batch-size", type=int)')
+    job = Job(str(path), ["--lr", "0.1", "--batch-size", "32", "--fused"])
+
+    assert ("--batch-size", 32) == (job.option, job.start)
+    assert [str(path), "--lr", "0.1", "--fused", "--batch-size", "64"] == job.with_batch(64)
+    assert ["mlp:width=8,batch_size=5"] == Job("mlp:batch_size=3,width=8", []).with_batch(5)
+    path.write_text('p.add_argument("--batch-size"); p.add_argument("--eval-batch-size")')
+    with pytest.raises(InputError, match="several options"):
+        Job(str(path), [])

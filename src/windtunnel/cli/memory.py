@@ -12,6 +12,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free, stem
+from windtunnel.cli._memory_fit import Job, print_fit
 from windtunnel.cli._options import Force, GuessValues, Json, Output, ReadLimitSize
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.errors import InfeasibleError, InputError
@@ -36,6 +37,13 @@ def memory(
         str, typer.Option("--device-memory", metavar="SIZE", help="What there is, such as 16GiB; this host's free.")
     ] = "",
     on: Annotated[str, typer.Option("--on", metavar="GPU", help="With --fake: as on this one, such as h100.")] = "",
+    fit: Annotated[bool, typer.Option("--fit", help="Find the largest batch that fits, without running it.")] = False,
+    batch_option: Annotated[
+        str, typer.Option("--batch-option", metavar="NAME", help="With --fit: the script's own, such as --batch-size.")
+    ] = "",
+    loader_batch: Annotated[
+        int, typer.Option("--loader-batch", min=0, metavar="N", help="With --fake: batch of the script's data loaders.")
+    ] = 0,
     guess_values: GuessValues = False,
     warmup: Annotated[int, typer.Option(min=1, help="Iterations before the one that is followed.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Iterations to follow.")] = 1,
@@ -55,12 +63,21 @@ def memory(
     from windtunnel.units import parse_size
 
     path = None if output is None else require_free(output, force=force)
-    chip = _chip(on, target, fake=fake)
+    chip = _chip(on, target, fake=fake or fit)
     limit_bytes = parse_size(device_memory) if device_memory else chip.memory_bytes if chip else None
+    if fit:
+        _require_job(target, path)
+        print_fit(Job(target, arguments or [], batch_option, chip, guess_values), limit_bytes, as_json=as_json)
+        return
     if target.endswith(PROFILE):
         profile = MemoryProfile.load(target, read_limit=parse_size(read_limit) if read_limit else None)
     else:
-        options: dict[str, Any] = {"fake": fake, "chip": chip, "guesses": guess_values}
+        options: dict[str, Any] = {
+            "fake": fake,
+            "chip": chip,
+            "guesses": guess_values,
+            "loader_batch": loader_batch,
+        }
         profile = _followed(target, arguments or [], warmup, steps, limit_bytes=limit_bytes, **options)
     if path is not None:
         _write(profile, path, target, force)
@@ -79,6 +96,15 @@ def memory(
             *(["--device-memory", device_memory] if device_memory else []),
             target,
             *(arguments or ()),
+        )
+
+
+def _require_job(target: str, output: Path | None) -> None:
+    if target.endswith(PROFILE) or output is not None:
+        raise InputError(
+            "a search for the largest batch runs a script or a workload, and keeps no page",
+            where=f"--fit {target}" if output is None else f"--output {output}",
+            fix="windtunnel memory --fit train.py; then --fake --output with the batch that it finds",
         )
 
 
@@ -106,13 +132,16 @@ def _followed(
     chip: Device | None,
     limit_bytes: int | None,
     guesses: bool,
+    loader_batch: int,
 ) -> MemoryProfile:
     from windtunnel.hardware.host import available_bytes
 
     with Progress(f"following the memory of {target}", heartbeat=not target.endswith(".py")):
         if fake:
             with stdout_to_stderr():
-                profile = _run(target, arguments, warmup, steps, fake=True, chip=chip, guesses=guesses)
+                profile = _run(
+                    target, arguments, warmup, steps, fake=True, chip=chip, guesses=guesses, loader_batch=loader_batch
+                )
             if limit_bytes is not None:
                 _require_fit(profile.to_dict(), limit_bytes, target, reserved=True)
             return profile
@@ -146,6 +175,7 @@ def _run(
     chip: Device | None = None,
     limit_bytes: int | None = None,
     guesses: bool = False,
+    loader_batch: int = 0,
 ) -> MemoryProfile:
     from windtunnel.sources.memory.script import track_script
     from windtunnel.sources.memory.tracking import predict_memory, track_memory
@@ -153,6 +183,7 @@ def _run(
     if target.endswith(".py"):
         try:
             options: dict[str, Any] = {"warmup": warmup, "steps": steps, "limit_bytes": limit_bytes}
+            options |= {"loader_batch": loader_batch}
             return track_script(target, arguments, fake=fake, chip=chip, guesses=guesses, **options)
         except InputError as error:
             if isinstance(error.__cause__, KeyboardInterrupt):

@@ -115,10 +115,10 @@ def predict(
     else:
         _print_ranking(ordered, ranked_by)
         print_chips(found, facts)
-    if not found[0].batch_size:
-        advise("note: the batch is not clear from the graph; --batch-dim names the dimension that holds the samples")
     asked = output or (None if never_run(captured).any() else graph)
     _advise_next(graph, on, found[0], others, asked)
+    if not found[0].batch_size:
+        advise("note: the batch is not clear from the graph; --batch-dim names the dimension that holds the samples")
 
 
 def _require_one(on: str) -> None:

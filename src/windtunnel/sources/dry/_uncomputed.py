@@ -71,6 +71,7 @@ def run_uncomputed(
     *,
     has_device: bool = False,
     guesses: bool = False,
+    loader_batch: int = 0,
 ) -> tuple[Ended, SomePilot]:
     """Run a script in one process without computing.
 
@@ -86,11 +87,18 @@ def run_uncomputed(
         Let it find a device at once.
     guesses : bool
         Let the script decide by values that only a real run has.
+    loader_batch : int
+        Batch size of its data loaders; 0: their own.
     """
+
+    def on_loader(arguments: dict[str, Any]) -> dict[str, Any]:
+        changed = without_workers(arguments)
+        return {**changed, "batch_size": loader_batch} if loader_batch and changed.get("batch_size") else changed
+
     is_missing = not has_device and not torch.cuda.is_available()
-    ended, pilot, has_asked = _run_once(script, argv, make_pilot, has_device, is_missing, guesses)
+    ended, pilot, has_asked = _run_once(script, argv, make_pilot, on_loader, has_device, is_missing, guesses)
     if is_missing and _needs_device(ended, has_asked):
-        ended, pilot, _ = _run_once(script, argv, make_pilot, True, False, guesses)
+        ended, pilot, _ = _run_once(script, argv, make_pilot, on_loader, True, False, guesses)
     return ended, pilot
 
 
@@ -98,6 +106,7 @@ def _run_once(
     script: Path,
     argv: Sequence[str],
     make_pilot: Callable[[Values], SomePilot],
+    on_loader: Callable[[dict[str, Any]], dict[str, Any]],
     has_device: bool,
     is_missing: bool,
     guesses: bool,
@@ -110,7 +119,7 @@ def _run_once(
             argv,
             pilot,
             surroundings=uncomputed(values, has_device=has_device, maps_devices=False),
-            on_loader=without_workers,
+            on_loader=on_loader,
         )
     return ended, pilot, bool(asked)
 

@@ -34,6 +34,7 @@ def track_script(
     chip: Device | None = None,
     limit_bytes: int | None = None,
     guesses: bool = False,
+    loader_batch: int = 0,
 ) -> MemoryProfile:
     """Run a script as if it were the main program, follow its memory through some iterations, then end it.
 
@@ -55,6 +56,8 @@ def track_script(
         End with an error before more than this is held.
     guesses : bool
         With fake tensors: let the script decide by values that only a real run has; all of them are 1.
+    loader_batch : int
+        With fake tensors: batch size of its data loaders, in place of their own.
 
     Returns
     -------
@@ -74,7 +77,9 @@ def track_script(
     if fake:
         from windtunnel.sources.dry._uncomputed import run_uncomputed
 
-        ended, pilot = run_uncomputed(script, argv, make_pilot, has_device=chip is not None, guesses=guesses)
+        ended, pilot = run_uncomputed(
+            script, argv, make_pilot, has_device=chip is not None, guesses=guesses, loader_batch=loader_batch
+        )
     else:
         pilot = make_pilot()
         ended = run_until_enough(script, argv, pilot)

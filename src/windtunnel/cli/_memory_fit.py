@@ -1,0 +1,219 @@
+"""``windtunnel memory --fit``: the largest batch that fits (room cli)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped, suggest
+from windtunnel.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Device
+    from windtunnel.sources.memory.fit import Fit
+
+__all__ = ["Job", "print_fit"]
+
+_OPTION = re.compile(r"""["'](--[\w-]*(?:batch[-_]?size|bsz?|batch))["']""")
+_START = 8
+_NO_LIMIT = f"{2**60}B"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script or a workload whose batch can be set.
+
+    Parameters
+    ----------
+    target : str
+    arguments : sequence of str
+        Of the script.
+    option : str
+        Of the script, which sets its batch; found in the script by default.
+    chip : Device, optional
+        The GPU that it would run on.
+    guesses : bool
+    """
+
+    target: str
+    arguments: Sequence[str]
+    option: str = ""
+    chip: Device | None = None
+    guesses: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_script and not self.option:
+            object.__setattr__(self, "option", _option_of(self.target))
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is no workload."""
+        return self.target.endswith(".py")
+
+    @property
+    def start(self) -> int:
+        """The batch that is asked for, or a small one."""
+        if self.is_script:
+            given = [*self.arguments, ""]
+            values = [given[i + 1] for i, word in enumerate(given[:-1]) if word == self.option]
+            values += [word.partition("=")[2] for word in given if self.option and word.startswith(f"{self.option}=")]
+        else:
+            values = re.findall(r"\bbatch_size=(\d+)", self.target)
+        return max(int(values[-1]), 1) if values and values[-1].isdigit() else _START
+
+    def with_batch(self, batch: int) -> list[str]:
+        """Options of ``windtunnel memory``, target and arguments."""
+        if not self.is_script:
+            name, _, given = self.target.partition(":")
+            kept = [one for one in given.split(",") if one and not one.strip().startswith("batch_size=")]
+            return [f"{name}:{','.join([*kept, f'batch_size={batch}'])}"]
+        if not self.option:
+            return ["--loader-batch", str(batch), self.target, *self.arguments]
+        return [self.target, *_without(self.arguments, self.option), self.option, str(batch)]
+
+    def peak_of(self, batch: int, *, reserved: bool) -> int:
+        """Peak in bytes on fake tensors, in a process of its own: a module that keeps tensors would keep fake ones.
+
+        Raises
+        ------
+        InputError
+            There is no such job, with the reason.
+        """
+        from windtunnel.measure.workers import run_to_end
+
+        chosen = ["--on", self.chip.name] if self.chip is not None else []
+        chosen += ["--guess-values"] if self.guesses else []
+        options = ["--fake", "--json", "--device-memory", _NO_LIMIT, *chosen]
+        done = run_to_end([sys.executable, "-m", "windtunnel", "memory", *options, *self.with_batch(batch)])
+        try:
+            profile: dict[str, Any] = json.loads(done.stdout if done is not None else "")
+        except ValueError:
+            lines = done.stderr.splitlines() if done is not None else []
+            reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "no answer")
+            raise InputError(
+                f"at batch {batch:,}: {reason}",
+                where=self.target,
+                fix="make it run by itself with that batch first, or name the option that sets it with --batch-option",
+            ) from None
+        return int(profile["peak_reserved_bytes" if reserved else "peak_bytes"])
+
+
+def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
+    """Search, then show the largest batch that fits; ``limit_bytes``: of a device, None for this host's free memory.
+
+    Raises
+    ------
+    InfeasibleError
+        No batch fits.
+    """
+    from windtunnel.hardware.host import available_bytes
+    from windtunnel.sources.memory.fit import largest_batch
+    from windtunnel.units import format_size
+
+    reserved, limit = limit_bytes is not None, available_bytes() if limit_bytes is None else limit_bytes
+    with Progress(f"searching for the largest batch of {job.target}") as progress:
+        found = largest_batch(_followed(job, progress, reserved=reserved), limit, job.start)
+    if not found.batch_size:
+        raise InfeasibleError(
+            f"no batch fits: one of {found.next_batch_size} sample needs "
+            f"{format_size(found.peaks[found.next_batch_size])}, and there are {format_size(limit)}",
+            where=job.target,
+            fix="use a smaller model, less optimizer state, or activation checkpointing; "
+            "windtunnel memory --fake shows what holds the memory",
+        )
+    document = _document(job, found, reserved=reserved)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document, found)
+    suggest("windtunnel", "memory", "--fake", *(["--on", job.chip.name] if job.chip else []),
+            *job.with_batch(found.batch_size))  # fmt: skip
+
+
+def _followed(job: Job, progress: Progress, *, reserved: bool) -> Callable[[int], int]:
+    count = 0
+
+    def peak_of(batch: int) -> int:
+        nonlocal count
+        count += 1
+        progress(f"batch {batch:,}", count, 0)
+        return job.peak_of(batch, reserved=reserved)
+
+    return peak_of
+
+
+def _document(job: Job, found: Fit, *, reserved: bool) -> dict[str, Any]:
+    following = found.next_batch_size or None
+    return {
+        "schema": "windtunnel.memory_fit/1",
+        "batch_size": found.batch_size,
+        "peak_bytes": found.peaks[found.batch_size],
+        "limit_bytes": found.limit_bytes,
+        "is_reserved": reserved,
+        "next_batch_size": following,
+        "next_peak_bytes": found.peaks.get(following) if following else None,
+        "next_failure": found.failures.get(following) if following else None,
+        "chip": None if job.chip is None else job.chip.name,
+        "set_by": job.option or ("data loaders" if job.is_script else "batch_size"),
+        "peaks": [{"batch_size": batch, "peak_bytes": peak} for batch, peak in found.peaks.items()],
+    }
+
+
+def _print(document: dict[str, Any], found: Fit) -> None:
+    from windtunnel.units import format_size
+
+    where = f" of {document['chip']}" if document["chip"] else ""
+    held = "reserved by the caching allocator" if document["is_reserved"] else "held"
+    say_wrapped(
+        f"largest batch {found.batch_size:,} ({document['set_by']}): "
+        f"peak {format_size(document['peak_bytes'])} {held}, limit {format_size(found.limit_bytes)}{where}"
+    )
+    following = found.next_batch_size
+    if following in found.failures:
+        say_wrapped(f"batch {following:,} gives no answer: {found.failures[following]}")
+    elif following:
+        say_wrapped(f"batch {following:,} would need {format_size(found.peaks[following])}")
+    else:
+        say_wrapped("larger ones were not tried")
+    rows = [
+        (f"{batch:,}", format_size(peak), "yes" if peak <= found.limit_bytes else "no")
+        for batch, peak in sorted(found.peaks.items())
+    ]
+    print_table(("batch", "peak", "fits"), rows, numbers=(0, 1))
+
+
+def _option_of(script: str) -> str:
+    """The option of a script that sets its batch, "" where its text names none.
+
+    Raises
+    ------
+    InputError
+        The file is not there, or several options look like it.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise InputError(f"there is no script {script}", where=str(path.resolve()), fix="check the path")
+    found = list(dict.fromkeys(_OPTION.findall(path.read_text(encoding="utf-8", errors="replace"))))
+    if len(found) > 1:
+        raise InputError(
+            f"several options of {path.name} may set its batch: {', '.join(found)}",
+            where=script,
+            fix=f"name it: --batch-option {found[0]}",
+        )
+    return found[0] if found else ""
+
+
+def _without(arguments: Sequence[str], option: str) -> list[str]:
+    """The arguments without an option and its value."""
+    kept, skips = [], False
+    for word in arguments:
+        if skips or word == option:
+            skips = word == option and not skips
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept
