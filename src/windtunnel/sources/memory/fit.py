@@ -1,8 +1,9 @@
 """The largest batch that fits (room sources).
 
 In: a function that says the peak of a batch size, and a limit. Out: the largest batch whose peak is within the limit,
-and a next one, at most 0.4 % larger, whose peak is not; both are asked for. A peak grows nearly in proportion to the batch, so that the search
-interpolates, and needs few answers. Not here: what says the peak (a job on fake tensors, in a process of its own).
+and a next one, at most 0.4 % larger, whose peak is not; both are asked for. A peak grows nearly in proportion to the
+batch, so that the search interpolates, and needs few answers. Not here: what says the peak (a job on fake tensors, in a
+process of its own).
 """
 
 from __future__ import annotations
