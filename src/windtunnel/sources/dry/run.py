@@ -148,16 +148,15 @@ def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
 
 @contextmanager
 def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> Iterator[None]:
-    import torch
-
     from windtunnel.sources.dry._job import rank_of_job
     from windtunnel.sources.dry._uncomputed import uncomputed
     from windtunnel.sources.dry._values import Values
+    from windtunnel.sources.torch._stance import uncompiled
 
     tracing.values = Values(options.guesses)
     per_host = options.devices_per_host
     with (
-        torch.compiler.set_stance("force_eager"),  # compiled parts run as they are written
+        uncompiled(),
         rank_of_job(rank, options.num_ranks, per_host, mailbox),
         uncomputed(
             tracing.values,
