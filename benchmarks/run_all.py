@@ -28,6 +28,7 @@ BARS = (
     "pure_whatifs",
     "plausible",
     "noise",
+    "demo_under_load",
     "ranks_build",
     "fold_exact",
     "fold_speed",

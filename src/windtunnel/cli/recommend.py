@@ -120,7 +120,7 @@ def _print(found: Advice) -> None:
         )
         step = best.step
         say_wrapped(
-            f"  a step takes {step.step_ns / 1e6:.2f} ms +- {step.spread_ratio:.0%} ({step.source}): compute "
+            f"  a step takes {step}: compute "
             f"{step.compute_ns / 1e6:.2f}, interconnect {step.interconnect_ns / 1e6:.2f}, network "
             f"{step.network_ns / 1e6:.2f}"
         )

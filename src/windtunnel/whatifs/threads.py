@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from windtunnel import registry
 from windtunnel.cost.rerun import Form, UpdateForm
-from windtunnel.errors import InEffectError, InputError
+from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs._measured import captured_program, operators_of, with_update
@@ -30,9 +30,17 @@ def threads(graph: Graph, threads: int = 1) -> Unpriced:
     ------
     InEffectError
         The capture ran on this number of threads.
+    NotApplicableError
+        Other programs used the cores while the step was captured.
     """
     if threads < 1:
         raise InputError(f"{threads} threads cannot run anything", fix="use 1 or more")
+    if graph.meta.disturbance.get("lost_ratio"):
+        raise NotApplicableError(
+            "other programs used the cores during the capture, and how they share them with more or fewer threads is "
+            "not known",
+            fix="capture the step again while the machine is quiet, or fly it: windtunnel verify",
+        )
     program = captured_program(graph)
     if threads == program.threads:
         raise InEffectError(f"operators run on {threads} threads already", fix="ask for another number")

@@ -155,3 +155,12 @@ def test_the_catalog_says_when_and_where_each_price_was():
         assert one.source
         assert one.num_vcpus > 0
         assert one.memory_bytes > 0
+
+
+def test_a_bare_bound_is_said_to_be_one_and_has_no_interval():
+    """``recommend`` once printed "+- 0 %" for a step that only a lower bound was known of."""
+    assert "at least 2.00 ms (lower bound: no measured or learned price for 60% of it)" == str(
+        StepTime(2e6, spread_ratio=0.01, bound_ratio=0.6)
+    )
+    assert "2.00 ms +- 10% (predicted)" == str(StepTime(2e6, spread_ratio=0.1))
+    assert "2.00 ms (measured)" == str(StepTime(2e6, source="measured"))

@@ -20,6 +20,7 @@ BILLING_S = {"second": 1.0, "hour": 3600.0}
 
 _LEAST_BILLED_S = 60.0
 _USED_FOR_FILES = 0.8  # of a host's memory
+_MUCH_AT_BOUND = 0.05  # of the device's time: an interval that leaves it out would be too narrow
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class StepTime:
         What averaging within a machine, and between machines, adds.
     spread_ratio : float
         Half of the 90 % interval over the step; 0 where nothing is known of it.
+    bound_ratio : float
+        Share of the device's time that is a bare lower bound, so that the step takes longer than ``step_ns``.
     source : str
         ``measured``, or by what it is predicted.
     reason : str
@@ -106,6 +109,7 @@ class StepTime:
     interconnect_ns: float = 0.0
     network_ns: float = 0.0
     spread_ratio: float = 0.0
+    bound_ratio: float = 0.0
     source: str = "predicted"
     reason: str = ""
 
@@ -113,6 +117,12 @@ class StepTime:
     def step_ns(self) -> float:
         """All of it."""
         return self.compute_ns + self.interconnect_ns + self.network_ns
+
+    def __str__(self) -> str:
+        time = f"{self.step_ns / 1e6:.2f} ms"
+        if self.bound_ratio >= _MUCH_AT_BOUND:
+            return f"at least {time} (lower bound: no measured or learned price for {self.bound_ratio:.0%} of it)"
+        return f"{time} +- {self.spread_ratio:.0%} ({self.source})" if self.spread_ratio else f"{time} ({self.source})"
 
 
 @dataclass(frozen=True)

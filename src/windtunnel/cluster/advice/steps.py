@@ -107,7 +107,8 @@ class GraphSteps:
         alone = with_averaging(1)
         joined = with_averaging(offer.count) if offer.count > 1 else alone
         spread = (priced.high_ns - priced.low_ns) / 2 / compute_ns
-        return StepTime(compute_ns, max(alone - compute_ns, 0.0), max(joined - alone, 0.0), spread)
+        waits_ns = max(alone - compute_ns, 0.0), max(joined - alone, 0.0)
+        return StepTime(compute_ns, *waits_ns, spread, priced.at_bound_ratio)
 
 
 def averaged_ns(found: Forecast, num_devices: int, link: Link, num_cores: int = 0) -> int:
