@@ -97,7 +97,8 @@ def has_messages(graph: Graph) -> bool:
 
 
 def _unsent(graph: Graph) -> NDArray[np.bool_]:
-    return (never_run(graph) & graph.select(kind=Kind.COMM)) | untimed_messages(graph)
+    unsent: NDArray[np.bool_] = (never_run(graph) & graph.select(kind=Kind.COMM)) | untimed_messages(graph)
+    return unsent
 
 
 def untimed_messages(graph: Graph) -> NDArray[np.bool_]:
