@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ SHORT_S, CHILD_S, FULL_CHILD_S, VERB_S = 285.0, 100.0, 900.0, 300.0
 MIN_SUBJECTS, MEMORY_TARGET, SLACK = 30, 0.02, 1.02
 VERBS = (("explain",), ("whatif", "--all"), ("predict", "--on", "h100-sxm"))
 ANSWER_IS_NO = 1
+FORKED = multiprocessing.get_context("fork")
 PROCESSES = ("data-parallel",)  # measured between processes, which takes longest: by published ratios in the short form
 
 
@@ -157,7 +159,7 @@ def outside(answer: Any) -> Iterator[str]:
     if answer.graph_speedup > most * SLACK:
         yield f"{request}: {answer.graph_speedup:.3f}x, where {most:.3f}x is possible"
     before, after = answer.baseline_peak_bytes, answer.peak_bytes
-    if before and after and answer.name in ("activation-checkpointing", "optimizer-in-backward", "zero-1", "zero-2"):
+    if before and after and answer.name in ("fuse-kernels", "zero-1", "zero-2"):
         yield from [f"{request}: {after - before:,} bytes more memory"] * (after > before * SLACK)
 
 
@@ -224,18 +226,40 @@ def in_a_process(name: str, ends_s: float, *, is_full: bool) -> dict[str, Any]:
     left_s = min(FULL_CHILD_S if is_full else CHILD_S, ends_s - time.monotonic())
     if left_s < 1:
         return {"not_reached": "no time was left"}
-    command = [sys.executable, "-m", "benchmarks.plausible", "--subject", name, *(["--full"] if is_full else [])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ours, theirs = FORKED.Pipe(duplex=False)
+    child = FORKED.Process(target=_answered, args=(theirs, name, is_full))
+    child.start()
+    theirs.close()
     try:
-        done = subprocess.run(
-            command, cwd=bar.ROOT, env=environment, capture_output=True, text=True, check=False, timeout=left_s
-        )
-    except subprocess.TimeoutExpired:
-        return {"not_reached": f"not done in {left_s:.0f} s"}
-    if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1:] or [f"code {done.returncode}"]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = ours.recv() if ours.poll(left_s) else {"not_reached": f"not done in {left_s:.0f} s"}
+    except EOFError:
+        found = {"failed": "its process ended without an answer"}
+    child.kill()
+    child.join()
     return found
+
+
+def _answered(pipe: Any, name: str, is_full: bool) -> None:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        sys.stdout = sys.stderr = nowhere  # what scripts print is no part of the bar
+        try:
+            pipe.send(asked(name, is_full=is_full))
+        except BaseException as error:
+            pipe.send({"failed": f"{type(error).__name__}: {error}"})
+
+
+def _warmed_up() -> None:
+    """Import, and load compiled code, once for all processes that are forked."""
+    from windtunnel.graph import GraphBuilder, ResourceKind
+    from windtunnel.sources.dry import run
+    from windtunnel.sources.memory import script
+    from windtunnel.whatifs import whatif
+
+    builder = GraphBuilder()
+    builder.task("work", resource=builder.resource("cpu", ResourceKind.HOST_THREAD), duration_ns=1)
+    whatif(builder.build(), "all", database=":memory:")
+    assert run.dry_run
+    assert script.track_script
 
 
 def listed(results: dict[str, dict[str, Any]], key: str) -> list[str]:
@@ -246,14 +270,11 @@ def listed(results: dict[str, dict[str, Any]], key: str) -> list[str]:
 def main() -> bool:
     """Print the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subject", default="", help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="names with commas between them")
     parser.add_argument("--full", action="store_true", help="more iterations, more time to measure, the verbs typed")
     parser.add_argument("--verbose", action="store_true", help="print what came of each subject")
     options = parser.parse_args()
-    if options.subject:
-        print(json.dumps(asked(options.subject, is_full=options.full)))
-        return True
+    _warmed_up()
     names = options.only.split(",") if options.only else list(SUBJECTS)
     ends_s = time.monotonic() + (len(names) * FULL_CHILD_S if options.full else SHORT_S)
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -6,13 +6,15 @@ right behind its last backward task; gradients then live for moments only.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
 from windtunnel.errors import GraphError, InEffectError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, Strings, lags
-from windtunnel.simulate.limits import other_order
+from windtunnel.simulate.limits import Baseline, other_order
 from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import launch_calls
 
@@ -23,10 +25,30 @@ Rows = NDArray[np.int64]
 _NEEDS_ALL = r"(?is).*(vector_norm|foreach_norm|clip_grad|non_finite_check|unscale).*"
 
 
+def _gradients(baseline: Baseline) -> float:
+    """Gradients that are held at the peaks of the passes and of the update; what else is held there stays."""
+    memory = baseline.graph.meta.memory
+    if not memory:
+        return math.inf
+    passes, peak = memory["passes"], memory["peak_bytes"]
+    gradients = max(known["by_category"]["gradient"] for known in (memory, passes))
+    others = max(passes["peak_bytes"] - passes["by_category"]["gradient"], memory["update"]["peak_bytes"] - gradients)
+    return float(max(0, peak - others))
+
+
+def _results_of_updates(baseline: Baseline) -> float:
+    """What updates hold for a moment, beside activations now."""
+    graph = baseline.graph
+    held = [graph.tasks[name] for name in ("output_bytes", "workspace_bytes") if name in graph.tasks]
+    return float(sum(column[graph.select(phase=Phase.UPDATE)].sum() for column in held))
+
+
 @registry.whatif(
     "optimizer-in-backward",
     source="Lv et al., LOMO, 2023; PyTorch tutorial: optimizer step in backward",
-    limits=other_order("the work stays the same", max_added_bytes=0),
+    limits=other_order(
+        "work and activations stay the same", max_saved_bytes=_gradients, max_added_bytes=_results_of_updates
+    ),
 )
 def optimizer_in_backward(graph: Graph) -> Graph:
     """Move each layer's update behind its last backward task, on every thread and stream.
