@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tests.sources.test_dry_run import SHARDED, traced  # noqa: E402
+from windtunnel.cli._predict_targets import targets_of  # noqa: E402
+from windtunnel.cli.predict import _too_large  # noqa: E402
 from windtunnel.errors import InEffectError, NotApplicableError  # noqa: E402
 from windtunnel.graph import GraphBuilder, Kind, ResourceKind  # noqa: E402
 from windtunnel.hardware import machine  # noqa: E402
@@ -81,3 +85,11 @@ def test_a_forecast_of_a_traced_job_says_what_is_exposed(halves):
     found = forecast(halves, machine("dgx-h100"), model="roofline")
 
     assert 0 < found.exposed_ns <= found.communication_ns <= found.makespan_ns
+
+
+def test_a_rank_that_does_not_fit_is_reported(halves):
+    small = replace(machine("dgx-h100").devices[0], memory_bytes=1000)
+    large, targets = targets_of("h100"), [replace(targets_of("h100")[0], device=small)]
+
+    assert [] == _too_large(halves, large)
+    assert "out of memory" in _too_large(halves, targets)[0]

@@ -102,7 +102,7 @@ def predict(
             save(made[0].graph, output, overwrite=force)
     facts = chip_facts(found, [one.device for one in targets])
     ordered = [answers[id(one)] for one in found]
-    for note in left_out:
+    for note in [*left_out, *_too_large(captured, targets)]:
         advise(f"note: {note}")
     if as_json:
         print_json(_document(ordered, others, ranked_by, given["launch_ns"], facts))
@@ -119,6 +119,19 @@ def predict(
     _advise_next(graph, on, found[0], others, asked)
     if not found[0].batch_size:
         advise("note: the batch is not clear from the graph; --batch-dim names the dimension that holds the samples")
+
+
+def _too_large(graph: Graph, targets: list[Target]) -> list[str]:
+    """Devices whose memory does not hold what a rank of a traced job holds at its peak."""
+    from windtunnel.units import format_size
+
+    peak_bytes = max(graph.meta.distributed.get("peak_bytes", {}).values(), default=0)
+    return [
+        f"a rank holds {format_size(peak_bytes)} at its peak, more than the {format_size(one.device.memory_bytes)} of "
+        f"{one.device.name}: it would run out of memory"
+        for one in targets
+        if peak_bytes > one.device.memory_bytes > 0
+    ]
 
 
 def _require_one(on: str) -> None:
