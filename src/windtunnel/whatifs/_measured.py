@@ -48,6 +48,7 @@ __all__ = [
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 SOURCE = "measured:partial"
+_COMPILED = r"cpp_fused_.*|## Call CompiledFxGraph.*"  # names of tasks of code that a compiler generated
 REPLACED = "measured:other layer"  # of calls that another layer runs
 
 
@@ -185,6 +186,12 @@ def update_need(graph: Graph, form: UpdateForm) -> UpdateNeed:
         Nothing is updated, or the graph does not know its optimizers.
     """
     update_steps(graph)
+    if graph.select(phase=Phase.UPDATE, name=_COMPILED).any():
+        raise NotApplicableError(
+            "the updates run as compiled code: what the compiler would make of another form is not known",
+            where="phase UPDATE",
+            fix="change the optimizer in the program, compile it, and measure both by a real run",
+        )
     optimizers = graph.meta.optimizers
     if not optimizers:
         raise NotApplicableError(
