@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-
 __all__ = ["aside", "not_compiled", "uncompiled"]
 
 
@@ -27,6 +25,8 @@ def uncompiled() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return
+    import torch
+
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         # a hook on all modules is called once more for the wrapper of what is compiled, which does no harm here
         warnings.filterwarnings("ignore", message="Using `torch.compile")
