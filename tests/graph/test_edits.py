@@ -70,6 +70,21 @@ def test_removing_tasks_keeps_every_other_dependency(sample):
     assert expected <= found
 
 
+def test_memory_that_a_removed_task_read_is_not_held_for_what_ran_behind_it():
+    """It passes on only to those that read what the removed task made of it."""
+    graph = chain(10, 10, 10, 10).connect([0, 1], [1, 3], EdgeKind.DATA).with_columns(output_bytes=[100, 50, 0, 0])
+    edges = graph.remove([1]).edges
+    found = sorted(zip(edges["src"].tolist(), edges["dst"].tolist(), edges["kind"].tolist(), strict=True))
+
+    assert [(0, 1, EdgeKind.CONTROL), (0, 2, EdgeKind.DATA), (1, 2, EdgeKind.ORDER)] == found
+
+
+def test_memory_of_what_only_ran_before_a_removed_task_is_not_held_for_its_readers():
+    graph = chain(10, 10, 10).connect([1], [2], EdgeKind.DATA)
+
+    assert [EdgeKind.CONTROL] == graph.remove([1]).edges["kind"].tolist()
+
+
 @given(graph_and_mask(), st.integers(0, 7))
 def test_scaling_by_a_whole_factor_is_exact(sample, factor):
     graph, mask = sample

@@ -124,3 +124,18 @@ def test_an_inherited_step_is_given_back():
             train(2, torch.optim.AdamW(model.parameters()), model)
         assert 3 == hooks.num_steps
     assert not getattr(torch.optim.AdamW.step, "is_windtunnel", False)
+
+
+def test_a_loop_that_updates_within_the_backward_pass_ends_its_iterations_behind_it():
+    """Instruments that change in the middle of an operator would crash."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    updaters = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    for parameter, updater in updaters.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, updater=updater: updater.step())
+    seen = []
+    with StepHooks(on_boundary=lambda _, is_regular: seen.append((torch._C._current_graph_task_id(), is_regular))):
+        for _ in range(5):
+            model(torch.randn(8, 4)).sum().backward()
+
+    assert [(-1, False)] + [(-1, True)] * (len(seen) - 1) == seen
+    assert len(seen) >= 3

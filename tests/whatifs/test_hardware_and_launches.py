@@ -118,6 +118,32 @@ def test_gradients_that_are_used_at_once_are_not_held():
     assert 500 == replay(optimizer_in_backward(graph)).memory().peak_bytes
 
 
+def test_of_what_an_operator_makes_only_the_gradient_goes_with_its_update():
+    """Of 500 bytes 20 are the gradient: what the other 480 are held for is not the update."""
+    graph = with_gradients(20)
+
+    assert 1000 == replay(graph).memory().peak_bytes
+    assert 980 == replay(optimizer_in_backward(graph)).memory().peak_bytes
+
+
+@pytest.mark.parametrize(("held_bytes", "saved_bytes"), [(0, 0), (200, 100), (1000, 500)])
+def test_no_more_gradients_go_than_the_recorded_peak_held(held_bytes, saved_bytes):
+    held = {"peak_bytes": 5000, "by_category": {"gradient": held_bytes}}
+    graph = with_gradients(500).note({"memory": {**held, "passes": held, "update": {"peak_bytes": 0}}})
+
+    assert 1000 - saved_bytes == replay(optimizer_in_backward(graph)).memory().peak_bytes
+
+
+def with_gradients(size_bytes):
+    """Two operators of the backward pass make 500 bytes each, of which their updates read some."""
+    graph = cpu_step(TWO)
+    makers, updates = np.flatnonzero(graph.select(name="backward")), np.flatnonzero(graph.select(name="update"))
+    layer = graph.tasks.strings("layer").to_numpy()
+    readers = [updates[layer[updates] == layer[row]][0] for row in makers]
+    graph = graph.with_columns(output_bytes=np.where(graph.select(name="backward"), 500, 0))
+    return graph.disconnect(graph.edges["kind"] == EdgeKind.DATA).connect(makers, readers, size_bytes=size_bytes)
+
+
 def test_updates_that_need_all_gradients_stay_where_they_are():
     graph = cpu_step(TWO)
     first_update = np.flatnonzero(graph.select(name="update"))[0]

@@ -162,6 +162,55 @@ def test_a_result_that_others_read_too_is_written_all_the_same():
         fuse_kernels(shared)
 
 
+def held_line(*tasks, reads=()):
+    """Operators of 10 ns in program order, each with the bytes of its result; pairs (result, reader)."""
+    builder = GraphBuilder()
+    cpu = builder.resource("main thread", ResourceKind.HOST_THREAD)
+    rows = [
+        builder.task(
+            name, op=name, kind=Kind.COMPUTE, resource=cpu, duration_ns=10, output_bytes=size, freed_bytes=0,
+            phase=Phase.FORWARD,
+        )
+        for name, size in tasks
+    ]  # fmt: skip
+    for src, dst in itertools.pairwise(rows):
+        builder.edge(src, dst, kind=EdgeKind.ORDER)
+    for src, dst in reads:
+        builder.edge(src, dst, kind=EdgeKind.DATA, size_bytes=tasks[src][1])
+    return builder.build()
+
+
+def test_what_a_fused_chain_passes_on_is_not_held():
+    """What the addition frees is not held for the convolution behind it, either, and what it passes on never."""
+    graph = held_line(("conv", 100), ("add", 100), ("relu", 100), ("conv", 100), reads=[(0, 1), (1, 2), (2, 3)])
+    fused = fuse_kernels(graph)
+
+    assert ["conv", "relu", "conv"] == fused.tasks.strings("name").to_numpy().tolist()
+    assert [100, 100, 100] == fused.tasks["output_bytes"].tolist()
+    assert (200, 200) == tuple(replay(one).memory().peak_bytes for one in (graph, fused))
+
+
+def test_what_only_ran_before_a_fused_task_is_not_held_for_it():
+    graph = held_line(("conv", 500), ("add", 100), ("conv", 500), ("relu", 100), reads=[(1, 3)])
+    fused = fuse_kernels(graph)
+
+    assert ["conv", "conv", "relu"] == fused.tasks.strings("name").to_numpy().tolist()
+    assert replay(fused).memory().peak_bytes <= replay(graph).memory().peak_bytes
+
+
+def test_operators_are_not_fused_where_that_holds_more_memory():
+    """Inputs of 300 bytes go with the addition now; fused with what runs later, both would be held until then."""
+    reads = [(0, 2), (1, 2), (2, 4), (3, 5), (4, 5)]
+    apart = held_line(
+        ("conv", 150), ("conv", 150), ("add", 100), ("conv", 900), ("relu", 100), ("conv", 1), reads=reads
+    )
+    adjacent = held_line(("conv", 150), ("conv", 150), ("add", 100), ("relu", 100), reads=[(0, 2), (1, 2), (2, 3)])
+
+    with pytest.raises(NotApplicableError, match="more memory"):
+        fuse_kernels(apart)
+    assert 400 == replay(fuse_kernels(adjacent)).memory().peak_bytes == replay(adjacent).memory().peak_bytes
+
+
 def test_the_collectors_pauses_go_from_the_host():
     graph = line(("python", 100_000), ("python", 300_000), kind=Kind.HOST, meta={"gc_pause_ns": 40_000})
 

@@ -95,6 +95,22 @@ def _grown(array: Ints, size: int) -> Ints:
 
 
 @njit(cache=True)
+def _joined_kind(first: int, second: int, order_kind: int, data_kind: int, control_kind: int) -> int:
+    """Kind of a path of two edges: data passes only where both pass it."""
+    if first != second and (first == data_kind or (first == order_kind and second == data_kind)):
+        return control_kind
+    return second if first == order_kind else first
+
+
+@njit(cache=True)
+def _parallel_kind(first: int, second: int, order_kind: int, control_kind: int) -> int:
+    """Kind of an edge in place of two with the same ends: the one that says more."""
+    if first == order_kind or (first == control_kind and second != order_kind):
+        return second
+    return first
+
+
+@njit(cache=True)
 def bridge(
     order: Ints,
     src: Ints,
@@ -104,6 +120,8 @@ def bridge(
     kind: Ints,
     removed: Ints,
     order_kind: int,
+    data_kind: int,
+    control_kind: int,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Edges that replace the paths through removed tasks.
 
@@ -113,7 +131,8 @@ def bridge(
 
     Returns
     -------
-    src, dst, lag_ns, from_start, kind of the new edges; a path of ORDER edges alone stays ORDER.
+    src, dst, lag_ns, from_start, kind of the new edges; a path of ORDER edges alone stays ORDER, one of DATA edges
+    alone DATA: what was read by a removed task is not read by all that waited for it.
     """
     num_tasks = removed.size
     first = np.full(num_tasks, -1, dtype=np.int64)
@@ -159,15 +178,14 @@ def bridge(
                     entry = -1
                 else:
                     a, w, s = origin[entry], delay[entry] + lag_ns[e], starts[entry]
-                    k = kind[e] if label[entry] == order_kind else label[entry]
+                    k = _joined_kind(label[entry], kind[e], order_kind, data_kind, control_kind)
                     entry = link[entry]
                 key = 2 * a + (1 if s else 0)
                 if removed[v]:
                     if stamp[key] == position:
                         at = seen[key]
                         delay[at] = max(delay[at], w)
-                        if label[at] == order_kind:
-                            label[at] = k
+                        label[at] = _parallel_kind(label[at], k, order_kind, control_kind)
                         continue
                     if used == size:
                         size = 2 * size
@@ -182,8 +200,7 @@ def bridge(
                     if stamp[key] == position:
                         at = seen[key]
                         out_lag[at] = max(out_lag[at], w)
-                        if out_kind[at] == order_kind:
-                            out_kind[at] = k
+                        out_kind[at] = _parallel_kind(out_kind[at], k, order_kind, control_kind)
                         continue
                     if num_out == out_size:
                         out_size = 2 * out_size

@@ -29,7 +29,8 @@ def remove(graph: Graph, mask: ArrayLike, keep_gaps: bool = True) -> Graph:
     """Take tasks out; every predecessor then leads to every successor with the lags of the longest path between.
 
     The others start exactly as if the removed tasks took no time and no resource; the lag behind a removed task that
-    nothing precedes goes with it.
+    nothing precedes goes with it. Memory passes along paths of DATA edges only: what a removed task read is not held
+    for those that only waited for it.
 
     Parameters
     ----------
@@ -61,6 +62,8 @@ def _bridged(graph: Graph, edges: Table, removed: Mask) -> Table:
         edges["kind"],
         removed,
         int(EdgeKind.ORDER),
+        int(EdgeKind.DATA),
+        int(EdgeKind.CONTROL),
     )
     return Table.typed({"src": src, "dst": dst, "kind": kind, "lag_ns": lag_ns, "from_start": from_start}, EDGE_COLUMNS)
 

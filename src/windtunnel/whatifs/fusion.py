@@ -13,6 +13,7 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
+from windtunnel.whatifs._gradients import last_per_group, positions
 from windtunnel.whatifs._kernels import launch_calls
 
 __all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
@@ -41,7 +42,8 @@ def fuse_kernels(graph: Graph, op: str = "", layer: str = "") -> Graph:
     """Run pointwise operators that feed each other in one trip through memory.
 
     What one writes and the next reads stays in registers: the fused task takes the share of the old time that its
-    bytes are of the old bytes. Tasks without known bytes keep their time.
+    bytes are of the old bytes. Tasks without known bytes keep their time. As the fused task holds its inputs until
+    its end, operators between which more memory would be held than now are left as they are.
 
     Parameters
     ----------
@@ -71,6 +73,11 @@ def fuse_chains(graph: Graph, mask: Mask | None = None) -> Graph:
     inner = _inner_edges(graph, chosen)
     if not inner.any():
         raise NotApplicableError("no two such operators feed each other", where=f"{int(chosen.sum())} tasks match")
+    inner = _without_rises(graph, inner)
+    if not inner.any():
+        raise NotApplicableError(
+            "fusing any two such operators would hold their inputs for longer, and need more memory"
+        )
     return _fused(graph, chosen, inner)
 
 
@@ -84,6 +91,49 @@ def _inner_edges(graph: Graph, chosen: Mask) -> Mask:
     readers = np.bincount(edges["src"][edges["kind"] == EdgeKind.DATA], minlength=graph.num_tasks)
     only: Mask = inner & same & (readers[edges["src"]] == 1)
     return only
+
+
+def _without_rises(graph: Graph, inner: Mask) -> Mask:
+    """Those of the inner edges along which fusing holds no more memory than now.
+
+    A fused task runs in the place of its last part and holds the inputs of all parts. That is no more than now where
+    the inputs that a part is the last to read are no larger than its result, which goes; or where nothing is allocated
+    before the next part runs, whose result is no larger.
+    """
+    if "output_bytes" not in graph.tasks:
+        return inner
+    src, dst = graph.edges["src"], graph.edges["dst"]
+    output_bytes, place = graph.tasks["output_bytes"], positions(graph)
+    last_bytes = _last_read_bytes(graph, place)
+    num_allocations = _allocations_before(graph, place)
+    is_kept = np.zeros(graph.num_edges, dtype=bool)
+    rows = np.flatnonzero(inner)
+    for edge in rows[np.argsort(place[dst[rows]], kind="stable")].tolist():
+        part, following = src[edge], dst[edge]
+        is_next = num_allocations[following] - num_allocations[part] <= (output_bytes[part] > 0)
+        if last_bytes[part] <= output_bytes[part] or (is_next and output_bytes[following] <= output_bytes[part]):
+            is_kept[edge] = True
+            last_bytes[following] += last_bytes[part] - output_bytes[part]
+    return is_kept
+
+
+def _last_read_bytes(graph: Graph, place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes that are held until each task has read them, int64 [T]."""
+    edges = graph.edges
+    rows = np.flatnonzero(edges["kind"] == EdgeKind.DATA)
+    last = last_per_group(place[edges["dst"]], rows, edges["src"][rows])
+    held = np.zeros(graph.num_tasks, dtype=np.int64)
+    np.add.at(held, edges["dst"][list(last.values())], graph.tasks["output_bytes"][list(last)])
+    return held
+
+
+def _allocations_before(graph: Graph, place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tasks before each one on its resource allocate memory, int64 [T]; only differences have a meaning."""
+    order = np.lexsort((place, graph.tasks["resource"]))
+    allocates = sum(graph.tasks[name] for name in ("output_bytes", "workspace_bytes") if name in graph.tasks) > 0
+    found = np.empty(graph.num_tasks, dtype=np.int64)
+    found[order] = np.cumsum(allocates[order]) - allocates[order]
+    return found
 
 
 def _fused(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
@@ -100,15 +150,13 @@ def _fused(graph: Graph, chosen: Mask, inner: Mask) -> Graph:
 
 
 def _with_memory(graph: Graph, heir: NDArray[np.int64], followers: Mask) -> Graph:
-    """Let the last task of each chain allocate or free the difference that the others leave."""
+    """What a chain passes on is never allocated: the last task frees what the others freed, without that."""
     if not ("output_bytes" in graph.tasks and "freed_bytes" in graph.tasks):
         return graph
-    left = np.zeros(graph.num_tasks, dtype=np.int64)
-    np.add.at(left, heir[followers], (graph.tasks["output_bytes"] - graph.tasks["freed_bytes"])[followers])
-    return graph.with_columns(
-        output_bytes=graph.tasks["output_bytes"] + np.maximum(left, 0),
-        freed_bytes=graph.tasks["freed_bytes"] + np.maximum(-left, 0),
-    )
+    freed_bytes = graph.tasks["freed_bytes"].copy()
+    change_bytes = (graph.tasks["freed_bytes"] - graph.tasks["output_bytes"])[followers]
+    np.add.at(freed_bytes, heir[followers], change_bytes)
+    return graph.with_columns(freed_bytes=np.maximum(freed_bytes, 0))
 
 
 def _heirs(graph: Graph, inner: Mask) -> NDArray[np.int64]:

@@ -26,8 +26,12 @@ _NEEDS_ALL = r"(?is).*(vector_norm|foreach_norm|clip_grad|non_finite_check|unsca
 
 
 def _gradients(baseline: Baseline) -> float:
+    return _held_gradients(baseline.graph)
+
+
+def _held_gradients(graph: Graph) -> float:
     """Gradients that are held at the peaks of the passes and of the update; what else is held there stays."""
-    memory = baseline.graph.meta.memory
+    memory = graph.meta.memory
     if not memory:
         return math.inf
     passes, peak = memory["passes"], memory["peak_bytes"]
@@ -90,7 +94,8 @@ def optimizer_in_backward(graph: Graph) -> Graph:
         )
     target = np.full(graph.num_tasks, -1, dtype=np.int64)
     target[moved] = place[anchors]
-    return _reordered(_without_reuse(graph, place, target), place, target)
+    apart = _with_gradients_apart(graph, place, target)
+    return _reordered(_without_reuse(apart, place, target), place, target)
 
 
 def _check_not_yet(graph: Graph, place: Rows, updates: Rows, backward: Rows) -> None:
@@ -132,6 +137,59 @@ def _with_preparations(graph: Graph, layer: Rows, place: Rows) -> Rows:
     filled = layer.copy()
     filled[rows[known][same]] = layer[heir[same]]
     return filled
+
+
+def _with_gradients_apart(graph: Graph, place: Rows, target: Rows) -> Graph:
+    """Release gradients alone where an operator makes them together with other results.
+
+    Such a gradient is counted while its operator and its updates run; the other results are held for as long as now.
+    Where fewer gradients were held at the recorded peak than there are, a part of each is released: the replay may
+    have its peak at another time, and no more than these can go.
+    """
+    edges, tasks, moved = graph.edges, graph.tasks, target >= 0
+    if "output_bytes" not in tasks or "size_bytes" not in edges:
+        return graph
+    rows = np.flatnonzero((edges["kind"] == EdgeKind.DATA) & ~moved[edges["src"]] & moved[edges["dst"]])
+    read_bytes = np.minimum(_read_bytes(graph, rows), tasks["output_bytes"])
+    held_bytes = _held_gradients(graph) * max(graph.num_iterations, 1)
+    share = min(1.0, held_bytes / max(int(read_bytes.sum()), 1))
+    released_bytes = np.floor(read_bytes * share).astype(np.int64)
+    is_part = (read_bytes > 0) & (released_bytes < tasks["output_bytes"])
+    rows = rows[is_part[edges["src"][rows]]]
+    if not len(rows):
+        return graph
+    part_bytes = np.where(is_part, released_bytes, 0)
+    workspace_bytes = tasks.get("workspace_bytes", np.zeros(graph.num_tasks, dtype=np.int64)) + part_bytes
+    np.add.at(workspace_bytes, edges["dst"][rows], np.floor(edges["size_bytes"][rows] * share).astype(np.int64))
+    apart = graph.with_columns(output_bytes=tasks["output_bytes"] - part_bytes, workspace_bytes=workspace_bytes)
+    return apart.connect(edges["src"][rows], _unmoved_behind(graph, place, target)[edges["dst"][rows]])
+
+
+def _read_bytes(graph: Graph, rows: Rows) -> Rows:
+    """Bytes of the result of each task that pass along some edges, int64 [T]; several operators may read the same."""
+    src, dst = graph.edges["src"][rows], graph.edges["dst"][rows]
+    operators = graph.tasks.strings("name").codes[dst]
+    pairs, number = np.unique(np.stack([src, operators], axis=1), axis=0, return_inverse=True)
+    passed = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(passed, number.reshape(-1), graph.edges["size_bytes"][rows])
+    most = np.zeros(graph.num_tasks, dtype=np.int64)
+    np.maximum.at(most, pairs[:, 0], passed)
+    return most
+
+
+def _unmoved_behind(graph: Graph, place: Rows, target: Rows) -> Rows:
+    """The next task on the resource of each one that keeps its place; where there is none, the one that is last now."""
+    resource, moved = graph.tasks["resource"], target >= 0
+    order = np.lexsort((place, resource))
+    turns = np.where(moved[order], graph.num_tasks, np.arange(graph.num_tasks))
+    following = np.minimum.accumulate(turns[::-1])[::-1]
+    behind = order[np.minimum(following, graph.num_tasks - 1)]
+    is_known = (following < graph.num_tasks) & (resource[behind] == resource[order])
+    later = np.lexsort((place, np.where(moved, target + 0.5, place), resource))
+    last = later[np.searchsorted(resource[later], resource[order], side="right") - 1]
+    found = np.empty(graph.num_tasks, dtype=np.int64)
+    found[order] = np.where(is_known, behind, last)
+    return found
 
 
 def _without_reuse(graph: Graph, place: Rows, target: Rows) -> Graph:

@@ -93,7 +93,8 @@ class StepHooks:
         self._patched: list[tuple[Any, str, Any]] = []
         self._handles: list[Any] = []
         self._not_compiled: list[Callable[..., Any]] = []
-        self._depth = {"module": 0, "step": 0, "next": 0}
+        self._depth = {"module": 0, "step": 0, "next": 0, "backward": 0}
+        self._is_pending_regular: bool | None = None  # of a boundary that waits for the end of the backward pass
         self._home = (os.getpid(), threading.get_ident())
 
     # --- life ---------------------------------------------------------------------------------------------
@@ -104,6 +105,7 @@ class StepHooks:
             hold_heap()
         self._patch_optimizers()
         self._patch_loaders()
+        self._patch_backward()
         self._patch_compiler()
         self._watch_modules()
         return self
@@ -297,10 +299,40 @@ class StepHooks:
         found = self.finder.feed(token)
         if found is Found.NOTHING:
             return
+        is_regular = found is Found.REGULAR
+        if self._depth["backward"]:
+            # updated within the backward pass: no instrument can be changed in the middle of an operator
+            self._is_pending_regular = is_regular and self._is_pending_regular is not False
+            return
+        self._meet_boundary(is_regular)
+
+    def _meet_boundary(self, is_regular: bool) -> None:
+        self._is_pending_regular = None
         self.num_boundaries += 1
         if self.num_boundaries == 2:
             self.unwatch_modules()  # one whole iteration has been seen
-        self._on_boundary(self, found is Found.REGULAR)
+        self._on_boundary(self, is_regular)
+
+    def _patch_backward(self) -> None:
+        import torch
+
+        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def backward(*args: Any, **kwargs: Any) -> Any:
+                if not self._is_home():
+                    return original(*args, **kwargs)
+                self._depth["backward"] += 1
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    self._depth["backward"] -= 1
+                if self._is_pending_regular is not None and not self._depth["backward"]:
+                    self._meet_boundary(self._is_pending_regular)
+                return result
+
+            return backward
+
+        self._patch(torch.autograd, "backward", patched)
 
     def _patch(self, owner: Any, name: str, wrapper: Wrapper) -> None:
         # what is inherited is given back by deleting, so that no class keeps a function of another one
