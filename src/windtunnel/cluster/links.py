@@ -6,6 +6,8 @@ machines and the uplinks of its racks. Not here: what sharing makes of them (``_
 
 from __future__ import annotations
 
+import math
+
 from windtunnel.cluster.shapes import Shape, all_reduce_ns, tier_of
 from windtunnel.cluster.speeds import LayerSpeeds, Links, Speeds
 from windtunnel.errors import InputError
@@ -13,7 +15,7 @@ from windtunnel.hardware import Link
 
 __all__ = ["link_use"]
 
-_FREE_BYTES_PER_S = 1e30
+_FREE_BYTES_PER_S = math.inf
 
 
 def link_use(speeds: Speeds, model: str, batch: int, shape: Shape, links: Links) -> tuple[float, float, float, float]:

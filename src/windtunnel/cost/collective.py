@@ -9,6 +9,7 @@ adds up (at once, where a link does not say it).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from windtunnel.errors import InputError
@@ -39,7 +40,8 @@ def _checked(size_bytes: float, num_ranks: int) -> None:
 
 def _steps_ns(num_messages: int, size_bytes: float, link: Link) -> int:
     sent_ns = num_messages * link.latency_ns + round(1e9 * size_bytes / link.bandwidth_bytes_per_s)
-    return max(sent_ns, 1) if size_bytes > 0 and num_messages > 0 else sent_ns  # no message takes no time
+    is_sent = size_bytes > 0 and num_messages > 0 and math.isfinite(link.bandwidth_bytes_per_s)
+    return max(sent_ns, 1) if is_sent else sent_ns  # on a real link no message takes no time
 
 
 def _sums_ns(size_bytes: float, link: Link) -> int:

@@ -73,7 +73,7 @@ def _described(call: Call) -> Operator:
     if call.node["schema"].startswith(_FILLS_RESULT):
         filled = _spans(call.node["outputs"], [0])
         return replace(operator, role=Role.COMPUTE, reads=operator.reads[:-1], mutates=filled)
-    return _without_results(call, operator)
+    return operator
 
 
 def _sent(call: Call, operator: Operator) -> Operator:
@@ -83,14 +83,6 @@ def _sent(call: Call, operator: Operator) -> Operator:
     filled = _spans(call.node["inputs"], message.outputs)
     fresh = () if message.outputs else operator.writes
     return replace(operator, role=Role.COMPUTE, reads=given, mutates=filled, writes=fresh, flops=0)
-
-
-def _without_results(call: Call, operator: Operator) -> Operator:
-    """A tensor that is given to be filled is not read as such; it may be an input as well."""
-    if " out) ->" not in operator.schema and " out, " not in operator.schema:
-        return operator
-    filled = len(_spans(call.node["inputs"], [len(call.node["inputs"]["values"]) - 1]))
-    return replace(operator, reads=operator.reads[: len(operator.reads) - filled])
 
 
 def _spans(side: dict[str, Any], places: Iterable[int]) -> tuple[Span, ...]:

@@ -41,9 +41,11 @@ def phases_of(events: Events, points: Points) -> list[Phase]:
         inherited = Phase.FORWARD if event in losses else inherited
         if own is None and inherited is None and events.names[row].startswith(COMPILED):
             own = Phase.FORWARD  # of code that was compiled before anybody looked
-        # a forward that a checkpoint runs again is part of the backward pass
-        is_again = own is Phase.FORWARD and inherited in (Phase.BACKWARD, Phase.UPDATE)
-        phases.append(inherited if own is None or is_again else own)
+        # a forward that a checkpoint runs again is part of the backward pass; a step that calls back for its loss
+        # runs modules, and only what is compiled of the step itself is a region in it
+        is_compiled_step = inherited is Phase.UPDATE and events.names[row].startswith(REGION)
+        is_part = own is Phase.FORWARD and (inherited is Phase.BACKWARD or is_compiled_step)
+        phases.append(inherited if own is None or is_part else own)
     averages = [events.names[row].startswith(_REDUCER) for row in points.rows.tolist()]
     return _between(phases, averages, _zeroes_gradients(events, points))
 
