@@ -31,6 +31,7 @@ def test_a_workload_is_predicted_without_running_it(tmp_path):
     assert shown.code == 0, shown.stderr
     assert "windtunnel.memory/1" == document["schema"]
     assert document["meta"]["is_fake"]
+    assert document["peak_bytes"] == document["peak_without_workspace_bytes"] > 0
     assert WEIGHTS == document["by_category"]["weight"] == document["at_most"]["gradient"]
     assert 2 * WEIGHTS + 24 == document["by_category"]["optimizer state"]
     assert "at the peak</h1>" in page.read_text()
@@ -64,6 +65,7 @@ def test_a_script_is_followed_and_its_table_kept(tmp_path):
     assert "training" not in shown.stdout
     assert shown.stdout == again.stdout
     assert "feature map" in shown.stdout
+    assert "\nwithout workspace " in shown.stdout
     assert all(len(line) <= 80 for line in shown.stdout.splitlines()[1:])
     refused = windtunnel("memory", "--fake", "--output", kept, path)
     assert refused.code == 2
@@ -79,6 +81,9 @@ def test_a_real_run_is_predicted_first(tmp_path):
 
     assert real.code == 0, real.stderr
     assert not json.loads(real.stdout)["meta"]["is_fake"]
+    predicted = windtunnel("memory", "--fake", "--json", path)
+    pair = [json.loads(shown.stdout)["peak_without_workspace_bytes"] for shown in (real, predicted)]
+    assert pair[0] == pytest.approx(pair[1], rel=0.02)
     assert 4 * 72 == json.loads(real.stdout)["by_category"]["weight"]
     assert refused.code == 1
     assert "training" not in refused.stderr
@@ -118,7 +123,9 @@ def test_a_gpu_is_named_for_predictions_only():
     refused = windtunnel("memory", "mlp:batch_size=8,width=32", "--on", "h100")
     unknown = windtunnel("memory", "mlp:batch_size=8,width=32", "--fake", "--on", "h1000")
 
-    assert 2 * 32 * 2**20 == json.loads(told.stdout)["by_category"]["workspace"], told.stderr
+    document = json.loads(told.stdout)
+    assert 2 * 32 * 2**20 == document["by_category"]["workspace"], told.stderr
+    assert document["peak_bytes"] - 2 * 32 * 2**20 == document["peak_without_workspace_bytes"]
     assert (2, 2) == (refused.code, unknown.code)
     assert "add --fake" in refused.stderr
 

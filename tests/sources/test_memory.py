@@ -326,7 +326,24 @@ RECIPES = {
     ),
     "attention": lambda: (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1), (3, 7, 16)),
     "recurrent": lambda: (Recurrent(), (9, 5, 12)),
+    "checkpointed": lambda: (Checkpointed(use_reentrant=False), (9, 16)),
+    "checkpointed, reentrant": lambda: (Checkpointed(use_reentrant=True), (9, 16)),
 }
+
+
+class Checkpointed(nn.Module):
+    """Every checkpoint keeps the state of the random number generator."""
+
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, inputs):
+        values = self.layers[0](inputs)
+        for layer in self.layers[1:]:
+            values = torch.utils.checkpoint.checkpoint(layer, values, use_reentrant=self.use_reentrant)
+        return values
 
 
 class Recurrent(nn.Module):
@@ -348,6 +365,51 @@ def test_fake_tensors_predict_the_very_peak(name):
 
     assert real.peak_bytes == predicted.peak_bytes
     assert real.by_category() == predicted.by_category()
+
+
+REDUCED_IN_PLACE = ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss")
+
+
+@pytest.mark.parametrize("loss", [*REDUCED_IN_PLACE, "huber_loss"])
+def test_a_loss_holds_what_its_kernel_leaves_behind_the_number_it_returns(loss):
+    def build():
+        layer = nn.Linear(12, 96)
+        inputs, targets = torch.randn(64, 12), torch.ones(64, 96)
+        optimizer = torch.optim.Adam(layer.parameters())
+
+        def step():
+            optimizer.zero_grad()
+            value = getattr(functional, loss)(torch.sigmoid(layer(inputs)), targets)
+            value.backward()
+            optimizer.step()
+
+        return step
+
+    predicted, real = predict_memory(build), track_memory(build(), workspace=False)
+
+    assert real.peak_bytes == predicted.peak_bytes
+    assert real.by_category() == predicted.by_category()
+    held = [row["size_bytes"] for row in rows(predicted, name=f"aten::{loss}")]
+    assert loss not in REDUCED_IN_PLACE or held == [4 * 64 * 96]
+
+
+def test_the_peak_without_workspace_is_that_of_a_run_that_leaves_it_out():
+    model, step, optimizer = convolutional()
+
+    whole = track_memory(step, model=model, optimizer=optimizer)
+    least = track_memory(step, model=model, optimizer=optimizer, workspace=False)
+
+    assert least.peak_bytes == least.peak_without_workspace_bytes == whole.peak_without_workspace_bytes
+    assert whole.peak_bytes > whole.peak_without_workspace_bytes
+    assert whole.to_dict()["peak_without_workspace_bytes"] == least.peak_bytes
+
+
+def test_the_peak_without_workspace_may_lie_elsewhere():
+    births = [(0, "birth", 0, "weight", 100), (1, "birth", 1, "workspace", 900), (2, "death", 1, "workspace", 0)]
+    profile = MemoryProfile.of([*births, (3, "birth", 2, "feature map", 300)])
+
+    assert (1000, 400) == (profile.peak_bytes, profile.peak_without_workspace_bytes)
+    assert 0 == MemoryProfile.of([]).peak_without_workspace_bytes
 
 
 def test_a_job_that_does_not_fit_is_refused_with_what_to_cut():
@@ -380,12 +442,16 @@ def test_nothing_is_left_behind():
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    before = (saved_tensors_hooks.__init__, _BaseDataLoaderIter.__next__, len(module._global_forward_pre_hooks))
+    def patched():
+        functions = (saved_tensors_hooks.__init__, _BaseDataLoaderIter.__next__, torch.get_rng_state)
+        return (*functions, torch.random.get_rng_state, len(module._global_forward_pre_hooks))
+
+    before = patched()
     model = mlp([3, 3])
     step, optimizer = trained(model, torch.randn(2, 3))
     track_memory(step, model=model, optimizer=optimizer)
 
-    assert before == (saved_tensors_hooks.__init__, _BaseDataLoaderIter.__next__, len(module._global_forward_pre_hooks))
+    assert before == patched()
     assert [] == _get_current_dispatch_mode_stack()
     assert not model[0]._forward_pre_hooks
     assert not model._forward_pre_hooks

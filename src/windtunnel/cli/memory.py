@@ -255,8 +255,11 @@ def _write(profile: MemoryProfile, path: Path, target: str, force: bool) -> None
 def _print(profile: MemoryProfile) -> None:
     from windtunnel.units import format_ratio, format_size
 
+    is_fake = bool(profile.meta.get("is_fake"))
     how = "predicted with fake tensors, without what operators allocate for themselves"
-    say(f"{profile}{f' ({how})' if profile.meta.get('is_fake') else ''}")
+    say(f"{profile}{f' ({how})' if is_fake else ''}")
+    other = "a real run" if is_fake else "--fake"
+    say(f"without workspace {format_size(profile.peak_without_workspace_bytes)}, to be compared with that of {other}")
     say(
         f"rounded to 512 bytes {format_size(profile.peak_rounded_bytes)}; "
         f"a caching allocator would reserve {format_size(profile.peak_reserved_bytes)}"

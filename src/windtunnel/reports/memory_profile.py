@@ -64,6 +64,7 @@ def memory_page(profile: MemoryProfile, path: str | Path, *, title: str = "", ov
 def _facts(profile: MemoryProfile) -> str:
     cells = [
         ("peak", format_size(profile.peak_bytes), "as requested"),
+        ("without workspace", format_size(profile.peak_without_workspace_bytes), "which fake tensors do not have"),
         ("rounded", format_size(profile.peak_rounded_bytes), "every storage to 512 bytes"),
         ("reserved", format_size(profile.peak_reserved_bytes), "by a simulated caching allocator"),
         ("storages alive then", format_count(profile.alive_at_peak().num_rows), "views are not counted again"),

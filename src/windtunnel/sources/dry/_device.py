@@ -214,7 +214,7 @@ def _facts(devices_per_host: int, local_rank: int) -> dict[str, Any]:
         "get_device_capability": lambda *_: (9, 0),
         "memory_stats": lambda *_: {},
         "mem_get_info": lambda *_: (80 * _GIB, 80 * _GIB),
-        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "get_rng_state": lambda *_: torch.default_generator.get_state(),  # of a device it is small: not counted
         "device": lambda *_: nullcontext(),
     }
 

@@ -28,6 +28,13 @@ from windtunnel.sources.memory._known import KnownValues
 __all__ = ["fake_tensors"]
 
 
+_REDUCED_IN_PLACE = (
+    torch.ops.aten.binary_cross_entropy.default,
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.soft_margin_loss.default,
+)
+"""Losses whose kernel keeps the values of all elements behind the number that it returns."""
 _FEW_STEPS = 16
 _MAX_RUN_ELEMENTS = 2**24
 
@@ -49,6 +56,8 @@ class _Results(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:
             return (*result[:3], torch.empty(self._recurrent_bytes(args), dtype=torch.uint8))
+        if func in _REDUCED_IN_PLACE and isinstance(result, FakeTensor) and not result.dim():
+            return result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
         return result
 
     def _recurrent_bytes(self, args: tuple[Any, ...]) -> int:

@@ -1,7 +1,8 @@
 """Places where torch is changed while memory is followed (room sources, private).
 
 In: what is to be told. Out: contexts that put everything back. Hooks of the program itself (checkpoints, offloading)
-hide those of the tracker; a loader's iterator, what makes tensors of arrays and what resizes storages have no hook.
+hide those of the tracker; a loader's iterator, what makes tensors of arrays, what resizes storages and
+what copies the state of the random number generator have no hook.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from windtunnel.sources.memory._places import DATA
 
-__all__ = ["arrays_watched", "fetches_watched", "hooks_watched", "resizes_watched", "transforms_allowed"]
+__all__ = [
+    "arrays_watched",
+    "fetches_watched",
+    "hooks_watched",
+    "random_states_watched",
+    "resizes_watched",
+    "transforms_allowed",
+]
 
 _FROM_ARRAYS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 
@@ -119,6 +127,23 @@ def resizes_watched(resized: Callable[[Any], None]) -> Iterator[None]:
         yield
     finally:
         del torch.UntypedStorage.resize_
+
+
+@contextmanager
+def random_states_watched(made: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tell of every copy of the state of the random number generator: a generator makes it without an operator."""
+    original = torch.random.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        state = original()
+        made(state)
+        return state
+
+    torch.random.get_rng_state = torch.get_rng_state = get_rng_state
+    try:
+        yield
+    finally:
+        torch.random.get_rng_state = torch.get_rng_state = original
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from windtunnel.sources.memory._patches import (
     fetches_watched,
     hooks_watched,
+    random_states_watched,
     resizes_watched,
     transforms_allowed,
 )
@@ -47,6 +48,8 @@ from windtunnel.sources.memory._storages import (
 from windtunnel.sources.torch.annotate import Discovery
 
 __all__ = ["StorageTracker"]
+
+_RANDOM_STATE = "torch.get_rng_state"
 
 
 class _Reference(weakref.ref):  # type: ignore[type-arg]
@@ -107,6 +110,7 @@ class StorageTracker(TorchDispatchMode):
         self._patches.enter_context(transforms_allowed(self._saving))
         self._patches.enter_context(fetches_watched(self.places, self._see))
         self._patches.enter_context(resizes_watched(self._resized))
+        self._patches.enter_context(random_states_watched(self._made_state))
         self._hooks.append(register_optimizer_step_pre_hook(self._before_update))
         self._hooks.append(register_optimizer_step_post_hook(self._after_update))
         self.places.watch()
@@ -190,6 +194,9 @@ class StorageTracker(TorchDispatchMode):
                 self._birth(storage, func)
             elif self.ledger.sizes[number] != storage.nbytes():
                 self._resize(number, storage)
+
+    def _made_state(self, state: torch.Tensor) -> None:
+        self._birth(state.untyped_storage(), _RANDOM_STATE)
 
     # --- events -----------------------------------------------------------------------------------------
 

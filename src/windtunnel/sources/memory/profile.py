@@ -165,6 +165,12 @@ class MemoryProfile:
         return int(self.total_bytes.max(initial=0))
 
     @cached_property
+    def peak_without_workspace_bytes(self) -> int:
+        """The most that is held at any time besides workspace, as requested; fake tensors predict this number."""
+        without = self.total_bytes - self.held_bytes[:, CATEGORIES.index("workspace")]
+        return int(without.max(initial=0))
+
+    @cached_property
     def peak_rounded_bytes(self) -> int:
         """The most that an allocator hands out which rounds to 512 bytes."""
         return int(self.rounded_bytes.max(initial=0))
@@ -254,6 +260,7 @@ class MemoryProfile:
         return {
             "schema": SCHEMA,
             "peak_bytes": self.peak_bytes,
+            "peak_without_workspace_bytes": self.peak_without_workspace_bytes,
             "peak_rounded_bytes": self.peak_rounded_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "by_category": self.by_category(),
