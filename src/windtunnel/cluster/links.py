@@ -6,16 +6,13 @@ machines and the uplinks of its racks. Not here: what sharing makes of them (``_
 
 from __future__ import annotations
 
-import math
-
 from windtunnel.cluster.shapes import Shape, all_reduce_ns, tier_of
 from windtunnel.cluster.speeds import LayerSpeeds, Links, Speeds
+from windtunnel.cost.collective import IDEAL_BYTES_PER_S
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
 
 __all__ = ["link_use"]
-
-_FREE_BYTES_PER_S = math.inf
 
 
 def link_use(speeds: Speeds, model: str, batch: int, shape: Shape, links: Links) -> tuple[float, float, float, float]:
@@ -64,4 +61,4 @@ def _tiers(speeds: LayerSpeeds, model: str, batch: int, shape: Shape) -> tuple[f
 
 def _alone(links: Links, tier: int) -> list[Link]:
     """The same links, as if all but one took no time."""
-    return [link if at == tier else Link(link.name, _FREE_BYTES_PER_S, latency_ns=0) for at, link in enumerate(links)]
+    return [link if at == tier else Link(link.name, IDEAL_BYTES_PER_S, latency_ns=0) for at, link in enumerate(links)]
