@@ -25,7 +25,7 @@ from windtunnel.whatifs import whatif
 
 MODELS = ("mlp", "cnn", "lstm", "transformer", "gan", "recommender")
 CHANGES = ("fused-optimizer", "batch-size:factor=2", "gradient-accumulation:passes=4", "amp", "threads:threads=1")
-RULE = StopRule(rounds=12, precision=0.02, time_limit_s=5.0, turn_ns=50_000_000, warmup=2)
+RULE = StopRule(rounds=12, precision=0.02, time_limit_s=3.0, turn_ns=30_000_000, warmup=2)
 COVERAGE, FEWEST, CAPTURED = 0.85, 20, 10
 
 
@@ -33,7 +33,8 @@ def flights(model: str, folder: Path) -> tuple[list[dict[str, object]], bool]:
     """Every change of a workload that was flown, and whether the capture reported the load."""
     target, database = WorkloadName(model, {}), ProfileDatabase(":memory:")
     graph = target.capture(CAPTURED, None)
-    answers = with_intervals(whatif(graph, list(CHANGES), prices="measured", database=database), folder / "none.db")
+    found = whatif(graph, list(CHANGES), prices="measured", database=database, budget_s=1.5)
+    answers = with_intervals(found, folder / "none.db")
     rows = []
     for answer in answers:
         if not answer.is_applicable or answer.name not in registry.all("flight"):
