@@ -211,6 +211,15 @@ def test_operators_are_not_fused_where_that_holds_more_memory():
     assert 400 == replay(fuse_kernels(adjacent)).memory().peak_bytes == replay(adjacent).memory().peak_bytes
 
 
+def test_sums_of_gradients_of_several_passes_are_not_fused():
+    """The gradient of a pass would be held until the next pass, although another operator is its last reader now."""
+    reads = [(0, 1), (0, 2), (1, 4), (3, 4)]
+    graph = held_line(("conv", 500), ("add", 0), ("norm", 8), ("conv", 500), ("add", 0), reads=reads)
+
+    with pytest.raises(NotApplicableError, match="more memory"):
+        fuse_kernels(graph)
+
+
 def test_the_collectors_pauses_go_from_the_host():
     graph = line(("python", 100_000), ("python", 300_000), kind=Kind.HOST, meta={"gc_pause_ns": 40_000})
 

@@ -6,6 +6,8 @@ Not here: deciding whether fusion pays (planning).
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +15,7 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs._gradients import last_per_group, positions
+from windtunnel.whatifs._gradients import positions
 from windtunnel.whatifs._kernels import launch_calls
 
 __all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
@@ -97,34 +99,39 @@ def _without_rises(graph: Graph, inner: Mask) -> Mask:
     """Those of the inner edges along which fusing holds no more memory than now.
 
     A fused task runs in the place of its last part and holds the inputs of all parts. That is no more than now where
-    the inputs that a part is the last to read are no larger than its result, which goes; or where nothing is allocated
-    before the next part runs, whose result is no larger.
+    the inputs that are read for the last time before are no larger than the result of the part, which goes; or where
+    nothing is allocated before the next part runs, whose result is no larger.
     """
     if "output_bytes" not in graph.tasks:
         return inner
-    src, dst = graph.edges["src"], graph.edges["dst"]
     output_bytes, place = graph.tasks["output_bytes"], positions(graph)
-    last_bytes = _last_read_bytes(graph, place)
     num_allocations = _allocations_before(graph, place)
+    inputs, last_read = _inputs(graph, place)
     is_kept = np.zeros(graph.num_edges, dtype=bool)
     rows = np.flatnonzero(inner)
-    for edge in rows[np.argsort(place[dst[rows]], kind="stable")].tolist():
-        part, following = src[edge], dst[edge]
+    for edge in rows[np.argsort(place[graph.edges["dst"][rows]], kind="stable")].tolist():
+        part, following = int(graph.edges["src"][edge]), int(graph.edges["dst"][edge])
+        longer = [source for source in inputs[part] if last_read[source] < place[following]]
         is_next = num_allocations[following] - num_allocations[part] <= (output_bytes[part] > 0)
-        if last_bytes[part] <= output_bytes[part] or (is_next and output_bytes[following] <= output_bytes[part]):
+        if output_bytes[longer].sum() <= output_bytes[part] or (
+            is_next and output_bytes[following] <= output_bytes[part]
+        ):
             is_kept[edge] = True
-            last_bytes[following] += last_bytes[part] - output_bytes[part]
+            last_read[longer] = place[following]
+            inputs[following] = (inputs[following] | inputs[part]) - {part}
     return is_kept
 
 
-def _last_read_bytes(graph: Graph, place: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes that are held until each task has read them, int64 [T]."""
+def _inputs(graph: Graph, place: NDArray[np.int64]) -> tuple[dict[int, set[int]], NDArray[np.int64]]:
+    """The tasks whose results each task reads, where they hold memory, and the place of the last reader of each one."""
     edges = graph.edges
-    rows = np.flatnonzero(edges["kind"] == EdgeKind.DATA)
-    last = last_per_group(place[edges["dst"]], rows, edges["src"][rows])
-    held = np.zeros(graph.num_tasks, dtype=np.int64)
-    np.add.at(held, edges["dst"][list(last.values())], graph.tasks["output_bytes"][list(last)])
-    return held
+    rows = np.flatnonzero((edges["kind"] == EdgeKind.DATA) & (graph.tasks["output_bytes"][edges["src"]] > 0))
+    inputs = defaultdict[int, set[int]](set)
+    for source, reader in zip(edges["src"][rows].tolist(), edges["dst"][rows].tolist(), strict=True):
+        inputs[reader].add(source)
+    last_read = place.copy()
+    np.maximum.at(last_read, edges["src"][rows], place[edges["dst"][rows]])
+    return inputs, last_read
 
 
 def _allocations_before(graph: Graph, place: NDArray[np.int64]) -> NDArray[np.int64]:
