@@ -134,3 +134,25 @@ def test_hooks_on_saved_tensors_are_back_after_a_transform(nested):
 
     assert 400_000 == profile.by_category()["feature map"]
     assert disable is torch.autograd.graph.disable_saved_tensors_hooks
+
+
+def test_updates_within_the_backward_pass_are_no_part_of_forward_operators():
+    """A call whose tasks were updates could not be run again."""
+    model, _, inputs, labels = parts(torch.optim.SGD, lr=0.1)
+    updaters = {parameter: torch.optim.SGD([parameter], lr=0.1, foreach=False) for parameter in model.parameters()}
+
+    def update(parameter):
+        updaters[parameter].step()
+        updaters[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    graph = capture(
+        lambda: torch.nn.functional.cross_entropy(model(inputs), labels).backward(), iterations=2, model=model
+    )
+    calls = captured_program(graph).calls
+
+    assert graph.select(phase=Phase.UPDATE).any()
+    assert not (graph.select(phase=Phase.UPDATE) & (graph.tasks["call"] >= 0)).any()
+    assert {Phase.FORWARD} == {call.phase for call in calls if call.layer}
+    assert 1 == sum(call.mark == "backward" for call in calls)

@@ -33,6 +33,7 @@ __all__ = [
 
 NO_CALL = -1
 COMPILED = "compiled"  # the mark of a call of compiled code whose operators are not written down
+_HOOKED_UPDATE = "update within backward"  # belongs to no call of the forward pass, and parts no backward pass in two
 _COMPILED_CALLS = ("CompiledFunction", GENERATED)  # torch's own events, of regions that nothing has marked
 _EVALUATE = "autograd::engine::evaluate_function"
 Node = dict[str, Any]
@@ -269,11 +270,16 @@ class _Writer:
         parent = node["ctrl_deps"]
         if node["id"] in self._closures:
             return
-        region = self._outside.get(parent, "") or _region(node["name"])
+        outer = self._outside.get(parent, "")
+        region = outer or _region(node["name"])
+        if outer == "backward" and node["name"].startswith(("Optimizer.", UPDATE_REGION)):
+            region = _HOOKED_UPDATE
         if record_id > self._closures.get(parent, record_id):
             region = "update"
         if region:
             self._outside[node["id"]] = region
+            if region == _HOOKED_UPDATE:
+                return
             if region == "backward" and self._repeat(record_id, node, sequence):
                 return
             self._mark(region, sequence)
