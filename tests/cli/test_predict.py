@@ -137,3 +137,11 @@ def test_a_prediction_says_samples_per_second(tmp_path):
 
     assert "samples/s" in outcome.stdout
     assert 8e9 / document["makespan_ns"] == pytest.approx(document["speed"]["samples_per_s"])
+
+
+def test_a_link_that_no_message_uses_is_refused(stored):
+    outcome = windtunnel("predict", stored, "--on", "h100", "--link", "pcie4-x16")
+
+    assert outcome.code
+    assert "no message of a known size that could use this link" in outcome.stderr
+    assert "--on 8xh100" in outcome.stderr

@@ -39,3 +39,14 @@ def test_a_message_among_an_unknown_number_of_ranks_is_not_guessed():
     with pytest.raises(PriceError, match="nothing says how many ranks take part in all_reduce"):
         price_messages(reducing(), Fabric(WIRE, WIRE))
     assert 8 == fabric_of(machine("dgx-h100")).num_ranks
+
+
+def test_links_that_a_user_names_carry_measured_messages_too():
+    """``predict --link`` once ignored captured messages without a word."""
+    captured = reducing(duration_ns=5_000_000)
+    here, there = (Fabric(WIRE, WIRE, num_ranks=8, replaces_measured=named) for named in (False, True))
+
+    assert [5_000_000] == price_messages(captured, here).duration_ns.tolist()
+    assert [3_500_000] == price_messages(captured, there).duration_ns.tolist()
+    assert 5_000_000 <= forecast(captured, machine("dgx-h100")).makespan_ns
+    assert 3_500_000 <= forecast(captured, machine("dgx-h100"), fabric=there).makespan_ns < 5_000_000

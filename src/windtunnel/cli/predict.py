@@ -164,13 +164,21 @@ def _dtype_option(found: Forecast) -> str:
 
 
 def _fabric(graph: Graph, target: Target, link: str, network: str) -> Fabric | None:
-    """What carries messages that were never sent."""
-    from windtunnel.whatifs.messages import fabric_of, has_messages
+    """What carries messages: those that were never sent, or all where the links are named."""
+    from windtunnel.whatifs.messages import fabric_of, has_messages, sized_messages
 
     per_host = int(graph.meta.distributed.get("devices_per_host", 0))
-    if not has_messages(graph):
+    is_named = bool(link or network)
+    if is_named and target.count == 1 and not (has_messages(graph) or sized_messages(graph).any()):
+        option = "--link" if link else "--network"
+        fix = "leave it out, or name several devices, which average their gradients: --on 8xh100"
+        raise InputError("the graph has no message of a known size that could use this link", where=option, fix=fix)
+    if not (is_named or has_messages(graph)):
         return None
-    return dataclasses.replace(fabric_of(target.owner, link, network, per_host), num_ranks=_num_ranks(target))
+    if not (per_host or has_messages(graph)):
+        per_host = _num_ranks(target)
+    found = fabric_of(target.owner, link, network, per_host)
+    return dataclasses.replace(found, num_ranks=_num_ranks(target), replaces_measured=is_named)
 
 
 def _num_ranks(target: Target) -> int:

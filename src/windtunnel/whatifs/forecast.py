@@ -164,7 +164,8 @@ def forecast(
         The host's own time, launches among it, over what was captured: 0.5 for a host that is twice as fast; 0 leaves
         the host out.
     fabric : Fabric, optional
-        Links that carry messages which were never sent; by default those of the machine.
+        Links that carry messages which were never sent, by default those of the machine; or all messages, if it
+        ``replaces_measured`` ones.
 
     Raises
     ------
@@ -179,7 +180,7 @@ def forecast(
     if not (np.isfinite(host_factor) and host_factor >= 0):
         raise InputError(f"a host cannot take {host_factor} times as long", fix="use 0 (left out), 0.5, 1 ...")
     device, tiers = device_of(machine), tiers_of(model)
-    if has_messages(graph):
+    if has_messages(graph) or (fabric is not None and fabric.replaces_measured):
         graph = price_messages(graph, fabric or fabric_of(machine))
     captured = batch_of(graph, batch_dim)
     sizes = sizes_between(captured, batch_size) if batch_size else [captured]

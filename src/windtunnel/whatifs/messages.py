@@ -1,9 +1,9 @@
 """What messages without a time would take (room whatifs): collectives over links that are named.
 
 In: a graph with messages that were never sent, or of which a trace states the size alone, and a ``Fabric``. Out: the
-same graph with durations. Each group is
-one ring over the links between its members: within a host over the devices' own link, between hosts over as many
-networks at once as the group has members on a host. Not here: the formulas (``cost.collective``), expansion into sends
+same graph with durations. Each group is one ring over the links between its members: within a host over the devices'
+own link, between hosts over as many networks at once as the group has members on a host. Messages that were measured
+keep their time, unless a user names other links. Not here: the formulas (``cost.collective``), expansion into sends
 and receives, contention with computation.
 """
 
@@ -24,7 +24,7 @@ from windtunnel.hardware import Device, Link, Machine, machines
 from windtunnel.hardware import link as catalog_link
 from windtunnel.whatifs.placing import never_run
 
-__all__ = ["Fabric", "fabric_of", "has_messages", "price_messages", "untimed_messages"]
+__all__ = ["Fabric", "fabric_of", "has_messages", "price_messages", "sized_messages", "untimed_messages"]
 
 # NCCL plans with 20.6 GB/s for a link of the H100 that carries 25 (graph/topo.h), 20.0 for those before it
 _NVLINK_SHARE = {"nvlink4": 20.6 / 25, "nvlink3": 20.0 / 25, "nvlink2": 20.0 / 25}
@@ -41,12 +41,15 @@ class Fabric:
     devices_per_host : int
     num_ranks : int
         Of the job, for messages whose graph does not say which ranks take part; 0: not known.
+    replaces_measured : bool
+        Whether these links also carry the messages whose time was measured over others.
     """
 
     inner: Link
     outer: Link
     devices_per_host: int = 8
     num_ranks: int = 0
+    replaces_measured: bool = False
 
     def between(self, ranks: Sequence[int]) -> Link:
         """The ring through these ranks as one link: its narrowest part, its latency per step on average."""
@@ -103,22 +106,27 @@ def _unsent(graph: Graph) -> NDArray[np.bool_]:
 
 def untimed_messages(graph: Graph) -> NDArray[np.bool_]:
     """Messages of a known size that take no time at all, bool [T]: no message does, so their time is not known."""
+    found: NDArray[np.bool_] = sized_messages(graph) & (graph.duration_ns == 0)
+    return found
+
+
+def sized_messages(graph: Graph) -> NDArray[np.bool_]:
+    """Messages of a known size, bool [T]."""
     if "message_bytes" not in graph.tasks:
         return np.zeros(graph.num_tasks, dtype=bool)
-    is_sized = graph.select(kind=Kind.COMM) & (graph.tasks["message_bytes"] > 0)
-    found: NDArray[np.bool_] = is_sized & (graph.duration_ns == 0)
+    found: NDArray[np.bool_] = graph.select(kind=Kind.COMM) & (graph.tasks["message_bytes"] > 0)
     return found
 
 
 def price_messages(graph: Graph, fabric: Fabric) -> Graph:
-    """Set the durations of messages that have no time.
+    """Set the durations of messages that have no time, and of measured ones if the fabric replaces their links.
 
     Raises
     ------
     PriceError
         An operation has no price, or nothing says how many ranks take part; says which.
     """
-    unsent = _unsent(graph)
+    unsent = _unsent(graph) | (sized_messages(graph) & fabric.replaces_measured)
     rows = np.flatnonzero(unsent)
     ops = graph.tasks.strings("op").take(rows).to_numpy().tolist()
     sizes = graph.tasks["message_bytes"][rows].tolist()
