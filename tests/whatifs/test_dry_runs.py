@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.sources.test_dry_run import SHARDED, traced  # noqa: E402
+from tests.sources.test_dry_run import AVERAGED, SHARDED, traced  # noqa: E402
 from windtunnel.cli._predict_targets import targets_of  # noqa: E402
 from windtunnel.cli.predict import _too_large  # noqa: E402
 from windtunnel.errors import InEffectError, NotApplicableError  # noqa: E402
@@ -49,6 +49,16 @@ def test_a_sharded_job_is_not_sharded_again(halves, whatif):
     """It all-reduces as well: a number, as clipping does."""
     with pytest.raises(InEffectError, match="the job is sharded"):
         whatif(halves)
+
+
+def test_a_job_that_takes_more_hosts_is_traced_again(tmp_path):
+    """From 8 ranks on one host to 1,024 was once "128x", as if all were on it."""
+    graph = forecast(traced(tmp_path, AVERAGED, 8), machine("dgx-h100"), model="roofline").graph
+
+    assert 4 / 8 == rank_count(graph, 4).meta.samples_ratio
+    with pytest.raises(NotApplicableError, match="1024 ranks take several hosts of 8 devices") as refusal:
+        rank_count(graph, 1024)
+    assert "dry-run --ranks 1024" in refusal.value.fix
 
 
 def test_a_sharded_job_of_more_ranks_is_traced_again(halves):

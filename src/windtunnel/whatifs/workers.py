@@ -52,7 +52,7 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
     Raises
     ------
     NotApplicableError
-        Nothing is all-reduced, or the number of workers is unknown.
+        Nothing is all-reduced, the number of workers is unknown, or a traced job would take more hosts.
     """
     messages = all_reduces(graph)
     if scattered_gradients(graph).any():
@@ -64,6 +64,12 @@ def rank_count(graph: Graph, num_ranks: int | None = None, from_ranks: int | Non
     num_ranks = 2 * before if num_ranks is None else num_ranks
     if num_ranks < 2:
         raise InputError(f"{num_ranks} ranks do not communicate", fix="give 2 or more")
+    per_host = int(graph.meta.distributed.get("devices_per_host", 0))
+    if per_host and num_ranks > per_host:
+        raise NotApplicableError(
+            f"{num_ranks} ranks take several hosts of {per_host} devices, whose messages use other links",
+            fix=f"trace it with that number of ranks: windtunnel dry-run --ranks {num_ranks}",
+        )
     wire = link_in_use(graph)
     if wire is None:
         ratio = np.full(int(messages.sum()), (num_ranks - 1) * before / ((before - 1) * num_ranks))
