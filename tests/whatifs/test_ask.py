@@ -176,3 +176,15 @@ def test_prices_carry_their_spread_before_any_receipt():
     assert sure.span[1] / sure.span[0] == pytest.approx(math.exp(2 * 0.1 * 1.645 / 1.349), rel=1e-6)
     assert disturbed.span[1] / sure.span[1] == pytest.approx(math.exp(disturbed_reach(0.5)))
     assert disturbed.span[0] / sure.span[0] == pytest.approx(math.exp(-disturbed_reach(0.5)))
+
+
+def test_an_answer_that_the_device_cannot_hold_says_so():
+    """"163 GiB on an 80 GB card" once passed without a word."""
+    graph = cpu_step(LAYERS).with_meta(memory={"peak_bytes": 20 << 30})
+    (unplaced,) = whatif(graph, ["faster-cpu"])
+    (small,) = whatif(graph.with_meta(priced_for="t4"), ["faster-cpu"])
+    (large,) = whatif(graph.with_meta(priced_for="h100-sxm5-80g"), ["faster-cpu"])
+    (here,) = whatif(graph.with_meta(priced_for="this host"), ["faster-cpu"])
+
+    assert [False, True, False, False] == [answer.exceeds_memory for answer in (unplaced, small, large, here)]
+    assert json.loads(small.json())["exceeds_memory"]

@@ -130,6 +130,9 @@ def _print_answers(answers: list[Answer], top: int) -> None:
     for answer in answers[:top]:
         if answer.peak_violation:
             say_wrapped(f"{answer.request}: no peak is shown, as windtunnel made a mistake: {answer.peak_violation}")
+    if large := [str(answer.request) for answer in answers[:top] if answer.exceeds_memory]:
+        device = baseline.baseline.graph.meta.priced_for
+        say_wrapped(f"more than the memory of {device}, so it would not run: {', '.join(large)}")
     if any(answer.samples_ratio != 1 for answer in answers[:top]):
         say("speed-ups are per sample: some of these iterations train on more of them")
     if len(answers) > top:
@@ -210,10 +213,15 @@ def _advice_of(answer: Answer) -> str:
 
 
 def _advise_next(answers: list[Answer], path: Path) -> None:
-    """The best that can be flown; a capture knows the script that it is of."""
+    """The best that fits and can be flown; a capture knows the script that it is of."""
     from windtunnel import registry
 
-    flown = [answer for answer in answers if all(step.name in registry.all("flight") for step in answer.request.steps)]
+    flights = registry.all("flight")
+    flown = [
+        answer
+        for answer in answers
+        if not answer.exceeds_memory and all(step.name in flights for step in answer.request.steps)
+    ]
     target = path if answers[0].baseline.graph.meta.origin else "SCRIPT.py"
     if flown:
         suggest("windtunnel", "verify", target, "--whatif", flown[0].request)

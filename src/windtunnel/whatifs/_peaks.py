@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from windtunnel.cost.rerun import Form, PeakNeed, ProgramPeak, UpdateForm, UpdatePeakNeed, price_needs
-from windtunnel.errors import PriceError, WindtunnelError
+from windtunnel.errors import InputError, PriceError, WindtunnelError
 from windtunnel.graph import Graph
+from windtunnel.hardware import device
+from windtunnel.simulate import Timeline
 from windtunnel.whatifs._measured import captured_program
 
-__all__ = ["noted", "recorded_peak", "reformed_peak"]
+__all__ = ["capacity_of", "noted", "recorded_peak", "reformed_peak", "replayed_peak"]
 
 
 def noted(graph: Graph, form: Form | None = None, update: UpdateForm | None = None) -> Graph:
@@ -34,6 +38,25 @@ def recorded_peak(graph: Graph) -> int | None:
     """What the real step held at its peak; None where nobody has looked."""
     peak = graph.meta.memory.get("peak_bytes")
     return None if peak is None else int(peak)
+
+
+def replayed_peak(timeline: Timeline) -> int | None:
+    """Largest memory in use by any one worker, or None where the graph has no memory columns."""
+    graph = timeline.graph
+    if "output_bytes" not in graph.tasks:
+        return None
+    if graph.num_ranks == 1:
+        return timeline.memory().peak_bytes
+    ranks = np.unique(graph.tasks["rank"]).tolist()
+    return max(timeline.memory(graph.select(rank=rank)).peak_bytes for rank in ranks)
+
+
+def capacity_of(graph: Graph) -> int:
+    """Memory of the device that a graph is priced for; 0 where it is priced for none of the catalog."""
+    try:
+        return device(graph.meta.priced_for).memory_bytes if graph.meta.priced_for else 0
+    except InputError:  # this host, or a sheet that is no longer there
+        return 0
 
 
 def reformed_peak(graph: Graph) -> int | None:

@@ -23,7 +23,7 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import drawn_iterations_ns, iteration_ns
 from windtunnel.simulate.limits import Limits, broken_peak_limit
 from windtunnel.units import format_duration, format_size
-from windtunnel.whatifs._peaks import recorded_peak, reformed_peak
+from windtunnel.whatifs._peaks import capacity_of, recorded_peak, reformed_peak, replayed_peak
 from windtunnel.whatifs.request import Request
 
 __all__ = ["SCHEMA", "Answer", "Interval", "Status", "table_of"]
@@ -274,12 +274,17 @@ class Answer:
     def baseline_peak_bytes(self) -> int | None:
         """Largest memory in use before, as seen in a real step or replayed; None where the graph knows neither."""
         seen = recorded_peak(self.baseline.graph)
-        return peak_bytes(self.baseline) if seen is None else seen
+        return replayed_peak(self.baseline) if seen is None else seen
 
     @property
     def peak_bytes(self) -> int | None:
         """Largest memory in use after; None where it is not known, or where the prediction breaks a physical limit."""
         return None if self.peak_violation else self._peak_bytes
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Whether the predicted peak is more than the memory of the device that the graph is priced for."""
+        return (self.peak_bytes or 0) > (capacity_of(self.baseline.graph) or math.inf)
 
     @cached_property
     def peak_violation(self) -> str:
@@ -297,7 +302,7 @@ class Answer:
         reformed = reformed_peak(self.graph) if self.is_applicable else None
         if reformed is not None:
             return reformed
-        before, after = peak_bytes(self.baseline), peak_bytes(self.timeline)
+        before, after = replayed_peak(self.baseline), replayed_peak(self.timeline)
         if before is None or after is None:
             return self.baseline_peak_bytes
         return max(0, self.baseline_peak_bytes + after - before)
@@ -351,6 +356,7 @@ class Answer:
             "graph_speedup": self.graph_speedup if applies else None,
             "baseline_peak_bytes": self.baseline_peak_bytes,
             "peak_bytes": self.peak_bytes if applies else None,
+            "exceeds_memory": self.exceeds_memory,
             "cost_shares": self.cost_shares if applies else {},
             "interval": interval,
             "span": self.span,
@@ -374,17 +380,6 @@ def table_of(answers: list[Answer]) -> pa.Table:
         nested = {key: json_text(row.pop(key)) for key in ("parameters", "used", "cost_shares", "interval")}
         rows.append({**row, **nested})
     return pa.Table.from_pylist(rows)
-
-
-def peak_bytes(timeline: Timeline) -> int | None:
-    """Largest memory in use by any one worker, or None where the graph has no memory columns."""
-    graph = timeline.graph
-    if "output_bytes" not in graph.tasks:
-        return None
-    if graph.num_ranks == 1:
-        return timeline.memory().peak_bytes
-    ranks = np.unique(graph.tasks["rank"]).tolist()
-    return max(timeline.memory(graph.select(rank=rank)).peak_bytes for rank in ranks)
 
 
 def cost_shares(timeline: Timeline) -> dict[str, float]:
