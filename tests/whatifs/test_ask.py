@@ -179,7 +179,7 @@ def test_prices_carry_their_spread_before_any_receipt():
 
 
 def test_an_answer_that_the_device_cannot_hold_says_so():
-    """"163 GiB on an 80 GB card" once passed without a word."""
+    """ "163 GiB on an 80 GB card" once passed without a word."""
     graph = cpu_step(LAYERS).with_meta(memory={"peak_bytes": 20 << 30})
     (unplaced,) = whatif(graph, ["faster-cpu"])
     (small,) = whatif(graph.with_meta(priced_for="t4"), ["faster-cpu"])
