@@ -9,6 +9,8 @@ from windtunnel.errors import FlightError, InputError, NotApplicableError
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from windtunnel.flights.data_parallel import SlowLink  # noqa: E402
 from windtunnel.sources.torch.live import LiveProgram  # noqa: E402
 
@@ -212,6 +214,24 @@ def test_an_optimizer_without_a_fused_form_is_named():
 
     with pytest.raises(FlightError, match="Adadelta has no fused"), flight("fused-optimizer")(live):
         pass
+
+
+@pytest.mark.parametrize("is_capturable", [True, False])
+def test_step_counts_lie_where_the_implementation_that_uses_them_keeps_its_own(is_capturable):
+    with FakeTensorMode():
+        parameter = torch.nn.Parameter(torch.ones(3, device="cuda"))
+        optimizer = torch.optim.AdamW([parameter], capturable=is_capturable)
+        own_device = "cuda" if is_capturable else "cpu"
+        optimizer.state[parameter]["step"] = torch.tensor(3.0, device=own_device)
+        live = LiveProgram([], [optimizer])
+
+        def device() -> str:
+            return optimizer.state[parameter]["step"].device.type
+
+        for name, expected in (("fused-optimizer", "cuda"), ("foreach-optimizer", own_device)):
+            with flight(name)(live):
+                assert device() == expected
+            assert device() == own_device
 
 
 @pytest.mark.parametrize("is_sparse", [True, False])

@@ -59,12 +59,28 @@ def _choose(optimizer: torch.optim.Optimizer, chosen: str, other: str) -> Undo:
     before = [{name: group.get(name) for name in (chosen, other)} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group.update({chosen: True, other: False})
+    _place_step_counts(optimizer)
 
     def restore() -> None:
         for group, values in zip(optimizer.param_groups, before, strict=True):
             group.update(values)
+        _place_step_counts(optimizer)
 
     return restore
+
+
+def _place_step_counts(optimizer: torch.optim.Optimizer) -> None:
+    """Move the step counts that exist to where this implementation keeps those that it creates.
+
+    Fused and capturable updates keep them on the device of their parameters and fail on others; all others keep them
+    on the host, and would wait for the device at each one.
+    """
+    for group in optimizer.param_groups:
+        is_on_device = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if hasattr(state.get("step"), "to"):  # a number in some optimizers
+                state["step"] = state["step"].to(parameter.device if is_on_device else "cpu")
 
 
 def _check_first_step(optimizer: torch.optim.Optimizer, checked: set[int]) -> Undo:
