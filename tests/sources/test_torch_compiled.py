@@ -218,6 +218,7 @@ def test_a_step_compiled_before_anybody_looked_declines_what_it_does_not_know():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of what Inductor imports
 def test_kernels_that_inductor_generates_are_tasks(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()

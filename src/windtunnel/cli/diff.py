@@ -25,7 +25,7 @@ _CONDITIONS = (("processor", "processor"), ("number of threads", "num_threads"),
 def diff(
     before: GraphPath,
     after: Annotated[Path, typer.Argument(metavar="OTHER", help="The graph to compare with it.")],
-    by: Annotated[str, typer.Option("--by", metavar="DIVISION", help="phase, kind, layer, op or source.")] = "op",
+    by: Annotated[str, typer.Option("--by", metavar="DIVISION", help="phase, kind, layer, line, op or source.")] = "op",
     top: Annotated[int, typer.Option(min=1, help="How many differences to list.")] = 15,
     read_limit: ReadLimitSize = "",
     as_json: Json = False,

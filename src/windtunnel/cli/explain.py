@@ -20,7 +20,7 @@ def explain(
     by: Annotated[
         str,
         typer.Option(
-            "--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, op, source or task."
+            "--by", metavar="DIVISION", help="Also list every part by phase, kind, layer, line, op, source or task."
         ),
     ] = "",
     depth: Annotated[

@@ -110,6 +110,7 @@ TASK_COLUMNS: dict[str, Column] = {
     "name": Column(None, required=True, default=""),
     "op": _TEXT,
     "layer": _TEXT,
+    "line": _TEXT,  # FILE:NUMBER of the program that calls the operator; of a backward one, its forward
     "kind": Column(np.int8, required=True, enum=Kind, default=int(Kind.COMPUTE)),
     "phase": Column(np.int8, enum=Phase, default=int(Phase.OTHER)),
     "iteration": Column(np.int32, minimum=0),

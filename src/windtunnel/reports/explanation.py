@@ -72,8 +72,9 @@ class Explanation:
         The unprofiled iteration: ``median``, ``low``, ``high``, ``samples``; empty if the source knows none.
     phases, kinds : tuple of Share
         Each sums to the iteration; what no task accounts for is ``idle``.
-    layers, ops, sources : tuple of Share
-        Largest first; a source is the cost model that set a task's time.
+    layers, ops, lines, sources : tuple of Share
+        Largest first. A line is the one of the program that calls an operator (of a backward operator, its forward);
+        a source is the cost model that set a task's time.
     longest : tuple of LongTask
     overhead_ratio : float or None
         How much longer an iteration is while it is measured; 0.2 is 20 % longer. Taken out of all times above.
@@ -102,6 +103,7 @@ class Explanation:
     overhead_ratio: float | None
     unexplained_ratio: float | None
     sources: tuple[Share, ...] = ()
+    lines: tuple[Share, ...] = ()
     notes: tuple[str, ...] = ()
     waits: tuple[RankWait, ...] = ()
     losses: tuple[Loss, ...] = ()
@@ -197,7 +199,7 @@ class Explanation:
     @property
     def _divisions(self) -> dict[str, tuple[Share, ...]]:
         parts = {"phase": self.phases, "kind": self.kinds, "layer": self.layers, "op": self.ops}
-        return parts | {"source": self.sources}
+        return parts | {"line": self.lines, "source": self.sources}
 
     def plot(self) -> Any:
         """A matplotlib figure of the shares by phase; it is returned, not shown."""
@@ -266,6 +268,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         ops=_by_text(timeline, "op" if "op" in graph.tasks else "name"),
         longest=_longest(explained, timeline),
         sources=_by_text(timeline, "cost_source"),
+        lines=_by_text(timeline, "line"),
         overhead_ratio=_overhead(graph, measured),
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
         notes=(

@@ -57,6 +57,7 @@ class _Thread:
     operators: list[Operator]
     phases: list[Phase]
     layers: list[str]
+    lines: list[str]
     parameters: frozenset[int]
     opaque: frozenset[int]  # compiled code that shows none of its kernels
 
@@ -78,7 +79,7 @@ def build_graph(recording: Recording) -> Graph:
     recording = recording.quietest()
     assert recording.rich is not None
     disturbance = disturbance_facts(recording.bare_lost, recording.light_lost, recording.num_repeated)
-    thread = _template(recording.rich)
+    thread = _template(recording.rich, recording.lines)
     times_IP, profiles, num_unlike = _times(recording, thread)
     sent = transfers(thread.names, thread.points, times_IP, profiles, recording.messages, _working(thread))
     slices_IP: Int = np.diff(times_IP)
@@ -127,7 +128,7 @@ def build_graph(recording: Recording) -> Graph:
 # --- the template and the durations -----------------------------------------------------------------------
 
 
-def _template(rich: Events) -> _Thread:
+def _template(rich: Events, lines: dict[int, str]) -> _Thread:
     marker = rich.markers()[0]
     number = int(rich.thread[marker])
     rows = rich.inside(marker)
@@ -151,6 +152,7 @@ def _template(rich: Events) -> _Thread:
         [listed[event] for event in kept],
         [phases[event] for event in kept],
         [layers[event] for event in kept],
+        [lines.get(int(rich.record_id[row]), "") if lines else "" for row in points.rows.tolist()],
         frozenset(storages),
         opaque_events([rich.names[row] for row in points.rows.tolist()], points, [listed[event] for event in kept]),
     )
@@ -245,6 +247,7 @@ def _columns(
         "name": names,
         "op": [name.removeprefix("autograd::engine::evaluate_function: ") for name in names],
         "layer": [thread.layers[event] for event in shown],
+        **({"line": [thread.lines[event] for event in shown]} if any(thread.lines) else {}),
         "kind": [_kind(name, work) for name, work in zip(names, works, strict=True)],
         "phase": [int(thread.phases[event]) for event in shown],
         "iteration": np.zeros(count, dtype=np.int32),

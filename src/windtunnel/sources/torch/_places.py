@@ -20,7 +20,7 @@ from windtunnel.sources.torch.annotate import GRADIENT, MODULE, PARAMETER, STATE
 from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
 from windtunnel.sources.torch.kernels import COMPILED
 
-__all__ = ["layers_of", "parameter_storages", "phases_of"]
+__all__ = ["labels_within", "layers_of", "parameter_storages", "phases_of"]
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _STEP = "Optimizer.step#"
@@ -109,8 +109,7 @@ def layers_of(
     events: Events, points: Points, phases: list[Phase], operators: list[Operator], storages: dict[int, str]
 ) -> list[str]:
     """Module path of every event of ``points``; empty where there is none."""
-    made_by = _node_makers(events, points, _enclosing(events, points, {}))
-    layers = _enclosing(events, points, made_by)
+    layers = labels_within(events, points, MODULE)
     claimed = _gradient_writers(events, points, phases, operators)
     compiled = _compiled_events(events, points)
     for event, phase in enumerate(phases):
@@ -143,26 +142,45 @@ def _gradient_writers(events: Events, points: Points, phases: list[Phase], opera
     return found
 
 
-def _enclosing(events: Events, points: Points, made_by: dict[int, str]) -> list[str]:
-    """Layer of the nearest module mark or backward node around every event."""
-    layers: list[str] = []
+def labels_within(events: Events, points: Points, mark: str, *, also_around: bool = False) -> list[str]:
+    """What the nearest ``mark`` around every event of ``points`` says; in a backward node, that of its forward.
+
+    ``also_around``: a forward without a mark around it has that of its first call, as a function of the program has.
+    """
+    labels = _enclosing(events, points, mark, {})
+    if also_around:
+        labels = _with_first_calls(labels, points.parent.tolist())
+    return _enclosing(events, points, mark, _node_makers(events, points, labels))
+
+
+def _with_first_calls(labels: list[str], parents: list[int]) -> list[str]:
+    first = list(labels)
+    for event in range(len(labels) - 1, 0, -1):  # children come behind their parents, the first one last
+        if not labels[parents[event]] and first[event]:
+            first[parents[event]] = first[event]
+    return first
+
+
+def _enclosing(events: Events, points: Points, mark: str, made_by: dict[int, str]) -> list[str]:
+    """Label of the nearest mark or backward node around every event."""
+    labels: list[str] = []
     previous = ""
     for event, row in enumerate(points.rows.tolist()):
         name, parent = events.names[row], int(points.parent[event])
-        layer = layers[parent] if parent >= 0 else ""
-        if name.startswith(MODULE):
-            layer = name.removeprefix(MODULE)
+        label = labels[parent] if parent >= 0 else ""
+        if name.startswith(mark):
+            label = name.removeprefix(mark)
         elif name.startswith(_BACKWARD):
             # a gradient is accumulated at once after the node that made it
-            layer = previous = made_by.get(int(events.sequence[row]), previous)
-        layers.append(layer)
-    return layers
+            label = previous = made_by.get(int(events.sequence[row]), previous)
+        labels.append(label)
+    return labels
 
 
-def _node_makers(events: Events, points: Points, layers: list[str]) -> dict[int, str]:
-    """Layer by sequence number: the last forward operator that begins with a number makes its node."""
+def _node_makers(events: Events, points: Points, labels: list[str]) -> dict[int, str]:
+    """Label by sequence number: the last forward operator that begins with a number makes its node."""
     return {
-        int(events.sequence[row]): layers[event]
+        int(events.sequence[row]): labels[event]
         for event, row in enumerate(points.rows.tolist())
         if events.sequence[row] >= 0 and not _is_of_engine(events, points, event)
     }

@@ -41,6 +41,7 @@ from windtunnel.sources.torch._shapes import ShapeSorter
 from windtunnel.sources.torch._stance import uncompiled
 from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
 from windtunnel.sources.torch.compiled import CompiledRegions, Mode
+from windtunnel.sources.torch.lines import lines_of, mark_lines, without_lines
 
 __all__ = ["Recorder"]
 
@@ -83,7 +84,7 @@ class Recorder:
         self._regions = CompiledRegions()
         self._regions.install()
         self._num_regions = 0
-        self._stance = ExitStack()
+        self._stance, self._lines = ExitStack(), ExitStack()
         self._begun_ns = 0
         self._begun_faults = 0
         self._collector = CollectorClock()
@@ -264,6 +265,9 @@ class Recorder:
         self._profiler.start()
         self._annotator.roll_call()
         self._annotator.watch(self._regions.traced(self._annotator.paths) if len(self._regions) else None)
+        # compiled code would be compiled anew, and fake tensors compute in Python, by functions of torch
+        if not (len(self._regions) or is_compiling() or self._is_fake):
+            self._lines.enter_context(mark_lines())
 
     def _end_marker(self) -> None:
         """The profiled iteration ends before anything is looked up about it: that would seem to be its own time."""
@@ -330,6 +334,7 @@ class Recorder:
     def _end_rich(self, slot: Slot, elapsed_ns: int, is_regular: bool) -> None:
         assert self._profiler is not None
         assert self._annotator is not None
+        self._lines.close()
         self._annotator.unwatch()
         self._annotator.roll_call_gradients()
         self._profiler.stop()
@@ -337,7 +342,9 @@ class Recorder:
         if is_regular and slot is Slot.OPERATORS:
             self.recording.operators = self._profiler.events()
         elif is_regular:
-            self.recording.rich, self.recording.rich_ns = self._profiler.events(), elapsed_ns
+            events = self._profiler.events()
+            self.recording.lines, self.recording.rich = lines_of(events), without_lines(events)
+            self.recording.rich_ns = elapsed_ns
         self._profiler.discard()
         self._profiler = None
 

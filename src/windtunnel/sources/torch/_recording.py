@@ -64,6 +64,7 @@ class Recording:
     rich_ns: int = 0
     light: list[tuple[Events, list[bool]]] = field(default_factory=list)
     rich: Events | None = None
+    lines: dict[int, str] = field(default_factory=dict)  # by record of the rich iteration
     operators: Events | None = None  # of one more iteration, in which nothing ran compiled
     compiled: dict[str, Any] = field(default_factory=dict)
     memory: MemoryProfile | None = None

@@ -1,0 +1,134 @@
+"""Which line of the program calls an operator (room sources, private).
+
+In: the one rich iteration, in which every outermost call of torch's API stands in a mark with the line that makes it.
+Out: a line per event. A backward operator takes the line of the forward operator that made its autograd node, as it
+does its layer. The marks are taken out of the events before anything else looks at them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+import windtunnel
+from windtunnel.sources.torch._places import labels_within
+from windtunnel.sources.torch._points import walk
+from windtunnel.sources.torch._profile import Events, annotate
+
+__all__ = ["lines_of", "mark_lines", "without_lines"]
+
+LINE = "wt:line:"
+_autograd: Any = torch.autograd
+_LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, np, windtunnel))
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+class _LineMarks(TorchFunctionMode):
+    """While it is on, the profile says which line calls each function, method and operator of torch."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(function, "__name__", "") == "__get__":  # an attribute: it runs nothing, and there are many
+            return function(*args, **(kwargs or {}))
+        with annotate(LINE + _line_of(sys._getframe(1))):
+            return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def mark_lines() -> Iterator[None]:
+    """Put the marks into the profile while this lasts, within backward passes too.
+
+    A pass runs Python of the program (functions of its own, hooks, what a checkpoint repeats), and torch turns modes
+    off when it begins one.
+    """
+    marks, run_engine = _LineMarks(), _autograd._engine_run_backward
+
+    @functools.wraps(run_engine)
+    def run_marked(*args: Any, **kwargs: Any) -> Any:
+        if marks in _get_current_function_mode_stack():
+            return run_engine(*args, **kwargs)
+        with marks:
+            return run_engine(*args, **kwargs)
+
+    _autograd._engine_run_backward = run_marked
+    marks.__enter__()
+    try:
+        yield
+    finally:
+        _autograd._engine_run_backward = run_engine
+        _turn_off(marks)
+
+
+def _turn_off(mode: TorchFunctionMode) -> None:
+    """Take a mode away, also from below others that the program turned on meanwhile."""
+    above = []
+    while mode in _get_current_function_mode_stack():
+        removed = _pop_mode()
+        if removed is mode:
+            break
+        above.append(removed)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def _line_of(frame: FrameType | None) -> str:
+    """The innermost line that belongs to none of torch, NumPy and this package."""
+    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+        frame = frame.f_back
+    return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+
+
+@functools.cache
+def _shown(filename: str) -> str:
+    """A path from the program's folder or from that of installed packages, where it lies in one of them."""
+    if _PACKAGES in filename:
+        return filename.rpartition(_PACKAGES)[2]
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    for folder in (sys.path[0], str(Path(main).parent) if main else "", str(Path.cwd())):
+        if folder and filename.startswith(folder.rstrip(os.sep) + os.sep):
+            return os.path.relpath(filename, folder)
+    return filename
+
+
+def lines_of(events: Events) -> dict[int, str]:
+    """The line of every record of the thread that the iteration runs on."""
+    marker = events.markers()[0]
+    inside = events.inside(marker)
+    points = walk(events, inside[events.thread[inside] == events.thread[marker]])
+    if not len(events.record_id):
+        return {}
+    labels = labels_within(events, points, LINE, also_around=True)
+    return {int(events.record_id[row]): label for row, label in zip(points.rows.tolist(), labels, strict=True) if label}
+
+
+def without_lines(events: Events) -> Events:
+    """The events without the marks, each node below the nearest one that is left."""
+    kept = np.array([row for row, name in enumerate(events.names) if not name.startswith(LINE)], dtype=np.int64)
+    above = {node["id"]: node["ctrl_deps"] for node in events.nodes.values() if node["name"].startswith(LINE)}
+    nodes = {
+        record_id: {**node, "ctrl_deps": _nearest(node["ctrl_deps"], above)} if node["ctrl_deps"] in above else node
+        for record_id, node in events.nodes.items()
+        if node["id"] not in above
+    }
+    columns = ["start_ns", "end_ns", "thread", "sequence", "forward_thread"]
+    columns += ["record_id"] * bool(len(events.record_id))
+    chosen = {name: getattr(events, name)[kept] for name in columns}
+    return replace(events, names=[events.names[row] for row in kept.tolist()], nodes=nodes, **chosen)
+
+
+def _nearest(node: int, above: dict[int, int]) -> int:
+    while node in above:
+        node = above[node]
+    return node
