@@ -342,3 +342,31 @@ def test_a_step_that_calls_back_for_its_loss_is_not_accumulated():
         optimizer.step()
         with pytest.raises(NotApplicableError, match="calls back for the loss"):
             optimizer.step(lambda: weight(torch.ones(1, 2)).sum())
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_without_checkpoints_every_block_runs_once_and_trains_the_same(use_reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+    calls = []
+    block.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    inputs = torch.randn(3, 4, requires_grad=True)
+
+    def gradient():
+        calls.clear()
+        torch.manual_seed(1)
+        optimizer.zero_grad()
+        checkpoint(block, inputs, use_reentrant=use_reentrant).sum().backward()
+        return block[0].weight.grad.clone(), len(calls)
+
+    before, num_before = gradient()
+    with flight("no-activation-checkpointing")(LiveProgram([block], [optimizer])):
+        without, num_without = gradient()
+    after, num_after = gradient()
+
+    torch.testing.assert_close(without, before)
+    torch.testing.assert_close(after, before)
+    assert (num_before, num_without, num_after) == (2, 1, 2)

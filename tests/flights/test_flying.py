@@ -16,6 +16,7 @@ from windtunnel.whatifs import whatif
 torch = pytest.importorskip("torch")
 
 BRIEF = StopRule(rounds=5, min_rounds=3, precision=0.5, turn_ns=10_000_000, time_limit_s=20)
+NO_CHECKPOINTS = "no-activation-checkpointing"
 SCRIPT = """
 import sys
 import torch
@@ -245,3 +246,29 @@ def test_a_change_for_which_the_processor_has_no_kernel_does_not_apply():
 
     with pytest.raises(NotApplicableError, match="this processor has no kernel for it"):
         fly(train, "amp", rule=BRIEF)
+
+
+def test_a_flight_without_checkpoints_computes_less_and_is_refused_where_there_are_none(one_thread):
+    from torch.utils.checkpoint import checkpoint
+
+    def program(run):
+        blocks = [torch.nn.Linear(16, 16) for _ in range(4)]
+        optimizer = torch.optim.SGD([one for block in blocks for one in block.parameters()], lr=0.1)
+
+        def step():
+            optimizer.zero_grad()
+            values = torch.randn(4, 16)
+            for block in blocks:
+                values = run(block, values)
+            values.sum().backward()
+            optimizer.step()
+
+        return step
+
+    flown = fly(
+        program(lambda block, values: checkpoint(block, values, use_reentrant=False)), NO_CHECKPOINTS, rule=BRIEF
+    )
+    assert flown.speedup.value > 0
+
+    with pytest.raises(FlightError, match="changed nothing"):
+        fly(program(lambda block, values: block(values)), NO_CHECKPOINTS, rule=BRIEF)

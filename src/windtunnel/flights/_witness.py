@@ -24,6 +24,7 @@ __all__ = [
     "Witness",
     "becomes",
     "differs",
+    "falls",
     "proven_by",
     "rises",
     "scales",
@@ -181,6 +182,11 @@ def proven_by(*claims: Claim, sees_operators: bool = True) -> Callable[[Flight],
 def rises(key: str) -> Claim:
     """There is more of it."""
     return lambda before, after, _: _unless(after.get(key, 0) > before.get(key, 0), key, before, after)
+
+
+def falls(key: str) -> Claim:
+    """There is less of it."""
+    return lambda before, after, _: _unless(after.get(key, 0) < before.get(key, 0), key, before, after)
 
 
 def differs(key: str) -> Claim:
