@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import os
 import sys
 import time
@@ -24,7 +25,16 @@ from windtunnel.outputs import whole
 
 Row = dict[str, Any]
 JUDGING = ("numba", "pyarrow", "msgspec")
-STAGES = ("check", "peaks", "memory", "steps", "whatifs", "kernels", "operators")  # the last takes what is left
+STAGES = (
+    "check",
+    "peaks",
+    "pairs",
+    "memory",
+    "steps",
+    "whatifs",
+    "kernels",
+    "operators",
+)  # the last takes what is left
 LEAST_S = 20.0
 
 
@@ -139,8 +149,12 @@ def apart(name: str, unit: str, job: Job) -> Row:
     command = [sys.executable, "-m", "benchmarks.gpu", "--unit", f"{name}/{unit}", *job.options]
     begun_s = time.monotonic()
     search = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = run_to_end(command, environment={"PYTHONPATH": search}, folder=ROOT, timeout_s=max(1.0, job.left_s))
+    limit_s = getattr(stage_of(name), "LIMIT_S", math.inf)
+    timeout_s = max(1.0, min(limit_s, job.left_s))
+    done = run_to_end(command, environment={"PYTHONPATH": search}, folder=ROOT, timeout_s=timeout_s)
     seconds = round(time.monotonic() - begun_s, 1)
+    if done is None and timeout_s == limit_s:
+        return {"failed": f"cut off after {seconds} s, the limit of a unit", "seconds": seconds}
     if done is None:
         return {"pending": f"cut off after {seconds} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"row"')]

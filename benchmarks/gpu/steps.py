@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -99,26 +100,40 @@ def bare_ns(block: Callable[[], None], job: Job) -> list[float]:
 
 
 def profiled(
-    step: Callable[[], Any], job: Job, path: Path, num_iterations: int = ITERATIONS, *, record_shapes: bool = False
+    step: Callable[[], Any],
+    job: Job,
+    path: Path,
+    num_iterations: int = ITERATIONS,
+    *,
+    mark: str = MARK,
+    **options: Any,
 ) -> float:
     """Trace one block; returns what an iteration took meanwhile."""
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    def marked() -> None:
-        with record_function(MARK):
-            step()
-
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if uses_gpu(job.device) else [])]
-    block = block_of(marked, num_iterations)
-    with profile(activities=activities):  # the first start of the profiler is slow
-        finished_ns(marked, job.device)
-    with profile(activities=activities, record_shapes=record_shapes) as profiler:
-        elapsed_ns = finished_ns(block, job.device)
+    profile_block(step, job, 1)  # the first start of the profiler is slow
+    profiler, iteration_ns = profile_block(step, job, num_iterations, mark=mark, **options)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"part-{path.name}")
     profiler.export_chrome_trace(str(scratch))
     scratch.replace(path)
-    return elapsed_ns / num_iterations
+    return iteration_ns
+
+
+def profile_block(
+    step: Callable[[], Any], job: Job, num_iterations: int, *, mark: str = MARK, **options: Any
+) -> tuple[Any, float]:
+    """A profiler that has seen one block, and what an iteration took; ``{}`` in ``mark`` is the iteration's number."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    numbers = count()
+
+    def marked() -> None:
+        with record_function(mark.format(next(numbers))):
+            step()
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if uses_gpu(job.device) else [])]
+    with profile(activities=activities, **options) as profiler:
+        elapsed_ns = finished_ns(block_of(marked, num_iterations), job.device)
+    return profiler, elapsed_ns / num_iterations
 
 
 def judged(trace: Path, recorded: Row) -> Row:

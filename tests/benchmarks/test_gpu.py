@@ -1,5 +1,6 @@
 """The stages for a machine with a GPU, gone through on the host: nothing is done twice, nothing is lost."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from collections import Counter
 
 import pytest
 from benchmarks.bar import ROOT
-from benchmarks.gpu import operators
+from benchmarks.gpu import histories, operators, pairs
 from benchmarks.gpu.cases import ELEMENT_BYTES, LIMITS, SHARES, _work, case
 from benchmarks.gpu.stages import STAGES, Job, is_done, run_stage
 from hypothesis import given
@@ -103,6 +104,57 @@ def stages(folder, *names, paths=()):
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": search}, cwd=ROOT)
     assert not done.returncode, done.stderr
     return {line["stage"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def recorded_pairs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    return folder / "pairs", stages(folder, "pairs")["pairs"]
+
+
+def test_a_script_is_recorded_part_by_part_and_its_change_run_in_turns(recorded_pairs):
+    folder, line = recorded_pairs
+    rows = {unit: json.loads((folder / f"{unit}.json").read_text()) for unit in pairs.SMALL_UNITS}
+    script, change = rows.values()
+
+    assert (True, {}, {}) == (line["is_complete"], line["failed"], line["failed_parts"])
+    assert ["SGD"] == [one["kind"] for one in script["facts"]["optimizers"]]
+    assert pairs.FEWEST_PAIRS <= len(change["base"]["blocks_ns"]) == len(change["changed"]["blocks_ns"])
+    assert change["changed"]["losses_are_finite"]
+
+
+def test_a_trace_and_an_execution_trace_of_one_window_join(recorded_pairs):
+    files = recorded_pairs[0] / "files"
+    rich, execution = (
+        json.loads(gzip.decompress((files / f"perceptron-{kind}.json.gz").read_bytes()))
+        for kind in ("rich", "execution")
+    )
+    operators = [event for event in rich["traceEvents"] if event.get("cat") == "cpu_op"]
+    known = {
+        attribute["value"] for node in execution["nodes"] for attribute in node["attrs"] if attribute["name"] == "rf_id"
+    }
+
+    assert operators
+    assert {event["args"]["Record function id"] for event in operators} <= known
+
+
+def test_frames_of_scripts_and_modules_survive_in_a_trace_made_small(tmp_path):
+    names = ["benchmarks/gpu/scripts/perceptron.py(66): step", "nn.Module: Linear_0", "torch/_ops.py(1): __call__"]
+    events = [{"cat": "python_function", "name": name} for name in names] + [{"cat": "kernel", "name": "gemm"}]
+    histories.write_gz(tmp_path / "trace.json.gz", {"traceEvents": events})
+    num_dropped = histories.slim(tmp_path / "trace.json.gz", max_bytes=0)
+    kept = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+
+    assert (1, [*names[:2], "gemm"]) == (num_dropped, [event["name"] for event in kept])
+
+
+def test_the_allocators_history_names_the_innermost_line_of_a_script():
+    frames = [{"filename": "/torch/nn/linear.py", "line": 1}, {"filename": "/gpu/scripts/perceptron.py", "line": 70}]
+    entries = [{"action": "alloc", "addr": 8, "size": 512, "time_us": 3, "stream": 0, "frames": frames}]
+    found = histories.compact([*entries, {"action": "free_completed", "addr": 8, "size": 512, "frames": []}])
+
+    assert ["perceptron.py:70"] == found["lines"]
+    assert [[0, 8, 512, 3, 0, 0], [1, 8, 512, 0, 0, -1]] == found["rows"]
 
 
 @pytest.mark.slow
