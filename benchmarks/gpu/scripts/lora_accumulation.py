@@ -74,7 +74,7 @@ def build(
 ) -> Job:
     if tf32 is not None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    width, depth, heads, length, batch = (32, 2, 2, 8, 4) if small else (1024, 8, 16, 256, 16)
+    width, depth, heads, length, batch = (32, 2, 2, 8, 4) if small else (1024, 4, 16, 256, 32)
     batch *= batch_factor
     blocks = nn.ModuleList(Block(width, heads, 8, frozen) for _ in range(depth)).to(DEVICE)
     head = nn.Linear(width, 16).to(DEVICE)

@@ -49,7 +49,7 @@ class Images(Dataset):
         return len(self.pixels)
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        return self.pixels[number].float().div_(255).sub_(0.5), number % 100
+        return self.pixels[number].flip(-1) if number % 2 else self.pixels[number], number % 100
 
 
 class Residual(nn.Module):
@@ -103,6 +103,7 @@ def build(
         pixels, labels = next(batches)
         pixels = pixels.to(DEVICE, memory_format=layout, non_blocking=pinned)
         labels = labels.to(DEVICE, non_blocking=pinned)
+        pixels = pixels.float().div_(255).sub_(0.5)
         optimizer.zero_grad()
         with torch.autocast(DEVICE, getattr(torch, amp or "bfloat16"), enabled=amp is not None):
             loss = functional.cross_entropy(forward(pixels), labels)
