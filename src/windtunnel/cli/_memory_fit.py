@@ -76,8 +76,10 @@ class Job:
             return ["--loader-batch", str(batch), self.target, *self.arguments]
         return [self.target, *_without(self.arguments, self.option), self.option, str(batch)]
 
-    def peak_of(self, batch: int, *, reserved: bool) -> int:
-        """Peak in bytes on fake tensors, in a process of its own: a module that keeps tensors would keep fake ones.
+    def peak_of(self, batch: int, *, reserved: bool) -> tuple[int, int]:
+        """Peak in bytes on fake tensors, as asked for, and what tensors hold of it.
+
+        In a process of its own: a module that keeps tensors would keep fake ones.
 
         Raises
         ------
@@ -100,7 +102,7 @@ class Job:
                 where=self.target,
                 fix="make it run by itself with that batch first, or name the option that sets it with --batch-option",
             ) from None
-        return int(profile["peak_reserved_bytes" if reserved else "peak_bytes"])
+        return int(profile["peak_reserved_bytes" if reserved else "peak_bytes"]), int(profile["peak_bytes"])
 
 
 def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
@@ -135,10 +137,10 @@ def print_fit(job: Job, limit_bytes: int | None, *, as_json: bool) -> None:
             *job.with_batch(found.batch_size))  # fmt: skip
 
 
-def _followed(job: Job, progress: Progress, *, reserved: bool) -> Callable[[int], int]:
+def _followed(job: Job, progress: Progress, *, reserved: bool) -> Callable[[int], tuple[int, int]]:
     count = 0
 
-    def peak_of(batch: int) -> int:
+    def peak_of(batch: int) -> tuple[int, int]:
         nonlocal count
         count += 1
         progress(f"batch {batch:,}", count, 0)

@@ -33,11 +33,15 @@ class Fit:
         Peak in bytes by batch size, in the order in which they were asked for.
     failures : dict of int to str
         Why a batch size gave no answer.
+    held : dict of int to int
+        Bytes that tensors hold at the peak, by batch size. An allocator reserves memory in segments, which may be as
+        many for a range of batches.
     """
 
     limit_bytes: int
     peaks: dict[int, int] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> int:
@@ -52,14 +56,14 @@ class Fit:
 
 
 def largest_batch(
-    peak_of: Callable[[int], int], limit_bytes: int, start: int = 8, *, max_batch: int = MAX_BATCH
+    peak_of: Callable[[int], tuple[int, int]], limit_bytes: int, start: int = 8, *, max_batch: int = MAX_BATCH
 ) -> Fit:
     """Search for the largest batch that fits.
 
     Parameters
     ----------
     peak_of : callable
-        Peak in bytes of a batch size; an ``InputError`` says that there is no such job.
+        Peak in bytes of a batch size, and what tensors hold of it; an ``InputError`` says that there is no such job.
     limit_bytes : int
     start : int
         The first batch size to ask for.
@@ -73,7 +77,7 @@ def largest_batch(
 
     Examples
     --------
-    >>> found = largest_batch(lambda batch: 1000 + 7 * batch, limit_bytes=1500)
+    >>> found = largest_batch(lambda batch: (1000 + 7 * batch, 7 * batch), limit_bytes=1500)
     >>> found.batch_size, found.next_batch_size, len(found.peaks)
     (71, 72, 4)
     """
@@ -88,9 +92,9 @@ def largest_batch(
     return fit
 
 
-def _ask(fit: Fit, peak_of: Callable[[int], int], batch: int) -> None:
+def _ask(fit: Fit, peak_of: Callable[[int], tuple[int, int]], batch: int) -> None:
     try:
-        fit.peaks[batch] = peak_of(batch)
+        fit.peaks[batch], fit.held[batch] = peak_of(batch)
     except InputError as error:
         if not fit.peaks:
             raise
@@ -104,9 +108,9 @@ def _further(fit: Fit) -> int:
         return 2 * batches[-1]
     growth = (fit.peaks[batches[-1]] - fit.peaks[batches[-2]]) / (batches[-1] - batches[-2])
     if growth <= 0:
-        if len(batches) >= _NUM_WITHOUT_GROWTH and fit.peaks[batches[-1]] <= fit.peaks[batches[0]]:
+        if len(batches) >= _NUM_WITHOUT_GROWTH and fit.held[batches[-1]] <= fit.held[batches[0]]:
             raise InputError(
-                f"the peak does not grow with the batch: {fit.peaks[batches[0]]:,} bytes at {batches[0]:,} and at "
+                f"the peak does not grow with the batch: {fit.held[batches[0]]:,} bytes at {batches[0]:,} and at "
                 f"{batches[-1]:,}",
                 where="search for the largest batch",
                 fix="name the option of the script that sets its batch size with --batch-option",
