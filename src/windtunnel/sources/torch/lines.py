@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-import windtunnel
 from windtunnel.sources.torch._places import labels_within
 from windtunnel.sources.torch._points import walk
 from windtunnel.sources.torch._profile import Events, annotate
@@ -30,7 +29,8 @@ __all__ = ["lines_of", "mark_lines", "without_lines"]
 
 LINE = "wt:line:"
 _autograd: Any = torch.autograd
-_LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}{os.sep}" for module in (torch, np, windtunnel))
+_OWN = Path(__file__).parents[2]
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (_OWN, *(Path(str(one.__file__)).parent for one in (torch, np))))
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
