@@ -62,7 +62,7 @@ def case(number: int, *, is_small: bool = False) -> Case:
             return Case(number, kind, op, form, sizes)
 
 
-def _size(random: np.random.Generator, low: int, high: int, multiple: int = 1) -> int:
+def size(random: np.random.Generator, low: int, high: int, multiple: int = 1) -> int:
     """Evenly over logarithms; in one case of two a multiple, as most networks have them."""
     drawn = round(float(np.exp(random.uniform(np.log(low), np.log(high)))))
     if multiple > 1 and random.random() < 0.5:
@@ -71,31 +71,31 @@ def _size(random: np.random.Generator, low: int, high: int, multiple: int = 1) -
 
 
 def _linear(random: np.random.Generator) -> tuple[str, dict[str, int]]:
-    sizes = {name: _size(random, 16, 16_384, 64) for name in "MNK"}
+    sizes = {name: size(random, 16, 16_384, 64) for name in "MNK"}
     return "linear", {"B": 1, **sizes}
 
 
 def _bmm(random: np.random.Generator) -> tuple[str, dict[str, int]]:
-    return "bmm", {"B": _size(random, 1, 2048), **{name: _size(random, 8, 4096, 32) for name in "MNK"}}
+    return "bmm", {"B": size(random, 1, 2048), **{name: size(random, 8, 4096, 32) for name in "MNK"}}
 
 
 def _attention(random: np.random.Generator) -> tuple[str, dict[str, int]]:
     """B heads of all samples together, M queries, N keys, K elements per head; causal where N is M in one of two."""
-    length = _size(random, 32, 8192, 64)
-    keys = length if random.random() < 0.8 else _size(random, 32, 8192, 64)
+    length = size(random, 32, 8192, 64)
+    keys = length if random.random() < 0.8 else size(random, 32, 8192, 64)
     is_causal = int(keys == length and random.random() < 0.5)
     head = int(random.choice([32, 64, 80, 96, 128]))
-    return "attention", {"B": _size(random, 1, 512), "M": length, "N": keys, "K": head, "causal": is_causal}
+    return "attention", {"B": size(random, 1, 512), "M": length, "N": keys, "K": head, "causal": is_causal}
 
 
 def _conv(random: np.random.Generator) -> tuple[str, dict[str, int]]:
     kernel = int(random.choice([1, 3, 3, 5, 7]))
     return "conv2d", {
-        "batch": _size(random, 1, 256),
-        "in_channels": _size(random, 3, 2048, 16),
-        "out_channels": _size(random, 8, 2048, 16),
+        "batch": size(random, 1, 256),
+        "in_channels": size(random, 3, 2048, 16),
+        "out_channels": size(random, 8, 2048, 16),
         "kernel": kernel,
-        "image": _size(random, max(7, kernel), 256),
+        "image": size(random, max(7, kernel), 256),
         "stride": int(random.choice([1, 1, 2])),
         "padding": kernel // 2,
     }
@@ -103,7 +103,7 @@ def _conv(random: np.random.Generator) -> tuple[str, dict[str, int]]:
 
 def _vector(names: tuple[str, ...], low: int, high: int) -> Any:
     def draw(random: np.random.Generator) -> tuple[str, dict[str, int]]:
-        rows, width = _size(random, 1, 1 << 20), _size(random, low, high, 32)
+        rows, width = size(random, 1, 1 << 20), size(random, low, high, 32)
         return str(random.choice(names)), {"B": rows, "H": width}
 
     return draw

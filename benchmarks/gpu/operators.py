@@ -11,6 +11,7 @@ is the same calls from Python. On the host both are one.
 from __future__ import annotations
 
 import csv
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.gpu import case_kernels as kernels
+from benchmarks.gpu import training_cases
 from benchmarks.gpu.cases import NUM_CASES, NUM_SMALL, PRODUCT_FORMS, Case, case
 from benchmarks.gpu.check import device as facts_of
 from benchmarks.gpu.datasheet import datasheet
@@ -30,7 +33,9 @@ from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 from windtunnel.outputs import whole
 
 IS_APART = False
-PART = 256
+PART, FIRST_PARTS = 256, 16  # the parts of the first list that every device is measured with
+TRAINING = "training-"
+NUM_SMALL_TRAINING, MAX_TENSORS = 132, 6
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FEWEST, MOST, ROUND_NS, CASE_S = 5, 9, 1_000_000, 0.012  # rounds; about so long each, and all of them
 MOST_CALLS, EAGER_ROUNDS = 50, 3  # calls from Python stand beside what is learned from, and are most of the time
@@ -44,17 +49,36 @@ NEUSIGHT_OPS = (*NEUSIGHT_OPS, "relu", "gelu", "tanh")
 
 
 def units(job: Job) -> Sequence[str]:
-    return [f"part-{first // PART:03d}" for first in range(0, _num_cases(job), PART)]
+    """Parts of both lists: first what most devices are measured with, then what training steps run, then the rest."""
+    parts = [f"part-{first // PART:03d}" for first in range(0, _num_cases(job), PART)]
+    count = NUM_SMALL_TRAINING if job.is_small else training_cases.NUM_CASES
+    training = [f"{TRAINING}{first // PART:03d}" for first in range(0, count, PART)]
+    return [*parts[:FIRST_PARTS], *training, *parts[FIRST_PARTS:]]
 
 
 def _num_cases(job: Job) -> int:
     return NUM_SMALL if job.is_small else NUM_CASES
 
 
-def run(unit: str, job: Job) -> Row:
-    """Time the cases of one part that its journal does not hold yet."""
+def numbers_of(unit: str, job: Job) -> range:
+    """Numbers of the cases of a part."""
+    if unit.startswith(TRAINING):
+        first = int(unit.removeprefix(TRAINING)) * PART
+        count = NUM_SMALL_TRAINING if job.is_small else training_cases.NUM_CASES
+        return range(training_cases.FIRST + first, training_cases.FIRST + min(first + PART, count))
     first = int(unit.removeprefix("part-")) * PART
-    numbers = range(first, min(first + PART, _num_cases(job)))
+    return range(first, min(first + PART, _num_cases(job)))
+
+
+def case_of(number: int, job: Job) -> Case:
+    """The case of that number, of either list."""
+    is_training = number >= training_cases.FIRST
+    return (training_cases.training_case if is_training else case)(number, is_small=job.is_small)
+
+
+def run(unit: str, job: Job) -> Row:
+    """Time the cases of one part that its journal does not hold yet, and note their kernels."""
+    numbers = numbers_of(unit, job)
     path = job.folder / "operators" / f"{unit}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = list(journal(path))
@@ -68,7 +92,7 @@ def run(unit: str, job: Job) -> Row:
                 continue
             if job.left_s < 1:
                 return {"pending": f"{len(known)} of {len(numbers)} cases are timed"}
-            one = case(number, is_small=job.is_small)
+            one = case_of(number, job)
             if tries[number] >= MOST_TRIES:
                 row: Row = {"number": number, "failed": "the process ended in this case"}
             else:
@@ -78,6 +102,7 @@ def run(unit: str, job: Job) -> Row:
                 row = timed(one, job.device)
             known[number] = row
             _append(file, row)
+    kernels.note(path.with_suffix(".kernels.json.gz"), [case_of(number, job) for number in numbers], built, job)
     rows = [known[number] for number in numbers]
     return {"num_timed": sum("latency_ms" in row for row in rows), "num_failed": sum("failed" in row for row in rows)}
 
@@ -101,13 +126,27 @@ def journal(path: Path) -> Iterator[Row]:
 # --- timing -------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _capture_stream() -> Any:
+    """The stream of everything that is timed: autograd runs a backward pass on the stream of its forward."""
+    return torch.cuda.Stream()
+
+
 def timed(one: Case, device: str) -> Row:
     """Time a case; what the device or its library cannot do is said."""
+    if not uses_gpu(device):
+        return _timed(one, device)
+    with torch.cuda.stream(_capture_stream()):
+        return _timed(one, device)
+
+
+def _timed(one: Case, device: str) -> Row:
     row: Row = {"number": one.number, "kind": one.kind, "op": one.op, "dtype": one.form, **one.sizes}
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = one.form == "tf32"
     try:
         with torch.no_grad():
-            action = built(one, device)
+            call = built(one, device)
+            action = call.run
             for _ in range(3):
                 once_ns = finished_ns(action, device)
             num_calls = min(MOST_CALLS, max(1, int(ROUND_NS / max(once_ns, 1))))
@@ -117,13 +156,31 @@ def timed(one: Case, device: str) -> Row:
     except (RuntimeError, NotImplementedError) as error:  # out of memory is one of them
         torch.cuda.empty_cache()
         return row | {"failed": str(error).partition("\n")[0][:200]}
-    return row | {
-        "latency_ms": quiet(device_ns) / 1e6,
-        "eager_ms": quiet(eager) / 1e6,
-        "spread": spread_ratio(device_ns),
-        "rounds": len(device_ns),
-        "is_replayed": replayed is not None,
-    }
+    about = (
+        {"aten": call.aten, "tensors": [_about(tensor) for tensor in call.tensors[:MAX_TENSORS]]} if call.aten else {}
+    )
+    return (
+        row
+        | about
+        | {
+            "latency_ms": rounded(quiet(device_ns) / 1e6),
+            "eager_ms": rounded(quiet(eager) / 1e6),
+            "spread": rounded(spread_ratio(device_ns)),
+            "rounds": len(device_ns),
+            "is_replayed": replayed is not None,
+        }
+    )
+
+
+def rounded(value: float) -> float:
+    """Five digits: a timing has no more, and there are thousands."""
+    return float(f"{value:.5g}")
+
+
+def _about(tensor: torch.Tensor) -> list[Any]:
+    """Shape and type, and the strides where the elements do not lie one after the other."""
+    strides = [] if tensor.is_contiguous() else [list(tensor.stride())]
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), *strides]
 
 
 def _rounds_ns(action: Callable[[], object], device: str, num_calls: int, most: int = MOST) -> list[float]:
@@ -139,30 +196,33 @@ def _rounds_ns(action: Callable[[], object], device: str, num_calls: int, most: 
 
 
 def replay_of(action: Callable[[], object], num_calls: int) -> Callable[[], object] | None:
-    """The calls as one CUDA graph; None where the operator cannot be captured."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    """The calls as one CUDA graph on the current stream; None where the operator cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.stream(stream):
-            action()  # libraries make their workspaces for this stream
-            stream.synchronize()
-            graph.capture_begin()
-            try:
-                for _ in range(num_calls):
-                    action()
-            finally:
-                graph.capture_end()
+        action()  # libraries make their workspaces for this stream
+        torch.cuda.current_stream().synchronize()
+        graph.capture_begin()
+        try:
+            for _ in range(num_calls):
+                action()
+        finally:
+            graph.capture_end()
     except RuntimeError:
         torch.cuda.synchronize()
         return None
-    torch.cuda.current_stream().wait_stream(stream)
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay
 
 
-def built(one: Case, device: str) -> Callable[[], object]:
+def built(one: Case, device: str) -> training_cases.Call:
     """The operator on tensors of its own."""
+    if one.number >= training_cases.FIRST:
+        return training_cases.call_of(one, device)
+    return training_cases.Call(_forward(one, device), "", [])
+
+
+def _forward(one: Case, device: str) -> Callable[[], object]:
     dtype = DTYPES[one.form]
 
     def tensor(*shape: int) -> torch.Tensor:
@@ -257,10 +317,15 @@ def summary(_rows: Mapping[str, Row], job: Job) -> Row:
     """Write what is there as a set, and say what it holds."""
     folder = job.folder / "operators"
     found = {row["number"]: row for path in sorted(folder.glob("part-*.jsonl")) for row in journal(path)}
+    training = {row["number"]: row for path in sorted(folder.glob(f"{TRAINING}*.jsonl")) for row in journal(path)}
+    counts = {
+        "num_training_timings": sum("latency_ms" in row for row in training.values()),
+        "num_failed_training_cases": sum("failed" in row for row in training.values()),
+    }
     good = [row for row in found.values() if "latency_ms" in row]
     failed = [row for row in found.values() if "failed" in row]
     if not good:
-        return {"num_timings": 0}
+        return {"num_timings": 0, **counts}
     facts = facts_of(job.device)
     name = facts.get("in_catalog") or str(facts["name"]).lower().replace(" ", "-")
     for form in PRODUCT_FORMS:
@@ -269,7 +334,7 @@ def summary(_rows: Mapping[str, Row], job: Job) -> Row:
     about = datasheet(facts, name, good, failed, NUM_SMALL if job.is_small else NUM_CASES)
     with whole(folder / "DATASHEET.md") as scratch:
         scratch.write_text(about)
-    return {"num_timings": len(good), "num_failed_cases": len(failed), "set": str(folder)}
+    return {"num_timings": len(good), "num_failed_cases": len(failed), **counts, "set": str(folder)}
 
 
 def write_form(folder: Path, rows: Sequence[Row], name: str) -> None:

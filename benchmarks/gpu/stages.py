@@ -29,6 +29,7 @@ STAGES = (
     "check",
     "peaks",
     "pairs",
+    "cli",
     "memory",
     "steps",
     "whatifs",

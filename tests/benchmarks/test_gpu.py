@@ -89,7 +89,8 @@ def test_what_is_timed_can_be_read_as_an_op_set(few, tmp_path):
 def test_without_time_nothing_is_begun(few, tmp_path):
     told = run_stage("operators", job(tmp_path, budget_s=0.0))
 
-    assert (0, False, {"part-000": "not begun"}) == (told["num_done"], told["is_complete"], told["pending"])
+    pending = {"part-000": "not begun", "training-000": "not begun"}
+    assert (0, False, pending) == (told["num_done"], told["is_complete"], told["pending"])
 
 
 def test_what_failed_is_tried_again_only_if_asked():
