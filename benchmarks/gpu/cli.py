@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -22,8 +23,7 @@ from typing import Any
 
 from benchmarks.bar import ROOT
 from benchmarks.gpu.pairs import SCRIPTS
-from benchmarks.gpu.stages import Job, Row, lacking
-from windtunnel.measure.workers import run_to_end
+from benchmarks.gpu.stages import Job, Row, lacking, path_of, write
 
 IS_APART = False
 NEEDED = ("numba", "pyarrow", "msgspec", "typer", "pydantic", "rich")
@@ -37,7 +37,7 @@ FLOWN = {
     "streams_net": "amp,channels-last",
 }
 STEPS = {"decoder_lm": 100, "residual_net": 80, "perceptron": 600, "lora_accumulation": 40}
-ALONE_S, COMMAND_S, FLIGHT_S = 45.0, 75.0, 60.0
+ALONE_S, COMMAND_S, FLIGHT_S = 45.0, 45.0, 75.0
 SHOWN_BYTES, KEPT_GRAPH_BYTES = 4000, 1_500_000
 
 
@@ -58,7 +58,11 @@ def run(unit: str, job: Job) -> Row:
     folder.mkdir(parents=True, exist_ok=True)
     script = Path(shutil.copy(ROOT / "benchmarks" / "gpu" / "scripts" / f"{name}.py", folder))
     commands = _answers() if answers else _timed(name, job)
-    return {"commands": {title: _run(title, words, script, job) for title, words in commands.items()}}
+    row: Row = {"commands": {}}
+    for title, words in commands.items():
+        row["commands"][title] = _run(title, words, script, job)
+        write(path_of("cli/recorded", unit, job), row)
+    return row
 
 
 def _timed(name: str, job: Job) -> dict[str, list[str]]:
@@ -67,14 +71,14 @@ def _timed(name: str, job: Job) -> dict[str, list[str]]:
     capture = ["capture", "--force", "--json", "-o", "graph.wt", "SCRIPT", "--steps", "100000", *small]
     fewer = ["capture", "--iterations", "4", *capture[1:]] if job.is_small else capture
     flown = FLOWN.get(name, "")
-    limit = ["--time-limit", "500ms" if job.is_small else "6s"]
+    limit = ["--time-limit", "500ms" if job.is_small else "4s"]
     verify = ["verify", "SCRIPT", "--graph", "graph.wt", "--whatif", flown, *limit, "--ledger", "receipts.db", "--json"]
     return {
         "alone": ["SCRIPT", "--steps", steps, *small],
         "capture": fewer,
         "alone-again": ["SCRIPT", "--steps", steps, *small],
-        "memory": ["memory", "--json", "SCRIPT", "--steps", "100000", *small],
         **({"verify": [*verify, "--", "--steps", "100000", *small]} if flown else {}),
+        "memory": ["memory", "--json", "SCRIPT", "--steps", "100000", *small],
     }
 
 
@@ -100,10 +104,15 @@ def _run(title: str, words: Sequence[str], script: Path, job: Job) -> Row:
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if job.device == "cpu" else {}
     environment = {"PYTHONPATH": search, "COLUMNS": "110", "NO_COLOR": "1", **hidden}
     begun_s = time.monotonic()
-    done = run_to_end([*begins, *chosen], environment=environment, folder=script.parent, timeout_s=limit_s)
-    row: Row = {"seconds": round(time.monotonic() - begun_s, 1), "code": None if done is None else done.code}
-    if done is None:
-        return {**row, "stderr": f"cut off after {limit_s:g} s"}
+    try:
+        done = subprocess.run(
+            [*begins, *chosen], env={**os.environ, **environment}, cwd=script.parent, capture_output=True, text=True,
+            timeout=limit_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as cut:
+        said = (cut.stderr or b"").decode(errors="replace")[-SHOWN_BYTES:]
+        return {"seconds": limit_s, "code": None, "stderr": f"cut off after {limit_s:g} s; so far: {said}"}
+    row: Row = {"seconds": round(time.monotonic() - begun_s, 1), "code": done.returncode}
     row["stderr"] = done.stderr[-SHOWN_BYTES:]
     kept = job.folder / "cli" / "files"
     kept.mkdir(parents=True, exist_ok=True)
@@ -112,7 +121,7 @@ def _run(title: str, words: Sequence[str], script: Path, job: Job) -> Row:
     else:
         row["file"] = f"{script.stem}-{title}.txt.gz"
         (kept / row["file"]).write_bytes(gzip.compress(done.stdout.encode()))
-    if title == "capture" and done.code == 0:
+    if title == "capture" and done.returncode == 0:
         row["graph"] = _keep(script.parent / "graph.wt", kept / f"{script.stem}.wt.tar.gz")
     return row
 

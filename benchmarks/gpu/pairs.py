@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ SCRIPTS = (
 SMALL_UNITS = ("perceptron", "perceptron@fused-optimizer")
 WARMUP, COMPILED_WARMUP, REPEATS = 8, 12, 3
 PLAIN_ITERATIONS, RICH_ITERATIONS = 3, 1
-FEWEST_PAIRS, MOST_PAIRS, PAIRS_S = 9, 40, 4.0
+FEWEST_PAIRS, MOST_PAIRS, PAIRS_S = 7, 40, 2.0
+EAGER, CHANGES_S = "changes", 60.0
 MARK = "ProfilerStep#{}"
 RICH = {"record_shapes": True, "with_stack": True, "profile_memory": True}
 
@@ -59,11 +61,16 @@ def units(job: Job) -> Sequence[str]:
     changes = {name: list(script_of(name, job).CHANGES) for name in SCRIPTS}
     first, others = SCRIPTS[:2], SCRIPTS[2:]
     turns = range(max(map(len, changes.values())))  # the scripts take turns, each with its most informative change
-    return [
-        *SCRIPTS,
+    compiled = [
         *(f"{name}@{change}" for name in first for change in changes[name]),
         *(f"{name}@{changes[name][turn]}" for turn in turns for name in others if turn < len(changes[name])),
     ]
+    return [*SCRIPTS, *(f"{name}@{EAGER}" for name in SCRIPTS), *(unit for unit in compiled if _compiles(unit))]
+
+
+def _compiles(unit: str) -> bool:
+    """Whether an arm is compiled, which takes long and leaves much behind in a process."""
+    return "compile" in unit
 
 
 def run(unit: str, job: Job) -> Row:
@@ -71,6 +78,8 @@ def run(unit: str, job: Job) -> Row:
     folder = Path(tempfile.gettempdir()) / f"benchmarks-gpu-inductor-{os.getuid()}" / name
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     script = script_of(name, job)
+    if change == EAGER:
+        return compared_in_turns(unit, script, job)
     if change:
         return compared(script, script.CHANGES[change], job)
     return recorded(unit, script, folder, job)
@@ -218,6 +227,27 @@ def set_flags(given: Mapping[str, bool]) -> None:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = given["matmul"], given["cudnn"]
 
 
+def compared_in_turns(unit: str, script: Any, job: Job) -> Row:
+    """All changes of a script that compile nothing, in one process, until the time of a unit is over."""
+    path, until_s = path_of("pairs/recorded", unit, job), time.monotonic() + CHANGES_S
+    row, usual = read(path) or {}, flags()
+    for change, given in script.CHANGES.items():
+        if _compiles(f"{unit}{change}") or change in row:
+            continue
+        if time.monotonic() > until_s:
+            return {"pending": f"{len(row)} changes of {len(script.CHANGES)} were run"}
+        set_flags(usual)
+        try:
+            row[change] = compared(script, given, job)
+        except Exception as error:
+            row[change] = {"failed": f"{type(error).__name__}: {error}"[:400]}
+        write(path, row)
+        gc.collect()
+        if uses_gpu(job.device):
+            torch.cuda.empty_cache()
+    return row
+
+
 def compared(script: Any, change: Mapping[str, Any], job: Job) -> Row:
     """Blocks of the script as it is and changed, in turns; flags that a process has once are set for each block."""
     base = arm(script, {}, job)
@@ -295,7 +325,10 @@ def losses_are_finite(step: Callable[[], None]) -> bool | None:
 def summary(rows: Mapping[str, Row], _job: Job) -> Row:
     return {
         "speedups": {
-            unit: round(row["speedup_of_samples"], 4) for unit, row in rows.items() if "speedup_of_samples" in row
+            f"{unit}/{part}" if part else unit: round(found["speedup_of_samples"], 4)
+            for unit, row in rows.items()
+            for part, found in (("", row), *row.items())
+            if isinstance(found, dict) and "speedup_of_samples" in found
         },
         "failed_parts": {
             f"{unit}/{part}": found["failed"]
