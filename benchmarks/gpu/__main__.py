@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu                              # all stages, one after the other, in one budget
     python -m benchmarks.gpu operators --budget-s 540     # one stage; the same command again goes on
+    python -m benchmarks.gpu pairs operators --plan 10    # what fits into ten minutes
     python -m benchmarks.gpu --device cpu --small         # the whole way without a GPU, as the tests go it
 
 Nothing needs to be installed: the repository and a Python with torch are enough for what is recorded. What is missing
@@ -22,7 +23,7 @@ except ModuleNotFoundError:  # not installed: it is used from where it lies
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
     import windtunnel  # noqa: F401
 
-from benchmarks.gpu.stages import STAGES, Job, run_stage, stage_of
+from benchmarks.gpu.stages import STAGES, Job, plan_lines, run_stage, stage_of
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -33,6 +34,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget-s", default=540.0, type=float, help="seconds for all that is asked")
     parser.add_argument("--small", action="store_true", help="as little of everything as shows that it works")
     parser.add_argument("--again", action="store_true", help="try again what failed")
+    parser.add_argument("--plan", type=float, metavar="MINUTES", help="print what fits into this time; measure nothing")
+    parser.add_argument("--first", default="", metavar="UNIT", help="of the stage that has it: leave out those before")
     parser.add_argument("--unit", default="", help=argparse.SUPPRESS)
     return parser.parse_args(given)
 
@@ -49,8 +52,11 @@ def main() -> int:
     if unknown:
         print(f"error: no stage is called {unknown[0]!r}\n  fix:   one of {', '.join(STAGES)}", file=sys.stderr)
         return 2
-    until_s = time.monotonic() + asked.budget_s
-    job = Job(device_of(asked.device), asked.out.resolve(), until_s, asked.small, asked.again)
+    until_s = time.monotonic() + (asked.budget_s if asked.plan is None else 60 * asked.plan)
+    job = Job(device_of(asked.device), asked.out.resolve(), until_s, asked.small, asked.again, asked.first)
+    if asked.plan is not None:
+        print("\n".join(plan_lines(asked.stages or STAGES, job)))
+        return 0
     if asked.unit:
         name, _, unit = asked.unit.partition("/")
         print(json.dumps({"row": stage_of(name).run(unit, job)}))

@@ -26,6 +26,7 @@ from benchmarks.gpu.pairs import SCRIPTS
 from benchmarks.gpu.stages import Job, Row, lacking, path_of, write
 
 IS_APART = False
+UNIT_S = 75.0  # on an H200
 NEEDED = ("numba", "pyarrow", "msgspec", "typer", "pydantic", "rich")
 ORDER = ("decoder_lm", "residual_net", "perceptron", "compiled_lm", "attention_by_hand", "lora_accumulation")
 FLOWN = {

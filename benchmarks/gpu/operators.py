@@ -33,6 +33,7 @@ from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 from windtunnel.outputs import whole
 
 IS_APART = False
+UNIT_S = 10.0  # on an H200
 PART, FIRST_PARTS = 256, 16  # the parts of the first list that every device is measured with
 TRAINING = "training-"
 NUM_SMALL_TRAINING, MAX_TENSORS = 132, 6

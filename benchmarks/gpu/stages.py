@@ -37,6 +37,7 @@ STAGES = (
     "operators",
 )  # the last takes what is left
 LEAST_S = 20.0
+START_S, UNIT_S = 60.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Job:
     until_s: float
     is_small: bool = False
     is_again: bool = False
+    first_unit: str = ""  # what comes before is on record elsewhere
 
     @property
     def left_s(self) -> float:
@@ -117,7 +119,7 @@ def is_done(row: Row | None, *, is_again: bool) -> bool:
 def run_stage(name: str, job: Job) -> Row:
     """Measure what is not measured yet; returns the stage's line."""
     stage, rows, begun_s = stage_of(name), {}, time.monotonic()
-    units = list(stage.units(job))
+    units = units_of(stage, job)
     for unit in units:
         path = path_of(name, unit, job)
         row = read(path)
@@ -139,6 +141,26 @@ def run_stage(name: str, job: Job) -> Row:
         "failed": {unit: row["failed"] for unit, row in rows.items() if "failed" in row},
         **stage.summary({unit: row for unit, row in rows.items() if not _waits(rows, unit)}, job),
     }
+
+
+def units_of(stage: Stage, job: Job) -> list[str]:
+    """Units of a stage from the first one that is asked for."""
+    units = list(stage.units(job))
+    return units[units.index(job.first_unit) :] if job.first_unit in units else units
+
+
+def plan_lines(names: Sequence[str], job: Job) -> list[str]:
+    """Which units of which stages fit into the job's time, in their order, by what units took on an H200."""
+    left_s, lines = job.left_s - START_S, [f"{START_S:g} s to install and start"]
+    for name in names:
+        stage = stage_of(name)
+        seconds = getattr(stage, "UNIT_S", UNIT_S)
+        waiting = [unit for unit in units_of(stage, job) if not is_done(read(path_of(name, unit, job)), is_again=False)]
+        count = min(len(waiting), max(0, int(left_s // seconds)))
+        left_s -= count * seconds
+        shown = f"{waiting[0]} to {waiting[count - 1]}" if count > 1 else "".join(waiting[:count])
+        lines.append(f"{name}: {count} of {len(waiting)} units, {count * seconds:g} s  {shown}".rstrip())
+    return lines
 
 
 def _waits(rows: Mapping[str, Row], unit: str) -> bool:

@@ -10,9 +10,9 @@ from collections import Counter
 
 import pytest
 from benchmarks.bar import ROOT
-from benchmarks.gpu import histories, operators, pairs
+from benchmarks.gpu import case_kernels, histories, operators, pairs, training_cases
 from benchmarks.gpu.cases import ELEMENT_BYTES, LIMITS, SHARES, _work, case
-from benchmarks.gpu.stages import STAGES, Job, is_done, run_stage
+from benchmarks.gpu.stages import STAGES, Job, is_done, plan_lines, run_stage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,3 +183,60 @@ def test_every_stage_runs_to_its_end_without_a_gpu(tmp_path):
     assert told["steps"]["replay_median"] < 0.1
     assert told["memory"]["median"] < 0.05
     assert told["whatifs"]["num_flown"] >= 1
+
+
+@given(st.integers(training_cases.FIRST, training_cases.FIRST + 30_000), st.booleans())
+def test_a_training_case_is_the_same_every_time_and_within_its_limits(number, is_small):
+    drawn = training_cases.training_case(number, is_small=is_small)
+    num_elements, num_flops = training_cases.KINDS[drawn.kind].work(drawn.sizes)
+
+    assert drawn == training_cases.training_case(number, is_small=is_small)
+    assert num_elements * ELEMENT_BYTES[drawn.form] <= LIMITS[is_small][0]
+    assert num_flops <= LIMITS[is_small][1]
+
+
+def test_every_kind_of_training_case_runs_and_names_what_it_reads():
+    kinds = Counter()
+    for number in range(
+        training_cases.FIRST, training_cases.FIRST + sum(k.share for k in training_cases.KINDS.values())
+    ):
+        drawn = training_cases.training_case(number, is_small=True)
+        call = training_cases.call_of(drawn, "cpu")
+        call.run()
+        kinds[drawn.kind] += 1
+
+        assert call.aten
+        assert all(tensor.numel() for tensor in call.tensors)
+    assert kinds == {name: kind.share for name, kind in training_cases.KINDS.items()}
+
+
+def test_kernels_belong_to_the_case_whose_mark_they_lie_in():
+    marks = [{"cat": "user_annotation", "name": f"case:{n}", "ts": 10.0 * n, "dur": 8.0} for n in (1, 2, 3)]
+    launch = {"grid": [2, 1, 1], "block": [128, 1, 1], "registers per thread": 32, "shared memory": 0}
+    inside = {"cat": "kernel", "name": "void gemm<float>(float*)", "ts": 21.0, "dur": 1.5, "args": launch}
+    outside = {**inside, "ts": 9.0}
+    found = case_kernels.by_case([inside, *marks, outside, {"ph": "M"}])
+
+    assert ["gemm<float>"] == found["names"]
+    assert {"1": [], "2": [[0, [2, 1, 1], [128, 1, 1], 32, 0, 1500]], "3": []} == found["cases"]
+
+
+def test_the_data_of_the_h200_is_whole():
+    folder = ROOT / "benchmarks" / "gpu" / "h200" / "operators"
+    rows = [json.loads(line) for line in gzip.decompress((folder / "training.jsonl.gz").read_bytes()).splitlines()]
+    kernels = json.loads(gzip.decompress((folder / "kernels.json.gz").read_bytes()))
+
+    assert 2304 == len({row["number"] for row in rows})
+    assert all(row["latency_ms"] > 0 and row["aten"] for row in rows)
+    assert {str(row["number"]) for row in rows} <= set(kernels["cases"])
+    for row in rows[:64]:
+        drawn = training_cases.training_case(row["number"])
+        assert (drawn.kind, drawn.form) == (row["kind"], row["dtype"])
+
+
+def test_a_plan_names_what_fits_and_begins_where_asked(tmp_path):
+    asked = Job("cpu", tmp_path, time.monotonic() + 100.0, first_unit="training-009")
+    (_, line) = plan_lines(["operators"], asked)
+
+    assert line.startswith("operators: ")
+    assert "training-009 to " in line
