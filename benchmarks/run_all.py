@@ -45,6 +45,8 @@ BARS = (
     "overhead",
     "capture_replay_error",
     "whatif_error",
+    "whatif_bias",
+    "shipped_intervals",
     "stable_phase",
     "suite_trains",
     "suite_fidelity",

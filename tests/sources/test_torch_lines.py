@@ -129,3 +129,19 @@ def test_marks_end_also_below_a_mode_that_the_program_turned_on():
 
         assert _get_current_function_mode_stack() == [*before, mode]
     assert _get_current_function_mode_stack() == before
+
+
+def test_an_update_within_a_backward_pass_may_end_the_iteration():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    optimizers = {weight: torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()}
+
+    def update(weight):
+        optimizers[weight].step()
+        weight.grad = None
+
+    for weight in optimizers:
+        weight.register_post_accumulate_grad_hook(update)
+    inputs = torch.randn(4, 8)
+    found = capture(lambda: model(inputs).sum().backward(), iterations=4, warmup=2)
+
+    assert found.num_tasks

@@ -31,6 +31,7 @@ LINE = "wt:line:"
 _autograd: Any = torch.autograd
 _OWN = Path(__file__).parents[2]
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (_OWN, *(Path(str(one.__file__)).parent for one in (torch, np))))
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
@@ -40,7 +41,9 @@ class _LineMarks(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(function, "__name__", "") == "__get__":  # an attribute: it runs nothing, and there are many
+        # an attribute runs nothing, and there are many; an update within a backward pass may end the iteration, and
+        # with it the profile, which no mark outlives
+        if getattr(function, "__name__", "") == "__get__" or function in _BACKWARD:
             return function(*args, **(kwargs or {}))
         with annotate(LINE + _line_of(sys._getframe(1))):
             return function(*args, **(kwargs or {}))
