@@ -204,10 +204,11 @@ def memory_of(name: str) -> dict[str, Any]:
     except WindtunnelError as error:
         return {"refused": error.message}
     real_bytes, fake_bytes = real.peak_without_workspace_bytes, fake.peak_without_workspace_bytes
+    off = fake_bytes / real_bytes
     return {
         "real_bytes": real_bytes,
         "fake_bytes": fake_bytes,
-        "error": abs(fake_bytes / real_bytes - 1),
+        "error": max(1 - off, 0.0 if fake.meta.get("is_uncompiled") else off - 1),  # compiled code may hold less
         "workspace_share": 1 - real_bytes / real.peak_bytes,
     }
 

@@ -130,6 +130,30 @@ def test_a_gpu_is_named_for_predictions_only():
     assert "add --fake" in refused.stderr
 
 
+COMPILED_SCRIPT = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+run = torch.compile(model, backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(9):
+    optimizer.zero_grad()
+    run(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_fake_memory_of_a_script_that_compiles_is_said_to_be_that_of_plain_python(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(COMPILED_SCRIPT)
+    compiles = windtunnel("memory", "--fake", path)
+    path.write_text(COMPILED_SCRIPT.replace('torch.compile(model, backend="eager")', "model"))
+    plain = windtunnel("memory", "--fake", path)
+
+    assert (0, 0) == (compiles.code, plain.code), compiles.stderr
+    assert "the script compiles" in compiles.stdout
+    assert "the script compiles" not in plain.stdout
+
+
 FIT_SCRIPT = """
 import torch
 data = torch.utils.data.DataLoader(torch.randn(4000, 256), batch_size=8)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import require_free, stem
 from windtunnel.cli._memory_fit import Job, print_fit
 from windtunnel.cli._options import Force, GuessValues, Json, Output, ReadLimitSize
@@ -258,6 +258,11 @@ def _print(profile: MemoryProfile) -> None:
     is_fake = bool(profile.meta.get("is_fake"))
     how = "predicted with fake tensors, without what operators allocate for themselves"
     say(f"{profile}{f' ({how})' if is_fake else ''}")
+    if is_fake and profile.meta.get("is_uncompiled"):
+        say_wrapped(
+            "the script compiles, and this is the memory of its code as plain Python; "
+            "compiled code usually holds less, which a run without --fake measures"
+        )
     other = "a real run" if is_fake else "--fake"
     say(f"without workspace {format_size(profile.peak_without_workspace_bytes)}, to be compared with that of {other}")
     say(

@@ -22,6 +22,7 @@ from windtunnel.sources.dry._replaced import replaced
 from windtunnel.sources.dry._streams import Streams
 from windtunnel.sources.dry._values import Values, own_line
 from windtunnel.sources.memory._fake import fake_tensors
+from windtunnel.sources.torch._stance import quiet_about_hooks
 from windtunnel.sources.torch.script import Ended, Pilot, run_until_enough
 
 __all__ = ["run_uncomputed", "uncomputed", "without_workers"]
@@ -58,6 +59,7 @@ def uncomputed(
     with ExitStack() as stack:
         if has_device:
             stack.enter_context(device_stands_in(queues, devices_per_host, local_rank))
+        stack.enter_context(quiet_about_hooks())
         stack.enter_context(fake_tensors())
         stack.enter_context(reads_answered(values, queues, has_device=has_device, maps_devices=maps_devices))
         stack.enter_context(_empty_inputs_refused())

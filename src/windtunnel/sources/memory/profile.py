@@ -61,7 +61,7 @@ class MemoryProfile:
         ``iteration``; and, of the birth, ``phase`` (before, data, forward, backward, update), ``name`` (of the tensor,
         or of the operator that made it), ``layer`` (module path) and ``line`` (of the program).
     meta : mapping
-        ``is_fake``, what is included, versions.
+        ``is_fake``, what is included, versions; ``is_uncompiled`` where a program that compiles ran as plain Python.
 
     Examples
     --------

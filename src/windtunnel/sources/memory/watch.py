@@ -25,7 +25,7 @@ from windtunnel.sources.memory._storages import EVENTS
 from windtunnel.sources.memory._tracker import StorageTracker
 from windtunnel.sources.memory.profile import CATEGORIES, COLUMNS, MemoryProfile
 from windtunnel.sources.torch._stance import uncompiled
-from windtunnel.sources.torch.annotate import Discovery
+from windtunnel.sources.torch.annotate import Discovery, asks_to_compile
 from windtunnel.units import format_size
 
 __all__ = ["Watch", "tracked_profile"]
@@ -150,6 +150,7 @@ def tracked_profile(tracker: StorageTracker, *, is_fake: bool) -> MemoryProfile:
         "included": _INCLUDED_STORAGES,
         "num_iterations": tracker.iteration + 1,
         "torch": torch.__version__,
+        **({"is_uncompiled": True} if asks_to_compile() else {}),
     }
     return MemoryProfile.of([(*row, *about[row[2]]) for row in [*first, *later]], meta)
 

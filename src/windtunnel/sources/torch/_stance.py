@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-__all__ = ["aside", "not_compiled", "uncompiled"]
+__all__ = ["aside", "not_compiled", "quiet_about_hooks", "uncompiled"]
 
 
 @contextmanager
@@ -27,8 +27,17 @@ def uncompiled() -> Iterator[None]:
         return
     import torch
 
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        # a hook on all modules is called once more for the wrapper of what is compiled, which does no harm here
+    with torch.compiler.set_stance("force_eager"), quiet_about_hooks():
+        yield
+
+
+@contextmanager
+def quiet_about_hooks() -> Iterator[None]:
+    """Within, torch does not warn of hooks on all modules, which are ours.
+
+    They are called once more for the wrapper of what is compiled, which does no harm here.
+    """
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `torch.compile")
         yield
 

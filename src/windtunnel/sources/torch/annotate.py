@@ -29,6 +29,7 @@ __all__ = [
     "STATE",
     "Annotator",
     "Discovery",
+    "asks_to_compile",
     "is_compiling",
     "local",
     "module_paths",
@@ -163,7 +164,12 @@ def is_compiling() -> bool:
         return False
     dynamo = sys.modules.get("torch._dynamo.utils")
     has_compiled = dynamo is not None and any(map(dynamo.counters.get, ("frames", "stats")))  # a whole graph: no frames
-    return has_compiled and any(map(_is_compiled, gc.get_objects()))
+    return has_compiled and asks_to_compile()
+
+
+def asks_to_compile() -> bool:
+    """Whether this program holds anything that it gave to torch.compile, also where nothing runs as compiled."""
+    return "torch._dynamo" in sys.modules and any(map(_is_compiled, gc.get_objects()))
 
 
 def _is_compiled(thing: Any) -> bool:
