@@ -12,6 +12,7 @@ from tests.sources.kineto_traces import annotation, call, kernel, op, traces, wr
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError, TraceError, WindtunnelError
 from windtunnel.graph import EdgeKind, Kind, Phase, ProcessGroup, ResourceKind
+from windtunnel.reports import explain
 from windtunnel.simulate import replay
 from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
@@ -367,6 +368,44 @@ def test_a_wait_between_streams_is_inferred_where_no_event_tells(load):
     graph = load([*events, *quick])
 
     assert [("producer", "consumer", 2_000)] == edges(graph, EdgeKind.SYNC)
+
+
+@pytest.mark.parametrize("is_launched_in_the_trace", [True, False])
+def test_a_wait_for_a_collective_is_inferred_where_the_host_runs_far_ahead(load, is_launched_in_the_trace):
+    """Every task that found its stream idle waited for a collective: a long delay from the launch is no usual one."""
+    events = []
+    for turn in range(4):
+        begin = 40_000 + 10_000 * turn
+        parts = [("compute", begin, 900, 7), ("ncclDevKernel", begin + 1_000, 8_000, 9), ("copy", begin + 9_018, 5, 7)]
+        for place, (name, start, length, stream) in enumerate(parts):
+            launched = launch(f"{name}{turn}", 30 * turn + 10 * place, 3 * turn + place, start, length, stream=stream)
+            events += launched if is_launched_in_the_trace else launched[-1:]
+
+    graph = load([*events, op("A", 0, 5)])
+
+    waits = {(src, dst) for src, dst, _ in edges(graph, EdgeKind.SYNC)}
+    assert {(f"ncclDevKernel{turn}", f"copy{turn}") for turn in range(4)} <= waits
+    if is_launched_in_the_trace:  # else collectives start when they did, for reasons before the trace
+        shorter = replay(graph.scale(graph.select(name="ncclDevKernel."), 0.0))
+        assert shorter.makespan_ns <= replay(graph).makespan_ns - 4 * 7_900_000
+
+
+def test_operators_of_modules_are_a_forward_pass_without_gradients_too(load):
+    inference = [op("nn.Module: Net_0", 0, 50, cat="python_function"), op("aten::mm", 10, 20), op("aten::add", 60, 5)]
+
+    graph = load(inference)
+
+    assert Phase.FORWARD == graph.tasks["phase"][row(graph, "aten::mm")]
+    assert Phase.FORWARD != graph.tasks["phase"][row(graph, "aten::add")]
+
+
+def test_exposed_communication_is_explained(load):
+    events = [*launch("gemm", 0, 1, 10, 100, stream=7), *launch("ncclDevKernel_AllReduce", 5, 2, 60, 200, stream=9)]
+
+    explained = explain(load(events))
+
+    assert (200_000, 150_000) == (explained.communication_ns, explained.exposed_ns)
+    assert "communication 200 µs an iteration, 150 µs of it exposed" in str(explained)
 
 
 def test_synchronizing_a_stream_waits_for_that_stream_only(load):

@@ -21,11 +21,12 @@ from windtunnel.reports.bystanders import without_bystanders
 from windtunnel.reports.colors import KIND_LABELS, PHASE_LABELS
 from windtunnel.reports.irregular import Irregular, irregular_lines, irregular_parts
 from windtunnel.reports.losses import loss_lines
-from windtunnel.reports.notes import loading_lines, notes_of, profiler_lines
+from windtunnel.reports.notes import communication_line, loading_lines, notes_of, profiler_lines
 from windtunnel.reports.packing import shortened
 from windtunnel.reports.plots import plot_explanation
 from windtunnel.reports.waits import RankWait, rank_waits, wait_lines
 from windtunnel.simulate import Timeline, replay, with_waits_for_data
+from windtunnel.simulate.breakdown import communication_ns
 from windtunnel.units import format_count, format_duration, format_ratio, format_spread
 from windtunnel.whatifs.losses import Loss, find_losses
 from windtunnel.whatifs.speed import Speed, measured_speed
@@ -80,6 +81,8 @@ class Explanation:
         How much longer an iteration is while it is measured; 0.2 is 20 % longer. Taken out of all times above.
     unexplained_ratio : float or None
         Share of the measured iteration that the replay has too much or too little.
+    communication_ns, exposed_ns : float
+        Of an iteration, in which a rank communicates, and computes nothing meanwhile; of the rank with the most.
     waits : tuple of RankWait
         Of many ranks: who waited for whom in collectives.
     losses : tuple of Loss
@@ -109,6 +112,8 @@ class Explanation:
     losses: tuple[Loss, ...] = ()
     irregular: tuple[Irregular, ...] = ()
     speed: Speed | None = None
+    communication_ns: float = 0.0
+    exposed_ns: float = 0.0
 
     @cached_property
     def iteration_ns(self) -> float:
@@ -252,6 +257,8 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
     measured = graph.meta.iteration_ns
     measured = dict(measured) if isinstance(measured, Mapping) and measured.get("median") else {}
     kinds = _by_enum(timeline, "kind", KIND_LABELS)
+    communication = communication_ns(explained, timeline.start_ns, timeline.finish_ns)
+    sent_ns, exposed_ns = (float(spent_ns) / iterations for spent_ns in communication)
     host_ratio = sum(share.ratio for share in kinds if share.label == KIND_LABELS[Kind.HOST])
     return Explanation(
         replayed_ns=replayed_ns,
@@ -273,6 +280,7 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         unexplained_ratio=abs(replayed_ns / measured["median"] - 1) if measured else None,
         notes=(
             *irregular_lines(graph, float(measured.get("median", replayed_ns))),
+            *communication_line(sent_ns, exposed_ns),
             *loading_lines(timeline),
             *notes_of(graph, left_out),
             *profiler_lines(graph, host_ratio),
@@ -280,6 +288,8 @@ def explain(graph: Graph, timeline: Timeline | None = None) -> Explanation:
         ),
         waits=rank_waits(timeline),
         irregular=irregular_parts(graph),
+        communication_ns=sent_ns,
+        exposed_ns=exposed_ns,
         losses=find_losses(explained, timeline) if graph.num_ranks > 1 or "start_cause" in graph.tasks else (),
     )
 

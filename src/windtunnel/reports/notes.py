@@ -18,7 +18,7 @@ from windtunnel.sources.ranks.clocks import clock_lines
 from windtunnel.units import format_count, format_duration, format_ratio
 from windtunnel.whatifs.messages import untimed_messages
 
-__all__ = ["loading_lines", "notes_of", "profiler_lines"]
+__all__ = ["communication_line", "loading_lines", "notes_of", "profiler_lines"]
 
 _MUCH_HOST = 0.2  # of the critical path
 _MUCH_WAITING = 0.02  # of the step, for batches
@@ -58,6 +58,16 @@ def profiler_lines(graph: Graph, host_ratio: float) -> tuple[str, ...]:
     if graph.meta.source != "kineto" or graph.meta.overhead or not on_device or host_ratio < _MUCH_HOST:
         return ()
     return ("the profiler slows the host, and that is in it: `windtunnel slice --step-time` takes it out",)
+
+
+def communication_line(communication_ns: float, exposed_ns: float) -> tuple[str, ...]:
+    """How long an iteration communicates, and for how much of it nothing computes."""
+    if not communication_ns:
+        return ()
+    return (
+        f"communication {format_duration(communication_ns)} an iteration, {format_duration(exposed_ns)} of it exposed: "
+        "nothing computes meanwhile",
+    )
 
 
 def loading_lines(timeline: Timeline) -> tuple[str, ...]:

@@ -208,7 +208,7 @@ def explain_starts(device: Device, awaited: Int64s | None, rules: KinetoRules) -
     delay = device.start - device.launch_ns
     is_launched = device.launch_ns != NEVER
     is_idle = is_launched & (before_ns <= device.launch_ns)
-    floor, usual_delay = _typical_delays(device, delay, is_idle, is_launched)
+    floor, usual_delay = _typical_delays(device, delay, is_idle, is_launched, rules.idle_start_ns)
     ready_ns = np.where(is_launched, device.launch_ns + np.minimum(floor, np.maximum(delay, 0)), NEVER)
     gap = device.start - before_ns
     usual_gap = _typical_gaps(device, gap, (device.previous >= 0) & (ready_ns <= before_ns), rules.stream_lag_ns)
@@ -217,11 +217,12 @@ def explain_starts(device: Device, awaited: Int64s | None, rules: KinetoRules) -
         is_odd = device.start - bound_ns > np.where(ready_ns >= before_ns, usual_delay - floor, usual_gap)
         awaited = _inferred_waits(device, bound_ns, is_odd, rules.wait_seen_ns)
     wait_ns = _end_of(device, awaited)
+    usual_wait = max(rules.stream_lag_ns, _usual((device.start - wait_ns)[(awaited >= 0) & (wait_ns <= device.start)]))
     excess = np.stack(
         [
             np.where(is_launched, delay - usual_delay, 2**62),
             np.where(device.previous >= 0, gap - usual_gap, 2**62),
-            np.where(awaited >= 0, device.start - wait_ns - rules.stream_lag_ns, 2**62),
+            np.where(awaited >= 0, device.start - wait_ns - usual_wait, 2**62),
         ]
     )
     latest = np.argmax(np.stack([ready_ns, before_ns, wait_ns]), axis=0)
@@ -254,16 +255,17 @@ def _end_of(device: Device, task: NDArray[np.integer]) -> Int64s:
 
 
 def _typical_delays(
-    device: Device, delay: Int64s, is_idle: NDArray[np.bool_], is_launched: NDArray[np.bool_]
+    device: Device, delay: Int64s, is_idle: NDArray[np.bool_], is_launched: NDArray[np.bool_], max_usual_ns: int
 ) -> tuple[Int64s, Int64s]:
     """Least delay from launch to start of each task's stream, and the usual one of the device.
 
     Seen on tasks that found their stream idle. Some of those waited for other streams, on some streams all of them
     did (those of collectives): so the usual delay is from the quicker ones of all streams, and a stream whose least
-    delay is beyond it takes the device's.
+    delay is beyond it takes the device's. Where the host runs far ahead, hardly any found their stream idle but those
+    that waited: no delay beyond ``max_usual_ns`` is usual.
     """
     seen = np.flatnonzero((is_idle if is_idle.any() else is_launched) & (delay >= 0))
-    usual = _usual(delay[seen])
+    usual = min(_usual(delay[seen]), max_usual_ns)
     least = int(delay[seen].min()) if len(seen) else 0
     floor = np.full(device.num_tasks, least, np.int64)
     for members in _by_stream(device):
@@ -297,7 +299,8 @@ def _inferred_waits(device: Device, bound_ns: Int64s, is_odd: NDArray[np.bool_],
     awaited = np.full(device.num_tasks, -1, np.int64)
     if len(device.streams) < 2:
         return awaited
-    late = np.flatnonzero(is_odd & (device.launch_ns != NEVER))
+    late = np.flatnonzero(is_odd)
+    asked_ns = np.where(device.launch_ns != NEVER, device.launch_ns, device.start)  # launched before the trace began
     for stream in np.unique(device.stream):
         order = np.flatnonzero(device.stream != stream)
         order = order[np.argsort(device.end[order], kind="stable")]
@@ -309,7 +312,7 @@ def _inferred_waits(device: Device, bound_ns: Int64s, is_odd: NDArray[np.bool_],
             device.launch_ns[order],
             device.start[asking],
             since,
-            device.launch_ns[asking],
+            asked_ns[asking],
         )
         awaited[asking[found >= 0]] = order[found[found >= 0]]
     return awaited

@@ -102,7 +102,8 @@ def label_events(trace: Trace, host: Host) -> Labels:
     phase = inherit(host.parent, own_phase)
     sequence = trace.argument("Sequence number")[host.row]
     has_sequence = is_op & (sequence != MISSING) & (sequence >= 0)
-    phase[has_sequence & (phase < 0)] = Phase.FORWARD
+    # without gradients operators have no sequence numbers, but they run within modules
+    phase[(has_sequence | (host.role == Role.MODULE)) & (phase < 0)] = Phase.FORWARD
     phase = inherit(host.parent, phase)
     forward_of = _forward_of(trace, host, sequence, has_sequence, phase == Phase.BACKWARD)
     layer, layers = _layers(trace, host)

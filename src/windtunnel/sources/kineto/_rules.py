@@ -25,6 +25,8 @@ class KinetoRules:
         A delay up to this much beyond the typical one needs no explanation.
     wait_seen_ns : int
         A task waited for one of another stream that ended at most this long before its start.
+    idle_start_ns : int
+        A device that is idle, and waits for nothing, starts what was launched within this time.
     return_ns : int
         A call waited for a task if it returned at most this long after the task's end.
     queued_tasks : int
@@ -43,7 +45,8 @@ class KinetoRules:
 
     stream_lag_ns: int = 2_000
     noise_ns: int = 10_000
-    wait_seen_ns: int = 15_000
+    wait_seen_ns: int = 25_000  # 5 on GPUs of NVIDIA, 10 to 20 on those of AMD
+    idle_start_ns: int = 1_000_000
     return_ns: int = 40_000
     queued_tasks: int = 900  # the queue of NVIDIA's driver holds 1,024
     shortest_gap_ns: int = 30_000
