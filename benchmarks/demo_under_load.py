@@ -24,13 +24,13 @@ from windtunnel.sources.targets import WorkloadName
 from windtunnel.whatifs import whatif
 
 # small ones: a step that takes long when nothing else runs takes ten times as long here
-MODELS: dict[str, dict[str, object]] = {
+JOBS: dict[str, dict[str, object]] = {
     "mlp": {"width": 256},
+    "mlp-deep": {"width": 64, "depth": 12},
+    "mlp-narrow": {"width": 512, "depth": 2, "batch_size": 64},
     "transformer": {"length": 16, "depth": 2},
-    "lstm": {"length": 8, "width": 128},
-    "recommender": {"batch_size": 128},
-    "cnn": {"batch_size": 4, "width": 8},
-    "gan": {"batch_size": 4, "width": 8},
+    "transformer-long": {"length": 48, "depth": 1},
+    "transformer-thin": {"width": 64, "depth": 3, "length": 16},
 }
 CHANGES = ("fused-optimizer", "batch-size:factor=2", "gradient-accumulation:passes=4", "amp", "threads:threads=1")
 RULE = StopRule(rounds=12, precision=0.02, time_limit_s=3.0, turn_ns=30_000_000, warmup=2)
@@ -39,7 +39,7 @@ COVERAGE, FEWEST, CAPTURED = 0.85, 20, 10
 
 def flights(model: str, folder: Path) -> tuple[list[dict[str, object]], bool]:
     """Every change of a workload that was flown, and whether the capture reported the load."""
-    target, database = WorkloadName(model, MODELS.get(model, {})), ProfileDatabase(":memory:")
+    target, database = WorkloadName(model.partition("-")[0], JOBS[model]), ProfileDatabase(":memory:")
     graph = target.capture(CAPTURED, None)
     found = whatif(graph, list(CHANGES), prices="measured", database=database, budget_s=1.5)
     answers = with_intervals(found, folder / "none.db")
@@ -63,7 +63,7 @@ def main() -> bool:
     """Print the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(JOBS), choices=JOBS)
     options = parser.parse_args()
     rows, reported = [], []
     for model in options.models:
