@@ -96,7 +96,7 @@ def test_a_division_that_does_not_exist_is_answered_with_those_that_do(stored):
 
     assert 2 == outcome.code
     assert (
-        "error: time cannot be divided by 'color'\n  fix:   use one of phase, kind, layer, op, source, task\n"
+        "error: time cannot be divided by 'color'\n  fix:   use one of phase, kind, layer, op, line, source, task\n"
         == outcome.stderr
     )
 

@@ -26,11 +26,23 @@ from typing import Any
 from windtunnel.errors import FlightError, InputError
 from windtunnel.measure._worker import die_with
 
-__all__ = ["Done", "Place", "WorkerError", "Workers", "die_with", "required", "run_to_end"]
+__all__ = ["Done", "Place", "WorkerError", "Workers", "die_with", "last_error", "required", "run_to_end"]
 
 _LOG_TAIL_BYTES = 4000
 _POLL_S = 0.2
 _GRACE_S = 1.0
+
+
+def last_error(text: str) -> str:
+    r"""The last line that names an exception, "" if none does; native libraries may print more as a process ends.
+
+    Examples
+    --------
+    >>> last_error("Traceback ...\nValueError: no sender\nterminate called without an active exception")
+    'ValueError: no sender'
+    """
+    raised = [line for line in text.splitlines() if "Error" in line and not line.startswith(" ")]
+    return raised[-1].strip() if raised else ""
 
 
 class WorkerError(FlightError):
@@ -280,8 +292,7 @@ class Workers:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[0].wait(0 if reason else _GRACE_S)
         tail = self.log_tail()
-        raised = [line for line in tail.splitlines() if "Error" in line and not line.startswith(" ")]
-        told = raised[-1].strip() if raised else ""
+        told = last_error(tail)
         return WorkerError(
             f"the {self.title} did not answer: {reason or self._killed() or told or self._how_ended()}",
             where=self._module,

@@ -19,7 +19,7 @@ from windtunnel.errors import PriceError
 from windtunnel.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.measure.workers import WorkerError, Workers
+from windtunnel.measure.workers import WorkerError, Workers, last_error
 
 __all__ = ["Added", "averaging_ns", "reducing_ns"]
 
@@ -152,7 +152,7 @@ def _fly(num_ranks: int, jobs: list[dict[str, Any]]) -> list[list[float]]:
         with Workers(module, (jobs, ROUNDS), num_ranks=num_ranks, title="reducer", patience_s=_TIMEOUT_S) as workers:
             found: list[list[float]] = workers.gather()[0]
     except WorkerError as error:
-        reason = (error.log_tail.strip() or error.message).splitlines()[-1]
+        reason = last_error(error.log_tail) or (error.log_tail.strip() or error.message).splitlines()[-1]
         raise PriceError(
             f"averaging gradients between {num_ranks} processes could not be measured here: {reason}",
             fix="say how fast the link is: data-parallel:bandwidth_bytes_per_s=...",
