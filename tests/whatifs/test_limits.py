@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import floats, sampled_from
@@ -12,7 +13,7 @@ from tests.strategies import graphs
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel import registry
 from windtunnel.errors import InEffectError
-from windtunnel.graph import Graph, Kind, Phase
+from windtunnel.graph import Graph, GraphBuilder, Kind, Phase
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.simulate.limits import (
@@ -78,6 +79,15 @@ def test_no_order_of_tasks_is_faster_than_the_busiest_resource(graph):
     after_ns = iteration_ns(after, graph.num_iterations)
 
     assert broken_limit(limits, baseline, baseline.iteration_ns / after_ns if after_ns else 1.0) == ""
+
+
+def test_where_tasks_meet_nothing_is_busy():
+    builder = GraphBuilder()
+    thread = builder.resource("cpu")
+    rows = [builder.task(name, duration_ns=length, resource=thread) for name, length in (("a", 5), ("meet", 9))]
+    graph = builder.build().set_columns({"is_arrival_join": np.array([row == rows[1] for row in rows])})
+
+    assert 5.0 == Baseline(replay(graph), {}).busiest_ns() == Baseline(replay(graph), {}).iteration_ns
 
 
 def test_no_more_is_saved_than_the_work_on_the_critical_path():

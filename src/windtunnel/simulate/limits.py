@@ -102,6 +102,8 @@ class Baseline:
             & np.isin(graph.resources["kind"], (ResourceKind.HOST_THREAD, ResourceKind.STREAM, ResourceKind.DEVICE))
         )
         counts = counts & np.append(one_by_one, False)[graph.tasks["resource"]]
+        if "is_arrival_join" in graph.tasks:  # they meet there, and take no time themselves
+            counts &= ~graph.tasks["is_arrival_join"]
         busy_ns = np.bincount(graph.tasks["resource"][counts], graph.duration_ns[counts], minlength=1)
         return float(busy_ns.max()) / max(graph.num_iterations, 1)
 
