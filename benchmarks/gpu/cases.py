@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 NUM_CASES, NUM_SMALL = 20_992, 48
 SEED = 2026
 PRODUCT_FORMS, OTHER_FORMS = ("fp32", "tf32", "bf16", "fp16"), ("fp32", "bf16", "fp16")
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 POINTWISE = ("add", "addu", "div", "divu", "mul", "mulu", "pow", "powu", "relu", "gelu", "tanh")
 NORMS = ("ln", "rms", "bn", "gn")

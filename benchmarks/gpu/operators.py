@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from benchmarks.gpu import case_kernels as kernels
 from benchmarks.gpu import training_cases
-from benchmarks.gpu.cases import NUM_CASES, NUM_SMALL, PRODUCT_FORMS, Case, case
+from benchmarks.gpu.cases import DTYPES, NUM_CASES, NUM_SMALL, PRODUCT_FORMS, Case, case
 from benchmarks.gpu.check import device as facts_of
 from benchmarks.gpu.datasheet import datasheet
 from benchmarks.gpu.stages import Job, Row
@@ -37,7 +37,6 @@ UNIT_S = 10.0  # on an H200
 PART, FIRST_PARTS = 256, 16  # the parts of the first list that every device is measured with
 TRAINING = "training-"
 NUM_SMALL_TRAINING, MAX_TENSORS = 132, 6
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FEWEST, MOST, ROUND_NS, CASE_S = 5, 9, 1_000_000, 0.012  # rounds; about so long each, and all of them
 MOST_CALLS, EAGER_ROUNDS = 50, 3  # calls from Python stand beside what is learned from, and are most of the time
 MOST_TRIES = 2  # a stage that is cut off ends in some case; the same one twice has the blame
@@ -52,8 +51,7 @@ NEUSIGHT_OPS = (*NEUSIGHT_OPS, "relu", "gelu", "tanh")
 def units(job: Job) -> Sequence[str]:
     """Parts of both lists: first what most devices are measured with, then what training steps run, then the rest."""
     parts = [f"part-{first // PART:03d}" for first in range(0, _num_cases(job), PART)]
-    count = NUM_SMALL_TRAINING if job.is_small else training_cases.NUM_CASES
-    training = [f"{TRAINING}{first // PART:03d}" for first in range(0, count, PART)]
+    training = [f"{TRAINING}{first // PART:03d}" for first in range(0, _num_training_cases(job), PART)]
     return [*parts[:FIRST_PARTS], *training, *parts[FIRST_PARTS:]]
 
 
@@ -61,12 +59,15 @@ def _num_cases(job: Job) -> int:
     return NUM_SMALL if job.is_small else NUM_CASES
 
 
+def _num_training_cases(job: Job) -> int:
+    return NUM_SMALL_TRAINING if job.is_small else training_cases.NUM_CASES
+
+
 def numbers_of(unit: str, job: Job) -> range:
     """Numbers of the cases of a part."""
     if unit.startswith(TRAINING):
         first = int(unit.removeprefix(TRAINING)) * PART
-        count = NUM_SMALL_TRAINING if job.is_small else training_cases.NUM_CASES
-        return range(training_cases.FIRST + first, training_cases.FIRST + min(first + PART, count))
+        return range(training_cases.FIRST + first, training_cases.FIRST + min(first + PART, _num_training_cases(job)))
     first = int(unit.removeprefix("part-")) * PART
     return range(first, min(first + PART, _num_cases(job)))
 

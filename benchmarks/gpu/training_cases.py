@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu.cases import ELEMENT_BYTES, LIMITS, SEED, Case, size
+from benchmarks.gpu.cases import DTYPES, ELEMENT_BYTES, LIMITS, SEED, Case, size
 
 __all__ = ["FIRST", "NUM_CASES", "Call", "call_of", "training_case"]
 
 FIRST, NUM_CASES = 100_000, 12_288
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRODUCTS, OTHERS = ("bf16", "tf32", "fp16", "fp32"), ("fp32", "bf16", "fp16")
 aten: Any = torch.ops.aten
 Random = np.random.Generator

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -25,7 +26,7 @@ __all__ = ["BACKWARD", "BEFORE", "DATA", "FORWARD", "PHASES", "UPDATE", "Interne
 PHASES = ("before", "data", "forward", "backward", "update")
 BEFORE, DATA, FORWARD, BACKWARD, UPDATE = range(len(PHASES))
 
-_TORCH = str(Path(torch.__file__).parent)
+_LIBRARIES = tuple(str(Path(str(library.__file__)).parent) for library in (torch, np))
 _OWN = str(Path(__file__).parents[2])
 _MODELS = str(Path(_OWN) / "workloads")
 
@@ -55,7 +56,7 @@ class Lines(Interned):
         self._is_foreign: dict[CodeType, bool] = {}
 
     def here(self) -> int:
-        """The innermost frame outside of torch and of what measures."""
+        """The innermost frame outside of torch, NumPy and what measures."""
         frame: Any = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -179,7 +180,7 @@ class Places:
 def _is_foreign(filename: str) -> bool:
     if filename.startswith("<"):
         return True
-    return filename.startswith((_TORCH, _OWN)) and not filename.startswith(_MODELS)
+    return filename.startswith((*_LIBRARIES, _OWN)) and not filename.startswith(_MODELS)
 
 
 def _shown(filename: str) -> str:

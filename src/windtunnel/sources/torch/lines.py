@@ -8,19 +8,16 @@ does its layer. The marks are taken out of the events before anything else looks
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from windtunnel.sources.memory._places import Lines
 from windtunnel.sources.torch._places import labels_within
 from windtunnel.sources.torch._points import walk
 from windtunnel.sources.torch._profile import Events, annotate
@@ -29,14 +26,15 @@ __all__ = ["lines_of", "mark_lines", "without_lines"]
 
 LINE = "wt:line:"
 _autograd: Any = torch.autograd
-_OWN = Path(__file__).parents[2]
-_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (_OWN, *(Path(str(one.__file__)).parent for one in (torch, np))))
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
 class _LineMarks(TorchFunctionMode):
     """While it is on, the profile says which line calls each function, method and operator of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = Lines()
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -45,7 +43,7 @@ class _LineMarks(TorchFunctionMode):
         # with it the profile, which no mark outlives
         if getattr(function, "__name__", "") == "__get__" or function in _BACKWARD:
             return function(*args, **(kwargs or {}))
-        with annotate(LINE + _line_of(sys._getframe(1))):
+        with annotate(LINE + self._lines.texts[self._lines.here()]):
             return function(*args, **(kwargs or {}))
 
 
@@ -84,25 +82,6 @@ def _turn_off(mode: TorchFunctionMode) -> None:
         above.append(removed)
     for other in reversed(above):
         _push_mode(other)
-
-
-def _line_of(frame: FrameType | None) -> str:
-    """The innermost line that belongs to none of torch, NumPy and this package."""
-    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
-        frame = frame.f_back
-    return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
-
-
-@functools.cache
-def _shown(filename: str) -> str:
-    """A path from the program's folder or from that of installed packages, where it lies in one of them."""
-    if _PACKAGES in filename:
-        return filename.rpartition(_PACKAGES)[2]
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    for folder in (sys.path[0], str(Path(main).parent) if main else "", str(Path.cwd())):
-        if folder and filename.startswith(folder.rstrip(os.sep) + os.sep):
-            return os.path.relpath(filename, folder)
-    return filename
 
 
 def lines_of(events: Events) -> dict[int, str]:
