@@ -1,6 +1,7 @@
 """What each flight does to a live program: the same training, in another way, and everything put back."""
 
 import inspect
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from windtunnel.flights.data_parallel import SlowLink  # noqa: E402
+from windtunnel.sources.torch.hooks import StepHooks  # noqa: E402
 from windtunnel.sources.torch.live import LiveProgram  # noqa: E402
 
 SAME_TRAINING = {
@@ -342,6 +344,48 @@ def test_a_step_that_calls_back_for_its_loss_is_not_accumulated():
         optimizer.step()
         with pytest.raises(NotApplicableError, match="calls back for the loss"):
             optimizer.step(lambda: weight(torch.ones(1, 2)).sum())
+
+
+@contextmanager
+def accumulating(is_hooked):
+    """A layer and its optimizer under gradient accumulation, as a step function or with the hooks of a script."""
+    live = LiveProgram(is_hooked=is_hooked)
+    with ExitStack() as stack:
+        if is_hooked:
+            stack.enter_context(StepHooks(on_boundary=lambda *_: None, on_step=live.step, holds_heap=False))
+        layer = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        live.add([layer], [optimizer])
+        stack.enter_context(flight("gradient-accumulation")(live, passes=2))
+        yield layer, optimizer
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_a_compiled_model_is_accumulated(is_hooked):
+    with accumulating(is_hooked) as (layer, optimizer):
+        model = torch.compile(layer, backend="eager")
+        weights = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            weights.append(layer.bias.item())
+
+    assert weights[0] == pytest.approx(weights[1] + 0.2)
+    assert weights[1:] == [weights[1], weights[1], pytest.approx(weights[1] - 0.2)]
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_a_compiled_update_is_not_accumulated(is_hooked):
+    with accumulating(is_hooked) as (layer, optimizer):
+
+        @torch.compile(backend="eager")
+        def update():
+            optimizer.step()
+
+        layer(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(NotApplicableError, match="within compiled code"):
+            update()
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

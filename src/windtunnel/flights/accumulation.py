@@ -6,15 +6,14 @@ iterations of the program are then one of the changed program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.flights._witness import proven_by, scales
-from windtunnel.sources.torch.live import LiveProgram, Undo, swap
+from windtunnel.sources.torch.live import LiveProgram, SuspendedCall, Undo, swap
 
 if TYPE_CHECKING:
     import torch
@@ -29,13 +28,8 @@ def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[
         raise InputError(f"{passes} passes accumulate nothing", fix="use 2 or more")
     num_calls: dict[int, int] = {}
 
-    def step(optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> Any:
-        if _calls_back(update):
-            raise NotApplicableError(
-                "the step calls back for the loss, so no pass can be had without an update",
-                where=f"the step of {type(optimizer).__name__}",
-                fix="call backward before step() to accumulate",
-            )
+    def step(optimizer: torch.optim.Optimizer, update: SuspendedCall) -> Any:
+        _require_separate(optimizer, update)
         num_calls[id(optimizer)] = num_calls.get(id(optimizer), 0) + 1
         return update() if num_calls[id(optimizer)] % passes == 0 else None
 
@@ -54,6 +48,18 @@ def gradient_accumulation(program: LiveProgram, *, passes: int = 4) -> Iterator[
     program.iterations_per_sample = before
 
 
-def _calls_back(update: Callable[[], Any]) -> bool:
-    """Whether a step was given a closure."""
-    return isinstance(update, partial) and any(map(callable, (*update.args, *update.keywords.values())))
+def _require_separate(optimizer: torch.optim.Optimizer, update: SuspendedCall) -> None:
+    """Refuse a program whose updates cannot be left out."""
+    where = f"the step of {type(optimizer).__name__}"
+    if update.takes_function:
+        raise NotApplicableError(
+            "the step calls back for the loss, so no pass can be had without an update",
+            where=where,
+            fix="call backward before step() to accumulate",
+        )
+    if update.is_compiled:
+        raise NotApplicableError(
+            "the update is called within compiled code, where it cannot be left out of single iterations",
+            where=where,
+            fix="call optimizer.step() outside of torch.compile; the model itself may stay compiled",
+        )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-__all__ = ["aside", "not_compiled", "quiet_about_hooks", "uncompiled"]
+__all__ = ["SuspendedCall", "aside", "not_compiled", "quiet_about_hooks", "uncompiled"]
 
 
 @contextmanager
@@ -42,6 +42,43 @@ def quiet_about_hooks() -> Iterator[None]:
         yield
 
 
+class SuspendedCall:
+    """A call of the program that a function of ours holds back, and makes by calling this.
+
+    Parameters
+    ----------
+    call : partial
+        The program's call with the program's arguments.
+    frames, callback : optional
+        Dynamo, and what it had in place where the call was held back: it is there again while the call runs.
+    """
+
+    def __init__(self, call: partial[Any], frames: Any = None, callback: Any = None) -> None:
+        self._call = call
+        self._frames = frames
+        self._callback = callback
+
+    @property
+    def takes_function(self) -> bool:
+        """Whether the program gave a function, such as the closure of ``optimizer.step(closure)``."""
+        return any(map(callable, (*self._call.args, *self._call.keywords.values())))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code makes the call."""
+        return self._callback is not None
+
+    def __call__(self) -> Any:
+        """Make the call, under the compiler where it was."""
+        if self._frames is None:
+            return self._call()
+        self._frames.set_eval_frame(self._callback)
+        try:
+            return self._call()
+        finally:
+            self._frames.set_eval_frame(None)
+
+
 def not_compiled(function: Callable[..., Any]) -> None:
     """Have the compiler run this function as it is; what it calls may still be compiled."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -49,24 +86,16 @@ def not_compiled(function: Callable[..., Any]) -> None:
     if frames is not None:
         frames.skip_code(function.__code__)
         frames.skip_code(aside.__code__)
-        frames.skip_code(_as_before.__code__)
+        frames.skip_code(SuspendedCall.__call__.__code__)
 
 
-def aside(act: Callable[..., Any], subject: Any, call: Callable[[], Any]) -> Any:
+def aside(act: Callable[[Any, SuspendedCall], Any], subject: Any, call: partial[Any]) -> Any:
     """``act(subject, call)``, unseen by a compiler that is at work; the call itself goes on under it."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
-        return act(subject, call)
-    before = frames.set_eval_frame(None)
+        return act(subject, SuspendedCall(call))
+    callback = frames.set_eval_frame(None)
     try:
-        return act(subject, partial(_as_before, frames, before, call))
+        return act(subject, SuspendedCall(call, frames, callback))
     finally:
-        frames.set_eval_frame(before)
-
-
-def _as_before(frames: Any, before: Any, call: Callable[[], Any]) -> Any:
-    frames.set_eval_frame(before)
-    try:
-        return call()
-    finally:
-        frames.set_eval_frame(None)
+        frames.set_eval_frame(callback)

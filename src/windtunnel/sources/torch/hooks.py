@@ -25,7 +25,7 @@ from typing import Any
 
 from windtunnel.extras import require
 from windtunnel.measure.allocator import hold_heap
-from windtunnel.sources.torch._stance import aside, not_compiled
+from windtunnel.sources.torch._stance import SuspendedCall, aside, not_compiled
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
 
 __all__ = ["StepHooks", "steps_per_epoch"]
@@ -47,8 +47,8 @@ class StepHooks:
     on_loader : callable, optional
         ``f(arguments) -> arguments`` with the keyword arguments of a ``DataLoader`` before it is made.
     on_step : callable, optional
-        ``f(optimizer, step)`` in place of every outermost ``optimizer.step()``; ``step`` is a function without
-        arguments that does it.
+        ``f(optimizer, step)`` in place of every outermost ``optimizer.step()``; ``step`` is the program's own call,
+        made by ``step()``.
     holds_heap : bool
         Hold the heap (``sources.allocator``) from the start, as every run does that is compared with a captured
         graph.
@@ -73,7 +73,7 @@ class StepHooks:
         on_boundary: OnBoundary,
         on_optimizer: Callable[[Any], None] | None = None,
         on_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-        on_step: Callable[[Any, Callable[[], Any]], Any] | None = None,
+        on_step: Callable[[Any, SuspendedCall], Any] | None = None,
         holds_heap: bool = True,
     ) -> None:
         require("torch", extra="torch")
@@ -182,7 +182,7 @@ class StepHooks:
 
         self._patch(cls, "step", patched)
 
-    def _step(self, optimizer: Any, step: Callable[[], Any]) -> Any:
+    def _step(self, optimizer: Any, step: SuspendedCall) -> Any:
         if not self._is_home():
             self.num_foreign_steps += 1
             return step()

@@ -12,12 +12,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from windtunnel.sources.torch._stance import SuspendedCall, aside, not_compiled
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LiveProgram", "Undo", "apart", "at_start", "on_ranks", "swap", "together"]
+__all__ = ["LiveProgram", "SuspendedCall", "Undo", "apart", "at_start", "on_ranks", "swap", "together"]
 
 Undo = Callable[[], None]
+StepChange = Callable[["torch.optim.Optimizer", SuspendedCall], Any]
 Flight = TypeVar("Flight", bound=Callable[..., Any])
 _ABSENT = object()
 
@@ -55,7 +58,7 @@ class LiveProgram:
         self.iterations_per_sample = 1
         self.rank, self.num_ranks = rank, num_ranks
         self.is_hooked = is_hooked
-        self._step_changes: list[Callable[..., Any]] = []
+        self._step_changes: list[StepChange] = []
         self._loader_changes: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
         self._workload_changes: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
         self._model_changes: list[Callable[[torch.nn.Module], None]] = []
@@ -74,7 +77,7 @@ class LiveProgram:
             yield
 
     @contextmanager
-    def each_step(self, change: Callable[[torch.optim.Optimizer, Callable[[], Any]], Any]) -> Iterator[None]:
+    def each_step(self, change: StepChange) -> Iterator[None]:
         """Put ``change(optimizer, step)`` in place of every ``optimizer.step()``."""
         if self.is_hooked:
             self._step_changes.append(change)
@@ -98,7 +101,7 @@ class LiveProgram:
         yield
         self._workload_changes.remove(change)
 
-    def step(self, optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+    def step(self, optimizer: torch.optim.Optimizer, step: SuspendedCall) -> Any:
         """What happens at ``optimizer.step()``."""
         return self._step_changes[-1](optimizer, step) if self._step_changes else step()
 
@@ -152,11 +155,14 @@ class LiveProgram:
             yield from model.named_modules()
 
 
-def _replaced(
-    optimizer: torch.optim.Optimizer, change: Callable[[torch.optim.Optimizer, Callable[[], Any]], Any]
-) -> Callable[..., Any]:
-    step = optimizer.step
-    return lambda *args, **kwargs: change(optimizer, partial(step, *args, **kwargs))
+def _replaced(optimizer: torch.optim.Optimizer, change: StepChange) -> Callable[..., Any]:
+    original = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return aside(change, optimizer, partial(original, *args, **kwargs))
+
+    not_compiled(step)
+    return step
 
 
 def swap(owner: Any, name: str, value: Any) -> Undo:
