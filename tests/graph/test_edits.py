@@ -208,6 +208,25 @@ def test_fusing_around_a_task_that_stays_outside_is_refused():
         chain(1, 2, 3).fuse([0, 2])
 
 
+def test_a_fused_task_outputs_what_is_read_outside_its_group_and_frees_nothing_else():
+    """Of t0 and t1, only t1 is read outside; t2 is read by no task; t3 reads t1 and is not fused."""
+    graph = chain(1, 2, 3, 4).connect([0, 0, 1, 1], [1, 2, 2, 3], EdgeKind.DATA)
+    graph = graph.with_columns(output_bytes=[100, 50, 7, 1], freed_bytes=[0, 30, 100, 50])
+    after = graph.fuse([0, 1, 2]).validate()
+
+    assert [57, 1] == after.tasks["output_bytes"].tolist()
+    assert [30, 50] == after.tasks["freed_bytes"].tolist()
+
+
+def test_results_between_two_groups_are_outputs_and_no_task_frees_less_than_nothing():
+    graph = chain(1, 1, 1, 1).connect([0, 1, 2], [1, 2, 3], EdgeKind.DATA).with_columns(rank=[0, 0, 1, 1])
+    graph = graph.with_columns(output_bytes=[100, 50, 20, 5], freed_bytes=[0, 60, 70, 5])
+    after = graph.fuse(graph.all_tasks).validate()
+
+    assert [50, 5] == after.tasks["output_bytes"].tolist()
+    assert [0, 55] == after.tasks["freed_bytes"].tolist()
+
+
 def test_connecting_backwards_names_the_cycle():
     with pytest.raises(GraphError, match=r"cycle of 3 tasks(.|\n)*'t0'"):
         chain(1, 2, 3).connect(2, 0)

@@ -35,7 +35,8 @@ def fuse(
     """Make one task of each group of masked tasks.
 
     The group becomes its first row, with the sum of the durations and of the work. Edges inside a group go, with
-    their lags; edges to and from outside stay.
+    their lags; edges to and from outside stay. Results that only tasks of the same group read are never allocated,
+    so the fused task neither outputs nor frees them.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def fuse(
     src, dst = leader[graph.edges["src"]], leader[graph.edges["dst"]]
     outer = (src != dst) | (graph.edges["src"] == graph.edges["dst"])
     edges = graph.edges.replace(src=src, dst=dst).take(outer)
-    tasks = _merged(graph.tasks, rows, leader[rows])
+    tasks = _without_inner_results(graph, _merged(graph.tasks, rows, leader[rows]), leader)
     if name is not None:
         tasks = tasks.replace(name=tasks.strings("name").assign(np.unique(leader[rows]), name))
     fused = keep_rows(replace(graph, tasks=tasks, edges=edges), leader == np.arange(graph.num_tasks))
@@ -80,6 +81,20 @@ def _group_leaders(graph: Graph, rows: Array, by: Sequence[str]) -> NDArray[np.i
 
 def _group_key(column: Array | Strings) -> Array:
     return column.compact().codes if isinstance(column, Strings) else column
+
+
+def _without_inner_results(graph: Graph, merged: Table, leader: NDArray[np.int32]) -> Table:
+    """Deduct the results that are read by their own group alone from what its leader outputs and frees."""
+    if "output_bytes" not in merged:
+        return merged
+    src, dst = (graph.edges[end][graph.edges["kind"] == EdgeKind.DATA] for end in ("src", "dst"))
+    is_inner = np.zeros(graph.num_tasks, dtype=np.bool_)
+    is_inner[src] = True
+    is_inner[src[leader[src] != leader[dst]]] = False
+    inner_bytes = np.zeros(graph.num_tasks, dtype=np.int64)
+    np.add.at(inner_bytes, leader[is_inner], graph.tasks["output_bytes"][is_inner])
+    names = [name for name in ("output_bytes", "freed_bytes") if name in merged]
+    return merged.replace(**{name: np.maximum(merged[name] - inner_bytes, 0) for name in names})
 
 
 def _merged(tasks: Table, rows: Array, leaders: Array) -> Table:
