@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -121,6 +122,20 @@ class Whole(nn.Module):
 
 
 train(Whole().to(device))
+"""
+GROUPED = """
+class Grouped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(64, 64), nn.Linear(64, 16), nn.Linear(64, 16)
+
+    def forward(self, x):
+        heads = [part(x).to(TYPE).view(1, 4, -1, 8).transpose(1, 2) for part in (self.query, self.key, self.value)]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, attn_mask=MASK, enable_gqa=True)
+        return mixed.transpose(1, 2).reshape(4, 64).to(x.dtype)
+
+
+train(Grouped().to(device))
 """
 LOADED = """
 from torch.nn.parallel import DistributedDataParallel
@@ -339,6 +354,25 @@ def test_attention_is_the_device_s_own_and_so_is_what_a_checkpoint_does_again(tm
 
     assert [Phase.FORWARD, Phase.BACKWARD] == graph.tasks["phase"][flash].tolist()
     assert 1 == graph.select(op="aten::_scaled_dot_product_flash_attention_backward").sum()
+
+
+@pytest.mark.parametrize(("dtype", "mask", "kernel"), [
+    ("torch.bfloat16", "None", "flash_attention"),
+    ("torch.bfloat16", "torch.ones(4, 4, dtype=torch.bool, device=device).tril()", "cudnn_attention"),
+    ("torch.float32", "None", "flash_attention_for_cpu"),
+])  # fmt: skip
+def test_grouped_queries_copy_no_heads_of_keys_and_values(tmp_path, dtype, mask, kernel):
+    """Eight heads of queries and two of keys and values, of four positions and width 8 each."""
+    graph = traced(tmp_path, GROUPED.replace("TYPE", dtype).replace("MASK", mask), 2)
+    forward = graph.select(op=f"aten::_scaled_dot_product_{kernel}")
+    backward = graph.select(op=f"aten::_scaled_dot_product_{kernel}_backward")
+    shapes = [json.loads(graph.tasks.strings("input_shapes").decode(np.flatnonzero(forward)[0]))[i] for i in range(3)]
+
+    assert [[1, 8, 4, 8], [1, 2, 4, 8], [1, 2, 4, 8]] == shapes
+    assert [2 * 2 * 8 * 4 * 4 * 8] == graph.tasks["flops"][forward].tolist()
+    assert [5 * 2 * 8 * 4 * 4 * 8] == graph.tasks["flops"][backward].tolist()
+    copies = graph.select(op="aten::clone") | graph.select(op="aten::repeat_interleave.*")
+    assert not (graph.tasks["bytes_written"][copies] >= 8 * 4 * 8 * (2 if "16" in dtype else 4)).any()
 
 
 @pytest.fixture(scope="module")

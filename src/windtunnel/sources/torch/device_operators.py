@@ -61,23 +61,26 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Flash attention where there is no mask and numbers have 16 bits, else the one that saves memory."""
+    """Flash attention where there is no mask and numbers have 16 bits, else the one that saves memory.
+
+    Grouped queries share the heads of keys and values as they are: kernels that take 16 bits read each head for its
+    whole group (cuDNN's where there is a mask), and no fused kernel of a device takes more bits, for which the host's
+    fused operator stands.
+    """
     width = query.size(-1)
     plain = query.dim() == 4 and key.size(-1) == value.size(-1) == width and width % _ALIGNED == 0
-    if not plain or width > _MOST_WIDTH:
+    is_half, is_grouped = query.dtype in _HALVES, enable_gqa and query.size(-3) != key.size(-3)
+    if not plain or width > _MOST_WIDTH or (is_grouped and not is_half):
         return _unchanged(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if enable_gqa:
-        repeats = query.size(-3) // key.size(-3)
-        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     aten = torch.ops.aten
-    if attn_mask is None and query.dtype in _HALVES:
+    if attn_mask is None and is_half:
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     mask = None if attn_mask is None else attn_mask.expand(*query.shape[:-1], key.size(-2))
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -torch.inf)
     keeps = any(one.requires_grad for one in (query, key, value))
-    efficient = aten._scaled_dot_product_efficient_attention
-    return efficient(query, key, value, mask, keeps, dropout_p, is_causal, scale=scale)[0]
+    run = aten._scaled_dot_product_cudnn_attention if is_grouped else aten._scaled_dot_product_efficient_attention
+    return run(query, key, value, mask, keeps, dropout_p, is_causal, scale=scale)[0]
 
 
 def _unchanged(*args: Any, **kwargs: Any) -> Any:
