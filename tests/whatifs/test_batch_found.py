@@ -10,7 +10,7 @@ from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.sources.dry.run import dry_run  # noqa: E402
 from windtunnel.sources.torch.fake import fake_capture_script  # noqa: E402
 from windtunnel.whatifs.another_batch import batch_of  # noqa: E402
-from windtunnel.whatifs.speed import samples_of  # noqa: E402
+from windtunnel.whatifs.speed import samples_of, speed_of  # noqa: E402
 
 HEAD = """
 import torch
@@ -136,3 +136,49 @@ def test_a_dry_run_answers_for_a_named_dimension(tmp_path):
     assert [40, 12, 12] == [batch_of(traced, 0), batch_of(traced, 1), batch_of(traced, -1)]
     with pytest.raises(InputError, match="no size in dimension 3"):
         batch_of(traced, 3)
+
+
+ACCUMULATED = """
+model = MODEL
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+same = torch.randint(0, 50, (12, 10))
+for _ in range(8):
+    for _ in range(4):
+        x = DATA
+        (model(x).float().mean() / 4).backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("model", "data"), [
+    ("nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))", "torch.randn(12, 8)"),
+    ("nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))", "torch.randint(0, 50, (12, 10))"),
+    ("nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))", "same"),
+])  # fmt: skip
+def test_all_passes_that_a_step_accumulates_count_for_its_throughput(tmp_path, model, data):
+    """Four passes over 12 samples, of 10 tokens each, in a step of one second."""
+    path = script(tmp_path, ACCUMULATED.replace("MODEL", model).replace("DATA", data))
+    captured, traced = fake_capture_script(path), dry_run(path, num_ranks=1)
+    speed, other = (speed_of(captured, 1e9, batch_size=size) for size in (0, 24))
+    num_tokens = 480 if "Embedding" in model else 0
+
+    assert [12, 12] == [batch_of(captured), batch_of(traced)]
+    assert [48, 48, 48] == [samples_of(captured), samples_of(traced), speed.samples_per_s]
+    assert [num_tokens, 96, 2 * num_tokens] == [speed.num_tokens, other.num_samples, other.num_tokens]
+
+
+def test_passes_that_do_not_add_into_one_gradient_count_once(tmp_path):
+    """Two models in turns, and two views of a batch in one loss."""
+    text = """
+first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+for _ in range(8):
+    x = torch.randn(12, 8)
+    (first(x) - first(x.flip(0))).pow(2).mean().backward()
+    optimizers[0].step(); optimizers[0].zero_grad()
+    second(x).pow(2).mean().backward()
+    optimizers[1].step(); optimizers[1].zero_grad()
+"""
+    path = script(tmp_path, text)
+
+    assert [12, 12] == [samples_of(fake_capture_script(path)), samples_of(dry_run(path, num_ranks=1))]

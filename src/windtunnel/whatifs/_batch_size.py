@@ -15,7 +15,7 @@ import numpy as np
 from windtunnel.cost.rerun import Program, data_of, random_inputs, tensors_of
 from windtunnel.graph import Graph, Kind, Phase
 
-__all__ = ["batch_size_of", "batch_size_of_operators", "input_shapes_of"]
+__all__ = ["batch_size_of", "batch_size_of_operators", "input_shapes_of", "passes_of", "passes_of_operators"]
 
 Shape = tuple[int, ...]
 _ALIGNED = frozenset({"add", "div", "masked_fill", "mul", "sub", "where"})  # repeat a tensor of fewer dimensions
@@ -57,6 +57,42 @@ def batch_size_of_operators(graph: Graph) -> int:
         if 0 < tasks["bytes_written"][row] <= _MAX_REDUCED_BYTES < tasks["bytes_read"][row]
     ]
     return _agreed(entering, _without_means([shape for shape in reduced if shape]), _sample_sizes(calls))
+
+
+def passes_of(program: Program) -> int:
+    """How many backward passes add into the gradients of one update: those that begin with the same first operator."""
+    passes, most, is_open = 0, 1, False
+    begins: list[str] = []
+    for call in program.calls:
+        if call.mark == "update":
+            most, passes, begins = max(most, passes), 0, []
+        elif call.mark == "backward":
+            passes, is_open = passes + is_open, False
+        elif call.grad and not is_open:
+            is_open = True
+            begins.append(call.schema + call.signature)
+            if begins[0] != begins[-1]:
+                passes, begins = 0, begins[-1:]
+    return max(most, passes)
+
+
+def passes_of_operators(graph: Graph) -> int:
+    """The same of a graph that keeps no program: seen from its phases, where each pass calls models on equal shapes."""
+    if "phase" not in graph.tasks:
+        return 1
+    rows = np.flatnonzero(graph.select(kind=Kind.COMPUTE))
+    rows = rows[np.argsort(graph.tasks.get("order", np.arange(graph.num_tasks))[rows], kind="stable")]
+    passes, max_passes, is_open = 0, 0, False
+    for phase in graph.tasks["phase"][rows].tolist():
+        if phase == Phase.UPDATE:
+            passes = 0
+        elif phase == Phase.BACKWARD:
+            passes, is_open = passes + is_open, False
+        is_open |= phase == Phase.FORWARD
+        max_passes = max(max_passes, passes)
+    entering = input_shapes_of(graph)
+    is_equal = bool(entering) and entering == entering[: len(entering) // max(max_passes, 1)] * max_passes
+    return max_passes if is_equal else 1
 
 
 def input_shapes_of(graph: Graph) -> list[Shape]:

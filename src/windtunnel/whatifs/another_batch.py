@@ -16,10 +16,16 @@ from windtunnel.cost.rerun import program_of
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.whatifs._batch_shapes import Growth, Inputs, carriers, resized
-from windtunnel.whatifs._batch_size import batch_size_of, batch_size_of_operators, input_shapes_of
+from windtunnel.whatifs._batch_size import (
+    batch_size_of,
+    batch_size_of_operators,
+    input_shapes_of,
+    passes_of,
+    passes_of_operators,
+)
 from windtunnel.whatifs.placing import never_run
 
-__all__ = ["batch_of", "can_change_batch", "sizes_between", "with_batch"]
+__all__ = ["batch_of", "can_change_batch", "passes_per_update", "sizes_between", "with_batch"]
 
 # T tasks, P distinct inputs of operators
 Ints = NDArray[np.int64]
@@ -27,7 +33,7 @@ _RATIOS = {"flops": "flops_ratio", "bytes_read": "read_ratio", "bytes_written": 
 
 
 def batch_of(graph: Graph, dim: int | None = None) -> int:
-    """The batch size that the captured program shows; 0 where it shows none.
+    """The batch size of one forward pass that the captured program shows; 0 where it shows none.
 
     Parameters
     ----------
@@ -57,6 +63,14 @@ def batch_of(graph: Graph, dim: int | None = None) -> int:
             fix="name the dimension in which all inputs have the batch size: --batch-dim 0 counts from the front",
         )
     return sizes[0]
+
+
+def passes_per_update(graph: Graph) -> int:
+    """How many forward and backward passes, each over a batch, accumulate into the gradients of one update."""
+    try:
+        return passes_of(program_of(graph))
+    except PriceError:
+        return passes_of_operators(graph)
 
 
 def with_batch(graph: Graph, captured: int, wanted: int) -> Graph:

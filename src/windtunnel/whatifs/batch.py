@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.cost.rerun import Form, OperatorsNeed, Program, Ratios
+from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase, lags
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs._batch_size import batch_size_of
+from windtunnel.whatifs._batch_size import batch_size_of, passes_of
 from windtunnel.whatifs._measured import SOURCE, captured_program, reformed, updates_and_zeroing
 from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.unpriced import Unpriced
@@ -35,27 +35,10 @@ def _larger_batch(baseline: Baseline) -> float:
     return float(factor * baseline.iteration_ns / updates_ns) if updates_ns else math.inf
 
 
-def _captured_passes(program: Program) -> int:
-    """How many backward passes add into the gradients of one update: those that begin with the same first operator."""
-    passes, most, is_open = 0, 1, False
-    begins: list[str] = []
-    for call in program.calls:
-        if call.mark == "update":
-            most, passes, begins = max(most, passes), 0, []
-        elif call.mark == "backward":
-            passes, is_open = passes + is_open, False
-        elif call.grad and not is_open:
-            is_open = True
-            begins.append(call.schema + call.signature)
-            if begins[0] != begins[-1]:
-                passes, begins = 0, begins[-1:]
-    return max(most, passes)
-
-
 def _fewer_updates(baseline: Baseline) -> float:
     """Updates, and the zeroing of gradients, are divided by the number of passes."""
     once_ns = baseline.work_ns(updates_and_zeroing(baseline.graph))
-    known = _captured_passes(captured_program(baseline.graph))
+    known = passes_of(captured_program(baseline.graph))
     passes = baseline.options["passes"] / known
     return float(baseline.iteration_ns / max(baseline.iteration_ns - once_ns * (passes - 1) / passes, 1.0))
 
@@ -151,7 +134,7 @@ def gradient_accumulation(graph: Graph, passes: int = 4) -> Unpriced:
     if not backward.any():
         raise NotApplicableError("there is no backward pass", where="phase BACKWARD")
     program = captured_program(graph)
-    known = _captured_passes(program)
+    known = passes_of(program)
     if passes <= known or passes % known:
         raise InEffectError(
             f"{known} passes accumulate into each update",

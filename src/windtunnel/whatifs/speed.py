@@ -20,7 +20,7 @@ from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.flops import sums_products
 from windtunnel.hardware import Device, recognize
 from windtunnel.units import format_per_s, format_rate, format_ratio
-from windtunnel.whatifs.another_batch import batch_of
+from windtunnel.whatifs.another_batch import batch_of, passes_per_update
 
 __all__ = ["Speed", "device_of_graph", "measured_speed", "model_flops_of", "samples_of", "speed_of", "tokens_of"]
 
@@ -131,7 +131,7 @@ def speed_of(
     dtype : str
         Of what was captured in fp32, as in a forecast.
     batch_size : int
-        Another than the captured one; the graph's work is already that of it.
+        Of one forward pass, another than the captured one; the graph's work is already that of it.
     batch_dim : int, optional
         Dimension of the inputs that holds the samples.
     num_samples, num_tokens : int, optional
@@ -140,7 +140,7 @@ def speed_of(
     samples, tokens = num_samples or 0, num_tokens or 0
     if num_samples is None and graph.num_ranks <= 1:
         captured = samples_of(graph, batch_dim)
-        samples = batch_size or captured
+        samples = batch_size * passes_per_update(graph) or captured
         tokens = tokens_of(graph) if num_tokens is None else tokens
         tokens = tokens * samples // captured if captured else 0
     chip = device_of_graph(graph) if device is None else device
@@ -157,8 +157,8 @@ def measured_speed(graph: Graph, step_ns: float) -> Speed:
 
 
 def samples_of(graph: Graph, batch_dim: int | None = None) -> int:
-    """Samples of one step of one rank; 0 where the graph does not show them. The only place that asks for them."""
-    return batch_of(graph, batch_dim)
+    """Samples of one step of one rank, of all passes that it accumulates; 0 where the graph does not show them."""
+    return batch_of(graph, batch_dim) * passes_per_update(graph)
 
 
 def tokens_of(graph: Graph) -> int:
@@ -176,13 +176,17 @@ def tokens_of(graph: Graph) -> int:
 
 def _looked_up(program: Program) -> dict[int, int]:
     """Tokens by table, of all passes of a step; what is looked up again while gradients are computed counts once."""
-    found: dict[int, dict[int, int]] = {}
-    for call in program.calls:
-        if call.mark or call.operator != "aten::embedding":
-            continue
-        table, indices = tensors_of(call.inputs, call.shapes, call.types, call.strides)[:2]
-        if len(indices.shape) == 2 and indices.shape[1] > 1:
-            found.setdefault(table.identity, {})[indices.identity] = indices.num_elements
+    found: dict[int, dict[tuple[int, int], int]] = {}
+    recomputed = {row for first, last in program.recomputed for row in range(first, last)}
+    num_backward = 0  # since the last update
+    for row, call in enumerate(program.calls):
+        if call.mark:
+            num_backward = num_backward + 1 if call.mark == "backward" else 0 if call.mark == "update" else num_backward
+        elif call.operator == "aten::embedding" and row not in recomputed:
+            table, indices = tensors_of(call.inputs, call.shapes, call.types, call.strides)[:2]
+            if len(indices.shape) == 2 and indices.shape[1] > 1:
+                counts = found.setdefault(table.identity, {})
+                counts[num_backward, indices.identity] = indices.num_elements
     return {table: sum(counts.values()) for table, counts in found.items()}
 
 
