@@ -62,7 +62,7 @@ def walked(subject: Script, change: str, is_small: bool) -> list[Row]:
             "capture": ["--iterations", iterations, "-o", graph, *processes, str(subject.path)],
             "explain": [graph],
             "whatif": [graph, "--all"],
-            "verify": [graph, "--whatif", change, "--time-limit", "2s", "--ledger", ledger],
+            "verify": [graph, "--whatif", change, "--rounds", "3", "--ledger", ledger],
             "report": [graph, "-o", str(folder / "report.html"), "--ledger", ledger],
         }
         rows: list[Row] = []

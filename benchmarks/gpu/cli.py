@@ -72,8 +72,19 @@ def _timed(name: str, job: Job) -> dict[str, list[str]]:
     capture = ["capture", "--force", "--json", "-o", "graph.wt", "SCRIPT", "--steps", "100000", *small]
     fewer = ["capture", "--iterations", "4", *capture[1:]] if job.is_small else capture
     flown = FLOWN.get(name, "")
-    limit = ["--time-limit", "500ms" if job.is_small else "4s"]
-    verify = ["verify", "SCRIPT", "--graph", "graph.wt", "--whatif", flown, *limit, "--ledger", "receipts.db", "--json"]
+    rounds = ["--rounds", "3" if job.is_small else "20"]
+    verify = [
+        "verify",
+        "SCRIPT",
+        "--graph",
+        "graph.wt",
+        "--whatif",
+        flown,
+        *rounds,
+        "--ledger",
+        "receipts.db",
+        "--json",
+    ]
     return {
         "alone": ["SCRIPT", "--steps", steps, *small],
         "capture": fewer,

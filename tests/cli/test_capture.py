@@ -157,7 +157,7 @@ def test_an_interrupted_capture_keeps_what_is_whole_and_ends_with_130(tmp_path):
 
 def test_verify_flies_a_script_and_keeps_the_receipt(tmp_path):
     path = script(tmp_path, "while True:\n    step()\n")
-    common = ("--rounds", 3, "--time-limit", "3s", "--ledger", tmp_path / "receipts.db", "--json")
+    common = ("--rounds", 3, "--ledger", tmp_path / "receipts.db", "--json")
 
     outcome = windtunnel_process("verify", path, "--whatif", "foreach-optimizer", *common, cwd=tmp_path)
     listed = windtunnel_process("db", "receipts", "--ledger", tmp_path / "receipts.db")
@@ -169,7 +169,7 @@ def test_verify_flies_a_script_and_keeps_the_receipt(tmp_path):
 
 def test_a_capture_knows_its_script_and_is_flown_by_it(tmp_path):
     capture(tmp_path, "assert sys.argv[1:] == ['--fast']\nwhile True:\n    step()\n", "--fast")
-    common = ("--rounds", 3, "--time-limit", "3s", "--ledger", tmp_path / "receipts.db")
+    common = ("--rounds", 3, "--ledger", tmp_path / "receipts.db")
 
     asked = windtunnel_process("whatif", "train.wt", "foreach-optimizer", cwd=tmp_path)
     flown = windtunnel_process("verify", "train.wt", "--whatif", "foreach-optimizer", *common, cwd=tmp_path)
@@ -180,7 +180,7 @@ def test_a_capture_knows_its_script_and_is_flown_by_it(tmp_path):
 
 def test_verify_exits_with_1_where_a_prediction_is_further_off_than_allowed(tmp_path):
     path = script(tmp_path, "while True:\n    step()\n")
-    common = ("--rounds", 3, "--time-limit", "3s", "--ledger", tmp_path / "receipts.db", "--fail-over", "0.000001%")
+    common = ("--rounds", 3, "--ledger", tmp_path / "receipts.db", "--fail-over", "0.000001%")
 
     outcome = windtunnel_process("verify", path, "--whatif", "foreach-optimizer", *common, cwd=tmp_path)
 

@@ -30,7 +30,7 @@ def flight(captured, tmp_path):
     """Flies the workload of the capture, briefly."""
 
     def verify(names, *more):
-        common = ("--rounds", 3, "--ledger", tmp_path / "receipts.db", "--prices", "paper", "--time-limit", "2s")
+        common = ("--rounds", 3, "--ledger", tmp_path / "receipts.db", "--prices", "paper")
         return windtunnel("verify", captured, "--whatif", names, *common, *more)
 
     return verify
@@ -116,3 +116,48 @@ def test_a_single_flight_that_fails_is_an_error_as_it_was(flight):
     assert 1 == outcome.code
     assert outcome.stderr.startswith("error: channels-last does not apply here")
     assert "" == outcome.stdout
+
+
+def test_a_limit_that_is_used_up_leaves_the_flights_before_it(captured, monkeypatch, tmp_path):
+    """The limit is used up behind the first flight."""
+    left_s = [100.0]
+    monkeypatch.setattr(module, "remaining_time", lambda _: lambda: left_s[-1])
+    flights = verify_several(
+        load(captured),
+        "fused-optimizer,foreach-optimizer,amp",
+        rule=BRIEF,
+        time_limit_s=100,
+        ledger=tmp_path / "receipts.db",
+        prices="paper",
+    )
+    outcomes = [next(flights)]
+    left_s.append(0.0)
+    outcomes += flights
+
+    assert ["flown", "out of time", "out of time"] == [outcome.status for outcome in outcomes]
+    assert outcomes[1].error is outcomes[2].error
+
+
+def test_a_script_that_hangs_is_given_up_and_what_was_not_flown_is_said(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text("import time\ntime.sleep(10**6)\n")
+    outcome = windtunnel("verify", script, "--whatif", "amp,fused-optimizer", "--time-limit", "300ms")
+
+    rows = {line.split()[0]: line for line in outcome.stdout.splitlines() if line}
+    assert "out of time" in rows["amp"]
+    assert "out of time" in rows["fused-optimizer"]
+    assert "amp, fused-optimizer:" in outcome.stderr
+    assert "the capture of" in outcome.stderr
+    assert f"{script}:2" in outcome.stderr
+    assert 1 == outcome.stderr.count("error:")
+    assert 2 == outcome.code
+
+
+def test_the_document_says_what_was_out_of_time(captured):
+    outcome = windtunnel("verify", captured, "--whatif", "amp,fused-optimizer", "--time-limit", "0s", "--json")
+
+    failures = json.loads(outcome.stdout)["failures"]
+    assert [("amp", "out of time"), ("fused-optimizer", "out of time")] == [
+        (failure["whatif"], failure["status"]) for failure in failures
+    ]
+    assert 2 == outcome.code

@@ -193,7 +193,7 @@ def test_everything_is_put_back(job, tmp_path):
 def test_flights_keep_files_away(job, tmp_path):
     (job / "train.py").write_text(SCRIPT.replace("range(400)", "range(10**7)"))
     before = held(job)
-    common = ("--rounds", 3, "--time-limit", "2s", "--ledger", tmp_path / "receipts.db", "--prices", "paper")
+    common = ("--rounds", 3, "--ledger", tmp_path / "receipts.db", "--prices", "paper")
     outcome = windtunnel("verify", "train.py", "--scratch", "--whatif", "foreach-optimizer", *common)
 
     assert 0 == outcome.code, outcome.stderr

@@ -23,7 +23,9 @@ __all__ = [
     "Output",
     "PricesChoice",
     "ReadLimitSize",
+    "TimeLimit",
     "numbers",
+    "seconds_of",
     "whole_numbers",
 ]
 
@@ -74,6 +76,21 @@ ReadLimitSize = Annotated[
         "--read-limit", metavar="SIZE", help="Memory that a file may take, such as 8GiB; by default 256 times its size."
     ),
 ]
+TimeLimit = Annotated[
+    str,
+    typer.Option(
+        "--time-limit",
+        metavar="TIME",
+        help="End captures, predictions and flights after this time in all; by default each flight has 60s.",
+    ),
+]
+
+
+def seconds_of(time_limit: str) -> float | None:
+    """What ``--time-limit`` says; None where it is not given."""
+    from windtunnel.units import parse_duration
+
+    return parse_duration(time_limit) / 1e9 if time_limit else None
 
 
 def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:

@@ -9,7 +9,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, print_json
 from windtunnel.cli._files import database_of
-from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice
+from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.cli._waiting import choose_wait_policy
@@ -32,12 +32,7 @@ def fly(
     nproc: NumProcesses = 1,
     bandwidth: Bandwidth = "",
     latency: Latency = "",
-    time_limit: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME", help="Measure for this long at most; at twice this time, or 2min, the flight is given up."
-        ),
-    ] = "60s",
+    time_limit: TimeLimit = "",
     prices: PricesChoice = "auto",
     fresh: Fresh = False,
     ledger: LedgerPath = None,
@@ -50,9 +45,7 @@ def fly(
     The script is not changed: it runs in its processes with the strategy applied from outside.
     """
     from windtunnel.flights import Outcome, verify
-    from windtunnel.measure import StopRule
     from windtunnel.planning.strategy.optimizer import load_strategy
-    from windtunnel.units import parse_duration
     from windtunnel.whatifs import parse_request
 
     choose_wait_policy()
@@ -66,7 +59,7 @@ def fly(
             subject,
             found.request,
             graph=graph,
-            rule=StopRule(time_limit_s=parse_duration(time_limit) / 1e9),
+            time_limit_s=seconds_of(time_limit),
             prices=prices,
             database=database_of(fresh=fresh),
             ledger=ledger,

@@ -11,7 +11,7 @@ import typer
 
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say
 from windtunnel.cli._files import database_of, open_graph
-from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice
+from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
 from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
 from windtunnel.cli._stdout import stdout_to_stderr
 from windtunnel.cli._waiting import choose_wait_policy
@@ -41,13 +41,7 @@ def verify(
         Path | None, typer.Option(metavar="GRAPH", help="A capture of the baseline, if there is one.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of interleaved rounds.")] = None,
-    time_limit: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="Measure each flight for this long at most; at twice this time, or 2min, it is given up.",
-        ),
-    ] = "60s",
+    time_limit: TimeLimit = "",
     fail_over: Annotated[str, typer.Option(metavar="RATIO", help="Exit with 1 if a prediction is off by more.")] = "",
     scratch: Annotated[
         bool, typer.Option("--scratch", help="Send files that the script writes to temporary folders.")
@@ -66,15 +60,13 @@ def verify(
     """
     from windtunnel.flights import verify_several
     from windtunnel.measure import StopRule
-    from windtunnel.units import parse_duration, parse_ratio
+    from windtunnel.units import parse_ratio
     from windtunnel.whatifs import parse_requests
 
     if not whatif:
         raise InputError("say which what-if to fly", fix="--whatif NAME; windtunnel list flights shows them")
     limit = parse_ratio(fail_over) if fail_over else None
-    rule = StopRule(time_limit_s=parse_duration(time_limit) / 1e9)
-    if rounds is not None:
-        rule = replace(rule, rounds=rounds)
+    rule = StopRule() if rounds is None else StopRule(rounds=rounds)
     requests = parse_requests(whatif)
     choose_wait_policy()
     subject = _subject(target, arguments or (), ranks_of(nproc, bandwidth, latency))
@@ -89,6 +81,7 @@ def verify(
                 requests,
                 graph=baseline,
                 rule=rule,
+                time_limit_s=seconds_of(time_limit),
                 prices=prices,
                 database=database_of(fresh=fresh),
                 ledger=ledger,
@@ -118,9 +111,9 @@ def _conclude(outcomes: Sequence[Outcome], limit: float | None, fail_over: str, 
     errors = [outcome for outcome in outcomes if outcome.error is not None]
     if len(outcomes) == 1 and errors:
         raise errors[0].error  # type: ignore[misc]
-    for outcome in errors:
-        advise(f"{outcome.request}:")
-        show_error(outcome.error, is_debug=False)  # type: ignore[arg-type]
+    for error in dict.fromkeys(outcome.error for outcome in errors):  # several may have the same
+        advise(f"{', '.join(str(outcome.request) for outcome in errors if outcome.error is error)}:")
+        show_error(error, is_debug=False)  # type: ignore[arg-type]
     receipts = [outcome.receipt for outcome in outcomes if outcome.receipt]
     if receipts:
         advise("next: windtunnel db receipts")

@@ -7,8 +7,9 @@ file per flight), how turns are taken (``measure.turns``), what the prediction i
 from __future__ import annotations
 
 import inspect
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from windtunnel.flights.ledger import Ledger
 from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint
+from windtunnel.measure.deadline import OutOfTimeError, ended_after
 from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
 from windtunnel.progress import Progress
@@ -32,7 +34,7 @@ from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadNam
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
 
-__all__ = ["CAPTURE_ITERATIONS", "fly", "require_flights", "verify"]
+__all__ = ["capture_baseline", "fly", "remaining_time", "require_flights", "verify"]
 
 CAPTURE_ITERATIONS = 20
 
@@ -47,6 +49,7 @@ def verify(
     optimizer: Any = (),
     rounds: int | None = None,
     rule: StopRule | None = None,
+    time_limit_s: float | None = None,
     prices: str = "auto",
     database: Any = None,
     ledger: Ledger | Path | str | None = None,
@@ -70,7 +73,9 @@ def verify(
     rounds : int, optional
         Maximum number of rounds; fewer are flown when the speed-up is known well enough before.
     rule : StopRule, optional
-        The full stop rule, such as its time limit.
+        The full stop rule, such as the time limit of the turns.
+    time_limit_s : float, optional
+        Of capture, prediction and flight together. Without it, a flight alone is given up, after ``rule.give_up_s``.
     prices, database : optional
         Of the prediction; see :func:`windtunnel.whatif`.
     ledger : Ledger or path, optional
@@ -87,21 +92,43 @@ def verify(
     NotApplicableError
         The what-if has nothing to act on in this program.
     FlightError
-        The program could not be run, is not comparable with its baseline, or was too slow for ``rule.give_up_s``.
+        The program could not be run, is not comparable with its baseline, or was not done in time.
     """
     request = name if isinstance(name, Request) else parse_request(name)
     subject = target_of(target, argv=argv, model=model, optimizer=optimizer)
     require_flights(request)  # before anything runs
+    left_s = remaining_time(time_limit_s)
     if graph is None:
-        graph = target if isinstance(target, Graph) else subject.capture(CAPTURE_ITERATIONS, progress)
-    answer = whatif(graph, [request], prices=prices, database=database)[0]
+        graph = target if isinstance(target, Graph) else capture_baseline(subject, left_s(), progress)
+    with ended_after(left_s(), f"the prediction of {request}"):
+        answer = whatif(graph, [request], prices=prices, database=database)[0]
     if not answer.is_applicable:
         raise NotApplicableError(f"{request} does not apply here: {answer.reason}", where=str(subject))
-    rule = rule or StopRule()
-    measured = fly(subject, request, rule=replace(rule, rounds=rounds or rule.rounds), progress=progress)
+    rule = rule or (StopRule() if time_limit_s is None else StopRule(time_limit_s=time_limit_s))
+    measured = fly(
+        subject,
+        request,
+        rule=replace(rule, rounds=rounds or rule.rounds),
+        time_limit_s=None if time_limit_s is None else left_s(),
+        progress=progress,
+    )
     receipt = receipt_of(answer, measured, graph, str(subject))
     (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).add(receipt)
     return receipt
+
+
+def remaining_time(time_limit_s: float | None) -> Callable[[], float]:
+    """Start a limit; returns a function that says how many seconds are left of it."""
+    if time_limit_s is None:
+        return lambda: math.inf
+    deadline_s = time.monotonic() + time_limit_s
+    return lambda: deadline_s - time.monotonic()
+
+
+def capture_baseline(subject: Target, time_limit_s: float, progress: Progress | None) -> Graph:
+    """Capture what is flown, unless that takes too long."""
+    with ended_after(time_limit_s, f"the capture of {subject}"):
+        return subject.capture(CAPTURE_ITERATIONS, progress)
 
 
 def fly(
@@ -112,6 +139,7 @@ def fly(
     model: Any = (),
     optimizer: Any = (),
     rule: StopRule | None = None,
+    time_limit_s: float | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
     """Really run a program with and without a change, taking turns; nothing is predicted or kept.
@@ -123,7 +151,13 @@ def fly(
     flights = _flights_of(request)
     is_apart = isinstance(subject, Script) or any(getattr(flight, "is_apart", False) for flight, _ in flights)
     rule = rule or StopRule()
-    deadline_s = time.monotonic() + rule.give_up_s
+    if time_limit_s is None:
+        time_limit_s = rule.give_up_s
+    elif time_limit_s > 0:
+        rule = replace(rule, time_limit_s=min(rule.time_limit_s, time_limit_s))
+    else:
+        raise OutOfTimeError(f"{request} was not flown: the time was up", where=str(subject))
+    deadline_s = time.monotonic() + time_limit_s
     lanes = (
         _process_lanes(subject, request, flights, deadline_s) if is_apart else _step_lanes(subject, request, flights)
     )

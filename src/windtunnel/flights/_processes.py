@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import FlightError, NotApplicableError
-from windtunnel.measure.turns import OutOfTimeError, Turn
+from windtunnel.measure.deadline import OutOfTimeError
+from windtunnel.measure.turns import Turn
 from windtunnel.measure.workers import WorkerError, Workers
 from windtunnel.sources.torch.launch import Meeting, Ranks, launch
 
@@ -143,7 +144,6 @@ class ProcessLane:
                 raise OutOfTimeError(
                     f"the {self.title} was not done when the time was up",
                     where=self._config.script or self._config.workload,
-                    fix="give it more time with --time-limit, or let less run on this machine meanwhile",
                     log_tail=self.log_tail(),
                 ) from error
             if self._workers.exit_codes()[0] == 0:  # the program itself came to its end

@@ -7,13 +7,15 @@ what is printed (room cli).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.flights._flying import CAPTURE_ITERATIONS, require_flights, verify
+from windtunnel.flights._flying import capture_baseline, remaining_time, require_flights, verify
 from windtunnel.flights.receipt import Receipt
 from windtunnel.graph import Graph
+from windtunnel.measure.deadline import OutOfTimeError
+from windtunnel.measure.turns import StopRule
 from windtunnel.sources.targets import target_of
 from windtunnel.whatifs import Request, parse_requests
 
@@ -38,9 +40,11 @@ class Outcome:
 
     @property
     def status(self) -> str:
-        """One or two words: flown, does not apply, failed."""
+        """A few words: flown, does not apply, out of time, failed."""
         if self.error is None:
             return "flown"
+        if isinstance(self.error, OutOfTimeError):
+            return "out of time"
         return "does not apply" if isinstance(self.error, NotApplicableError) else "failed"
 
     @property
@@ -63,7 +67,13 @@ class Outcome:
 
 
 def verify_several(
-    target: Any, requests: str | Sequence[str | Request], *, graph: Graph | None = None, **options: Any
+    target: Any,
+    requests: str | Sequence[str | Request],
+    *,
+    graph: Graph | None = None,
+    rule: StopRule | None = None,
+    time_limit_s: float | None = None,
+    **options: Any,
 ) -> Iterator[Outcome]:
     """Predict and fly each of several what-ifs, whatever becomes of the others.
 
@@ -75,6 +85,11 @@ def verify_several(
         ``"amp,fused-optimizer"``, or one text or request each.
     graph : Graph, optional
         A capture of the baseline; captured once for all flights if not given.
+    rule : StopRule, optional
+        Of each flight.
+    time_limit_s : float, optional
+        Of everything together: the capture, the predictions and all flights, which share what is left of it. What was
+        not done by then has an outcome with an ``OutOfTimeError``.
     **options
         More of what :func:`windtunnel.verify` takes.
 
@@ -92,14 +107,27 @@ def verify_several(
     subject = target_of(target, **given)
     if graph is None and isinstance(target, Graph):
         graph = target
-    for request in parse_requests(requests):
+    rule = options["rule"] = rule or StopRule()
+    requested, left_s = parse_requests(requests), remaining_time(time_limit_s)
+    late: OutOfTimeError | None = None
+    for i, request in enumerate(requested):
         try:
             require_flights(request)
         except WindtunnelError as error:
             yield Outcome(request, error=error)
             continue
-        if graph is None:
-            graph = subject.capture(CAPTURE_ITERATIONS, options.get("progress"))
+        if late is None and left_s() <= 0:
+            late = OutOfTimeError("not flown: the time was up", where=str(subject))
+        if late is None and graph is None:
+            try:
+                graph = capture_baseline(subject, left_s(), options.get("progress"))
+            except OutOfTimeError as error:
+                late = error
+        if late is not None:
+            yield Outcome(request, error=late)
+            continue
+        if time_limit_s is not None:
+            options.update(time_limit_s=left_s(), rule=replace(rule, time_limit_s=left_s() / (len(requested) - i)))
         try:
             yield Outcome(request, verify(subject, request, graph=graph, **options))
         except Exception as error:  # whatever it is, the other flights have nothing to do with it

@@ -15,19 +15,16 @@ from typing import Protocol
 import numpy as np
 
 from windtunnel.errors import FlightError
+from windtunnel.measure.deadline import OutOfTimeError
 from windtunnel.measure.disturbance import MAX_NEIGHBORS, Neighbors
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup, has_trend, warmup_length
 from windtunnel.progress import Progress
 
-__all__ = ["Lane", "Measurement", "OutOfTimeError", "StopRule", "Turn", "measure"]
+__all__ = ["Lane", "Measurement", "StopRule", "Turn", "measure"]
 
 _MIN_ROUNDS = 3
 _MAX_ITERATIONS_PER_TURN = 64
 _MIN_GIVE_UP_S = 120.0  # two programs must start, also on a busy machine
-
-
-class OutOfTimeError(FlightError):
-    """A lane did not finish its turn before the deadline."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +208,7 @@ def _conclude(
     baseline_R, changed_R = (np.asarray(values[:num_rounds]) for values in samples)
     cut = min(max(warmup_length(baseline_R), warmup_length(changed_R)), max(0, num_rounds - _MIN_ROUNDS))
     if num_rounds < _MIN_ROUNDS and is_late:
-        raise _too_late(num_rounds, rule)
+        raise _too_late(num_rounds)
     if num_rounds < _MIN_ROUNDS:
         shortest = min(range(2), key=lambda which: len(samples[which]))
         raise FlightError(
@@ -226,11 +223,9 @@ def _conclude(
     return Measurement(baseline_R.tolist(), changed_R.tolist(), rule.confidence, losses, iterations, notes)
 
 
-def _too_late(num_rounds: int, rule: StopRule) -> FlightError:
+def _too_late(num_rounds: int) -> FlightError:
     return OutOfTimeError(
-        f"only {num_rounds} of the {_MIN_ROUNDS} rounds that an interval needs were flown in {rule.give_up_s:.0f} s",
-        where=f"--time-limit {rule.time_limit_s:g}s",
-        fix=f"give it more time (--time-limit {4 * rule.time_limit_s:g}s), or let less run on this machine meanwhile",
+        f"only {num_rounds} of the {_MIN_ROUNDS} rounds that an interval needs were flown when the time was up"
     )
 
 
