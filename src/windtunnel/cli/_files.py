@@ -73,10 +73,12 @@ def open_graph(
     read_limit: str = "",
     align: str = "auto",
     allow_missing: bool = False,
+    needs_times: bool = True,
     **options: Any,
 ) -> Graph:
     """The graph of whatever a registered source knows: a stored one, a trace, a folder of traces.
 
+    A job that was not run is refused, unless ``needs_times`` is False because the verb prices its tasks or copies them.
     ``read_limit`` is a size with its unit. ``align`` and ``allow_missing`` are for a folder with a trace per rank, see
     :func:`windtunnel.sources.ranks.load_ranks`. ``kineto`` and ``options`` are parameters of the source's reader, such
     as :func:`windtunnel.sources.kineto.load_kineto`.
@@ -84,7 +86,8 @@ def open_graph(
     Raises
     ------
     InputError
-        Nothing is there, no source knows it or two do; ``kineto`` or an option is given and its source takes none.
+        Nothing is there, no source knows it or two do; ``kineto`` or an option is given and its source takes none; its
+        tasks have no times.
     """
     from windtunnel.sources.formats import format_of
     from windtunnel.units import parse_size
@@ -110,8 +113,23 @@ def open_graph(
     opened: Graph = source.function(
         path, **asked, **several, **{name: one for name, one in others.items() if name in accepts}
     )
+    if needs_times:
+        _require_times(opened, path)
     warn_of_disturbance(opened)
     return opened
+
+
+def _require_times(graph: Graph, path: Path) -> None:
+    """Refuse a job that was not run and that nothing has priced yet."""
+    from windtunnel.whatifs.placing import never_run
+
+    if never_run(graph).any() and not graph.tasks["duration_ns"].any():
+        raise InputError(
+            "nothing of this job was run, so its tasks have no times",
+            where=str(path),
+            fix=f"predict them for a device: windtunnel predict {shlex.quote(str(path))} --on h100; "
+            "with --output, it writes a graph with times",
+        )
 
 
 def warn_of_disturbance(graph: Graph) -> None:

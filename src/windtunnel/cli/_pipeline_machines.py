@@ -39,7 +39,7 @@ def plan_machines(
         raise InputError("a workload is planned for this host", where="--at-least", fix="capture it, and name its .wt")
     asked = [instance(name.strip()) for name in names.split(",") if name.strip()] or list(instances().values())
     with Progress("planning") as progress:
-        graph = open_graph(path, progress=progress)
+        graph = open_graph(path, progress=progress, needs_times=False)
         found = cheapest_machines(
             graph, samples or batch_of(graph), batch, sizes_of(batch, microbatches), samples_per_s, asked,
             most_machines=most_machines, num_replayed=num_replayed, progress=progress,

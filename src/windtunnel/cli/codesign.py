@@ -154,7 +154,7 @@ def _search(name: str, options: Options, parts: tuple[str, ...], samples: int, p
 
     if "chip" in parts and "both" not in parts:
         raise InputError("there is no plan of its makers", where=name, fix="leave out --fixed-plan")
-    graph = open_graph(path, progress=progress)
+    graph = open_graph(path, progress=progress, needs_times=False)
     models = captured_models(stem(path), graph, samples or batch_of(graph), options.microbatches)
     return codesign_models(models, options, [one for one in parts if one not in ("given", "chip")], progress=progress)
 

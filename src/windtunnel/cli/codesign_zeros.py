@@ -51,7 +51,7 @@ def zeros(
         raise InputError(f"{chip_name} does not say what it is built of", where="--chip", fix="take sparse-grid")
     records = read_zeros(masks)
     with Progress("simulating") as progress:
-        graph = open_graph(source, progress=progress) if source else None
+        graph = open_graph(source, progress=progress, needs_times=False) if source else None
         answers = [on_grid(records.at(one), chip, graph, progress=progress) for one in records.iterations]
         wrong = miscounted(answers[-1], progress=progress) if check else ()
     if report is not None:

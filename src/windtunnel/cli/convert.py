@@ -36,7 +36,13 @@ def convert(
     """
     with Progress(f"converting {graph.name}", heartbeat=True) as progress:
         opened = open_graph(
-            graph, progress=progress, kineto=kineto, read_limit=read_limit, align=align, allow_missing=allow_missing
+            graph,
+            progress=progress,
+            kineto=kineto,
+            read_limit=read_limit,
+            align=align,
+            allow_missing=allow_missing,
+            needs_times=False,
         )
         written = _written(opened, target, force=force)
     if as_json:

@@ -159,7 +159,7 @@ def _of_graph(path: Path, devices: str, samples: int, links: Links, asked: _Aske
     from windtunnel.planning.placement.fleet import fleet_of
     from windtunnel.whatifs.another_batch import batch_of
 
-    graph = open_graph(path, progress=progress)
+    graph = open_graph(path, progress=progress, needs_times=False)
     types, chips = fleet_of(f"{devices}xhere" if devices.isdigit() else devices)
     if len(types) != 1:
         raise InputError(f"{len(types)} kinds of devices in one pipeline", where="--devices", fix="one kind: 8xh100")

@@ -87,7 +87,7 @@ def predict(
         require_free(output, force=force)
     given: dict[str, Any] = {"launch_ns": parse_duration(launch), "batch_dim": batch_dim}
     with Progress(f"predicting {graph.name}", heartbeat=True) as progress:
-        asked_for, captured = targets_of(on), open_graph(graph, progress=progress)
+        asked_for, captured = targets_of(on), open_graph(graph, progress=progress, needs_times=False)
         targets, left_out = with_types(captured, asked_for, dtype)
         given["model"] = comparable(model, [one.device for one in targets])
         numbers: dict[str, Any] = {"dtype": dtype, "batch_size": batch, "host_factor": host_factor}

@@ -58,7 +58,7 @@ def recommend(
     asked = [instance(name.strip()) for name in on.split(",") if name.strip()] or list(instances().values())
     deadline_s = parse_duration(deadline) / 1e9 if deadline else math.inf
     with Progress(f"pricing {graph.name}") as progress:
-        captured = open_graph(graph, progress=progress)
+        captured = open_graph(graph, progress=progress, needs_times=False)
         per_device = batch or batch_of(captured)
         if not per_device:
             raise InputError("the graph does not say how many samples a step takes", where=str(graph),

@@ -58,7 +58,7 @@ def slice_graph(
     cut: dict[str, Any] = {"window": window or None, "partial": partial}
     cut |= {"align": align, "allow_missing": allow_missing}
     with Progress(f"slicing {graph.name}", heartbeat=True) as progress:
-        whole = open_graph(graph, progress=progress, kineto=kineto, read_limit=read_limit, **cut)
+        whole = open_graph(graph, progress=progress, needs_times=False, kineto=kineto, read_limit=read_limit, **cut)
         if step_time:
             whole = _unprofiled(whole, step_time)
         mask = whole.select(iteration=iteration, rank=rank, phase=_phase(phase), layer=layer or None, name=name or None)

@@ -1,18 +1,21 @@
 """Steps of offers from a captured graph and from a table, and the command."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from windtunnel.cli import main  # noqa: E402
+from windtunnel.cluster.advice import steps  # noqa: E402
 from windtunnel.cluster.advice.model import Offer  # noqa: E402
 from windtunnel.cluster.advice.steps import GraphSteps, read_steps  # noqa: E402
-from windtunnel.errors import InputError  # noqa: E402
+from windtunnel.errors import ImplausibleError, InputError  # noqa: E402
 from windtunnel.graph import GraphBuilder, Kind, save  # noqa: E402
 from windtunnel.hardware import instance  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
+from windtunnel.whatifs.forecast import forecast  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +121,12 @@ def test_processes_of_a_rented_machine_have_its_cores_and_not_those_of_the_captu
     one, eight = steps_of(graph, ("p3.2xlarge", 1), ("p3.16xlarge", 1))
 
     assert eight.interconnect_ns < one.compute_ns
+
+
+def test_a_step_that_cannot_be_true_is_refused(graph, monkeypatch):
+    def too_quick(*given, **options):
+        return replace(forecast(*given, **options), makespan_ns=1)
+
+    monkeypatch.setattr(steps, "forecast", too_quick)
+    with pytest.raises(ImplausibleError, match="the step predicted for v100"):
+        steps_of(graph, ("p3.2xlarge", 1))

@@ -19,8 +19,10 @@ from windtunnel.cost.pricing import AUTO, Model, comparable, missing_types
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Instance, Link
+from windtunnel.plausible import require_plausible
 from windtunnel.progress import Progress
 from windtunnel.whatifs.forecast import Forecast, forecast
+from windtunnel.whatifs.speed import speed_of
 
 __all__ = ["GraphSteps", "averaged_ns", "offers_of", "read_steps"]
 
@@ -69,6 +71,8 @@ class GraphSteps:
             The graph cannot be priced for a device.
         InputError
             None of the devices computes in the type that is asked for.
+        ImplausibleError
+            By a defect of ours, a step cannot be true.
         """
         found = []
         self._model = comparable(AUTO, [offer.instance.device for offer in offers])
@@ -84,6 +88,12 @@ class GraphSteps:
             )
         return found
 
+    def _mfu_ratio(self, priced: Forecast, machine: Instance) -> float | None:
+        speed = speed_of(
+            priced.graph, priced.makespan_ns, device=machine.device, dtype=self.dtype, batch_size=priced.batch_size
+        )
+        return speed.mfu_ratio
+
     def _predicted(self, offer: Offer) -> StepTime:
         machine = offer.instance
         if missing := missing_types(self.graph, machine.device, self.dtype):
@@ -94,6 +104,12 @@ class GraphSteps:
             )
         priced = self._forecasts[machine.device.name]
         compute_ns = float(priced.makespan_ns)
+        require_plausible(
+            f"the step predicted for {machine.device.name}",
+            step_ns=compute_ns,
+            captured_ns=self.graph.meta.iteration_ns.get("median"),
+            mfu_ratio=self._mfu_ratio(priced, machine),
+        )
         if machine.name not in self._speeds:
             self._speeds[machine.name] = GraphSpeeds(
                 {_ONE: priced.graph}, _links(machine), cores_per_rank=machine.num_vcpus / machine.num_devices
