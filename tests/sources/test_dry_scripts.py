@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from tests.sources.test_dry_run import AVERAGED, BEGIN, LOADED, messages, traced  # noqa: E402
 from windtunnel import Kind  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
+from windtunnel.graph import EdgeKind  # noqa: E402
 
 # torch's own, of what the scripts use
 pytestmark = [
@@ -125,6 +126,42 @@ def test_layers_that_are_gathered_are_held_until_they_are_freed(tmp_path, versio
 
     assert {("all_gather", 8): 32, ("reduce_scatter", 8): 16}.items() <= messages(graph).items()
     assert 4 / 8 * whole < graph.meta.memory["peak_bytes"] < whole
+
+
+STREAMS = """
+model, side = Block().to(device), SIDE
+main = torch.accelerator.current_stream()
+
+
+def beside(loss):
+    BEGIN
+    loss.detach().exp()
+    END
+    loss.detach().sin()
+    main.wait_stream(side)
+    loss.detach().cos()
+
+
+train(model, then=beside)
+"""
+
+
+@pytest.mark.parametrize(("side", "begin", "end"), [
+    ("torch.Stream(device)", "side.__enter__()", "side.__exit__(None, None, None)"),
+    ("torch.Stream('cuda')", "torch.accelerator.set_stream(side)", "torch.accelerator.set_stream(main)"),
+    ("torch.cuda.Stream()", "torch.cuda.set_stream(side)", "torch.cuda.set_stream(main)"),
+    ("torch.cuda.Stream()", "block = torch.cuda.StreamContext(side); block.__enter__()",
+     "block.__exit__(None, None, None)"),
+])  # fmt: skip
+def test_calls_are_queued_on_the_stream_that_a_script_sets(tmp_path, side, begin, end):
+    graph = traced(tmp_path, STREAMS.replace("SIDE", side).replace("BEGIN", begin).replace("END", end), 1)
+    on_side, beside, joined = (graph.select(op=f"aten::{name}").nonzero()[0][-1] for name in ("exp", "sin", "cos"))
+    resource, waits = graph.tasks["resource"], graph.edges["kind"] == EdgeKind.SYNC
+    waited = set(zip(graph.edges["src"][waits].tolist(), graph.edges["dst"][waits].tolist(), strict=True))
+
+    assert resource[beside] == resource[joined] != resource[on_side]
+    assert (on_side, joined) in waited
+    assert (on_side, beside) not in waited
 
 
 def test_nothing_is_saved(tmp_path):

@@ -258,6 +258,19 @@ for _ in range(4):
         optimizer.zero_grad(); loss.backward(); optimizer.step()
         end.record(); torch.cuda.synchronize(); begin.elapsed_time(end)
 """,
+    "streams of any accelerator": """
+side, done = torch.Stream("cuda"), torch.Event("cuda")
+model = nn.Linear(64, 64).to(side.device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    main = torch.accelerator.current_stream()
+    with side:
+        batch = torch.randn(16, 64, device="cuda")
+        done.record()
+    main.wait_event(done)
+    loss = model(batch).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
     "compiled": """
 model = torch.compile(nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8)).cuda())
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)

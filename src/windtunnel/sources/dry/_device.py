@@ -175,7 +175,12 @@ def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[A
         sys.modules["torch.optim.optimizer"]: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
         autocast: {"__init__": _for_host(autocast.__init__)},
         torch.Tensor: _constants(None, "record_stream"),
-        torch: {"set_default_device": _mapped(torch.set_default_device), "Generator": _Generator},
+        torch: {
+            "set_default_device": _mapped(torch.set_default_device),
+            "Generator": _Generator,
+            "Stream": streams.stream_class,
+            "Event": streams.event_class,
+        },
     }
 
 
@@ -187,10 +192,11 @@ def _queues(streams: Streams) -> dict[str, Any]:
         "Stream": streams.stream_class,
         "Event": streams.event_class,
         "stream": functools.partial(streams.on),
+        "StreamContext": functools.partial(streams.on),
+        "set_stream": streams.set_stream,
         "current_stream": lambda *_: streams.current_stream(),
         "default_stream": lambda *_: streams.default,
         "synchronize": lambda *_: streams.synchronize(),
-        **_constants(None, "set_stream"),
     }
 
 

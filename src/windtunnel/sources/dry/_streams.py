@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,23 +105,43 @@ class Streams:
         """Where calls are queued now."""
         return self._stack[-1]
 
+    def set_stream(self, stream: Stream | None) -> None:
+        """Queue what follows on this stream, until the block ends that is entered last."""
+        self._stack[-1] = stream or self._stack[-1]
+
+    def enter(self, stream: Stream | None) -> None:
+        """Begin a block whose calls are queued on this stream."""
+        self._stack.append(stream or self._stack[-1])
+
+    def leave(self) -> None:
+        """End the block that was entered last."""
+        self._stack.pop()
+
     @contextmanager
     def on(self, stream: Stream | None) -> Iterator[None]:
         """Queue the calls within on this stream."""
-        self._stack.append(stream or self._stack[-1])
+        self.enter(stream)
         try:
             yield
         finally:
-            self._stack.pop()
+            self.leave()
 
 
 class Stream:
-    """Stands for ``torch.cuda.Stream``."""
+    """Stands for ``torch.Stream`` and ``torch.cuda.Stream``."""
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
         self.number = streams.new()
         self.stream_id, self.device_index, self.cuda_stream = self.number, 0, self.number
+        self.device, self.native_handle = torch.device("cpu"), self.number
+
+    def __enter__(self) -> Self:
+        self.streams.enter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.streams.leave()
 
     def wait_stream(self, other: Any) -> None:
         """Wait for all that is queued there now."""
@@ -151,11 +173,12 @@ class Stream:
 
 
 class Event:
-    """Stands for ``torch.cuda.Event``."""
+    """Stands for ``torch.Event`` and ``torch.cuda.Event``."""
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
         self.tail: tuple[int, ...] = ()
+        self.device, self.event_id = torch.device("cpu"), id(self)
 
     def record(self, stream: Any = None) -> None:
         """Mark a point of a queue."""

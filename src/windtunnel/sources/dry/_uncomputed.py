@@ -28,7 +28,7 @@ from windtunnel.sources.torch.script import Ended, Pilot, run_until_enough
 __all__ = ["run_uncomputed", "uncomputed", "without_workers"]
 
 SomePilot = TypeVar("SomePilot", bound=Pilot)
-_NEEDS_DEVICE = ("cuda", "dummy base class", "nvidia", "gpu")
+_NEEDS_DEVICE = ("cuda", "dummy base class", "nvidia", "gpu", "accelerator")
 
 
 @contextmanager
