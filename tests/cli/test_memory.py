@@ -202,3 +202,48 @@ def test_an_option_that_sets_the_batch_is_found_or_asked_for(tmp_path):
     path.write_text('p.add_argument("--batch-size"); p.add_argument("--eval-batch-size")')
     with pytest.raises(InputError, match="several options"):
         Job(str(path), [])
+
+
+LOADED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(256, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(100, 256), torch.rand(100, 1)), batch_size=16)
+for _ in range(10**9):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        optimizer.step()
+"""
+
+
+def loaded_peak(path, batch):
+    return json.loads(windtunnel("memory", "--fake", "--json", "--loader-batch", batch, path).stdout)["peak_bytes"]
+
+
+def test_the_last_short_batch_of_a_loader_says_nothing_of_the_batch(tmp_path):
+    """Of 100 samples, batches of 24 leave 4 for the fifth, which is the one that is followed."""
+    path = tmp_path / "train.py"
+    path.write_text(LOADED)
+    small, middle, large = (loaded_peak(path, batch) for batch in (13, 24, 99))
+
+    assert (middle - small) / 11 == pytest.approx((large - middle) / 75, rel=0.05)
+
+
+def test_a_batch_that_the_data_cannot_fill_is_refused(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(LOADED)
+    refused = windtunnel("memory", "--fake", "--loader-batch", 101, path)
+
+    assert "has 100 samples, too few for a batch of 101" in refused.stderr
+    assert 2 == refused.code
+
+
+def test_a_script_of_many_iterations_ends_behind_those_that_are_followed(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(LOADED)
+    followed = windtunnel("memory", "--json", path)
+
+    assert 0 == followed.code, followed.stderr
+    assert json.loads(followed.stdout)["peak_bytes"] > 16 * 256 * 4

@@ -95,13 +95,25 @@ def run_uncomputed(
 
     def on_loader(arguments: dict[str, Any]) -> dict[str, Any]:
         changed = without_workers(arguments)
-        return {**changed, "batch_size": loader_batch} if loader_batch and changed.get("batch_size") else changed
+        if loader_batch and changed.get("batch_size"):
+            changed = {**changed, "batch_size": loader_batch}
+        return _with_full_batches(changed)
 
     is_missing = not has_device and not torch.cuda.is_available()
     ended, pilot, has_asked = _run_once(script, argv, make_pilot, on_loader, has_device, is_missing, guesses)
     if is_missing and _needs_device(ended, has_asked):
         ended, pilot, _ = _run_once(script, argv, make_pilot, on_loader, True, False, guesses)
     return ended, pilot
+
+
+def _with_full_batches(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a ``DataLoader`` without a last, shorter batch, which an iteration must not be judged by."""
+    batch_size, samples = arguments.get("batch_size", 1), arguments.get("sampler") or arguments.get("dataset")
+    try:
+        has_one = bool(batch_size) and not arguments.get("batch_sampler") and len(samples) >= batch_size  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # a stream of samples
+        has_one = False
+    return {**arguments, "drop_last": True} if has_one else arguments
 
 
 def _run_once(

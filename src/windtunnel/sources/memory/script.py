@@ -6,7 +6,7 @@ runs by :func:`windtunnel.sources.torch.script.run_until_enough`, as it does for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import InputError
 from windtunnel.extras import require
 from windtunnel.sources.memory.profile import MemoryProfile
-from windtunnel.sources.torch.hooks import StepHooks
+from windtunnel.sources.torch.hooks import StepHooks, loop_loaders
 from windtunnel.sources.torch.script import EndOfScript, checked_script, run_until_enough
 
 if TYPE_CHECKING:
@@ -83,12 +83,28 @@ def track_script(
     else:
         pilot = make_pilot()
         ended = run_until_enough(script, argv, pilot)
+    _require_batch(ended.hooks, loader_batch, script)
     if pilot.profile is None:
         message, fix = ended.reason("--steps")
         raise InputError(
             f"{message}; its memory was not followed through a whole iteration", where=ended.place(), fix=fix
         ) from ended.failure
     return pilot.profile if chip is None else pilot.profile.on(chip)
+
+
+def _require_batch(hooks: StepHooks, loader_batch: int, script: Path) -> None:
+    """Refuse a batch that no loader of the loop can fill."""
+    for loader, _ in loop_loaders(hooks) if loader_batch else ():
+        if (
+            loader.batch_size == loader_batch
+            and isinstance(loader.sampler, Sized)
+            and len(loader.sampler) < loader_batch
+        ):
+            raise InputError(
+                f"a loader of the loop has {len(loader.sampler):,} samples, too few for a batch of {loader_batch:,}",
+                where=str(script),
+                fix="use a smaller batch or more samples",
+            )
 
 
 class _Pilot:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +28,7 @@ from windtunnel.measure.allocator import hold_heap
 from windtunnel.sources.torch._stance import SuspendedCall, aside, not_compiled
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
 
-__all__ = ["StepHooks", "steps_per_epoch"]
+__all__ = ["StepHooks", "loop_loaders", "steps_per_epoch"]
 
 OnBoundary = Callable[["StepHooks", bool], None]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -45,7 +45,7 @@ class StepHooks:
     on_optimizer : callable, optional
         ``f(optimizer)`` after an optimizer has been made.
     on_loader : callable, optional
-        ``f(arguments) -> arguments`` with the keyword arguments of a ``DataLoader`` before it is made.
+        ``f(arguments) -> arguments`` with the arguments of a ``DataLoader`` by name before it is made.
     on_step : callable, optional
         ``f(optimizer, step)`` in place of every outermost ``optimizer.step()``; ``step`` is the program's own call,
         made by ``step()``.
@@ -220,8 +220,8 @@ class StepHooks:
             @functools.wraps(original)
             def construct(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
                 if self._is_home() and self._on_loader is not None:
-                    kwargs = self._on_loader(_named(args, kwargs))
-                    args = ()
+                    kwargs = self._on_loader({"dataset": dataset, **_named(args, kwargs)})
+                    dataset, args = kwargs.pop("dataset"), ()
                 original(loader, dataset, *args, **kwargs)
                 if self._is_home():
                     self.loaders.append(loader)
@@ -364,13 +364,19 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def steps_per_epoch(hooks: StepHooks) -> int | None:
     """Iterations of the loop until its loader comes to its end; None where it has no loader or no known end."""
+    for loader, num_fetches in loop_loaders(hooks):
+        num_batches = _length(loader)
+        return max(1, int(num_batches) // num_fetches) if num_batches != "?" else None
+    return None
+
+
+def loop_loaders(hooks: StepHooks) -> Iterator[tuple[Any, int]]:
+    """Loaders of the loop, and how many batches of each an iteration fetches."""
     keys = [token.key for token in hooks.finder.pattern if token.kind == "next"]
     for loader in hooks.loaders:
         key = _key_of(loader.dataset, loader.num_workers, getattr(loader, "_index_sampler", None))
         if key in keys:
-            num_batches = _length(loader)
-            return max(1, int(num_batches) // keys.count(key)) if num_batches != "?" else None
-    return None
+            yield loader, keys.count(key)
 
 
 def _loader_key(iterator: Any) -> str:
