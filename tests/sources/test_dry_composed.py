@@ -8,7 +8,10 @@ torch = pytest.importorskip("torch")
 
 from tests.sources.test_dry_run import SPLIT, messages, traced  # noqa: E402
 from windtunnel import Kind, Phase  # noqa: E402
+from windtunnel.hardware import machine  # noqa: E402
 from windtunnel.simulate import replay  # noqa: E402
+from windtunnel.sources.dry.run import dry_run  # noqa: E402
+from windtunnel.whatifs.forecast import forecast  # noqa: E402
 
 PRODUCTS = r".*(aten::addmm|aten::mm|flash_attention).*"
 # attention between 8 heads of 16 numbers, in equal parts of a sequence of 256
@@ -127,3 +130,34 @@ def test_equal_stages_wait_for_each_other(tmp_path, schedule, num_chunks, num_ra
 
     assert dict.fromkeys(map(str, range(num_ranks)), 1) == graph.meta.distributed["stands_for"]
     assert 3 * 1000 * (8 * num_chunks + num_ranks - 1) == replay(busy).makespan_ns
+
+
+FILLED_AND_DRAINED = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+dist.init_process_group("nccl")
+rank, last = dist.get_rank(), dist.get_world_size() - 1
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(4)]).to(device)
+stage = PipelineStage(model, rank, last + 1, device)
+schedule = ScheduleGPipe(stage, n_microbatches=8, loss_fn=lambda out, target: (out - target).pow(2).mean())
+optimizer, x = torch.optim.SGD(model.parameters(), 0.1), torch.randn(8 * 1024, 4096, device=device)
+for _ in range(8):
+    optimizer.zero_grad()
+    schedule.step(*([x] if rank == 0 else []), **({"target": x} if rank == last else {}))
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("num_stages", "step_ms"), [(4, 71.4), (8, 97.5)])
+def test_every_further_stage_of_a_gpipe_adds_one_microbatch_to_its_step(tmp_path, num_stages, step_ms):
+    """Four stages wait 3 microbatches of 6.5 ms for each other, eight stages 7."""
+    script = tmp_path / "train.py"
+    script.write_text(FILLED_AND_DRAINED)
+    found = forecast(dry_run(script, num_ranks=num_stages), machine("dgx-h100"), model="roofline")
+
+    assert found.makespan_ns == pytest.approx(step_ms * 1e6, rel=0.01)
