@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import windtunnel
+from windtunnel import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
@@ -33,33 +34,16 @@ def test_python_in_the_docs_runs(code):
     exec(compile(code, "docs", "exec"), {"__name__": "docs"})
 
 
-GROUPS = (
-    "suite",
-    "pipeline",
-    "train",
-    "evolve",
-    "cluster",
-    "serve",
-    "db",
-    "cost",
-    "cost train",
-    "cost eval",
-)  # verbs of which each has verbs of its own
-
-
 @pytest.mark.parametrize("code", blocks("console"))
 def test_commands_in_the_docs_exist_with_their_options(code):
-    from windtunnel.cli import codesign, place
-
     for line in code.splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if not words or words[0] != "windtunnel":
             continue
-        depth = 1 + (words[1] in GROUPS) + (" ".join(words[1:3]) in GROUPS)
-        verb = words[1 : 1 + depth]
-        for name, group in (("place", place), ("codesign", codesign)):
-            if words[1] == name:  # a file needs no verb
-                verb = [name, words[2] if words[2] in group.VERBS else group.DEFAULT]
+        known = registry.verbs(words[1])
+        verb = max((name for name in known if name.split() == words[1 : 2 + name.count(" ")]), key=len).split()
+        if known[" ".join(verb)].default:  # a file needs no verb
+            verb.append(known[" ".join(verb)].default)
         shown = windtunnel(*verb, "--help")
         own = words[: words.index("--")] if "--" in words else words
         options = [word for word in own if word.startswith("--")]

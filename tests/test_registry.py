@@ -14,15 +14,17 @@ from windtunnel.graph import save
 def test_an_uninstalled_package_finds_its_own_plugins(monkeypatch):
     installed = {(point.name, point.value) for point in registry._entry_points()}
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
+    registry._entry_points.cache_clear()
     found = {(point.name, point.value) for point in registry._entry_points()}
 
-    assert ("whatifs", "windtunnel.whatifs") in found
+    assert ("whatif.all", "windtunnel.whatifs") in found
     assert installed >= found
 
 
 def test_plugins_of_others_are_found_beside_an_uninstalled_package(monkeypatch):
     theirs = importlib.metadata.EntryPoint("theirs", "their.whatifs", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: (theirs,))
+    registry._entry_points.cache_clear()
     found = registry._entry_points()
 
     assert theirs in found
@@ -30,13 +32,33 @@ def test_plugins_of_others_are_found_beside_an_uninstalled_package(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
-def test_every_plugin_lies_where_its_kind_is_looked_for(kind):
-    for each in registry.KINDS:
-        registry.all(each)
-    homes = {package for package, held in registry._HOLDS.items() if held == kind}
-    ours = [one.module for one in registry.all(kind).values() if one.package == "windtunnel"]
+def test_a_plugin_is_found_where_its_kind_is_looked_for(kind):
+    """In a process that looks for nothing else."""
+    for other in registry.KINDS:
+        registry.all(other)
+    expected = [name for name, plugin in registry.all(kind).items() if plugin.package == "windtunnel"]
+    code = f"from windtunnel import registry; [print(name) for name in registry.all({kind!r})]"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert [] == [module for module in ours if ".".join(module.split(".")[:2]) not in homes]
+    assert expected == found.stdout.splitlines()
+
+
+def test_a_verb_is_found_without_those_of_other_subjects():
+    """Also what other modules add to its group."""
+    code = (
+        "import sys; from windtunnel import registry; "
+        "print(*registry.verbs('train')); print('windtunnel.cli.place' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ["train train compare train layers train predict train run train tune", "False"] == found.stdout.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def read_anew():
+    """What is installed is read once; these tests change it."""
+    yield
+    registry._entry_points.cache_clear()
 
 
 @pytest.mark.parametrize(

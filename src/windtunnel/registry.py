@@ -2,13 +2,15 @@
 
 In: functions and classes, each with a name, a kind and a source. Out: a table by kind, from which the command
 line, ``--help`` and the docs are generated. Built-in plug-ins come through the same entry-point group as those of other
-packages: there is no second path. An entry point names a package; the package calls ``discover``, which imports its
-modules, and each of them registers what it holds.
+packages: there is no second path. An entry point names a module, or a package that calls ``discover``, which imports
+its modules; each module registers what it holds. An entry point called ``KIND.NAME`` is loaded only for that kind, one
+called ``verb.NAME`` only for that verb or for all of them, and one without such a name for every kind.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -33,30 +35,18 @@ __all__ = [
     "flight",
     "get",
     "layer",
+    "page",
     "policy",
     "source",
     "strategy",
+    "verb",
+    "verbs",
     "whatif",
     "workload",
 ]
 
-KINDS = ("whatif", "flight", "cost_model", "source", "workload", "strategy", "policy", "layer")
+KINDS = ("whatif", "flight", "cost_model", "source", "workload", "strategy", "policy", "layer", "verb", "page")
 ENTRY_POINT_GROUP = "windtunnel.plugins"
-
-# what the packages of ours hold: who asks for one kind does not wait for the others; one that is not named is looked at
-# for every kind, as are those of other packages
-_HOLDS = {
-    "windtunnel.sources": "source",
-    "windtunnel.cost": "cost_model",
-    "windtunnel.programs": "cost_model",
-    "windtunnel.workloads": "workload",
-    "windtunnel.whatifs": "whatif",
-    "windtunnel.comm": "whatif",
-    "windtunnel.nn": "layer",
-    "windtunnel.flights": "flight",
-    "windtunnel.training": "strategy",
-    "windtunnel.cluster": "policy",
-}
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
@@ -73,6 +63,7 @@ class Plugin:
     sniff: Callable[[Path], bool] | None = field(default=None, repr=False)
     suffixes: tuple[str, ...] = ()
     decision: str = ""
+    default: str = ""
     limits: Callable[..., Any] | None = field(default=None, repr=False)
 
     @property
@@ -211,23 +202,47 @@ def layer(name: str, *, source: str) -> Callable[[Target], Target]:
     return _register("layer", name, source)
 
 
-def _entry_points() -> list[importlib.metadata.EntryPoint]:
+def verb(name: str, *, source: str, default: str = "") -> Callable[[Target], Target]:
+    """Register a command of the command line.
+
+    Parameters
+    ----------
+    name : str
+        As it is typed: ``"predict"``, or ``"serve plan"`` for a command of the group ``serve``. A group is registered,
+        too: by a function that does nothing, whose docstring is that of the group.
+    source : str
+    default : str
+        Of a group: its command where the first argument names none.
+    """
+    return _register("verb", name, source, default=default)
+
+
+def page(name: str, *, source: str) -> Callable[[Target], Target]:
+    """Register ``f(graph, **options) -> list of sections``: what a subject adds to the report of a graph."""
+    return _register("page", name, source)
+
+
+@functools.cache
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
     """Those of all that is installed; this package's own from its project file, where it runs out of its source tree.
 
     What such a tree was installed with may be older than the tree, or it may not be installed at all.
     """
-    found = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    found = tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if not project.is_file():
         return found
     own = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][ENTRY_POINT_GROUP]
     others = [point for point in found if not point.value.startswith("windtunnel.")]
-    return [importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in own.items()] + others
+    return (*(importlib.metadata.EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in own.items()), *others)
 
 
-def _load_entry_points(kind: str) -> None:
+def _load_entry_points(kind: str, name: str = "") -> None:
+    """Load those that may hold plug-ins of a kind; of verbs, those of one verb where it is named."""
     for point in _entry_points():
-        if point.value in _loaded or _HOLDS.get(point.value, kind) != kind:
+        of_kind, _, rest = point.name.partition(".")
+        is_other = of_kind in KINDS and (of_kind != kind or (name and rest.partition(".")[0] != name))
+        if is_other or point.value in _loaded:
             continue
         try:
             point.load()
@@ -247,6 +262,15 @@ def all(kind: str) -> dict[str, Plugin]:  # noqa: A001 - reads as registry.all("
     """Every registered plug-in of a kind, by name, sorted."""
     _load_entry_points(kind)
     return dict(sorted(_plugins[kind].items()))
+
+
+def verbs(name: str) -> dict[str, Plugin]:
+    """Return a verb and, of a group, its commands, sorted; empty where no verb has the name.
+
+    Only what holds this verb is imported, so that a command does not wait for those of other subjects.
+    """
+    _load_entry_points("verb", name)
+    return {key: plugin for key, plugin in sorted(_plugins["verb"].items()) if key.partition(" ")[0] == name}
 
 
 def get(kind: str, name: str) -> Plugin:

@@ -10,14 +10,17 @@ pytest.importorskip("safetensors")
 from dataclasses import replace
 
 from tests.programs.model.small_set import small_set
-from windtunnel.cli.cost import cost
+from windtunnel import registry
+from windtunnel.cli._app import build_app
 from windtunnel.errors import InputError
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement
 
 
 def run(*arguments):
-    return CliRunner().invoke(cost, [str(argument) for argument in arguments], catch_exceptions=False)
+    return CliRunner().invoke(
+        build_app(registry.verbs("cost")), ["cost", *(str(argument) for argument in arguments)], catch_exceptions=False
+    )
 
 
 def test_every_cost_model_is_listed_with_its_source():

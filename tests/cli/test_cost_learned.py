@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from tests.programs.model.small_set import small_set
-from windtunnel.cli.cost import cost
+from windtunnel import registry
+from windtunnel.cli._app import build_app
 from windtunnel.errors import InputError
 from windtunnel.programs.model.checkpoint import load_predictor
 
@@ -22,7 +23,9 @@ def data(tmp_path_factory):
 
 
 def run(*arguments):
-    return CliRunner().invoke(cost, [str(argument) for argument in arguments], catch_exceptions=False)
+    return CliRunner().invoke(
+        build_app(registry.verbs("cost")), ["cost", *(str(argument) for argument in arguments)], catch_exceptions=False
+    )
 
 
 def test_train_then_eval(data, tmp_path):

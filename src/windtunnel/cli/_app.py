@@ -2,86 +2,51 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from windtunnel import __version__
-from windtunnel.cli import (
-    calibrate,
-    capture,
-    cluster,
-    codesign,
-    convert,
-    cost,
-    db,
-    demo,
-    diff,
-    dry_run,
-    evolve,
-    explain,
-    fly,
-    listing,
-    memory,
-    optimize,
-    pipeline,
-    place,
-    predict,
-    recommend,
-    replay,
-    report,
-    serve,
-    slicing,
-    stalls,
-    suite,
-    train,
-    verify,
-    whatif,
-)
-from windtunnel.cli import utilization as utilization
+from windtunnel import __version__, registry
 from windtunnel.cli._console import advise, clean
 from windtunnel.cli._errors import show_error, show_usage_error
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.registry import did_you_mean
 
-__all__ = ["app", "run"]
+__all__ = ["build_app", "run"]
 
 # typer keeps its parser to itself; the base of its one public usage error is the error of all wrong usage
 UsageError: Any = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
+_ORDER = (
+    "capture", "dry-run", "explain", "replay", "whatif", "verify", "optimize", "fly", "predict", "recommend", "report",
+    "memory", "diff", "slice", "convert", "calibrate", "list", "db", "demo",
+)  # fmt: skip
+"""In which verbs are listed: as they are used; those of subjects follow by name."""
 
 
 class _Verbs(typer.core.TyperGroup):
     """Verbs in the order in which they are used; a misspelt one is answered with the nearest three."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        names = list(self.commands)
-        for group, *_ in _GROUPS:  # groups come last by themselves
-            if group in names and "calibrate" in names:
-                names.remove(group)
-                names.insert(names.index("calibrate"), group)
-        return names
+        return sorted(self.commands, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            near = did_you_mean(args[0], self.commands)
+            near = registry.did_you_mean(args[0], self.commands)
             raise InputError(f"there is no verb {args[0]!r}", where=ctx.command_path, fix=near)
         return super().resolve_command(ctx, args)
 
 
 class _DefaultVerbs(_Verbs):
-    """A group one of whose verbs may be left out: what names no verb goes to it."""
+    """A group with a default command: what names none of its commands goes to that one."""
 
-    default: str
+    default = ""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         named = args if not args or args[0] in self.commands else [self.default, *args]
@@ -94,35 +59,6 @@ class _DefaultVerbs(_Verbs):
         return super().parse_args(ctx, args)
 
 
-class _CodesignVerbs(_DefaultVerbs):
-    """``codesign MODEL``: a network needs no verb."""
-
-    default = codesign.DEFAULT
-
-
-class _PlaceVerbs(_DefaultVerbs):
-    """``place FILE``: a graph or a problem needs no verb."""
-
-    default = place.DEFAULT
-
-
-class _EvolveVerbs(_DefaultVerbs):
-    """``evolve kernel.ll``: a kernel needs no verb."""
-
-    default = "run"
-
-
-app = typer.Typer(
-    cls=_Verbs,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "terminal_width": 80},
-)
-
-
-@app.callback(invoke_without_command=False)
 def _windtunnel(
     version: Annotated[bool, typer.Option("--version", help="Show the version and end.", is_eager=True)] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
@@ -134,63 +70,42 @@ def _windtunnel(
     del version, debug  # both are taken from the arguments before parsing: they may stand anywhere
 
 
-def _summary_of(verb: Callable[..., None]) -> str:
-    """What a verb does: its docstring is an example, then that."""
-    return (inspect.getdoc(verb) or "").split("\n\n")[1].replace("\n", " ")
-
-
 _OWN_ARGUMENTS = {"allow_interspersed_args": False}  # all after the script is the script's
 _OF_SCRIPTS = ("capture", "dry-run", "memory")
-_VERBS: dict[str, Callable[..., None]] = {
-    "capture": capture.capture,
-    "dry-run": dry_run.dry_run,
-    "explain": explain.explain,
-    "replay": replay.replay,
-    "whatif": whatif.whatif,
-    "verify": verify.verify,
-    "optimize": optimize.optimize,
-    "fly": fly.fly,
-    "predict": predict.predict,
-    "calibrate": calibrate.calibrate,
-    "memory": memory.memory,
-    "utilization": utilization.utilization,
-    "stalls": stalls.stalls,
-    "recommend": recommend.recommend,
-    "report": report.report,
-    "slice": slicing.slice_graph,
-    "diff": diff.diff,
-    "convert": convert.convert,
-    "list": listing.list_plugins,
-    "demo": demo.demo,
-}
-
-for _name, _verb in _VERBS.items():
-    app.command(
-        _name, short_help=_summary_of(_verb), context_settings=_OWN_ARGUMENTS if _name in _OF_SCRIPTS else None
-    )(_verb)
 
 
-def _group_of(text: str) -> typer.Typer:
-    return typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=text)
+def build_app(verbs: Mapping[str, registry.Plugin]) -> typer.Typer:
+    """Make the parser of these verbs; a name of several words lies in the groups that its first words name."""
+    groups = {"": _typer_of("")}
+    groups[""].callback(invoke_without_command=False)(_windtunnel)
+    heads = {name.rpartition(" ")[0] for name in verbs}
+    for name, plugin in verbs.items():  # sorted, so that a group comes before what lies in it
+        head, _, word = name.rpartition(" ")
+        if name not in heads:
+            settings = _OWN_ARGUMENTS if name in _OF_SCRIPTS else None
+            groups[head].command(word, short_help=_summary_of(plugin), context_settings=settings)(plugin.function)
+            continue
+        groups[name] = _typer_of(inspect.getdoc(plugin.function) or "")
+        kind = type("_Group", (_DefaultVerbs,), {"default": plugin.default}) if plugin.default else _Verbs
+        groups[head].add_typer(groups[name], name=word, cls=kind, short_help=_summary_of(plugin))
+    return groups[""]
 
 
-_GROUPS: tuple[tuple[str, type[_Verbs], typer.Typer, ModuleType], ...] = (
-    ("codesign", _CodesignVerbs, _group_of(codesign.HELP), codesign),
-    ("place", _PlaceVerbs, _group_of(place.HELP), place),
-    ("pipeline", _Verbs, pipeline.pipeline, pipeline),
-    ("train", _Verbs, train.train, train),
-    ("evolve", _EvolveVerbs, evolve.evolve, evolve),
-    ("cluster", _Verbs, cluster.cluster, cluster),
-    ("serve", _Verbs, serve.serve, serve),
-    ("db", _Verbs, _group_of(db.HELP), db),
-)
-for _name, _kind, _group, _module in _GROUPS:
-    for _verb_name, _verb in _module.VERBS.items():
-        _group.command(_verb_name, short_help=_summary_of(_verb))(_verb)
-    app.add_typer(_group, name=_name, cls=_kind, short_help=_module.SUMMARY)
+def _typer_of(text: str) -> typer.Typer:
+    return typer.Typer(
+        cls=_Verbs,
+        help=text,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "terminal_width": 80},
+    )
 
-app.add_typer(suite.suite, name="suite", cls=_Verbs, short_help=suite.SUMMARY)
-app.add_typer(cost.cost, name="cost", cls=_Verbs, short_help=cost.SUMMARY)
+
+def _summary_of(plugin: registry.Plugin) -> str:
+    """What a verb does: its docstring is an example, then that."""
+    return (inspect.getdoc(plugin.function) or "").split("\n\n")[1].replace("\n", " ")
 
 
 def run(arguments: list[str]) -> int:
@@ -228,10 +143,7 @@ def run(arguments: list[str]) -> int:
 @functools.cache
 def _command_of(verb: str) -> Any:
     """The parser of one verb, or of all where it names none: making all of them takes a quarter of a second."""
-    own = copy.copy(app)
-    own.registered_commands = [one for one in app.registered_commands if one.name == verb]
-    own.registered_groups = [one for one in app.registered_groups if one.name == verb]
-    return typer.main.get_command(own if own.registered_commands or own.registered_groups else app)
+    return typer.main.get_command(build_app(registry.verbs(verb) or registry.all("verb")))
 
 
 _MOVED = {"receipts": "db receipts"}  # verbs under their old names

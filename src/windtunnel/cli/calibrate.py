@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import Force, Json, Output
@@ -23,6 +24,7 @@ _NS = 1e9
 _BUSY = 0.9
 
 
+@registry.verb("calibrate", source="windtunnel")
 def calibrate(
     budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="Sample for at most this time.")] = "5m",
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads within operators; 0: all cores.")] = 0,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
 from windtunnel.cli._files import derived, require_free, warn_of_disturbance
 from windtunnel.cli._options import Force, GuessValues, Json, Output
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["capture"]
 
 
+@registry.verb("capture", source="windtunnel")
 def capture(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="The training script, as it is.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
+from windtunnel.cli import cluster_drive, cluster_explain  # noqa: F401 - each registers its verbs
 from windtunnel.cli._cluster import (
     FREE,
     Arrivals,
@@ -29,28 +30,25 @@ from windtunnel.cli._cluster import (
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, numbers
-from windtunnel.cli.cluster_drive import drive
-from windtunnel.cli.cluster_explain import explain
 
 if TYPE_CHECKING:
     from windtunnel.cluster.metrics import Summary
     from windtunnel.cluster.search import Outcome, Tuned
 
-__all__ = ["SUMMARY", "VERBS", "cluster"]
-
-SUMMARY = "Many jobs on one cluster: predict each scheduling policy, tune its timers."
 _SCHEMA = "windtunnel.cluster/1"
-
-cluster = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 Page = Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of the runs.")]
 
 
-@cluster.callback(help=f"Example: windtunnel cluster compare jobs.csv --cluster cluster.json\n\n{SUMMARY}")
-def _cluster() -> None:
-    """Hold the verbs of clusters together."""
+@registry.verb("cluster", source="Dally")
+def _group() -> None:
+    """Example: windtunnel cluster compare jobs.csv --cluster cluster.json
+
+    Many jobs on one cluster: predict each scheduling policy, tune its timers.
+    """
 
 
+@registry.verb("cluster simulate", source="Dally")
 def simulate(
     jobs: JobsPath,
     cluster: ClusterPath,
@@ -113,6 +111,7 @@ def simulate(
         advise(f"next: windtunnel replay {graph}")
 
 
+@registry.verb("cluster compare", source="Dally")
 def compare(
     jobs: JobsPath,
     cluster: ClusterPath,
@@ -164,6 +163,7 @@ def compare(
     _print(given, found)
 
 
+@registry.verb("cluster tune", source="Dally")
 def tune(
     jobs: JobsPath,
     cluster: ClusterPath,
@@ -205,11 +205,6 @@ def tune(
         print_json({"schema": _SCHEMA, "best": best, "auto_mean_jct_h": found.auto.mean_jct_h, "pairs": pairs})
         return
     _print_tuned(found)
-
-
-VERBS: dict[str, Callable[..., None]] = {
-    "simulate": simulate, "compare": compare, "tune": tune, "explain": explain, "drive": drive,
-}  # fmt: skip
 
 
 def _write(given: Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:

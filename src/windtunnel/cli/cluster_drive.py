@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, print_json, print_table, say
 from windtunnel.cli._options import Json
 from windtunnel.errors import InputError
@@ -25,6 +26,7 @@ __all__ = ["drive"]
 _SCHEMA = "windtunnel.cluster-drive/1"
 
 
+@registry.verb("cluster drive", source="Dally")
 def drive(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A CSV of jobs, in real seconds.")],
     cluster: Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._cluster import (
     FREE,
     Arrivals,
@@ -34,6 +35,7 @@ __all__ = ["explain"]
 _SCHEMA = "windtunnel.cluster-explain/1"
 
 
+@registry.verb("cluster explain", source="Dally")
 def explain(
     jobs: JobsPath,
     cluster: ClusterPath,

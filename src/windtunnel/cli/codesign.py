@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli import codesign_circulant, codesign_zeros
+from windtunnel import registry
+from windtunnel.cli import codesign_circulant, codesign_zeros  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free, stem
 from windtunnel.cli._options import Force, Json
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from windtunnel.planning.codesign.answer import Answer, Options, Shared
     from windtunnel.planning.codesign.search import Choice
 
-__all__ = ["DEFAULT", "HELP", "SUMMARY", "VERBS", "model"]
-
-SUMMARY = "Choose an accelerator together with what runs on it: plans, zeros that are skipped, blocks."
-HELP = """Example: windtunnel codesign bert-large --microbatches 1,2
-
-A network or a graph needs no verb: codesign MODEL is codesign model MODEL; codesign model --help shows its options.
-"""
-DEFAULT = "model"
 _SCHEMA = "windtunnel.codesign/1"
 _TPU_V4 = "phaze:8x128x128+2x128+128MiB"
 _WORDS = {
@@ -39,6 +31,7 @@ _WORDS = {
 }
 
 
+@registry.verb("codesign model", source="PHAZE")
 def model(
     models: Annotated[
         list[str],
@@ -289,8 +282,11 @@ def _print_all(answers: list[Answer], shared: Shared | None) -> None:
         say_wrapped(f"one chip for all: {name} yields {shared.share:.0%} of what each model's own best chip does")
 
 
-VERBS: dict[str, Callable[..., None]] = {
-    "model": model,
-    "zeros": codesign_zeros.zeros,
-    "circulant": codesign_circulant.circulant,
-}
+@registry.verb("codesign", source="PHAZE", default="model")
+def _group() -> None:
+    """Example: windtunnel codesign bert-large --microbatches 1,2
+
+    Choose an accelerator together with what runs on it: plans, zeros that are skipped, blocks.
+
+    A network or a graph needs no verb: codesign MODEL is codesign model MODEL; codesign model --help shows its options.
+    """

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -22,6 +23,7 @@ _SCHEMA = "windtunnel.codesign-circulant/1"
 _SHOWN = 12
 
 
+@registry.verb("codesign circulant", source="PHAZE")
 def circulant(
     path: Annotated[Path, typer.Argument(metavar="LAYERS", help="layers.json: what blocks of each size would cost.")],
     chip_name: Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, Json
@@ -22,6 +23,7 @@ __all__ = ["zeros"]
 _SCHEMA = "windtunnel.codesign-zeros/1"
 
 
+@registry.verb("codesign zeros", source="PHAZE")
 def zeros(
     masks: Annotated[Path, typer.Argument(metavar="ZEROS", help="train.zeros.npz, of capture --zeros.")],
     source: Annotated[Path | None, typer.Argument(metavar="GRAPH", help="train.wt: what becomes of its step.")] = None,

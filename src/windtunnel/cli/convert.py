@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, print_json, say, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["convert"]
 
 
+@registry.verb("convert", source="windtunnel")
 def convert(
     graph: GraphPath,
     target: Annotated[

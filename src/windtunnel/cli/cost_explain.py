@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import advise, print_json, print_table, say
 from windtunnel.cli._options import Json
 
 __all__ = ["explain_program"]
 
 
+@registry.verb("cost explain", source="CDMPP")
 def explain_program(
     program: Annotated[int, typer.Argument(min=0, metavar="PROGRAM", help="Its number in the set.")],
     data: Annotated[Path | None, typer.Option("--data", metavar="NPZ", help="A set of programs; the shipped.")] = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._options import Json
 
@@ -24,6 +25,7 @@ __all__ = ["info"]
 _SCHEMA = "windtunnel.cost.info/1"
 
 
+@registry.verb("cost info", source="CDMPP")
 def info(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A model or a set of programs.")] = None,
     kept: Annotated[bool, typer.Option("--kept", help="What was measured on this host and is used again.")] = False,
@@ -50,7 +52,6 @@ def info(
 
 
 def _of_package() -> dict[str, Any]:
-    from windtunnel import registry
     from windtunnel.programs.model.shipped import DATA_SHEET, PREDICTOR, PROGRAMS
 
     models = [

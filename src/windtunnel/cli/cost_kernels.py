@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -24,6 +25,7 @@ Batch = Annotated[int, typer.Option("--batch-size", min=1, help="Images at once.
 _SCHEMA = "windtunnel.cost.kernels/1"
 
 
+@registry.verb("cost train kernels", source="CDMPP")
 def train_kernels(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
     nets: Nets = "",
@@ -110,6 +112,7 @@ def _summary(model: RuntimeModel) -> dict[str, Any]:
     }
 
 
+@registry.verb("cost eval kernels", source="CDMPP")
 def eval_kernels(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train kernels wrote.")],
     nets: Nets,

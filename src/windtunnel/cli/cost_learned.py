@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -32,6 +33,7 @@ Device = Annotated[
 ]
 
 
+@registry.verb("cost train programs", source="CDMPP")
 def train_programs(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
@@ -95,6 +97,7 @@ def train_programs(
     advise(f"next: windtunnel cost eval programs {path} --data {data} --hold-out {hold_out}")
 
 
+@registry.verb("cost eval programs", source="CDMPP")
 def eval_programs(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train programs wrote.")],
     data: Data,

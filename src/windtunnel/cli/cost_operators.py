@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -21,6 +22,7 @@ Data = Annotated[
 ]
 
 
+@registry.verb("cost train tile", source="CDMPP")
 def train_tile(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
@@ -85,6 +87,7 @@ def _percents(errors: Any) -> list[str]:
     ]
 
 
+@registry.verb("cost eval tile", source="CDMPP")
 def eval_tile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train tile wrote.")],
     data: Data,

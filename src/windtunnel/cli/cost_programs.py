@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -20,6 +21,7 @@ __all__ = ["harvest", "sample"]
 NUM_PROGRAMS = 8000
 
 
+@registry.verb("cost sample", source="CDMPP")
 def sample(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The set (.npz).")],
     programs: Annotated[
@@ -139,6 +141,7 @@ def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json:
         advise(f"next: {then}")
 
 
+@registry.verb("cost harvest", source="CDMPP")
 def harvest(
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="CSV", help="The table of tasks.")],
     count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 960,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json
 
@@ -20,6 +21,7 @@ __all__ = ["needed_predictor", "search"]
 _SHOWN = 10
 
 
+@registry.verb("cost search", source="CDMPP")
 def search(
     task: Annotated[str, typer.Argument(metavar="TASK", help='Such as "matmul m=128 n=256 k=64 bias+relu".')],
     target: Annotated[str, typer.Option(metavar="NAME", help="Instruction set and threads of this host.")] = "avx2-1",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -26,6 +27,7 @@ _SHOWN = 10
 _MOST_CANDIDATES = 1500  # drawn from larger tables
 
 
+@registry.verb("cost transfer", source="CDMPP")
 def transfer(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV file: net, then a column of ms per device.")],
     measured: Annotated[

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from windtunnel import registry
+from windtunnel.cli import receipts  # noqa: F401 - each registers its verbs
 
-from windtunnel.cli.receipts import receipts
 
-__all__ = ["HELP", "SUMMARY", "VERBS"]
+@registry.verb("db", source="windtunnel")
+def _group() -> None:
+    """Example: windtunnel db receipts --drop 12
 
-SUMMARY = "List and remove what is stored: receipts of past flights."
-HELP = f"""Example: windtunnel db receipts --drop 12
-
-{SUMMARY}"""
-VERBS: dict[str, Callable[..., None]] = {"receipts": receipts}
+    List and remove what is stored: receipts of past flights.
+    """

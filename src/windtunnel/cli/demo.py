@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free, stem, warn_of_disturbance
 from windtunnel.cli._options import Force, Json
@@ -28,6 +29,7 @@ EXAMPLE = Path("examples") / "train_transformer.py"
 WORTHWHILE = 1.02
 
 
+@registry.verb("demo", source="windtunnel")
 def demo(
     script: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Another training script than the example.")
@@ -202,8 +204,6 @@ def _fly(
 
 def _able(answers: Sequence[Answer]) -> list[Answer]:
     """Answers that can be flown and promise something, the best of each family of changes."""
-    from windtunnel import registry
-
     known = registry.all("flight")
     best: dict[str, Answer] = {}
     for answer in answers:

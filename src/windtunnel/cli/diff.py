@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json, ReadLimitSize
@@ -22,6 +23,7 @@ _WHEN = ("before", "after")
 _CONDITIONS = (("processor", "processor"), ("number of threads", "num_threads"), ("version of torch", "torch"))
 
 
+@registry.verb("diff", source="windtunnel")
 def diff(
     before: GraphPath,
     after: Annotated[Path, typer.Argument(metavar="OTHER", help="The graph to compare with it.")],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
 from windtunnel.cli._files import derived, require_free
 from windtunnel.cli._options import Force, GuessValues, Json, Output, whole_numbers
@@ -20,6 +21,7 @@ __all__ = ["dry_run"]
 _SHOWN_LINES = 3
 
 
+@registry.verb("dry-run", source="windtunnel")
 def dry_run(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="The training script, as it is.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")] = None,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, Output
@@ -16,11 +16,6 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     from windtunnel.kernels.model import Kernel
 
-__all__ = ["SUMMARY", "VERBS", "evolve"]
-
-SUMMARY = "Search a kernel's LLVM IR for edits that make it faster, and say what each rests on."
-
-evolve = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 KernelName = Annotated[
     str,
@@ -33,11 +28,15 @@ FunctionName = Annotated[str, typer.Option("--function", metavar="NAME", help="O
 FolderPath = Annotated[Path, typer.Argument(metavar="FOLDER", help="That evolve run wrote.")]
 
 
-@evolve.callback(help=f"Example: windtunnel evolve run kernel.ll --test tests.py\n\n{SUMMARY}")
-def _evolve() -> None:
-    """Hold the verbs of evolved kernels together."""
+@registry.verb("evolve", source="GEVO", default="run")
+def _group() -> None:
+    """Example: windtunnel evolve run kernel.ll --test tests.py
+
+    Search a kernel's LLVM IR for edits that make it faster, and say what each rests on.
+    """
 
 
+@registry.verb("evolve run", source="GEVO")
 def run(
     kernel: KernelName,
     test: TestPath = None,
@@ -88,6 +87,7 @@ def run(
     _finish(document, folder, page, force=force, as_json=as_json)
 
 
+@registry.verb("evolve step", source="GEVO")
 def step(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="mlp, or another whose step is model and loss.")],
     parameters: Annotated[
@@ -138,6 +138,7 @@ def _numbers(text: str) -> dict[str, Any]:
     return {name.strip(): int(value) for name, _, value in parts}
 
 
+@registry.verb("evolve show", source="GEVO")
 def show(
     folder: FolderPath,
     page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
@@ -153,6 +154,7 @@ def show(
     _finish(read_result(folder), folder, page, force=force, as_json=as_json)
 
 
+@registry.verb("evolve apply", source="GEVO")
 def apply(
     folder: FolderPath,
     kernel: KernelName,
@@ -231,6 +233,7 @@ def _needs(document: dict[str, Any]) -> str:
     return f"{together} work together" + (f", {stones} of which gain nothing alone" if stones else "")
 
 
+@registry.verb("evolve rank", source="GEVO")
 def rank(
     graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
     factor: Annotated[float, typer.Option(metavar="X", help="How much faster each operator is taken to be.")] = 1.3,
@@ -270,6 +273,7 @@ def rank(
         suggest("windtunnel", "evolve", "run", kernel or "KERNEL.ll")
 
 
+@registry.verb("evolve place", source="GEVO")
 def place(
     graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="That evolve run wrote.")],
@@ -308,13 +312,3 @@ def place(
     say_wrapped(f"all together: {gain:.3f}x, if the step's operators are what the searches began with")
     if output is not None:
         advise(f"next: windtunnel diff {graph} {output}")
-
-
-VERBS: dict[str, Callable[..., None]] = {
-    "rank": rank,
-    "run": run,
-    "step": step,
-    "show": show,
-    "apply": apply,
-    "place": place,
-}

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped, suggest
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import AlignChoice, AllowMissing, GraphPath, Json, KinetoPath, ReadLimitSize
@@ -15,6 +16,7 @@ from windtunnel.errors import InputError
 __all__ = ["explain"]
 
 
+@registry.verb("explain", source="windtunnel")
 def explain(
     graph: GraphPath,
     by: Annotated[

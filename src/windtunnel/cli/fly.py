@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json
 from windtunnel.cli._files import database_of
 from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["fly"]
 
 
+@registry.verb("fly", source="windtunnel")
 def fly(
     strategy: Annotated[Path, typer.Argument(metavar="STRATEGY.json", help="What windtunnel optimize wrote.")],
     script: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import advise, print_json, print_table, say
 from windtunnel.cli._options import Json
 from windtunnel.errors import InputError
@@ -39,6 +40,7 @@ _HARDWARE = {
 }
 
 
+@registry.verb("list", source="windtunnel")
 def list_plugins(
     kind: Annotated[
         str,
@@ -58,7 +60,6 @@ def list_plugins(
         _list_hardware(kind, as_json=as_json)
         advise(f"next: {_HARDWARE[kind]}")
         return
-    from windtunnel import registry
 
     singular, next_command = _KINDS[kind]
     found = list(registry.all(singular).values())

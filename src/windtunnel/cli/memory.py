@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import require_free, stem
 from windtunnel.cli._memory_fit import Job, print_fit
@@ -27,6 +28,7 @@ MAX_ROWS = 8
 PROFILE = ".parquet"
 
 
+@registry.verb("memory", source="windtunnel")
 def memory(
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT.py|WORKLOAD", help="Such as train.py, or mlp:batch_size=64.")
@@ -209,7 +211,6 @@ def _run(
 def _workload(target: str, arguments: Sequence[str]) -> Any:
     from functools import partial
 
-    from windtunnel import registry
     from windtunnel.whatifs import parse_step
 
     if arguments:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import database_of, derived, open_graph, require_free
 from windtunnel.cli._options import Force, Fresh, GraphPath, Json, Output, PricesChoice
@@ -19,6 +20,7 @@ __all__ = ["optimize"]
 _ENOUGH_SIZES = 4  # of messages, to fit what they take to their bytes
 
 
+@registry.verb("optimize", source="dPRO")
 def optimize(
     graph: GraphPath,
     lossy: Annotated[bool, typer.Option("--lossy", help="Also compress gradients: other numbers are sent.")] = False,

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import typer
-
-from windtunnel.cli import pipeline_plan, pipeline_run, pipeline_show
-
-__all__ = ["SUMMARY", "VERBS", "pipeline"]
-
-SUMMARY = "Pipelines of stages: plan and run them, look at their schedules."
-
-pipeline = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+from windtunnel import registry
+from windtunnel.cli import pipeline_plan, pipeline_run, pipeline_show  # noqa: F401 - each registers its verbs
 
 
-@pipeline.callback(help=f"Example: windtunnel pipeline plan layers.json --devices 8\n\n{SUMMARY}")
-def _pipeline() -> None:
-    """Hold the verbs of pipelines together."""
+@registry.verb("pipeline", source="PipeDream-2BW")
+def _group() -> None:
+    """Example: windtunnel pipeline plan layers.json --devices 8
 
-
-VERBS: dict[str, Callable[..., None]] = {
-    "plan": pipeline_plan.plan,
-    "run": pipeline_run.run,
-    "show": pipeline_show.show,
-}
+    Pipelines of stages: plan and run them, look at their schedules.
+    """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, suggest
 from windtunnel.cli._files import derived, open_graph, require_free
 from windtunnel.cli._options import Force, Json, MostDownsets, whole_numbers
@@ -47,6 +48,7 @@ class _Asked(NamedTuple):
     num_replayed: int
 
 
+@registry.verb("pipeline plan", source="PipeDream-2BW")
 def plan(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="mlp:depth=9, train.wt, or layers in Piper's form.")],
     devices: Annotated[str, typer.Option(metavar="LIST", help="8, or of a graph 8xh100.")] = "",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
 from windtunnel.cli._stdout import stdout_to_stderr
@@ -25,6 +26,7 @@ _SHOWN = 10
 _RANKS, _MICROBATCHES, _SCHEDULE = 4, 8, "2bw"  # where neither options nor a plan say it
 
 
+@registry.verb("pipeline run", source="PipeDream-2BW")
 def run(
     target: Annotated[str, typer.Argument(metavar="[WORKLOAD]", help="Such as mlp, or decoder-lm:size=tiny.")] = "",
     plan: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import COLUMNS, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -23,6 +24,7 @@ _SCHEMA = "windtunnel.pipeline-show/1"
 _SHOWN_BATCHES = 3  # the first fills the pipeline, the last drains it
 
 
+@registry.verb("pipeline show", source="PipeDream-2BW")
 def show(
     schedule: Annotated[
         str,

@@ -6,13 +6,13 @@ Three verbs: a graph or a problem (the one that needs no name), a profile for Pi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.cli import place_fly, place_pipedream
+from windtunnel import registry
+from windtunnel.cli import place_fly, place_pipedream  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, quoted
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, MostDownsets
@@ -24,18 +24,11 @@ if TYPE_CHECKING:
     from windtunnel.planning.placement.model import Problem
     from windtunnel.planning.placement.throughput import Plan
 
-__all__ = ["DEFAULT", "HELP", "SUMMARY", "VERBS", "split"]
-
 _SCHEMA = "windtunnel.place/1"
 _SHOWN_MOVES = 5
-SUMMARY = "Say which device runs which operator, and what no other placement is below; fly it."
-HELP = """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
-
-A graph or a problem needs no verb: place FILE is place split FILE, whose options place split --help shows.
-"""
-DEFAULT = "split"
 
 
+@registry.verb("place split", source="optimal device placement")
 def split(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="A .wt folder, a trace, or a problem (.json).")],
     objective: Annotated[
@@ -153,8 +146,6 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str,
 
 def _require_this_verb(source: Path) -> None:
     """Send profiles and workloads to the verbs that know them."""
-    from windtunnel import registry
-
     if source.suffix == ".txt":
         raise InputError(
             "a profile of layers goes to PipeDream's planner",
@@ -232,4 +223,11 @@ def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:
         advise(f"wrote {picture}")
 
 
-VERBS: dict[str, Callable[..., None]] = {"split": split, "pipedream": place_pipedream.pipedream, "fly": place_fly.fly}
+@registry.verb("place", source="optimal device placement", default="split")
+def _group() -> None:
+    """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
+
+    Say which device runs which operator, and what no other placement is below; fly it.
+
+    A graph or a problem needs no verb: place FILE is place split FILE, whose options place split --help shows.
+    """

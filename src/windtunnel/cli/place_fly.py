@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
 from windtunnel.cli._stdout import stdout_to_stderr
@@ -20,6 +21,7 @@ __all__ = ["fly"]
 _SHOWN_LAYERS = 3
 
 
+@registry.verb("place fly", source="optimal device placement")
 def fly(
     target: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Such as mlp, or vit:size=tiny,batch_size=256.")],
     devices: Annotated[int, typer.Option(min=1, metavar="N", help="Processes of this host.")],

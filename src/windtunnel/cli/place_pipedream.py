@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import print_json, print_table, say, say_wrapped
 from windtunnel.cli._options import Json, MostDownsets
 from windtunnel.errors import InputError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["pipedream"]
 
 
+@registry.verb("place pipedream", source="optimal device placement")
 def pipedream(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Layers in PipeDream's form (.txt).")],
     levels: Annotated[

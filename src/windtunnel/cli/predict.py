@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, GraphPath, Json
@@ -44,6 +45,7 @@ _NUMBERS = (
 )
 
 
+@registry.verb("predict", source="windtunnel")
 def predict(
     graph: GraphPath,
     on: Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
 from windtunnel.errors import InputError
@@ -18,6 +19,7 @@ __all__ = ["receipts"]
 _PIPELINES = "pipeline"  # what windtunnel place fly keeps
 
 
+@registry.verb("db receipts", source="windtunnel")
 def receipts(
     whatif: Annotated[str, typer.Option("--whatif", metavar="NAME", help="Only flights of this what-if.")] = "",
     top: Annotated[int, typer.Option(min=1, help="How many of the latest to show.")] = 20,
@@ -74,8 +76,6 @@ def _asked(receipt: Receipt) -> str:
 
 def _require_known(whatif: str) -> None:
     """Refuse a name that no what-if and no flight has; one that was only never flown is fine."""
-    from windtunnel import registry
-
     for name in whatif.split("+"):
         if name != _PIPELINES:
             registry.get("whatif", name.partition(":")[0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import open_graph
 from windtunnel.cli._options import GraphPath, Json
@@ -22,6 +23,7 @@ __all__ = ["recommend"]
 _SHOWN = 8
 
 
+@registry.verb("recommend", source="Stash")
 def recommend(
     graph: GraphPath,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Of one epoch.")],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
@@ -19,6 +20,7 @@ __all__ = ["replay"]
 MAX_RESOURCES = 20
 
 
+@registry.verb("replay", source="windtunnel")
 def replay(
     graph: GraphPath,
     perfetto: Annotated[

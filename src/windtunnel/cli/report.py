@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, say
 from windtunnel.cli._files import derived, open_graph, require_free, stem
 from windtunnel.cli._options import (
@@ -21,12 +22,12 @@ from windtunnel.cli._options import (
 )
 
 if TYPE_CHECKING:
-    from windtunnel.graph import Graph
     from windtunnel.reports.sections import Section
 
 __all__ = ["report"]
 
 
+@registry.verb("report", source="windtunnel")
 def report(
     graph: GraphPath,
     ask: Annotated[bool, typer.Option("--whatifs/--no-whatifs", help="Include predictions of every what-if.")] = True,
@@ -62,8 +63,11 @@ def report(
         found = whatif(opened, "all", progress=progress) if ask and opened.num_tasks else []
         answers = with_intervals(found, past)
         receipts = past.receipts() if ask else []
-        more = [_utilization(opened, stem(graph))] if peaks else []
-        more += _placement(opened, place, bandwidth) if place else []
+        more: list[Section] = []
+        if peaks:
+            more += registry.get("page", "utilization").function(opened, name=stem(graph))
+        if place:
+            more += registry.get("page", "placement").function(opened, devices=place, bandwidth=bandwidth)
         write_report(opened, path, answers=answers, receipts=receipts, title=stem(graph), more=more, overwrite=force)
     if as_json:
         document = {"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size}
@@ -71,20 +75,3 @@ def report(
     else:
         say(f"{path}: {format_size(path.stat().st_size)}, works offline")
     advise(f"next: open {path} in a browser")
-
-
-def _utilization(graph: Graph, name: str) -> Section:
-    from windtunnel.measure import ProfileDatabase
-    from windtunnel.reports.utilization import utilization_section
-    from windtunnel.suite.utilization.study import use_of_graph
-
-    return utilization_section(use_of_graph(graph, name=name, database=ProfileDatabase()))
-
-
-def _placement(graph: Graph, devices: str, bandwidth: str) -> list[Section]:
-    from windtunnel.planning.placement.fleet import problem_on
-    from windtunnel.planning.placement.search import place
-    from windtunnel.reports.placement import placement_sections
-    from windtunnel.units import parse_rate
-
-    return placement_sections(place(problem_on(graph, devices, parse_rate(bandwidth))))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
+from windtunnel.cli import serve_run, serve_size  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
 from windtunnel.cli._serving import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
-from windtunnel.cli.serve_run import run
-from windtunnel.cli.serve_size import size
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     from windtunnel.serving.run import FlownSplit
     from windtunnel.serving.search import Rule
 
-__all__ = ["SUMMARY", "VERBS", "serve"]
 
-SUMMARY = "Split a processor's threads among instances of a served model."
+@registry.verb("serve", source="Packrat")
+def _group() -> None:
+    """Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8
 
-serve = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-
-
-@serve.callback(help=f"Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8\n\n{SUMMARY}")
-def _serve() -> None:
-    """Hold the verbs of serving together."""
+    Split a processor's threads among instances of a served model.
+    """
 
 
+@registry.verb("serve profile", source="Packrat")
 def profile(
     job: JobName,
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="At most; 0: one per core.")] = 0,
@@ -105,6 +103,7 @@ def _print_cells(found: dict[tuple[int, int], float]) -> None:
     print_table(head, rows, numbers=range(len(head)))
 
 
+@registry.verb("serve plan", source="Packrat")
 def plan(
     profile: ProfilePath,
     batch: Annotated[str, typer.Option(metavar="LIST", help="Inputs that are answered together: 8,16,32.")],
@@ -186,6 +185,7 @@ def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> No
     print_table(head, rows, numbers=(0, *range(2, len(head))), gives_way=1)
 
 
+@registry.verb("serve fly", source="Packrat")
 def fly(
     job: JobName,
     profile: ProfilePath,
@@ -273,6 +273,3 @@ def _print_flown(found: Sequence[FlownSplit]) -> None:
     best = min(found, key=lambda one: one.latency.value)
     say()
     say(f"soonest as flown: {best.split}")
-
-
-VERBS: dict[str, Callable[..., None]] = {"profile": profile, "plan": plan, "fly": fly, "size": size, "run": run}

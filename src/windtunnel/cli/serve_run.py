@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json
 from windtunnel.cli._serving import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
+@registry.verb("serve run", source="Packrat")
 def run(
     job: JobName,
     profile: ProfilePath,

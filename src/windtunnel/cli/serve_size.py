@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json, LedgerPath
 from windtunnel.cli._serving import FlownPath, MemoryLimit, ProfilePath, memory_limit, slowdown_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["size"]
 
 
+@registry.verb("serve size", source="Packrat")
 def size(
     profile: ProfilePath,
     requests: Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, print_json, say, suggest
 from windtunnel.cli._files import derived, open_graph, require_free
 from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
@@ -26,6 +27,7 @@ _TYPICAL = "typical"  # of --step-time
 _WHOLE = ("iteration_ns", "profiled_iteration_ns", "overhead")
 
 
+@registry.verb("slice", source="windtunnel")
 def slice_graph(
     graph: GraphPath,
     iteration: Annotated[int | None, typer.Option(min=0, help="Tasks of this training iteration.")] = None,

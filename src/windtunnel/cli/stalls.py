@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -28,6 +29,7 @@ __all__ = ["stalls"]
 _SHOWN_LAYERS = 4
 
 
+@registry.verb("stalls", source="Stash")
 def stalls(
     jobs: Annotated[
         list[str],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, Output, whole_numbers
@@ -18,8 +17,6 @@ from windtunnel.cli._options import Force, Json, Output, whole_numbers
 if TYPE_CHECKING:
     from windtunnel.suite.comparison import Compared, Comparison
     from windtunnel.suite.results import Result, SuiteRun
-
-__all__ = ["SUMMARY", "suite"]
 
 SOME_FAILED = 1
 
@@ -29,17 +26,16 @@ Names = Annotated[
 Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="tiny, small or paper.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What windtunnel suite run wrote.")]
 
-suite = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+
+@registry.verb("suite", source="TBD")
+def _group() -> None:
+    """Example: windtunnel suite run --output today
+
+    Train and measure the benchmark suite; compare and report what came out.
+    """
 
 
-SUMMARY = "Train and measure the benchmark suite; compare and report what came out."
-
-
-@suite.callback(help=f"Example: windtunnel suite run --output today\n\n{SUMMARY}")
-def _suite() -> None:
-    """Hold the verbs of the suite together."""
-
-
+@registry.verb("suite run", source="TBD")
 def run(
     names: Names = None,
     size: Size = "tiny",
@@ -86,6 +82,7 @@ def run(
         raise typer.Exit(SOME_FAILED)
 
 
+@registry.verb("suite list", source="TBD")
 def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) -> None:
     """Example: windtunnel suite list
 
@@ -114,6 +111,7 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
     advise(f"next: windtunnel suite run --size {size}")
 
 
+@registry.verb("suite compare", source="TBD")
 def compare_runs(
     first: Annotated[str, typer.Argument(metavar="BEFORE", help="Results; a checkout, commit or command.")],
     second: Annotated[str, typer.Argument(metavar="NOW", help="The same, of what is compared with it.")],
@@ -147,6 +145,7 @@ def compare_runs(
     advise("next: windtunnel suite report NOW --against BEFORE" if not interleave else "next: windtunnel suite run")
 
 
+@registry.verb("suite report", source="TBD")
 def report_suite(
     folder: Folder,
     against: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Compare with these results.")] = None,
@@ -277,14 +276,3 @@ def _documents(done: SuiteRun) -> list[dict[str, Any]]:
 
 def _as_dict(entry: Any) -> dict[str, Any]:
     return dataclasses.asdict(entry)
-
-
-_VERBS: dict[str, Callable[..., None]] = {
-    "run": run,
-    "list": list_suite,
-    "compare": compare_runs,
-    "report": report_suite,
-}
-
-for _name, _verb in _VERBS.items():
-    suite.command(_name, short_help=(inspect.getdoc(_verb) or "").split("\n\n")[1].replace("\n", " "))(_verb)

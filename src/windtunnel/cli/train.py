@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
+from windtunnel.cli import train_layers  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, numbers
 from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.cli.train_layers import layers
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.training.uneven.goal import Goal, Run
     from windtunnel.training.uneven.search import Candidate, Comparison, Outcome
 
-__all__ = ["SUMMARY", "VERBS", "train"]
-
-SUMMARY = "Train on uneven machines and links: predict each strategy, run the best."
 _SCHEMA = "windtunnel.train/1"
-
-train = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER", help="A TOML file of workers and links.")]
 JobName = Annotated[
@@ -41,11 +36,15 @@ KernelLinks = Annotated[
 Loss = Annotated[float, typer.Option(metavar="LOSS", help="To come to; 0: what the first strategy comes to.")]
 
 
-@train.callback(help=f"Example: windtunnel train compare cluster.toml --policies 'bsp adsp'\n\n{SUMMARY}")
-def _train() -> None:
-    """Hold the verbs of uneven training together."""
+@registry.verb("train", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+def _group() -> None:
+    """Example: windtunnel train compare cluster.toml --policies 'bsp adsp'
+
+    Train on uneven machines and links: predict each strategy, run the best.
+    """
 
 
+@registry.verb("train compare", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def compare(
     cluster: ClusterPath,
     policies: Annotated[
@@ -101,6 +100,7 @@ def compare(
         advise("next: windtunnel db receipts")
 
 
+@registry.verb("train run", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def run(
     cluster: ClusterPath,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=10.")] = "bsp",
@@ -119,7 +119,6 @@ def run(
 
     Train under one strategy with throttled processes of this host, or in virtual time.
     """
-    from windtunnel import registry
     from windtunnel.training.uneven.fleet import read_fleet
     from windtunnel.training.uneven.jobs import train_job
     from windtunnel.training.uneven.model import train_virtually
@@ -152,6 +151,7 @@ def run(
     _print_run(ran, [fleet.node_name(rank) for rank in range(fleet.num_nodes)])
 
 
+@registry.verb("train predict", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def predict(
     cluster: ClusterPath,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Such as local-sgd:tau=8.")] = "bsp",
@@ -165,7 +165,6 @@ def predict(
 
     Price steps and waiting without gradients, for thousands of workers: a strategy as a graph, which -o keeps.
     """
-    from windtunnel import registry
     from windtunnel.graph import save
     from windtunnel.simulate import replay
     from windtunnel.training.uneven.analytic import strategy_graph
@@ -205,6 +204,7 @@ def predict(
     say(f"workers wait {format_ratio(float(waits.mean()))} of the time, {format_ratio(float(waits.max()))} at most")
 
 
+@registry.verb("train tune", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def tune(
     cluster: ClusterPath,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=2.")] = "adsp",
@@ -248,15 +248,6 @@ def tune(
     say()
     say(f"{found.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}")
     advise(f"next: windtunnel train run {cluster} --policy {found.candidate} --job {job} --duration {duration}")
-
-
-VERBS: dict[str, Callable[..., None]] = {
-    "compare": compare,
-    "run": run,
-    "predict": predict,
-    "tune": tune,
-    "layers": layers,
-}
 
 
 def _candidate(text: str) -> Candidate:

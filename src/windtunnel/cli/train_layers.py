@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json
@@ -19,6 +20,7 @@ __all__ = ["layers"]
 _SCHEMA = "windtunnel.train-layers/1"
 
 
+@registry.verb("train layers", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
 def layers(
     task: Annotated[
         str, typer.Argument(metavar="TASK", help="word-lm, tagging, translation (dropout); mnist, cifar10 (circulant).")

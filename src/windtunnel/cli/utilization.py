@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, Json
@@ -24,6 +25,7 @@ __all__ = ["utilization"]
 _TOP_LAYERS = 8
 
 
+@registry.verb("utilization", source="GPU-utilization study")
 def utilization(
     target: Annotated[
         str | None,
@@ -101,7 +103,6 @@ def _batch_sizes(text: str) -> list[int]:
 def _found(
     target: str, sizes: list[int], image_size: int, threads: int, predict: bool, database: Any, progress: Progress
 ) -> list[ModelUse]:
-    from windtunnel import registry
     from windtunnel.suite.utilization.study import fly_model, fly_workload, is_model, use_of_graph
     from windtunnel.workloads.vision import vision_names
 

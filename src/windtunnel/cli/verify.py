@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say
 from windtunnel.cli._files import database_of, open_graph
 from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
@@ -29,6 +30,7 @@ PREDICTION_OFF = 1
 DRIFT = 0.05  # of the baseline between capture and flight, beyond which it is told
 
 
+@registry.verb("verify", source="windtunnel")
 def verify(
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="A script, a capture of one, or a workload: mlp:width=64.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
 from windtunnel.cli._files import database_of, open_graph
 from windtunnel.cli._options import (
@@ -30,6 +31,7 @@ __all__ = ["whatif"]
 NOT_APPLICABLE = 1
 
 
+@registry.verb("whatif", source="windtunnel")
 def whatif(
     graph: GraphPath,
     names: Annotated[
@@ -214,8 +216,6 @@ def _advice_of(answer: Answer) -> str:
 
 def _advise_next(answers: list[Answer], path: Path) -> None:
     """The best that fits and can be flown; a capture knows the script that it is of."""
-    from windtunnel import registry
-
     flights = registry.all("flight")
     flown = [
         answer

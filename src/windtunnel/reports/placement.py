@@ -11,20 +11,30 @@ from pathlib import Path
 
 import numpy as np
 
+from windtunnel import registry
+from windtunnel.graph import Graph
 from windtunnel.planning.placement.explain import DeviceRow, device_rows
+from windtunnel.planning.placement.fleet import problem_on
 from windtunnel.planning.placement.model import Problem
+from windtunnel.planning.placement.search import place
 from windtunnel.planning.placement.throughput import Plan
 from windtunnel.reports.charts import WIDTH, escape
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
-from windtunnel.units import format_duration, format_ratio, format_size
+from windtunnel.units import format_duration, format_ratio, format_size, parse_rate
 
-__all__ = ["placement_page", "placement_sections"]
+__all__ = ["graph_sections", "placement_page", "placement_sections"]
 
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#332288", "#999933", "#882255",
             "#44aa99", "#ddcc77", "#aa4499")  # fmt: skip
 _ROW, _LEAST, _MOST = 22.0, 3.0, 12.0
 _MOST_DRAWN = 4000
+
+
+@registry.page("placement", source="optimal device placement")
+def graph_sections(graph: Graph, *, devices: str, bandwidth: str) -> list[Section]:
+    """Place the layers of a graph on devices and show the split."""
+    return placement_sections(place(problem_on(graph, devices, parse_rate(bandwidth))))
 
 
 def placement_page(plan: Plan, path: str | Path, *, title: str = "", overwrite: bool = False) -> Path:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from windtunnel import registry
+from windtunnel.graph import Graph
 from windtunnel.reports.charts import Step, escape, waterfall
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
-from windtunnel.suite.utilization.study import ModelUse
+from windtunnel.suite.utilization.study import ModelUse, use_of_graph
 from windtunnel.units import format_count, format_duration, format_ratio
 
-__all__ = ["by_batch_size", "utilization_page", "utilization_section"]
+__all__ = ["by_batch_size", "graph_sections", "utilization_page", "utilization_section"]
 
 _MAX_LAYERS = 25
 _COLORS = {
@@ -29,6 +31,14 @@ _COLORS = {
     "overlap": "#44aa99",
     "achieved": "#0072b2",
 }
+
+
+@registry.page("utilization", source="GPU-utilization study")
+def graph_sections(graph: Graph, *, name: str) -> list[Section]:
+    """Measure this host's peaks and show how much of them a captured graph reaches."""
+    from windtunnel.measure import ProfileDatabase
+
+    return [utilization_section(use_of_graph(graph, name=name, database=ProfileDatabase()))]
 
 
 def utilization_page(found: Sequence[ModelUse], path: str | Path, *, title: str = "", overwrite: bool = False) -> Path:

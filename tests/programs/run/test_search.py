@@ -82,7 +82,8 @@ def test_programs_are_timed_in_turn(worker):
 def test_the_verb_prints_measured_schedules_and_their_steps(tmp_path):
     pytest.importorskip("safetensors")
     from tests.programs.model.small_set import small_set
-    from windtunnel.cli.cost import cost
+    from windtunnel import registry
+    from windtunnel.cli._app import build_app
 
     programs = small_set(num_tasks=6, per_task=4)
     sheets = tuple(device | {"num_threads": 1, "simd_bits": 128} for device in programs.devices)
@@ -91,7 +92,9 @@ def test_the_verb_prints_measured_schedules_and_their_steps(tmp_path):
     model = str(tmp_path / "model.safetensors")
 
     def run(*given):
-        return CliRunner().invoke(cost, [str(one) for one in given], catch_exceptions=False)
+        return CliRunner().invoke(
+            build_app(registry.verbs("cost")), ["cost", *(str(one) for one in given)], catch_exceptions=False
+        )
 
     assert run("train", "programs", "--data", other, "--out", model, "--budget", "1s", "--device", "all").exit_code == 0
     with pytest.raises(InputError, match="described by 8 numbers"):
