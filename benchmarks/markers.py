@@ -1,7 +1,8 @@
 """Numbers within the prose of the docs, filled from the bars that measured them.
 
 In: a page with ``<!-- measured: BAR KEY FORM -->…<!-- end -->`` and the rows of ``docs/receipts/bars.json``. Out: the
-page with each value as the bar has it now. KEY is a field of the bar's row, or a path into it (``seeds.1.2bw_off``).
+page with each value as the bar has it now. KEY is a field of the bar's row, or a path into it (``seeds.1.2bw_off``),
+with ``_`` for spaces.
 Not here: the table of all bars (``tables``), sentences of the first page (``headlines``).
 """
 
@@ -42,6 +43,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "percent": percent,
     "points": lambda value: percent(value / 100),
     "ratio": lambda value: f"{value:.2f}",
+    "signed": lambda value: f"{100 * value:+.1f} %",
     "slower": slower,
     "times": lambda value: f"{value:.3g}x",
 }
@@ -58,7 +60,10 @@ def value_of(rows: Sequence[Mapping[str, Any]], bar: str, key: str) -> Any:
     """
     found: Any = {str(row["bar"]): row for row in rows}[bar]
     for part in key.split("."):
-        found = found[int(part)] if isinstance(found, list) else found[part]
+        if isinstance(found, list):
+            found = found[int(part)]
+        else:
+            found = found[part if part in found else part.replace("_", " ")]
     return found
 
 

@@ -72,7 +72,15 @@ def test_numbers_within_pages_are_those_of_their_bars():
     assert [] == stale, "python -m benchmarks.tables brings them up to date"
 
 
-MADE = [{"bar": "b", "value": 0.1234, "by": {"x.y": 1}, "rows": [{"off": 1.05}, {"off": 0.5}], "count": 12345}]
+MADE = [
+    {
+        "bar": "b",
+        "value": 0.1234,
+        "by": {"two words": -0.0417, "a_b": 2},
+        "rows": [{"off": 1.05}, {"off": 0.5}],
+        "count": 12345,
+    }
+]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +94,9 @@ MADE = [{"bar": "b", "value": 0.1234, "by": {"x.y": 1}, "rows": [{"off": 1.05}, 
         ("b count count", "12,345"),
         ("b value points", "0.12 %"),
         ("b value ratio", "0.12"),
+        ("b value signed", "+12.3 %"),
+        ("b by.two_words signed", "-4.2 %"),
+        ("b by.a_b number", "2"),
     ],
 )
 def test_a_marked_number_is_filled_in_its_form(marker, expected):
