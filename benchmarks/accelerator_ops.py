@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.cost.accelerators.pricer import accelerator, duration_ns
+from windtunnel.systems.chips.accelerators.pricer import accelerator, duration_ns
 from windtunnel.cost.work import Work
 from windtunnel.hardware import Accelerator, accelerators
 from windtunnel.hardware.accelerators import OperatorRate

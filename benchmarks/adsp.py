@@ -35,7 +35,7 @@ RATES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 def fleet_of(degree: int, num_workers: int, *, is_free: bool = False):
     """Speeds in the ratios of that degree; commits of 20 to 200 ms, or nearly none."""
-    from windtunnel.training.uneven.fleet import read_fleet
+    from windtunnel.systems.uneven.fleet import read_fleet
 
     least = min(SPEEDS[degree])
     lines = ['step_time = "400 ms"\n[server]\nup = "10 GB/s"\ndown = "10 GB/s"']
@@ -52,14 +52,14 @@ def fleet_of(degree: int, num_workers: int, *, is_free: bool = False):
 
 def trained(job, fleet, strategy: str, numbers: dict, seconds: float):
     from windtunnel import registry
-    from windtunnel.training.uneven.model import train_virtually
+    from windtunnel.systems.uneven.model import train_virtually
 
     policy = registry.get("strategy", strategy).function(**numbers)
     return train_virtually(job, fleet, strategy, policy, goal_of(seconds), seed=SEED)
 
 
 def goal_of(seconds: float):
-    from windtunnel.training.uneven.goal import Goal
+    from windtunnel.systems.uneven.goal import Goal
 
     return Goal(round(seconds * 1e9), every_ns=round(PERIOD_S * 1e9 / 2))
 
@@ -88,7 +88,7 @@ def commits_apart(run, num_workers: int) -> int:
 def main() -> None:
     import torch
 
-    from windtunnel.training.uneven.jobs import train_job
+    from windtunnel.systems.uneven.jobs import train_job
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--job", default="mlp:lr=0.02")
@@ -153,8 +153,8 @@ def sweep(job, seconds: float) -> dict:
 
 def tuned(job, fleet, seconds: float):
     """The number of commits chosen on copies of one training, period by period (``train tune``)."""
-    from windtunnel.training.uneven.search import Candidate
-    from windtunnel.training.uneven.tuning import tune
+    from windtunnel.systems.uneven.search import Candidate
+    from windtunnel.systems.uneven.tuning import tune
 
     candidate, goal = Candidate("adsp", {"period_s": PERIOD_S}), goal_of(seconds)
     return tune(job, fleet, candidate, RATES, goal, round(PERIOD_S * 1e9), seed=SEED)

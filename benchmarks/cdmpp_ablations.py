@@ -29,8 +29,8 @@ def options() -> argparse.Namespace:
 
 def variants():
     """Recipes by name; the first is what all others are compared with."""
-    from windtunnel.programs.model.predictor import RECIPES
-    from windtunnel.programs.model.transforms import LabelKind
+    from windtunnel.systems.tensor_programs.model.predictor import RECIPES
+    from windtunnel.systems.tensor_programs.model.transforms import LabelKind
 
     base = RECIPES["paper-small"]
     found = {"paper-small": base}
@@ -45,9 +45,9 @@ def variants():
 
 def main() -> int:
     from windtunnel.cost.metrics import mape
-    from windtunnel.programs.model.predictor import train
-    from windtunnel.programs.model.samples import labels_of
-    from windtunnel.programs.model.splits import split_by_network
+    from windtunnel.systems.tensor_programs.model.predictor import train
+    from windtunnel.systems.tensor_programs.model.samples import labels_of
+    from windtunnel.systems.tensor_programs.model.splits import split_by_network
 
     asked = options()
     claim = "all variants trained; each published claim shown or refuted with its numbers"

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.bar import is_verbose, report, table
 from benchmarks.program_data import MISSING, first_host, shipped_set
-from windtunnel.programs.model.sampling import PROGRAMS_PER_TASK
+from windtunnel.systems.tensor_programs.model.sampling import PROGRAMS_PER_TASK
 
 MOST_MAPE, OF_ZERO_SHOT = 0.11, 0.60
 NUM_TASKS = 20
@@ -44,9 +44,9 @@ class Study:
     """One held-out device."""
 
     def __init__(self, programs, device: str, asked: argparse.Namespace) -> None:
-        from windtunnel.programs.model.predictor import RECIPES, going_on, train
-        from windtunnel.programs.model.sampling import program_vectors
-        from windtunnel.programs.model.splits import split_by_device
+        from windtunnel.systems.tensor_programs.model.predictor import RECIPES, going_on, train
+        from windtunnel.systems.tensor_programs.model.sampling import program_vectors
+        from windtunnel.systems.tensor_programs.model.splits import split_by_device
 
         self.programs, self.device = programs, device
         self.split = split_by_device(programs, device)
@@ -60,13 +60,13 @@ class Study:
 
     def error(self, predictor) -> float:
         from windtunnel.cost.metrics import mape
-        from windtunnel.programs.model.samples import labels_of
+        from windtunnel.systems.tensor_programs.model.samples import labels_of
 
         return mape(predictor.predict(self.programs, self.split.test), labels_of(self.programs, self.split.test))
 
     def trained_on(self, split, domain: str):
         """The network trained on, with the device's programs drawn near by a term or not."""
-        from windtunnel.programs.model.predictor import train
+        from windtunnel.systems.tensor_programs.model.predictor import train
 
         return train(self.programs, split, replace(self.tuning, domain=domain), start=self.start)[0]
 
@@ -74,8 +74,8 @@ class Study:
         self, predictor, num_tasks: int, method: str, *, seed: int = 0, most: int | None = PROGRAMS_PER_TASK
     ) -> tuple[float, float, int]:
         """Error after profiling so many tasks, the CMD between them and all tasks, and how many programs they cost."""
-        from windtunnel.programs.model.residual_transfer import fit_residual_transfer
-        from windtunnel.programs.model.sampling import selection_distance
+        from windtunnel.systems.tensor_programs.model.residual_transfer import fit_residual_transfer
+        from windtunnel.systems.tensor_programs.model.sampling import selection_distance
 
         chosen, profiled = self._profiled(num_tasks, method, seed, most)
         transfer = fit_residual_transfer(predictor, self.programs, self.device, profiled)
@@ -99,14 +99,14 @@ class Study:
         return self.error(self.trained_on(split, "cmd"))
 
     def _profiled(self, num_tasks: int, method: str, seed: int, most: int | None) -> tuple[np.ndarray, np.ndarray]:
-        from windtunnel.programs.model.sampling import members_of, select_tasks
+        from windtunnel.systems.tensor_programs.model.sampling import members_of, select_tasks
 
         chosen = select_tasks(self.vectors, self.task, num_tasks, method, seed)
         return chosen, self.split.target[members_of(self.task, chosen, most, seed)]
 
 
 def study(programs, device: str, asked: argparse.Namespace) -> dict[str, object]:
-    from windtunnel.programs.model.residual_transfer import fit_residual_transfer
+    from windtunnel.systems.tensor_programs.model.residual_transfer import fit_residual_transfer
 
     one = Study(programs, device, asked)
     row: dict[str, object] = {"device": device, "zero_shot": one.error(one.start)}

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.bar import is_verbose, report, table
 from benchmarks.program_data import MISSING, default_predictor, shipped_set
-from windtunnel.programs.program_set import parts_of
+from windtunnel.systems.tensor_programs.program_set import parts_of
 
 NUM_TASKS = 20
 WATCHED = 0.15
@@ -32,8 +32,8 @@ def options() -> argparse.Namespace:
 
 def profiled_split(programs, split, columns):
     """What was profiled on the second host, and a split of that alone; three of the tasks say when to stop."""
-    from windtunnel.programs.model.sampling import members_of, program_vectors, select_tasks
-    from windtunnel.programs.model.splits import keep, samples_of
+    from windtunnel.systems.tensor_programs.model.sampling import members_of, program_vectors, select_tasks
+    from windtunnel.systems.tensor_programs.model.splits import keep, samples_of
 
     rows = np.unique(split.target[:, 0])
     task = programs.task[rows]
@@ -63,9 +63,9 @@ def shifted(programs, split, profiled) -> float:
 
 def main() -> int:
     from windtunnel.cost.metrics import mape
-    from windtunnel.programs.model.predictor import RECIPES, going_on, train
-    from windtunnel.programs.model.samples import labels_of
-    from windtunnel.programs.model.splits import split_by_device
+    from windtunnel.systems.tensor_programs.model.predictor import RECIPES, going_on, train
+    from windtunnel.systems.tensor_programs.model.samples import labels_of
+    from windtunnel.systems.tensor_programs.model.splits import split_by_device
 
     asked = options()
     claim = f"{NUM_TASKS} tasks measured on the other host leave <= {MOST_OF_ZERO_SHOT:.0%} of the error in the median"

@@ -37,9 +37,9 @@ def contestants(programs, split, budget_s: float) -> dict[str, Callable[[], tupl
     from benchmarks.peers.recursive_lstm import LSTM_TRAINING, train_recursive_lstm
     from benchmarks.peers.trees import train_trees
     from windtunnel.cost.metrics import mape
-    from windtunnel.programs.model.predictor import RECIPES, train
-    from windtunnel.programs.model.samples import labels_of
-    from windtunnel.programs.model.splits import ALL_DEVICES, split_by_network
+    from windtunnel.systems.tensor_programs.model.predictor import RECIPES, train
+    from windtunnel.systems.tensor_programs.model.samples import labels_of
+    from windtunnel.systems.tensor_programs.model.splits import ALL_DEVICES, split_by_network
 
     def neural(name: str, learned_from=split):
         recipe = replace(RECIPES[name], training=replace(RECIPES[name].training, budget_s=budget_s))
@@ -67,8 +67,8 @@ def contestants(programs, split, budget_s: float) -> dict[str, Callable[[], tupl
 
 
 def run(programs, split, budget_s: float) -> list[dict[str, object]]:
-    from windtunnel.programs.model.ranks import ranked_errors
-    from windtunnel.programs.model.samples import labels_of
+    from windtunnel.systems.tensor_programs.model.ranks import ranked_errors
+    from windtunnel.systems.tensor_programs.model.samples import labels_of
 
     truth, task = labels_of(programs, split.test), programs.task[split.test[:, 0]]
     rows = []
@@ -83,7 +83,7 @@ def run(programs, split, budget_s: float) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    from windtunnel.programs.model.splits import split_by_network
+    from windtunnel.systems.tensor_programs.model.splits import split_by_network
 
     asked = options()
     target = f"MAPE <= {MOST_MAPE:.0%}; <= {WEAK} x weak XGB, <= {RIVAL} x TLP and LSTM, <= {STRONG} x strong trees"

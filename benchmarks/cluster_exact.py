@@ -2,24 +2,24 @@
 
 Golden cases (one rack of two machines of 4 GPUs, three jobs); speeds of five models on four placements by the closed
 form, to 1e-6; 200 random workloads under all policies in a slow simulator of objects
-(``tests/cluster/reference.py``): every segment of every job, with its machines; network sensitivity is the harmonic
+(``tests/systems/cluster/reference.py``): every segment of every job, with its machines; network sensitivity is the harmonic
 mean of speeds, work is conserved, and GPU time held, idle and in checkpoints is the capacity.
 """
 
 import argparse
 
 import numpy as np
-from tests.cluster.reference import Reference
-from tests.cluster.test_engine import THREE, HalfOverTheRack, happened, in_the_reference
-from tests.cluster.test_speeds import LINKS, PUBLISHED, SHAPES
-from tests.cluster.worlds import INF, POLICIES, ShapeSpeeds, cluster, world
+from tests.systems.cluster.reference import Reference
+from tests.systems.cluster.test_engine import THREE, HalfOverTheRack, happened, in_the_reference
+from tests.systems.cluster.test_speeds import LINKS, PUBLISHED, SHAPES
+from tests.systems.cluster.worlds import INF, POLICIES, ShapeSpeeds, cluster, world
 
 from benchmarks import bar
 from benchmarks.clusters import folder
-from windtunnel.cluster import Jobs, Policy, simulate
-from windtunnel.cluster.metrics import held_gpu_ns
-from windtunnel.cluster.shapes import parse_shape
-from windtunnel.cluster.speeds import LayerSpeeds, read_profiles
+from windtunnel.systems.cluster import Jobs, Policy, simulate
+from windtunnel.systems.cluster.metrics import held_gpu_ns
+from windtunnel.cost.shapes import parse_shape
+from windtunnel.cost.speeds import LayerSpeeds, read_profiles
 
 TARGET = "0 differing: golden cases, speeds to 1e-6, every event of 200 workloads x all policies, conservation to 1e-9"
 GOLDEN = ((0.0, True, 100.0), (INF, True, 110.0), (30.0, True, 130.0), (30.0, False, 110.0))

@@ -20,7 +20,7 @@ POLICIES = ("dally-nowait", "dally-manual:rack_timer_h=0.0005,network_timer_h=0.
 
 
 def the_jobs():
-    from windtunnel.cluster.jobs import Jobs
+    from windtunnel.systems.cluster.jobs import Jobs
 
     random = np.random.default_rng(5)
     num = 10
@@ -38,10 +38,10 @@ def ordered(one, other) -> float:
 
 
 def main() -> None:
-    from windtunnel.cluster import read_policy, simulate
-    from windtunnel.cluster.layout import Cluster
-    from windtunnel.cluster.real.drive import drive, measured_speeds
-    from windtunnel.cluster.real.slots import real_slots
+    from windtunnel.systems.cluster import read_policy, simulate
+    from windtunnel.systems.cluster.layout import Cluster
+    from windtunnel.systems.cluster.real.drive import drive, measured_speeds
+    from windtunnel.systems.cluster.real.slots import real_slots
     from windtunnel.hardware import Link
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

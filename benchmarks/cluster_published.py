@@ -10,8 +10,8 @@ import argparse
 
 from benchmarks import bar
 from benchmarks.clusters import HELD_OUT, INNER, SETTINGS, outcome, row, setting
-from windtunnel.cluster import Cluster
-from windtunnel.cluster.metrics import honest_notes
+from windtunnel.systems.cluster import Cluster
+from windtunnel.systems.cluster.metrics import honest_notes
 
 TARGET = "all checks hold"
 RIVALS = ("tiresias", "dally", "dally-consolidated")

@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tests.cluster.reference import Reference
+from tests.systems.cluster.reference import Reference
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.cluster import Cluster, Jobs, policy_of, simulate
-from windtunnel.cluster.formats import read_jobs
-from windtunnel.cluster.policy import Policy
-from windtunnel.cluster.speeds import FreeCommunication
+from windtunnel.systems.cluster import Cluster, Jobs, policy_of, simulate
+from windtunnel.systems.cluster.formats import read_jobs
+from windtunnel.systems.cluster.policy import Policy
+from windtunnel.cost.speeds import FreeCommunication
 from windtunnel.hardware import Link
 
 TARGET = "<= 10 s on 512 GPUs, <= 30 s on 384, >= 50x a naive simulator, >= 20x AccaSim at an equal mean JCT (0.1 %)"

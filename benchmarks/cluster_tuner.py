@@ -10,8 +10,8 @@ import argparse
 
 from benchmarks import bar
 from benchmarks.clusters import SETTINGS, outcome, setting, speeds_on
-from windtunnel.cluster import Policy
-from windtunnel.cluster.search import tune
+from windtunnel.systems.cluster import Policy
+from windtunnel.systems.cluster.search import tune
 
 TARGET = "marginal timers <= 1.05 x the best fixed pair of 8 x 8 in mean JCT, on each of 4 loads"
 LOADS = (0.5, 1.0, 1.5, 2.0)

@@ -6,10 +6,10 @@ In: the shared data. Out: clusters, jobs, speeds, runs. Not here: any claim.
 from tests.shared_data import find_shared
 
 from benchmarks.bar import ROOT  # noqa: F401 - lets tests/ be imported
-from windtunnel.cluster import Cluster, policy_of, simulate
-from windtunnel.cluster.formats import read_jobs
-from windtunnel.cluster.metrics import summarize
-from windtunnel.cluster.speeds import LayerSpeeds, read_profiles
+from windtunnel.systems.cluster import Cluster, policy_of, simulate
+from windtunnel.systems.cluster.formats import read_jobs
+from windtunnel.systems.cluster.metrics import summarize
+from windtunnel.cost.speeds import LayerSpeeds, read_profiles
 from windtunnel.hardware import Link
 
 INNER = Link("machine", 50e9)

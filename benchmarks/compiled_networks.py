@@ -34,9 +34,9 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
     from windtunnel.cost.pricing import price
     from windtunnel.graph import Kind
     from windtunnel.hardware import Device
-    from windtunnel.programs.pricer import AstPricer
-    from windtunnel.programs.run.harvest import record
-    from windtunnel.programs.run.pages import OTHERS, RATES
+    from windtunnel.systems.tensor_programs.pricer import AstPricer
+    from windtunnel.systems.tensor_programs.run.harvest import record
+    from windtunnel.systems.tensor_programs.run.pages import OTHERS, RATES
     from windtunnel.simulate import replay
 
     tasks, uncovered = record(name)
@@ -75,10 +75,10 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
 
 def main() -> int:
     from benchmarks.program_data import device_here
-    from windtunnel.programs.model.predictor import with_intervals
-    from windtunnel.programs.model.splits import split_by_network
-    from windtunnel.programs.run.build import parse_target
-    from windtunnel.programs.run.worker import Worker
+    from windtunnel.systems.tensor_programs.model.predictor import with_intervals
+    from windtunnel.systems.tensor_programs.model.splits import split_by_network
+    from windtunnel.systems.tensor_programs.run.build import parse_target
+    from windtunnel.systems.tensor_programs.run.worker import Worker
 
     asked = options()
     claim = f"learned within {LEARNED:.0%} on >= {SHARE:.0%} of networks, measured within {MEASURED:.0%}"

@@ -27,9 +27,9 @@ PRICED_PER_S = 50_000.0
 
 def training_rates(programs, split) -> dict[str, float]:
     from benchmarks.peers.recursive_lstm import LSTM_TRAINING, train_recursive_lstm
-    from windtunnel.programs.model.network import PRESETS
-    from windtunnel.programs.model.predictor import Recipe, train
-    from windtunnel.programs.model.training import TrainingConfig
+    from windtunnel.systems.tensor_programs.model.network import PRESETS
+    from windtunnel.systems.tensor_programs.model.predictor import Recipe, train
+    from windtunnel.systems.tensor_programs.model.training import TrainingConfig
 
     epoch = TrainingConfig(max_epochs=1, batch_size=BATCH, budget_s=TURN_S)
     recipe = Recipe(network=replace(PRESETS["small"], projection=(256, 256, WIDTH)), training=epoch)
@@ -46,7 +46,7 @@ def training_rates(programs, split) -> dict[str, float]:
 
 def pricing_rate(programs, split, recipe) -> float:
     """Programs per second with everything from raw features to seconds."""
-    from windtunnel.programs.model.predictor import train
+    from windtunnel.systems.tensor_programs.model.predictor import train
 
     predictor = train(programs, split, replace(recipe, training=replace(recipe.training, max_epochs=3)))[0]
     samples = np.resize(split.train, (NUM_PRICED, 2))
@@ -59,8 +59,8 @@ def pricing_rate(programs, split, recipe) -> float:
 def main() -> int:
     import torch
 
-    from windtunnel.programs.model.predictor import RECIPES
-    from windtunnel.programs.model.splits import Split, keep, samples_of
+    from windtunnel.systems.tensor_programs.model.predictor import RECIPES
+    from windtunnel.systems.tensor_programs.model.splits import Split, keep, samples_of
 
     torch.set_num_threads(2)
     programs = shipped_set()

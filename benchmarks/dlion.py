@@ -49,7 +49,7 @@ Case = tuple[str, str, str, tuple[tuple[str, object], ...], float, float]
 
 def fleet_of(setting: str, folder: Path):
     """The six workers of one setting."""
-    from windtunnel.training.uneven.fleet import read_fleet
+    from windtunnel.systems.uneven.fleet import read_fleet
 
     speeds = SPEEDS if setting != "links" else (EQUAL_SPEED,) * 6
     rates = RATES if setting != "speeds" else (EQUAL_RATE,) * 6
@@ -77,9 +77,9 @@ def trained(case: Case) -> dict:
     import torch
 
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.model import train_virtually
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.model import train_virtually
 
     setting, name, strategy, numbers, accuracy, seconds = case
     torch.set_num_threads(1)
@@ -120,8 +120,8 @@ def spread_of(run) -> tuple[float, float]:
 
 def noting(used: list[float]):
     """``most_that_fits`` as it is, noting bytes over budget where a link carries some but not all."""
-    from windtunnel.training.strategies import dlion
-    from windtunnel.training.uneven.policy import sparse_bytes
+    from windtunnel.systems.uneven.strategies import dlion
+    from windtunnel.systems.uneven.policy import sparse_bytes
 
     chosen = dlion.most_that_fits
 

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.kernels.texts import SCALE
+from tests.systems.kernels.texts import SCALE
 
 from benchmarks.bar import ROOT
 

@@ -29,9 +29,9 @@ NUM_WORKERS, HIDDEN, RATE, BATCH, LOCAL, ROUNDS = 10, 64, 0.05, 32, 20, 10
 
 def job_of(seed: int):
     """The job, and each client's samples in order, [clients, rounds, steps, batch]."""
-    from windtunnel.training.uneven.job import Samples
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.partitions import Partition, split
+    from windtunnel.systems.uneven.job import Samples
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.partitions import Partition, split
 
     job = train_job(f"mlp:lr={RATE},hidden={HIDDEN},batch={BATCH}")
     partition = Partition("dirichlet", {"alpha": 0.5, "min_size": BATCH}, seed)
@@ -43,11 +43,11 @@ def job_of(seed: int):
 
 def ours(seed: int) -> dict:
     import torch
-    from tests.training.uneven.small import free_fleet
+    from tests.systems.uneven.small import free_fleet
 
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.model import train_virtually
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.model import train_virtually
 
     torch.set_num_threads(1)
     job, partition, _ = job_of(seed)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 
 from benchmarks import bar
-from windtunnel.kernels.search import Options
-from windtunnel.kernels.steps.run import OPERATORS, evolve_step
+from windtunnel.systems.kernels.search import Options
+from windtunnel.systems.kernels.steps.run import OPERATORS, evolve_step
 
 STEPS = (
     ("mlp", {"batch_size": 8, "width": 32, "depth": 3}),

@@ -16,12 +16,12 @@ import sys
 import numpy as np
 
 from benchmarks import bar
-from windtunnel.kernels.cases import FITNESS
-from windtunnel.kernels.evolving import evolve_kernel
-from windtunnel.kernels.from_numba import module_of
-from windtunnel.kernels.run import Bench
-from windtunnel.kernels.search import Options
-from windtunnel.kernels.shelf import NAMES, shelf_entry, shelf_kernel
+from windtunnel.systems.kernels.cases import FITNESS
+from windtunnel.systems.kernels.evolving import evolve_kernel
+from windtunnel.systems.kernels.from_numba import module_of
+from windtunnel.systems.kernels.run import Bench
+from windtunnel.systems.kernels.search import Options
+from windtunnel.systems.kernels.shelf import NAMES, shelf_entry, shelf_kernel
 
 FEWEST_MEAN, FEWEST, MOST_LEFT = 1.03, 1.0, 0.25
 TARGET = "faithful, held-out verified, lower ends: geometric mean >= 1.03, none < 1, minimized lists <= 25 %"

@@ -24,12 +24,12 @@ from tests.shared_data import find_shared
 
 from benchmarks import bar
 from windtunnel.errors import InputError
-from windtunnel.kernels.edits import apply, from_json, key, to_json
-from windtunnel.kernels.model import CLASSES, Kernel
-from windtunnel.kernels.nsga2 import ranked
-from windtunnel.kernels.operators import draw_edit
-from windtunnel.kernels.run import Bench
-from windtunnel.kernels.shelf import shelf_kernel
+from windtunnel.systems.kernels.edits import apply, from_json, key, to_json
+from windtunnel.systems.kernels.model import CLASSES, Kernel
+from windtunnel.systems.kernels.nsga2 import ranked
+from windtunnel.systems.kernels.operators import draw_edit
+from windtunnel.systems.kernels.run import Bench
+from windtunnel.systems.kernels.shelf import shelf_kernel
 
 NUM_CANDIDATES = 10_000
 KERNELS = ("pathfinder", "softmax")

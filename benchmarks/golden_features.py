@@ -11,16 +11,16 @@ import sys
 import time
 
 import numpy as np
-from tests.programs.model.golden_nests import GOLDEN, statement_features
+from tests.systems.tensor_programs.model.golden_nests import GOLDEN, statement_features
 from tests.shared_data import find_shared
 
 from benchmarks.bar import interleave, report
 from benchmarks.peers.nest_text import nest_from_printed
 from windtunnel.errors import InputError
-from windtunnel.programs.model.distance import central_moment_discrepancy
-from windtunnel.programs.model.encoding import encode, positional_encoding, serialize
-from windtunnel.programs.model.nest import Buffer, For, Nest, Store
-from windtunnel.programs.model.transforms import LabelTransform
+from windtunnel.systems.tensor_programs.model.distance import central_moment_discrepancy
+from windtunnel.systems.tensor_programs.model.encoding import encode, positional_encoding, serialize
+from windtunnel.systems.tensor_programs.model.nest import Buffer, For, Nest, Store
+from windtunnel.systems.tensor_programs.model.transforms import LabelTransform
 
 SPEED = 1500
 

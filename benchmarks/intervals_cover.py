@@ -38,8 +38,8 @@ def coverage(log_ratio: np.ndarray, task: np.ndarray, kinds: list[str], seed: in
 
 def main() -> int:
     from windtunnel.cost.metrics import mape
-    from windtunnel.programs.model.samples import labels_of
-    from windtunnel.programs.model.splits import split_by_task
+    from windtunnel.systems.tensor_programs.model.samples import labels_of
+    from windtunnel.systems.tensor_programs.model.splits import split_by_task
 
     asked = options()
     target = f"{LEVEL:.0%} intervals cover {LOW:.0%} to {HIGH:.0%} of held-out tasks' times"

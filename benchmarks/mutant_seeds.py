@@ -126,7 +126,7 @@ def execution_trace() -> list[bytes]:
 
 
 def profile() -> list[bytes]:
-    from tests.planning.pipelines.test_search import LINES
+    from tests.systems.pipelines.test_search import LINES
 
     return [LINES.encode()]
 
@@ -176,13 +176,13 @@ def _read_stored(path: Path) -> Any:
 
 
 def _read_profile(path: Path) -> Any:
-    from windtunnel.planning.pipelines.profile import read_profile
+    from windtunnel.systems.pipelines.profile import read_profile
 
     return read_profile(path)
 
 
 def _read_placement(path: Path) -> Any:
-    from windtunnel.planning.placement.formats import read_problem
+    from windtunnel.systems.placement.formats import read_problem
 
     return read_problem(path)
 
@@ -195,7 +195,7 @@ def _read_memory(path: Path) -> Any:
 
 
 def _read_programs(path: Path) -> Any:
-    from windtunnel.programs.program_set import ProgramSet
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
     return ProgramSet.load(path)
 

@@ -143,7 +143,7 @@ def memory() -> list[bytes]:
 
 
 def program_set() -> list[bytes]:
-    from tests.programs.model.small_set import small_set
+    from tests.systems.tensor_programs.model.small_set import small_set
 
     with tempfile.TemporaryDirectory() as folder:
         return [small_set(num_tasks=2, per_task=2).save(Path(folder) / "p.npz").read_bytes()]

@@ -11,8 +11,8 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.suite.cells.latencies import LatencyTable, cell_features, read_latencies
-from windtunnel.suite.cells.model import FewShot, rank_correlation, tune
+from windtunnel.systems.utilization.cells.latencies import LatencyTable, cell_features, read_latencies
+from windtunnel.systems.utilization.cells.model import FewShot, rank_correlation, tune
 
 NUM_SAMPLES, NUM_SEEDS, NUM_CANDIDATES = 10, 10, 1500
 ROUNDED = ("essential_ph_1", "samsung_a50", "samsung_s7")  # whole milliseconds only

@@ -34,12 +34,12 @@ Case = tuple[str, int, int]
 
 def really(ratio: float, strategy: str, seconds: float) -> dict:
     """A run whose averages take ``ratio`` of the steps between them: shares of waiting, steps over those at most."""
-    from tests.training.uneven.small import fleet_of, without_server
+    from tests.systems.uneven.small import fleet_of, without_server
 
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.job import FlatModel
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.run import train_really
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.job import FlatModel
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.run import train_really
 
     size_bytes = 4 * len(FlatModel(train_job("mlp"), 0).initial)
     latency_s = 0.001
@@ -60,13 +60,13 @@ def really(ratio: float, strategy: str, seconds: float) -> dict:
 def virtual(case: Case) -> dict:
     """Accuracy on held-out images after so many steps of each worker."""
     import torch
-    from tests.training.uneven.small import free_fleet
+    from tests.systems.uneven.small import free_fleet
 
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.model import train_virtually
-    from windtunnel.training.uneven.partitions import Partition
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.model import train_virtually
+    from windtunnel.systems.uneven.partitions import Partition
 
     name, seed, iterations = case
     torch.set_num_threads(1)

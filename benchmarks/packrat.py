@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import bar
-from windtunnel.serving.few_shot import estimated, measured_few
-from windtunnel.serving.model import fit_slowdown
-from windtunnel.serving.profile import Cell, Profile, read_cells, read_profile
-from windtunnel.serving.search import best_split, optimum_table, soonest_ns
+from windtunnel.systems.serving.few_shot import estimated, measured_few
+from windtunnel.systems.serving.model import fit_slowdown
+from windtunnel.systems.serving.profile import Cell, Profile, read_cells, read_profile
+from windtunnel.systems.serving.search import best_split, optimum_table, soonest_ns
 
 MODELS = ("bert", "gpt2", "resnet")
 NUM_RANDOM, LARGE_THREADS, LARGE_BATCH, ROUNDS = 1000, 64, 4096, 5
@@ -28,14 +28,14 @@ Group = list[tuple[Cell, float]]
 
 
 def profile_of(folder: Path, machine: str, model: str, most_threads: int = 99) -> Profile:
-    from tests.serving.test_search import PUBLISHED
+    from tests.systems.serving.test_search import PUBLISHED
 
     found = read_profile(folder / "profiles.csv.gz", {**PUBLISHED, "machine": machine, "model": model})
     return Profile.of({cell: ns for cell, ns in found.cells.items() if cell[0] <= most_threads})
 
 
 def exact(folder: Path) -> None:
-    from tests.serving.test_search import TABLE_2
+    from tests.systems.serving.test_search import TABLE_2
 
     wrong = worst = 0.0
     for model in MODELS:

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from benchmarks import bar
-from windtunnel.serving.model import fit_slowdown
-from windtunnel.serving.profile import Profile
-from windtunnel.serving.run import fly_splits, measure_cells
-from windtunnel.serving.search import equal_split
+from windtunnel.systems.serving.model import fit_slowdown
+from windtunnel.systems.serving.profile import Profile
+from windtunnel.systems.serving.run import fly_splits, measure_cells
+from windtunnel.systems.serving.search import equal_split
 
 JOBS = {
     "resnet50": ("resnet50:size=paper", (2, 4, 8, 16)),
@@ -30,7 +30,7 @@ def bert() -> object:
     import torch
     from transformers import BertConfig, BertModel
 
-    from windtunnel.serving.job import Served
+    from windtunnel.systems.serving.job import Served
 
     torch.manual_seed(0)
     config = BertConfig()
@@ -42,7 +42,7 @@ def gpt2() -> object:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from windtunnel.serving.job import Served
+    from windtunnel.systems.serving.job import Served
 
     torch.manual_seed(0)
     config = GPT2Config(use_cache=False)

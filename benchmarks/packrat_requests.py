@@ -14,12 +14,12 @@ import sys
 
 from benchmarks import bar
 from benchmarks.packrat_flown import JOBS
-from windtunnel.serving.drive import fly_requests
-from windtunnel.serving.model import fit_slowdown
-from windtunnel.serving.requests import requests_of
-from windtunnel.serving.run import fly_splits, measure_cells
-from windtunnel.serving.search import equal_split
-from windtunnel.serving.tail import Server, answer, batch_latencies
+from windtunnel.systems.serving.drive import fly_requests
+from windtunnel.systems.serving.model import fit_slowdown
+from windtunnel.systems.serving.requests import requests_of
+from windtunnel.systems.serving.run import fly_splits, measure_cells
+from windtunnel.systems.serving.search import equal_split
+from windtunnel.systems.serving.tail import Server, answer, batch_latencies
 
 MOST = 8
 BATCHES = (1, 2, 4, 8)

@@ -24,12 +24,12 @@ from pathlib import Path
 
 from benchmarks import bar
 from benchmarks.packrat_flown import JOBS
-from windtunnel.serving.adapt import followed
-from windtunnel.serving.live import LiveServer
-from windtunnel.serving.model import Instance, Split, fit_slowdown
-from windtunnel.serving.run import fly_splits, measure_cells
-from windtunnel.serving.search import best_splits, equal_split
-from windtunnel.serving.tail import Server
+from windtunnel.systems.serving.adapt import followed
+from windtunnel.systems.serving.live import LiveServer
+from windtunnel.systems.serving.model import Instance, Split, fit_slowdown
+from windtunnel.systems.serving.run import fly_splits, measure_cells
+from windtunnel.systems.serving.search import best_splits, equal_split
+from windtunnel.systems.serving.tail import Server
 
 WIDTH = 256
 STEPS = (12, 96, 96, 12)  # clients; an instance is killed in the third
@@ -41,7 +41,7 @@ def network() -> object:
     """A perceptron of half a million weights that leaves the first number of its input as it is."""
     import torch
 
-    from windtunnel.serving.job import Served
+    from windtunnel.systems.serving.job import Served
 
     class Named(torch.nn.Module):
         def __init__(self) -> None:

@@ -12,8 +12,8 @@ import sys
 import time
 
 from benchmarks.bar import is_verbose, report, table
-from windtunnel.planning.codesign.answer import geometric_mean
-from windtunnel.planning.codesign.networks import EXPERTS
+from windtunnel.systems.chips.answer import geometric_mean
+from windtunnel.systems.chips.networks import EXPERTS
 
 LEAST_GAIN, MOST_SECONDS = 1.5, 60.0
 TARGET = f">= {LEAST_GAIN}x in the geometric mean, more than chip or plan alone for each, <= {MOST_SECONDS:.0f} s each"

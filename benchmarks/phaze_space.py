@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tests.planning.codesign.brute import exhaustive, least_cycles, random_job, random_network, random_operations
+from tests.systems.chips.brute import exhaustive, least_cycles, random_job, random_network, random_operations
 from tests.shared_data import find_shared
 
 from benchmarks.bar import is_verbose, report, table
 from windtunnel.errors import InfeasibleError
 from windtunnel.hardware.templates import template_space
-from windtunnel.planning.codesign.constraint_schedule import constraint_schedules
-from windtunnel.planning.codesign.integer_schedule import integer_schedule
-from windtunnel.planning.codesign.lists import list_schedule
-from windtunnel.planning.codesign.stages import Stages
+from windtunnel.systems.chips.constraint_schedule import constraint_schedules
+from windtunnel.systems.chips.integer_schedule import integer_schedule
+from windtunnel.systems.chips.lists import list_schedule
+from windtunnel.systems.chips.stages import Stages
 
 NUM_SCHEDULES, NUM_CHAINS = 200, 120
 _COLUMNS = ("num_tc", "width", "depth", "num_vc", "width_vc", "GLB_Buffer")

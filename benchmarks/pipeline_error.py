@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks import bar
-from windtunnel.planning.pipelines.generate import generate
-from windtunnel.planning.pipelines.schedules import Schedule
+from windtunnel.systems.pipelines.generate import generate
+from windtunnel.systems.pipelines.schedules import Schedule
 
 MEDIAN_ERROR, WORST_ERROR = 0.05, 0.12
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream", "2bw")
@@ -27,8 +27,8 @@ TARGET = f"median error <= {MEDIAN_ERROR:.0%}, worst <= {WORST_ERROR:.0%}"
 
 def errors_of(table: Schedule, time_limit_s: float, num_random: int, parameters: dict) -> list[dict[str, object]]:
     """Predicted and measured steps of the even partition and of uneven ones, relative to one process."""
-    from windtunnel.planning.placement.baselines import even, random_cut
-    from windtunnel.training.pipelines.run import job_of, run_pipelines
+    from windtunnel.search.placement.baselines import even, random_cut
+    from windtunnel.systems.pipelines.training.run import job_of, run_pipelines
 
     job = job_of(WORKLOAD, parameters, table.num_stages, table.num_microbatches, table=table)
     problem = job.layers.problem

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.planning.pipelines.piper import equal_stages, plan_piper
-from windtunnel.planning.pipelines.piper_format import read_piper
+from windtunnel.systems.pipelines.piper import equal_stages, plan_piper
+from windtunnel.systems.pipelines.piper_format import read_piper
 
 TARGET = "every value equal to 1e-6, no equal stages faster"
 BANDWIDTH = 25 * 2**30

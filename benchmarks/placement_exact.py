@@ -23,13 +23,13 @@ from benchmarks.placement_data import (
     problem,
     stages_time_s,
 )
-from windtunnel.planning.downsets import downsets
-from windtunnel.planning.minmax import solve
-from windtunnel.planning.pipelines.profile import read_profile
-from windtunnel.planning.pipelines.search import Level, plan_stages
-from windtunnel.planning.placement import baselines
-from windtunnel.planning.placement.contraction import contract
-from windtunnel.planning.placement.throughput import linearized
+from windtunnel.search.downsets import downsets
+from windtunnel.search.minmax import solve
+from windtunnel.systems.pipelines.profile import read_profile
+from windtunnel.systems.pipelines.search import Level, plan_stages
+from windtunnel.search.placement import baselines
+from windtunnel.search.placement.contraction import contract
+from windtunnel.search.placement.throughput import linearized
 
 TARGET = "every count and value equal (1e-9, or all published digits)"
 

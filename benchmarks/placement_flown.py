@@ -27,11 +27,11 @@ TARGET = f"median error <= {MOST_ERROR:.0%}, and the planner's split within {MOS
 
 def flown(workload: str, parameters: dict, num_stages: int, num_random: int, time_limit_s: float):
     """Receipts of all splits, the planner's first."""
-    from windtunnel.flights.pipelines import fly_pipelines
-    from windtunnel.planning.placement.baselines import even, random_cut
-    from windtunnel.planning.placement.search import place
-    from windtunnel.training.pipelines.run import job_of
-    from windtunnel.training.pipelines.search import improve
+    from windtunnel.systems.pipelines.flight import fly_pipelines
+    from windtunnel.search.placement.baselines import even, random_cut
+    from windtunnel.search.placement.search import place
+    from windtunnel.systems.pipelines.training.run import job_of
+    from windtunnel.systems.pipelines.training.search import improve
 
     job = job_of(workload, parameters, num_stages, MICROBATCHES)
     problem = job.layers.problem

@@ -10,10 +10,10 @@ import math
 
 from benchmarks import bar
 from benchmarks.placement_data import MISSING, folder, problem
-from windtunnel.planning.placement import baselines
-from windtunnel.planning.placement.contraction import contract
-from windtunnel.planning.placement.throughput import exact, linearized
-from windtunnel.planning.placement.throughput_ilp import integer_plan
+from windtunnel.search.placement import baselines
+from windtunnel.search.placement.contraction import contract
+from windtunnel.search.placement.throughput import exact, linearized
+from windtunnel.search.placement.throughput_ilp import integer_plan
 
 NAMES = ("layer_bert24_inference", "layer_resnet50_inference", "layer_resnet50_training")
 GAP, LIMIT_S = 0.01, 60.0

@@ -10,9 +10,9 @@ import math
 from benchmarks import bar
 from benchmarks.placement_data import MISSING, folder, problem
 from windtunnel.errors import InfeasibleError
-from windtunnel.planning.placement.latency import greedy, latency_of, of_plan
-from windtunnel.planning.placement.search import place
-from windtunnel.planning.placement.throughput import exact
+from windtunnel.search.placement.latency import greedy, latency_of, of_plan
+from windtunnel.search.placement.search import place
+from windtunnel.search.placement.throughput import exact
 
 NAMES = {
     "layer_bert24_inference": 92.406,

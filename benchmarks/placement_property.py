@@ -9,12 +9,12 @@ import argparse
 import math
 
 import numpy as np
-from tests.planning.problems import brute_force, random_problem
+from tests.search.problems import brute_force, random_problem
 
 from benchmarks import bar
 from windtunnel.errors import InfeasibleError
-from windtunnel.planning.placement.throughput import exact, linearized
-from windtunnel.planning.placement.throughput_ilp import integer_plan
+from windtunnel.search.placement.throughput import exact, linearized
+from windtunnel.search.placement.throughput_ilp import integer_plan
 
 COMBINES = ("sum", "overlap", "duplex", "overlap-duplex")
 TARGET = "= 0 of 500 differ, programme or ILP"

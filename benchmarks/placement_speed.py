@@ -27,7 +27,7 @@ TARGET = "<= 1 s up to 4,000 downsets, gnmt <= 3 s, inception <= 60 s and 2 GiB,
 
 def timed(name: str) -> dict[str, float]:
     """Seconds of one graph, warm, and the process's peak memory."""
-    from windtunnel.planning.placement.throughput import exact, linearized
+    from windtunnel.search.placement.throughput import exact, linearized
 
     exact(problem("layer_bert24_inference"))  # compiles
     one = problem(name)
@@ -47,10 +47,10 @@ def timed(name: str) -> dict[str, float]:
 
 def single_chain(one) -> float:
     """Seconds of the linearized programme along one order, contraction not counted."""
-    from windtunnel.planning.downsets import chain
-    from windtunnel.planning.minmax import solve
-    from windtunnel.planning.orders import depth_first
-    from windtunnel.planning.placement.contraction import contract
+    from windtunnel.search.downsets import chain
+    from windtunnel.search.minmax import solve
+    from windtunnel.search.orders import depth_first
+    from windtunnel.search.placement.contraction import contract
 
     contraction = contract(one)
     taken = []
@@ -63,7 +63,7 @@ def single_chain(one) -> float:
 
 def plain(name: str) -> tuple[float, float]:
     """The same programme with sets: value in ms and seconds."""
-    from windtunnel.planning.placement.contraction import contract
+    from windtunnel.search.placement.contraction import contract
 
     one = problem(name)
     begin = time.perf_counter()

@@ -42,8 +42,8 @@ class Case:
     """A workload with all its plans, and what they were predicted to take."""
 
     def __init__(self, name: str, num_workers: int = WORKERS) -> None:
-        from windtunnel.planning.pipelines.two_bw import Job, plan_2bw
-        from windtunnel.training.pipelines.profiled import captured_blocks, conditions_for, links_of, ranked_on_host
+        from windtunnel.systems.pipelines.two_bw import Job, plan_2bw
+        from windtunnel.systems.pipelines.training.profiled import captured_blocks, conditions_for, links_of, ranked_on_host
 
         self.workload, self.parameters, self.batch, sizes = CASES[name]
         self.profiles = captured_blocks(self.workload, self.parameters, self.batch, sizes)
@@ -54,8 +54,8 @@ class Case:
 
     def run(self, which: int, num_steps: int, *, watches_memory: bool = False) -> Any:
         """Really train by a plan."""
-        from windtunnel.training.pipelines.profiled import pipeline_of
-        from windtunnel.training.pipelines.train import train_pipeline
+        from windtunnel.systems.pipelines.training.profiled import pipeline_of
+        from windtunnel.systems.pipelines.training.train import train_pipeline
 
         planned = pipeline_of(self.played[which], self.profiles, self.workload, self.parameters, self.batch)
         return train_pipeline(planned.orders(num_steps, watches_memory=watches_memory))

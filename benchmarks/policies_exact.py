@@ -1,6 +1,6 @@
 """Every strategy of uneven training beside its own few lines, and its bytes counted by hand.
 
-The direct forms are those of the tests (``tests/training/uneven/direct.py``): plain modules, no state machines. Here on
+The direct forms are those of the tests (``tests/systems/uneven/direct.py``): plain modules, no state machines. Here on
 two real jobs: a perceptron and a small convolutional network. Twenty rounds of each, in double precision;
 weights of all workers and of the server are compared to 1e-6 (over 1 or the largest weight). Then: one worker is serial
 SGD, bit for bit; bytes of exchanges that do not hang on data; four real processes over gloo beside virtual time, for 50
@@ -37,10 +37,10 @@ def doubled(job, momentum: float):
 
 
 def equalities(job_name: str) -> list[dict]:
-    from tests.training.uneven.direct import CASES, NO_MOMENTUM
-    from tests.training.uneven.small import beside_direct
+    from tests.systems.uneven.direct import CASES, NO_MOMENTUM
+    from tests.systems.uneven.small import beside_direct
 
-    from windtunnel.training.uneven.jobs import train_job
+    from windtunnel.systems.uneven.jobs import train_job
 
     rows = []
     for case, (strategy, numbers, *_) in CASES.items():
@@ -54,7 +54,7 @@ def equalities(job_name: str) -> list[dict]:
 
 def alone() -> list[dict]:
     """One worker; where a server serves, it has what was committed last."""
-    from tests.training.uneven.small import free_fleet, serial, small_job, trained
+    from tests.systems.uneven.small import free_fleet, serial, small_job, trained
 
     from windtunnel import registry
 
@@ -73,9 +73,9 @@ def alone() -> list[dict]:
 
 def sizes() -> list[dict]:
     """Bytes in a window of 20 steps of four workers: what arrived by its end, from the first message on."""
-    from tests.training.uneven.small import free_fleet, small_job, trained
+    from tests.systems.uneven.small import free_fleet, small_job, trained
 
-    from windtunnel.training.uneven.job import FlatModel
+    from windtunnel.systems.uneven.job import FlatModel
 
     num, steps = 4, 20
     shapes = FlatModel(small_job(), 0).shapes
@@ -111,13 +111,13 @@ def sizes() -> list[dict]:
 
 def really() -> dict:
     """Four processes over gloo, each sum a ring, beside virtual time: the weights after 50 steps."""
-    from tests.training.uneven.small import fleet_of, without_server
+    from tests.systems.uneven.small import fleet_of, without_server
 
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.model import train_virtually
-    from windtunnel.training.uneven.run import train_really
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.model import train_virtually
+    from windtunnel.systems.uneven.run import train_really
 
     with tempfile.TemporaryDirectory() as folder:
         fleet = without_server(fleet_of(Path(folder), [1.0] * 4, rate="20 MB/s", latency="1 ms"))

@@ -22,9 +22,9 @@ from windtunnel.cost.pricing import price
 from windtunnel.cost.work import work_of
 from windtunnel.graph import Graph, Kind, ResourceKind, Strings
 from windtunnel.hardware import Device, device
-from windtunnel.programs.model.shipped import PREDICTOR, shipped_programs
-from windtunnel.programs.run.captured import TENSOR
-from windtunnel.programs.run.tasks import Task
+from windtunnel.systems.tensor_programs.model.shipped import PREDICTOR, shipped_programs
+from windtunnel.systems.tensor_programs.run.captured import TENSOR
+from windtunnel.systems.tensor_programs.run.tasks import Task
 
 NUM_TASKS = 100_000
 ROUNDS = 7

@@ -7,8 +7,8 @@ skipped with that reason; bars of speed take programs whose times are a formula,
 import os
 from dataclasses import replace
 
-from windtunnel.programs.model.shipped import shipped_programs
-from windtunnel.programs.program_set import ProgramSet
+from windtunnel.systems.tensor_programs.model.shipped import shipped_programs
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
 MISSING = "no set of measured programs is shipped yet: windtunnel cost sample, then WINDTUNNEL_PROGRAMS=FILE"
 
@@ -26,14 +26,14 @@ def first_host(programs: ProgramSet) -> ProgramSet:
 
 def imagined_set(num_tasks: int, per_task: int) -> ProgramSet:
     """Programs of many trees whose times are a formula: for speed alone."""
-    from tests.programs.model.small_set import small_set
+    from tests.systems.tensor_programs.model.small_set import small_set
 
     return small_set(num_tasks, per_task)
 
 
 def default_predictor(programs: ProgramSet, split, budget_s: float):
     """The default recipe, trained on a split for at most so long."""
-    from windtunnel.programs.model.predictor import RECIPES, train
+    from windtunnel.systems.tensor_programs.model.predictor import RECIPES, train
 
     recipe = RECIPES["code"]
     return train(programs, split, replace(recipe, training=replace(recipe.training, budget_s=budget_s)))[0]
@@ -41,7 +41,7 @@ def default_predictor(programs: ProgramSet, split, budget_s: float):
 
 def device_here(programs: ProgramSet, target) -> str:
     """Which device of a set is a target of this host; the first of the target's name where none was measured here."""
-    from windtunnel.programs.run.description import named_after_host
+    from windtunnel.systems.tensor_programs.run.description import named_after_host
 
     own = named_after_host(target.name)
     return own if own in programs.device_names else target.name

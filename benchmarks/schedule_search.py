@@ -29,7 +29,7 @@ def options() -> argparse.Namespace:
 
 def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, object] | None:
     """One task: times of the best by each way of choosing; None where too few could be built."""
-    from windtunnel.programs.search import build_candidates, draw_candidates, in_turn, ranked
+    from windtunnel.systems.tensor_programs.search import build_candidates, draw_candidates, in_turn, ranked
 
     order = ranked(predictor, task, draw_candidates(worker, task, NUM_CANDIDATES, seed=seed), sheet)
     built = build_candidates(worker, task, order, target.isa, NUM_CANDIDATES)
@@ -57,11 +57,11 @@ def searched(worker, task, target, predictor, sheet, seed: int) -> dict[str, obj
 def main() -> int:
     from benchmarks.program_data import device_here
     from windtunnel.errors import WindtunnelError
-    from windtunnel.programs.model.splits import split_by_task
-    from windtunnel.programs.run.build import parse_target
-    from windtunnel.programs.run.tasks import Task
-    from windtunnel.programs.run.worker import Worker
-    from windtunnel.programs.search import sheet_of
+    from windtunnel.systems.tensor_programs.model.splits import split_by_task
+    from windtunnel.systems.tensor_programs.run.build import parse_target
+    from windtunnel.systems.tensor_programs.run.tasks import Task
+    from windtunnel.systems.tensor_programs.run.worker import Worker
+    from windtunnel.systems.tensor_programs.search import sheet_of
 
     asked = options()
     claim = f"best of {NUM_MEASURED} within {WITHIN - 1:.0%} of best of {NUM_CANDIDATES} on >= {SHARE:.0%} of tasks"

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from tests.planning.pipelines.schedule_rules import broken_rule, mutated
+from tests.systems.pipelines.schedule_rules import broken_rule, mutated
 
 from benchmarks import bar
 from benchmarks.peers.torch_schedules import NAMES, made_by_torch, through_torch
 from windtunnel.errors import InputError
-from windtunnel.planning.pipelines.generate import SCHEDULES, generate
-from windtunnel.planning.pipelines.schedule_file import schedule_csv, schedule_of_csv
-from windtunnel.planning.pipelines.schedules import Schedule
-from windtunnel.planning.pipelines.verify import require_valid
+from windtunnel.systems.pipelines.generate import SCHEDULES, generate
+from windtunnel.systems.pipelines.schedule_file import schedule_csv, schedule_of_csv
+from windtunnel.systems.pipelines.schedules import Schedule
+from windtunnel.systems.pipelines.verify import require_valid
 
 TARGET = "all pass, all of 1000 accidents found, every file read by both"
 NUM_ACCIDENTS = 1000

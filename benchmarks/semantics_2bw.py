@@ -38,8 +38,8 @@ CASES = {  # schedule, microbatches, job, rule, clipped, recomputed
 
 
 def orders(schedule: str, microbatches: int, job: tuple, num_batches: int, **more: object):
-    from windtunnel.planning.pipelines.generate import generate
-    from windtunnel.training.pipelines.train import orders_of
+    from windtunnel.systems.pipelines.generate import generate
+    from windtunnel.systems.pipelines.training.train import orders_of
 
     workload, parameters, places = job
     return orders_of(
@@ -56,7 +56,7 @@ def weights_of(trained) -> dict:
 def errors_of(schedule: str, microbatches: int, job: tuple, rule: str, more: dict, num_batches: int):
     """Largest relative error of a loss, and of a weight."""
     from benchmarks.peers.delayed import delayed_training, largest_error
-    from windtunnel.training.pipelines.train import train_pipeline
+    from windtunnel.systems.pipelines.training.train import train_pipeline
 
     trained = train_pipeline(orders(schedule, microbatches, job, num_batches, **more))
     losses, weights = delayed_training(*job, num_batches, microbatches, rule)
@@ -68,8 +68,8 @@ def resumed(num_batches: int) -> dict:
     """Kill rank 2 after a checkpoint, go on, compare with a run that was never stopped."""
     from benchmarks.peers.delayed import largest_error
     from windtunnel.errors import FlightError
-    from windtunnel.training.pipelines import train
-    from windtunnel.training.pipelines.train import train_pipeline
+    from windtunnel.systems.pipelines.training import train
+    from windtunnel.systems.pipelines.training.train import train_pipeline
 
     whole = train_pipeline(orders("2bw", MICROBATCHES, MLP, num_batches))
     workers: list = []

@@ -37,13 +37,13 @@ Case = tuple[str, float, str, tuple[tuple[str, object], ...], int, int]
 def trained(case: Case) -> dict:
     """One run: accuracy on held-out images in the end, bytes of all links over BSP's."""
     import torch
-    from tests.training.uneven.small import free_fleet
+    from tests.systems.uneven.small import free_fleet
 
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.model import train_virtually
-    from windtunnel.training.uneven.partitions import Partition
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.model import train_virtually
+    from windtunnel.systems.uneven.partitions import Partition
 
     norm, skew, strategy, numbers, seed, iterations = case
     torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def trained(case: Case) -> dict:
 
 def cases(iterations: int) -> list[Case]:
     """Everything that is trained."""
-    from windtunnel.training.strategies.skewscout import GRIDS
+    from windtunnel.systems.uneven.strategies.skewscout import GRIDS
 
     all_cases: list[Case] = [
         (norm, skew, "bsp", (), seed, iterations) for norm in NORMS for skew in (0.0, 1.0) for seed in SEEDS
@@ -110,7 +110,7 @@ def tables(rows: list[dict]) -> tuple[dict, bool]:
 
 def scouted(rows: list[dict]) -> tuple[list[dict], bool]:
     """SkewScout at each skew, beside BSP, the oracle and every fixed number."""
-    from windtunnel.training.strategies.skewscout import objective
+    from windtunnel.systems.uneven.strategies.skewscout import objective
 
     found = []
     for skew in SKEWS:

@@ -19,11 +19,11 @@ TIMERS_S = (4.0, 8.0, 12.0)
 
 def across_switches(timer_s: float) -> float:
     """Seconds beyond the timer."""
-    from tests.cluster.slurm.test_slurm import CLUSTER, timers
+    from tests.systems.cluster.slurm.test_slurm import CLUSTER, timers
 
-    from windtunnel.cluster.jobs import Jobs
-    from windtunnel.cluster.slurm.drive import drive
-    from windtunnel.cluster.slurm.local import local_slurm, told
+    from windtunnel.systems.cluster.jobs import Jobs
+    from windtunnel.systems.cluster.slurm.drive import drive
+    from windtunnel.systems.cluster.slurm.local import local_slurm, told
 
     jobs = Jobs.of(job_id=["a", "b", "pair"], arrival_s=[0, 0.1, 3], gpus=[2, 2, 4], work_s=[timer_s + 20] * 2 + [1])
     with tempfile.TemporaryDirectory() as folder, local_slurm(CLUSTER, Path(folder) / "slurm") as environment:
@@ -43,12 +43,12 @@ def across_switches(timer_s: float) -> float:
 
 def across_machines(timer_s: float) -> float:
     """The same of a rack timer."""
-    from tests.cluster.slurm.test_slurm import LINK, timers
+    from tests.systems.cluster.slurm.test_slurm import LINK, timers
 
-    from windtunnel.cluster.jobs import Jobs
-    from windtunnel.cluster.layout import Cluster
-    from windtunnel.cluster.slurm.drive import drive
-    from windtunnel.cluster.slurm.local import local_slurm
+    from windtunnel.systems.cluster.jobs import Jobs
+    from windtunnel.systems.cluster.layout import Cluster
+    from windtunnel.systems.cluster.slurm.drive import drive
+    from windtunnel.systems.cluster.slurm.local import local_slurm
 
     rack = Cluster(3, 2, 1, (LINK, LINK, LINK))
     jobs = Jobs.of(job_id=["a", "b", "two"], arrival_s=[0, 0.1, 2], gpus=[2] * 3, work_s=[timer_s + 20] * 2 + [1])
@@ -58,7 +58,7 @@ def across_machines(timer_s: float) -> float:
 
 
 def main() -> None:
-    from windtunnel.cluster.slurm.local import can_run_slurm
+    from windtunnel.systems.cluster.slurm.local import can_run_slurm
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)

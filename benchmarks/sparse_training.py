@@ -13,17 +13,17 @@ import time
 
 import numpy as np
 import torch
-from tests.cost.accelerators.sparse import slow
+from tests.systems.chips.accelerators.sparse import slow
 
 from benchmarks import bar
-from windtunnel import bitmaps
-from windtunnel.cost.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
-from windtunnel.cost.accelerators.sparse.costs import patch_costs
-from windtunnel.cost.accelerators.sparse.estimate import Densities, estimated_cycles
-from windtunnel.cost.accelerators.sparse.tiles import tile_cycles
+from windtunnel.base import bitmaps
+from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
+from windtunnel.systems.chips.accelerators.sparse.costs import patch_costs
+from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
+from windtunnel.systems.chips.accelerators.sparse.tiles import tile_cycles
 from windtunnel.hardware import device
 from windtunnel.hardware.engines import SparseGrid
-from windtunnel.planning.codesign.skipping import GridAnswer, miscounted, on_grid, zeros_of
+from windtunnel.systems.chips.skipping import GridAnswer, miscounted, on_grid, zeros_of
 from windtunnel.sources.targets import build_workload
 from windtunnel.sources.zeros.records import ZeroRecords
 from windtunnel.sources.zeros.watch import watch_zeros

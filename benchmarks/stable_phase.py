@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import bar
-from windtunnel.suite.stable import StablePhase, stable_phase, until_known
+from windtunnel.systems.suite.stable import StablePhase, stable_phase, until_known
 
 TARGET, FOUND_TARGET, ALARM_TARGET = 0.01, 0.95, 0.05
 LEVEL_NS = 2e7

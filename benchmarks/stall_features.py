@@ -21,8 +21,8 @@ RATE = 12.5e6
 
 
 def main() -> None:
-    from windtunnel.cluster.stalls.features import fit_tiers
-    from windtunnel.cluster.stalls.run import Surroundings, measure_stalls
+    from windtunnel.systems.stalls.features import fit_tiers
+    from windtunnel.systems.stalls.run import Surroundings, measure_stalls
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=7)

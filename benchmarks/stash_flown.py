@@ -23,7 +23,7 @@ _SCRIPT = Path(__file__).with_name("stash_jobs.py")
 
 
 def stalls_of(job: str, turns: int, batches: int, **around):
-    from windtunnel.cluster.stalls.run import Surroundings, measure_stalls
+    from windtunnel.systems.stalls.run import Surroundings, measure_stalls
 
     return measure_stalls(f"{_SCRIPT}:{job}", Surroundings(**around), num_batches=batches, num_turns=turns)
 
@@ -34,7 +34,7 @@ def network_ns(found) -> float:
 
 def foretold(job: str) -> dict:
     """Error of the stall over the link between, by a line through the other two over what the replay says."""
-    from windtunnel.cluster.stalls.layers import network_forecast
+    from windtunnel.systems.stalls.layers import network_forecast
 
     replayed = [network_forecast(f"{_SCRIPT}:{job}", 2, rate, remedies=()).stall_ns for rate in RATES]
     found = [stalls_of(job, 7, 6, bandwidth_bytes_per_s=rate, reads=False) for rate in RATES]

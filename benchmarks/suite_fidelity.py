@@ -31,7 +31,7 @@ from windtunnel.graph import Graph
 from windtunnel.measure import StopRule
 from windtunnel.simulate import replay
 from windtunnel.sources.targets import WorkloadName
-from windtunnel.suite.model import suite_plugins
+from windtunnel.systems.suite.model import suite_plugins
 
 REPLAY_MEDIAN, REPLAY_WORST, WHATIF_MEDIAN = 0.03, 0.08, 0.05
 ITERATIONS, MOST_ITERATIONS, TIME_CAP_S = 20, 3000, 100.0

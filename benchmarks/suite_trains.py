@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 from benchmarks import bar
-from windtunnel.suite.results import Result
-from windtunnel.suite.run import run_suite
+from windtunnel.systems.suite.results import Result
+from windtunnel.systems.suite.run import run_suite
 
 NUM_TARGET, SECONDS_TARGET = 14, 480
 BUDGET_S, FEWEST = 6.0, 15

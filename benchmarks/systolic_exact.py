@@ -22,7 +22,7 @@ import numpy as np
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.cost.accelerators.systolic import accesses, cycles
+from windtunnel.systems.chips.accelerators.systolic import accesses, cycles
 
 PEER = "scalesim"
 LEAST_SPEEDUP = 1000

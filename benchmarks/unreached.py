@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import windtunnel
-from windtunnel import graph, nn, registry
+from windtunnel import graph, registry
+from windtunnel.systems.layers import nn
 
 ROOT = Path(windtunnel.__file__).resolve().parents[2]
 SPAN = re.compile(r"`windtunnel((?:\.[a-z_]+)+)\(?")

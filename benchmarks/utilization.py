@@ -27,9 +27,9 @@ from windtunnel.cost.lookup import fit_overhead
 from windtunnel.measure import ProfileDatabase
 from windtunnel.sources.torch.flop_count import conv_flops, count
 from windtunnel.sources.torch.step import capture
-from windtunnel.suite.cells.model import rank_correlation
-from windtunnel.suite.utilization.inference import FlownNet, SurveyRow, fly_nets, survey
-from windtunnel.suite.utilization.model import utilization
+from windtunnel.systems.utilization.cells.model import rank_correlation
+from windtunnel.systems.utilization.inference import FlownNet, SurveyRow, fly_nets, survey
+from windtunnel.systems.utilization.model import utilization
 from windtunnel.workloads.cells import NUM_CELLS, network
 from windtunnel.workloads.vision import vision_names
 

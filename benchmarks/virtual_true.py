@@ -49,7 +49,7 @@ NEEDS_SERVER = ("ssp", "asp", "adsp")
 
 
 def fleet_of(text: str):
-    from windtunnel.training.uneven.fleet import read_fleet
+    from windtunnel.systems.uneven.fleet import read_fleet
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.toml"
@@ -63,10 +63,10 @@ SHAPED = "unequal links"
 
 def runs_on(name: str, seconds: float, *, is_in_kernel: bool = False) -> list[dict]:
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.model import train_virtually
-    from windtunnel.training.uneven.run import train_really
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.model import train_virtually
+    from windtunnel.systems.uneven.run import train_really
     from windtunnel.whatifs import parse_step
 
     fleet = fleet_of(CLUSTERS[name])
@@ -124,10 +124,10 @@ def overhead() -> tuple[float, bool]:
     import torch
 
     from windtunnel import registry
-    from windtunnel.training.uneven.goal import Goal
-    from windtunnel.training.uneven.job import FlatModel
-    from windtunnel.training.uneven.jobs import train_job
-    from windtunnel.training.uneven.model import train_virtually
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.systems.uneven.job import FlatModel
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.model import train_virtually
 
     torch.set_num_threads(1)
     card = CARD.format(rate="20 MB/s", latency="2 ms")

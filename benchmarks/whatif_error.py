@@ -26,7 +26,7 @@ from windtunnel.flights import Ledger, Receipt, verify
 from windtunnel.graph import Graph
 from windtunnel.measure import StopRule
 from windtunnel.sources.targets import WorkloadName
-from windtunnel.suite.cells.model import rank_correlation
+from windtunnel.systems.utilization.cells.model import rank_correlation
 
 MEDIAN_TARGET, P90_TARGET, RANK_TARGET = 0.05, 0.15, 0.9
 CAPTURED_ITERATIONS = 20

@@ -50,5 +50,5 @@ def busy_host(request, monkeypatch):
 def own_time():
     """A budget of training counts what this thread computes, not what it waits for others on a busy host."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("windtunnel.programs.model.training._clock_s", time.thread_time)
+        patch.setattr("windtunnel.systems.tensor_programs.model.training._clock_s", time.thread_time)
         yield

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import windtunnel
-from windtunnel import errors, extras, registry, units
+from windtunnel import errors, registry, units
+from windtunnel.base import extras
 
 
 @pytest.mark.parametrize("name", errors.__all__)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.pareto import fronts, hypervolume, is_best
+from windtunnel.base.pareto import fronts, hypervolume, is_best
 
 GOALS = st.integers(1, 3)
 TABLES = GOALS.flatmap(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.errors import ImplausibleError
-from windtunnel.plausible import is_plausible_step, require_plausible
+from windtunnel.base.plausible import is_plausible_step, require_plausible
 
 
 @pytest.mark.parametrize(

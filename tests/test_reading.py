@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from windtunnel.errors import InputError, TraceError
-from windtunnel.reading import ReadLimit, free_memory_bytes, parse_json, read_json, shown, unpacked
+from windtunnel.base.reading import ReadLimit, free_memory_bytes, parse_json, read_json, shown, unpacked
 
 MIB = 1 << 20
 

@@ -47,7 +47,7 @@ def test_a_verb_is_found_without_those_of_other_subjects():
     """Also what other modules add to its group."""
     code = (
         "import sys; from windtunnel import registry; "
-        "print(*registry.verbs('train')); print('windtunnel.cli.place' in sys.modules)"
+        "print(*registry.verbs('train')); print('windtunnel.systems.placement.verb' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
@@ -67,7 +67,7 @@ def read_anew():
         ("from windtunnel.graph import load; load(sys.argv[1])", ("torch", "pandas")),
         (
             "from windtunnel.cli import main; main(['replay', sys.argv[1]])",
-            ("torch", "windtunnel.flights", "windtunnel.programs", "windtunnel.whatifs", "windtunnel.training"),
+            ("torch", "windtunnel.flights", "windtunnel.systems.tensor_programs", "windtunnel.whatifs", "windtunnel.training"),
         ),
     ],
 )

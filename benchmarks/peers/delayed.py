@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from windtunnel.training.pipelines.parts import Batches, build_parts
+from windtunnel.systems.pipelines.training.parts import Batches, build_parts
 
 __all__ = ["delayed_training", "largest_error"]
 

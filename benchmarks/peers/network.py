@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 
 from windtunnel.errors import FlightError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind, Strings
-from windtunnel.programs.program_set import ProgramSet
-from windtunnel.programs.run.build import Target
-from windtunnel.programs.run.captured import TENSOR
-from windtunnel.programs.run.tasks import Task
-from windtunnel.programs.run.worker import Worker
-from windtunnel.programs.search import Candidate, build_candidates, draw_candidates, unmeasured
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
+from windtunnel.systems.tensor_programs.run.build import Target
+from windtunnel.systems.tensor_programs.run.captured import TENSOR
+from windtunnel.systems.tensor_programs.run.tasks import Task
+from windtunnel.systems.tensor_programs.run.worker import Worker
+from windtunnel.systems.tensor_programs.search import Candidate, build_candidates, draw_candidates, unmeasured
 
 __all__ = ["call_ns", "chain", "fly", "library_of"]
 

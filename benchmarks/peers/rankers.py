@@ -23,13 +23,13 @@ from benchmarks.peers.ranking import (
     task_batches,
     throughput,
 )
-from windtunnel.extras import require
-from windtunnel.programs.model.ranks import pairwise_rank_accuracy
-from windtunnel.programs.model.samples import labels_of
-from windtunnel.programs.model.splits import Split
-from windtunnel.programs.model.training import History, TrainingConfig, fit
-from windtunnel.programs.model.transforms import FeatureScale
-from windtunnel.programs.program_set import SCHEDULE_SHAPE, ProgramSet
+from windtunnel.base.extras import require
+from windtunnel.systems.tensor_programs.model.ranks import pairwise_rank_accuracy
+from windtunnel.systems.tensor_programs.model.samples import labels_of
+from windtunnel.systems.tensor_programs.model.splits import Split
+from windtunnel.systems.tensor_programs.model.training import History, TrainingConfig, fit
+from windtunnel.systems.tensor_programs.model.transforms import FeatureScale
+from windtunnel.systems.tensor_programs.program_set import SCHEDULE_SHAPE, ProgramSet
 
 if TYPE_CHECKING:
     import torch

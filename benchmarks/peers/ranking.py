@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.extras import require
-from windtunnel.programs.model.samples import labels_of
-from windtunnel.programs.program_set import ProgramSet
+from windtunnel.base.extras import require
+from windtunnel.systems.tensor_programs.model.samples import labels_of
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
 __all__ = ["Calibration", "best_times", "lambda_rank_loss", "task_batches", "throughput"]
 

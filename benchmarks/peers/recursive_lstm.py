@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windtunnel.cost.metrics import mape
-from windtunnel.extras import require
-from windtunnel.programs.model.encoding import END
-from windtunnel.programs.model.samples import labels_of
-from windtunnel.programs.model.splits import Split
-from windtunnel.programs.model.training import History, TrainingConfig, fit
-from windtunnel.programs.model.transforms import FeatureScale, LabelTransform
-from windtunnel.programs.program_set import ProgramSet
+from windtunnel.base.extras import require
+from windtunnel.systems.tensor_programs.model.encoding import END
+from windtunnel.systems.tensor_programs.model.samples import labels_of
+from windtunnel.systems.tensor_programs.model.splits import Split
+from windtunnel.systems.tensor_programs.model.training import History, TrainingConfig, fit
+from windtunnel.systems.tensor_programs.model.transforms import FeatureScale, LabelTransform
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
 if TYPE_CHECKING:
     import torch

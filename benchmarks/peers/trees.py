@@ -18,12 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.peers.ranking import Calibration, best_times, throughput
-from windtunnel.extras import require
-from windtunnel.programs.model.context import bound_of, context_rows
-from windtunnel.programs.model.samples import labels_of, widths_of
-from windtunnel.programs.model.splits import Split
-from windtunnel.programs.model.transforms import LabelTransform
-from windtunnel.programs.program_set import ProgramSet
+from windtunnel.base.extras import require
+from windtunnel.systems.tensor_programs.model.context import bound_of, context_rows
+from windtunnel.systems.tensor_programs.model.samples import labels_of, widths_of
+from windtunnel.systems.tensor_programs.model.splits import Split
+from windtunnel.systems.tensor_programs.model.transforms import LabelTransform
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
 __all__ = ["FlatTrees", "StatementTrees", "TreeKind", "train_trees"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 
 if TYPE_CHECKING:

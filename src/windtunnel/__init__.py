@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from windtunnel.graph import load as load
     from windtunnel.graph import save as save
     from windtunnel.hardware import machine as machine
-    from windtunnel.planning.placement.search import place as place
-    from windtunnel.planning.strategy.optimizer import optimize as optimize
+    from windtunnel.search.placement.search import place as place
+    from windtunnel.systems.strategy.optimizer import optimize as optimize
     from windtunnel.reports import explain as explain
     from windtunnel.reports import report as report
     from windtunnel.simulate import Timeline as Timeline
@@ -47,8 +47,8 @@ _HOMES = {
     "forecast": "windtunnel.whatifs.forecast",
     "load": "windtunnel.graph",
     "machine": "windtunnel.hardware",
-    "optimize": "windtunnel.planning.strategy.optimizer",
-    "place": "windtunnel.planning.placement.search",
+    "optimize": "windtunnel.systems.strategy.optimizer",
+    "place": "windtunnel.search.placement.search",
     "price": "windtunnel.cost",
     "replay": "windtunnel.simulate",
     "report": "windtunnel.reports",

@@ -309,10 +309,10 @@ class StrategyContract(PluginContract):
 
     def trained(self, folder: Path, speeds: Sequence[float] = (1.0, 0.5), first: str = "") -> Any:
         """A ``Run`` in virtual time; ``first`` is more about the first worker."""
-        from windtunnel.training.uneven.fleet import read_fleet
-        from windtunnel.training.uneven.goal import Goal
-        from windtunnel.training.uneven.jobs import train_job
-        from windtunnel.training.uneven.model import train_virtually
+        from windtunnel.systems.uneven.fleet import read_fleet
+        from windtunnel.systems.uneven.goal import Goal
+        from windtunnel.systems.uneven.jobs import train_job
+        from windtunnel.systems.uneven.model import train_virtually
 
         path = folder / "cluster.toml"
         card = 'up = "10 MB/s"\ndown = "10 MB/s"\n'
@@ -386,7 +386,7 @@ class PolicyContract(PluginContract):
 
     def simulated(self) -> Any:
         """A ``ClusterRun`` in which several GPUs of a model are slower on every further machine and rack."""
-        from windtunnel.cluster import Cluster, Jobs, policy_of, simulate
+        from windtunnel.systems.cluster import Cluster, Jobs, policy_of, simulate
         from windtunnel.hardware import Link
 
         wire = Link("wire", 1e9)

@@ -23,11 +23,11 @@ from benchmarks.peers.recursive_lstm import (  # noqa: E402
 )
 from benchmarks.peers.trees import _SummedError, pooled, train_trees  # noqa: E402
 
-from tests.programs.model.small_set import small_set, split_sorted  # noqa: E402
+from tests.systems.tensor_programs.model.small_set import small_set, split_sorted  # noqa: E402
 from windtunnel.cost.metrics import mape  # noqa: E402
-from windtunnel.programs.model.ranks import pairwise_rank_accuracy  # noqa: E402
-from windtunnel.programs.model.samples import labels_of  # noqa: E402
-from windtunnel.programs.model.splits import split_by_device  # noqa: E402
+from windtunnel.systems.tensor_programs.model.ranks import pairwise_rank_accuracy  # noqa: E402
+from windtunnel.systems.tensor_programs.model.samples import labels_of  # noqa: E402
+from windtunnel.systems.tensor_programs.model.splits import split_by_device  # noqa: E402
 
 
 @pytest.fixture(scope="module")

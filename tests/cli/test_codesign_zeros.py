@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from tests.planning.codesign.test_skipping import record, step
+from tests.systems.chips.test_skipping import record, step
 from windtunnel import save
 from windtunnel.sources.zeros.records import ZeroRecords
 

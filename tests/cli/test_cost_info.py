@@ -9,7 +9,7 @@ pytest.importorskip("safetensors")
 
 from dataclasses import replace
 
-from tests.programs.model.small_set import small_set
+from tests.systems.tensor_programs.model.small_set import small_set
 from windtunnel import registry
 from windtunnel.cli._app import build_app
 from windtunnel.errors import InputError

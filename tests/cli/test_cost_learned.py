@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from tests.programs.model.small_set import small_set
+from tests.systems.tensor_programs.model.small_set import small_set
 from windtunnel import registry
 from windtunnel.cli._app import build_app
 from windtunnel.errors import InputError
-from windtunnel.programs.model.checkpoint import load_predictor
+from windtunnel.systems.tensor_programs.model.checkpoint import load_predictor
 
 pytestmark = pytest.mark.usefixtures("own_time")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from windtunnel.programs.run.tasks import read_tasks
+from windtunnel.systems.tensor_programs.run.tasks import read_tasks
 
 
 def test_a_set_that_is_there_is_not_overwritten(tmp_path):
@@ -42,7 +42,7 @@ def test_what_cannot_be_asked_for_is_told_before_anything_is_measured(options, m
 
 
 def test_without_the_compiler_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("windtunnel.extras.importlib.import_module", _no_tvm)
+    monkeypatch.setattr("windtunnel.base.extras.importlib.import_module", _no_tvm)
     outcome = windtunnel("cost", "sample", "--out", tmp_path / "set.npz")
 
     assert 2 == outcome.code

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from windtunnel.cli import main
-from windtunnel.suite.cells.transfer import METHODS
+from windtunnel.systems.utilization.cells.transfer import METHODS
 
 PARTS = np.random.default_rng(0).integers(0, 4, (80, 4))
 PRICES = np.random.default_rng(1).uniform(0.5, 2.0, (4, 7))

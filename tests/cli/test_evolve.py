@@ -5,13 +5,13 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from tests.kernels.gpu_texts import SCALE as GPU_SCALE
-from tests.kernels.texts import SCALE
+from tests.systems.kernels.gpu_texts import SCALE as GPU_SCALE
+from tests.systems.kernels.texts import SCALE
 from windtunnel.hardware import machine
 
 CASES = """
 import numpy as np
-from windtunnel.kernels.cases import Out
+from windtunnel.systems.kernels.cases import Out
 
 def cases(split):
     draw = np.random.default_rng(0 if split == "fitness" else 1)

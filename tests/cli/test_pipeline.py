@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from windtunnel.planning.pipelines.generate import SCHEDULES
-from windtunnel.planning.pipelines.schedule_file import read_schedule
+from windtunnel.systems.pipelines.generate import SCHEDULES
+from windtunnel.systems.pipelines.schedule_file import read_schedule
 
 
 def test_1f1b_is_drawn_as_in_its_paper():

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.cli.command import windtunnel
-from tests.planning.pipelines.block_models import block_graph
-from tests.planning.pipelines.test_piper import document
+from tests.systems.pipelines.block_models import block_graph
+from tests.systems.pipelines.test_piper import document
 from windtunnel.graph import save
 
 

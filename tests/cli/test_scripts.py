@@ -12,7 +12,7 @@ from tests.cli.command import windtunnel, windtunnel_process
 from windtunnel.errors import InputError
 from windtunnel.graph import load
 from windtunnel.measure import ProfileDatabase
-from windtunnel.outputs import whole
+from windtunnel.base.outputs import whole
 
 TRAINING = """import argparse, torch
 parser = argparse.ArgumentParser()

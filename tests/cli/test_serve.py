@@ -11,8 +11,8 @@ import urllib.request
 import pytest
 
 from tests.cli.command import windtunnel
-from tests.serving.profiles import MODEL
-from windtunnel.serving.instances import server_cores
+from tests.systems.serving.profiles import MODEL
+from windtunnel.systems.serving.instances import server_cores
 
 PROFILE = """num_threads,batch_size,latency_ms
 1,1,3
@@ -165,7 +165,7 @@ def test_where_no_instance_had_a_whole_batch_nothing_is_written(tmp_path):
 
 SERVED = """
 import torch
-from windtunnel.serving.job import Served
+from windtunnel.systems.serving.job import Served
 
 def make():
     return Served(torch.nn.Identity(), lambda batch: (torch.zeros(batch, 2),),

@@ -7,8 +7,8 @@ import pytest
 
 from tests.cli.command import windtunnel
 from tests.reports.test_suite import _result
-from windtunnel.suite import run as suite_runs
-from windtunnel.suite.results import Cell, Result, write_machine, write_result
+from windtunnel.systems.suite import run as suite_runs
+from windtunnel.systems.suite.results import Cell, Result, write_machine, write_result
 
 VERBS = ("run", "list", "compare", "report")
 

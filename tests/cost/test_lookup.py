@@ -14,7 +14,7 @@ from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, measure
 from windtunnel.errors import PriceError
 from windtunnel.measure.database import ProfileDatabase
-from windtunnel.suite.tracing import trace
+from windtunnel.cost.tracing import trace
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from windtunnel.errors import FlightError, InputError
 
 torch = pytest.importorskip("torch")
 
-from windtunnel.nn.group_norm import num_groups  # noqa: E402
+from windtunnel.systems.layers.nn.group_norm import num_groups  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
 from windtunnel.whatifs.normalization import group_norm  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_every_norm_is_asked_about_or_the_named_one(graph):
 
 
 def test_the_form_runs_group_norms(graph):
-    from windtunnel.nn.group_norm import group_norm as layer
+    from windtunnel.systems.layers.nn.group_norm import group_norm as layer
 
     x = torch.randn(2, 6, 3, 3)
     arguments = (x, torch.ones(6), torch.zeros(6), None, None, True, 0.1, 1e-5, True)

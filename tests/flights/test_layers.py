@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from windtunnel.sources.torch.live import LiveProgram  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
-from windtunnel.whatifs.block_circulant import block_circulant  # noqa: E402
-from windtunnel.whatifs.structured_dropout import structured_dropout  # noqa: E402
+from windtunnel.systems.layers.whatif_circulant import block_circulant  # noqa: E402
+from windtunnel.systems.layers.whatif_dropout import structured_dropout  # noqa: E402
 
 
 class Reader(torch.nn.Module):
@@ -285,8 +285,8 @@ def test_a_dropout_that_feeds_a_linear_layer_drops_whole_units_from_the_second_i
 
 
 def test_the_product_behind_a_dropout_and_its_gradients_are_those_of_the_masked_input():
-    from windtunnel.nn.dropout.feedforward import dropped_units, multiply_kept
-    from windtunnel.nn.layers import settings_of
+    from windtunnel.systems.layers.nn.dropout.feedforward import dropped_units, multiply_kept
+    from windtunnel.systems.layers.nn.layers import settings_of
 
     settings = settings_of(0.5, "nr", 1, 1)
     x, weight, bias = (torch.randn(size, dtype=torch.double, requires_grad=True) for size in ((3, 4, 8), (6, 8), (6,)))

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from tests.cli.graphs import step_graph
-from tests.planning.codesign.test_skipping import record, step
-from tests.planning.pipelines.block_models import block_graph
+from tests.systems.chips.test_skipping import record, step
+from tests.systems.pipelines.block_models import block_graph
 from windtunnel.graph import save
 from windtunnel.sources.zeros.records import ZeroRecords
 

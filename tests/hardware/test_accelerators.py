@@ -131,7 +131,7 @@ def test_arrays_need_positive_tiles():
 
 def test_a_chunk_is_a_word_of_the_bitmaps():
     """Said twice, as hardware is looked up where numba is not installed."""
-    from windtunnel.bitmaps import WORD_BITS
+    from windtunnel.base.bitmaps import WORD_BITS
     from windtunnel.hardware.engines import CHUNK
 
     assert WORD_BITS == CHUNK

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.reports.layers import quality_page
-from windtunnel.training.layers.run import Qualities, Quality
-from windtunnel.training.layers.tasks import Score
+from windtunnel.systems.chips.page_layers import quality_page
+from windtunnel.systems.layers.training.run import Qualities, Quality
+from windtunnel.systems.layers.training.tasks import Score
 
 
 def test_quality_by_epoch_is_a_line_for_each_case_beside_the_papers_numbers(tmp_path):

@@ -5,11 +5,11 @@ import re
 
 import msgspec
 
-from windtunnel.reports.mllog import PREFIX, mllog_lines
-from windtunnel.reports.suite import write_suite_report
-from windtunnel.reports.suite_charts import Bar, Curve, bars, curves
-from windtunnel.suite.comparison import compare
-from windtunnel.suite.results import Cell, Result, SuiteRun
+from windtunnel.systems.suite.mllog import PREFIX, mllog_lines
+from windtunnel.systems.suite.page import write_suite_report
+from windtunnel.reports.curves import Bar, Curve, bars, curves
+from windtunnel.systems.suite.comparison import compare
+from windtunnel.systems.suite.results import Cell, Result, SuiteRun
 
 
 def _result(name: str, batch_size: int, rate: float, **fields: object) -> Result:

@@ -15,7 +15,7 @@ from tests.comm.symbolic import contents, own, replayed_moves, whole
 from tests.shared_data import shared_path
 from windtunnel.errors import GraphError, TraceError
 from windtunnel.graph import Graph, Kind
-from windtunnel.reading import unpacked
+from windtunnel.base.reading import unpacked
 from windtunnel.simulate import replay
 from windtunnel.sources.chakra import load_chakra, save_chakra
 from windtunnel.sources.formats import format_of
@@ -117,7 +117,7 @@ def wrong_sums(graph, path):
 
 
 def unpacked_text(path):
-    from windtunnel.reading import ReadLimit
+    from windtunnel.base.reading import ReadLimit
 
     return unpacked(ReadLimit(path))
 

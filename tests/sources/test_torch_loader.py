@@ -8,7 +8,7 @@ from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.reports import explain
 from windtunnel.simulate import replay
-from windtunnel.suite.utilization.model import utilization
+from windtunnel.systems.utilization.model import utilization
 
 pytest.importorskip("torch", reason="needs the extra torch")
 

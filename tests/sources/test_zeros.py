@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.sources.watched import watched
-from windtunnel import bitmaps
+from windtunnel.base import bitmaps
 from windtunnel.errors import InputError, NotApplicableError, SchemaVersionError
 from windtunnel.sources.zeros.records import LayerRecord, ZeroRecords, read_zeros
 

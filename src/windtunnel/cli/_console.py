@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from windtunnel.documents import json_text
+from windtunnel.base.documents import json_text
 
 __all__ = [
     "Progress",

@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.cli._console import clean, styled
 from windtunnel.errors import WindtunnelError
-from windtunnel.outputs import MAKE_ROOM, is_full
+from windtunnel.base.outputs import MAKE_ROOM, is_full
 
 __all__ = ["show_crash", "show_error", "show_usage_error"]
 

@@ -14,7 +14,7 @@ from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, GraphPath, Json
-from windtunnel.cli._predict_chips import ChipFacts, chip_facts, print_chips
+from windtunnel.systems.chips.predict_page import ChipFacts, chip_facts, print_chips
 from windtunnel.cli._predict_targets import HOST_NAMES, Predicted, predicted_on, print_whole, targets_of, with_types
 from windtunnel.errors import InputError
 

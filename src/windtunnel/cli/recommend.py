@@ -15,8 +15,8 @@ from windtunnel.cli._options import GraphPath, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.cluster.advice.model import Quote, Rented
-    from windtunnel.cluster.advice.search import Advice
+    from windtunnel.search.advice.model import Quote, Rented
+    from windtunnel.search.advice.search import Advice
 
 __all__ = ["recommend"]
 
@@ -50,9 +50,9 @@ def recommend(
 
     Price a training on every machine of the catalog; take the cheapest that is in time, and say why none cheaper is.
     """
-    from windtunnel.cluster.advice.model import Rented, quoted
-    from windtunnel.cluster.advice.search import advise_on
-    from windtunnel.cluster.advice.steps import GraphSteps, offers_of, read_steps
+    from windtunnel.search.advice.model import Rented, quoted
+    from windtunnel.search.advice.search import advise_on
+    from windtunnel.search.advice.steps import GraphSteps, offers_of, read_steps
     from windtunnel.hardware import instance, instances
     from windtunnel.units import parse_duration, parse_rate, parse_size
     from windtunnel.whatifs.another_batch import batch_of

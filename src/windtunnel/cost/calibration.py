@@ -23,13 +23,13 @@ from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import Stand, Table
 from windtunnel.cost.measured import ALONE, Calibration, calibration_of
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import rounds
 from windtunnel.measure.threads import threads
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 __all__ = ["Calibrated", "Round", "calibrate", "forecast_gain"]
 

@@ -15,11 +15,11 @@ from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import measure
 from windtunnel.cost.peak import SHORT_NAMES
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 __all__ = ["HOST", "dispatch_ns", "host_device", "host_limits", "is_host", "usable_dtypes"]
 

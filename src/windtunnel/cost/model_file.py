@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError, SchemaVersionError
-from windtunnel.extras import require
-from windtunnel.outputs import replacing
+from windtunnel.base.extras import require
+from windtunnel.base.outputs import replacing
 
 __all__ = ["header_of", "read_model_header", "write_model"]
 

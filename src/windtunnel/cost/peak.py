@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import hardware
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.devices import finished_ns, uses_gpu
 from windtunnel.measure.fingerprint import libraries, machine

@@ -19,7 +19,7 @@ from windtunnel import registry
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights.receipt import Receipt, encode
 from windtunnel.measure.disturbance import MAX_NEIGHBORS
-from windtunnel.reading import parse_json, shown
+from windtunnel.base.reading import parse_json, shown
 
 __all__ = ["Ledger", "Residual", "default_ledger", "family_of"]
 

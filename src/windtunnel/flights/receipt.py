@@ -19,7 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Kind
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
-from windtunnel.reading import shown
+from windtunnel.base.reading import shown
 from windtunnel.units import format_duration
 
 __all__ = ["Receipt", "conditions_of", "encode", "model_fingerprint", "subject_of", "table_of"]

@@ -24,7 +24,7 @@ import numpy as np
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.graph.table import Array, Strings
-from windtunnel.reading import ReadLimit, shown
+from windtunnel.base.reading import ReadLimit, shown
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph

@@ -16,7 +16,7 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.graph.meta import Meta
-from windtunnel.reading import shown
+from windtunnel.base.reading import shown
 
 __all__ = ["read_meta"]
 

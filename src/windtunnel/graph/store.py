@@ -24,8 +24,8 @@ from windtunnel.graph.history import Edit
 from windtunnel.graph.meta_file import read_meta
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSION, TASK_COLUMNS, Column
 from windtunnel.graph.table import Array, Strings, Table, frozen
-from windtunnel.outputs import cannot_write
-from windtunnel.reading import ReadLimit, read_json, shown
+from windtunnel.base.outputs import cannot_write
+from windtunnel.base.reading import ReadLimit, read_json, shown
 
 __all__ = ["from_arrow", "load", "read_parquet", "save", "to_arrow"]
 
@@ -121,7 +121,7 @@ def load(path: str | Path, *, read_limit: int | None = None) -> Graph:
     ----------
     path : str or Path
     read_limit : int, optional
-        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
+        The most bytes of memory that reading may take (`windtunnel.base.reading.ReadLimit`).
 
     Raises
     ------

@@ -16,7 +16,7 @@ from pathlib import Path
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
-from windtunnel.reading import free_memory_bytes
+from windtunnel.base.reading import free_memory_bytes
 
 __all__ = [
     "available_bytes",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError, SchemaVersionError
-from windtunnel.reading import shown
+from windtunnel.base.reading import shown
 
 __all__ = ["Measurement", "ProfileDatabase", "default_database_path"]
 

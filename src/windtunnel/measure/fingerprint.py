@@ -12,7 +12,7 @@ import platform
 from importlib import metadata
 
 from windtunnel import hardware
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 
 __all__ = ["installed_versions", "libraries", "machine", "now"]
 

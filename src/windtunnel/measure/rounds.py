@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 __all__ = ["elapsed_ns", "quiet", "quiet_rows", "rounds", "spread_of_quiet", "spread_ratio"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from windtunnel.documents import json_text
+from windtunnel.base.documents import json_text
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Kind, Phase, Strings
 from windtunnel.reports.bystanders import without_bystanders

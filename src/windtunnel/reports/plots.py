@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.reports.colors import IDLE, PHASE_COLORS, PHASE_LABELS
 from windtunnel.units import format_ratio
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Kind
-from windtunnel.outputs import replacing
+from windtunnel.base.outputs import replacing
 from windtunnel.simulate._program import edge_column
 from windtunnel.simulate.breakdown import task_labels
 

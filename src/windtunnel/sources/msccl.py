@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from windtunnel import registry
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
-from windtunnel.reading import ReadLimit, shown, unpacked
+from windtunnel.base.reading import ReadLimit, shown, unpacked
 from windtunnel.sources.chakra._nodes import unpacked_head
 from windtunnel.sources.execution_trace.reader import UNMEASURED
 
@@ -86,7 +86,7 @@ def load_msccl(path: str | Path, *, message_bytes: int = _MIB, read_limit: int |
     message_bytes : int
         Of the whole collective, one MiB by default; a chunk is the ``nchunksperloop``-th part of it.
     read_limit : int, optional
-        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
+        The most bytes of memory that reading may take (`windtunnel.base.reading.ReadLimit`).
 
     Returns
     -------

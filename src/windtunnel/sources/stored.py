@@ -26,7 +26,7 @@ def load_stored(path: str | Path, *, read_limit: int | None = None) -> Graph:
     ----------
     path : str or Path
     read_limit : int, optional
-        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
+        The most bytes of memory that reading may take (`windtunnel.base.reading.ReadLimit`).
 
     Raises
     ------

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from windtunnel.documents import json_text
+from windtunnel.base.documents import json_text
 from windtunnel.graph import Graph, Strings
 from windtunnel.measure.disturbance import disturbed_reach
 from windtunnel.simulate import Timeline, replay

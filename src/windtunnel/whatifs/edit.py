@@ -14,7 +14,7 @@ from windtunnel.cost.rerun import Need, price_needs
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.measure import ProfileDatabase
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 from windtunnel.whatifs.request import Request, Step
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Pricer, Unpriced, checked_prices, priced
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 
 if TYPE_CHECKING:
     import gymnasium

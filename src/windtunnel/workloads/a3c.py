@@ -17,7 +17,7 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads._actors import NUM_FRAMES, Actors, Play, Rollouts, policy
 from windtunnel.workloads._catch import Court
 from windtunnel.workloads.workload import Training, Workload

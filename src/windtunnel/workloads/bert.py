@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads.texts import MASK, NUM_SPECIAL, Text, Tokens
 from windtunnel.workloads.workload import Training, Workload, placed
 

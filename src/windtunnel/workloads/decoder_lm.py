@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads._decoder import Shape, gated
 from windtunnel.workloads._next_word import next_word
 from windtunnel.workloads.workload import Training, Workload

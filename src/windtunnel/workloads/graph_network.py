@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads.workload import Training, Workload, placed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads.workload import Training, Workload
 
 __all__ = ["inception_v3"]

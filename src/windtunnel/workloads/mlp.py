@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads.workload import Supervised, Workload
 
 __all__ = ["mlp"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads._decoder import Shape
 from windtunnel.workloads._next_word import next_word
 from windtunnel.workloads.workload import Training, Workload

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads.texts import zipf
 from windtunnel.workloads.workload import Training, Workload, placed
 

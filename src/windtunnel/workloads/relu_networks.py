@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.registry import did_you_mean
 from windtunnel.workloads.workload import Supervised, Workload
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.workloads._translation import translation
 from windtunnel.workloads.texts import PAD
 from windtunnel.workloads.workload import Training, Workload

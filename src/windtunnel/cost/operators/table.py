@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.reading import ReadLimit, unpacked
+from windtunnel.base.reading import ReadLimit, unpacked
 
 __all__ = [
     "CLASSES",

@@ -23,7 +23,7 @@ from windtunnel.cost.metrics import errors_of
 from windtunnel.cost.operators.table import CLASSES, OpSplit, OpTable
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 __all__ = [
     "PRESETS",

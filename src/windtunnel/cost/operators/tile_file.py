@@ -23,7 +23,7 @@ from windtunnel.cost.operators.tile_paper import FEATURES as PAPER_FEATURES
 from windtunnel.cost.operators.tile_paper import PaperModel
 from windtunnel.cost.operators.tile_trees import TreeModel, Trees
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 
 __all__ = ["SCHEMA", "load_tile", "read_tile_header", "save_tile"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.operators.physics import Chips, chips_of
 from windtunnel.cost.operators.table import OpTable
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 
 __all__ = ["TileLookup"]

@@ -20,7 +20,7 @@ from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable
 from windtunnel.cost.operators.tile import TilePrices
 from windtunnel.cost.operators.tile_features import OWN_TO_A_CHIP, product_features, vector_features
 from windtunnel.cost.operators.tile_lookup import TileLookup
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 
 __all__ = ["TreeModel", "Trees", "train_trees"]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import PriceError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.workers import WorkerError, Workers, last_error

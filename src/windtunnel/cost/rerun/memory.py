@@ -18,7 +18,7 @@ from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.optimizer import UpdateForm, step_of
 from windtunnel.cost.rerun.program import Program
 from windtunnel.errors import PriceError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 
 __all__ = ["ProgramPeak", "program_peaks", "update_extra_bytes"]
 

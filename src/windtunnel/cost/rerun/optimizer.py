@@ -19,7 +19,7 @@ import numpy as np
 
 from windtunnel.cost.rerun.program import Program, tensors_of
 from windtunnel.errors import PriceError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.disturbance import watched

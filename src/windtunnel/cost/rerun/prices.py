@@ -25,7 +25,7 @@ from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update
 from windtunnel.cost.rerun.partial import known_ratios, measure_ratios
 from windtunnel.errors import WindtunnelError
 from windtunnel.measure import ProfileDatabase
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 __all__ = ["price_needs"]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
-from windtunnel.reading import ReadLimit, parse_json, shown, unpacked
+from windtunnel.base.reading import ReadLimit, parse_json, shown, unpacked
 from windtunnel.sources.chakra._fields import NODE_TYPES
 from windtunnel.sources.chakra._wire import PROBLEMS, Scan, first_texts, scan, unpack_varints
 

@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel.errors import TraceError
 from windtunnel.graph import Strings, Table
 from windtunnel.graph.schema import RESOURCE_COLUMNS
-from windtunnel.reading import parse_json
+from windtunnel.base.reading import parse_json
 
 __all__ = ["read_resources", "written_resources"]
 

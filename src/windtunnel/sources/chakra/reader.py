@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel import registry
 from windtunnel.errors import TraceError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Meta, ProcessGroup, ResourceKind
-from windtunnel.reading import shown
+from windtunnel.base.reading import shown
 from windtunnel.sources.chakra._fields import (
     COMM_TYPES,
     INTEGERS,
@@ -68,7 +68,7 @@ def load_chakra(path: str | Path, *, read_limit: int | None = None) -> Graph:
     ----------
     path : str or Path
     read_limit : int, optional
-        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
+        The most bytes of memory that reading may take (`windtunnel.base.reading.ReadLimit`).
 
     Returns
     -------

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Kind, ResourceKind
 from windtunnel.graph.structure import keep_rows
-from windtunnel.outputs import whole
+from windtunnel.base.outputs import whole
 from windtunnel.sources.chakra._fields import (
     COMM_TYPES,
     INTEGERS,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.graph import Graph
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

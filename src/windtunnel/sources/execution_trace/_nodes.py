@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from windtunnel.errors import TraceError
-from windtunnel.reading import ReadLimit, parse_json, unpacked
+from windtunnel.base.reading import ReadLimit, parse_json, unpacked
 
 __all__ = ["SCHEMAS", "Document", "Node", "read_document", "tensors"]
 

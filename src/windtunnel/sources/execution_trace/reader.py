@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 
 from windtunnel import registry
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.graph import Graph, Strings
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 from windtunnel.sources.chakra._nodes import unpacked_head
 
 __all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_execution_trace"]
@@ -57,7 +57,7 @@ def load_execution_trace(
         Kineto trace of the same run: durations of operators and kernels and the streams are taken from there. Time
         between operators is not. Without it every task has duration 0 and ``cost_source`` "unmeasured".
     read_limit : int, optional
-        The most bytes of memory that reading a file may take (`windtunnel.reading.ReadLimit`).
+        The most bytes of memory that reading a file may take (`windtunnel.base.reading.ReadLimit`).
     progress : callable, optional
         Called with (what, bytes read, bytes in all) while the Kineto trace is read.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 from windtunnel.sources.kineto._build import told_rank
 from windtunnel.sources.kineto._device import find_device, match_calls, stream_values
 from windtunnel.sources.kineto._roles import Role, collective_of, matching, roles

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import TraceError
-from windtunnel.progress import Progress
-from windtunnel.reading import ReadLimit
+from windtunnel.base.progress import Progress
+from windtunnel.base.reading import ReadLimit
 from windtunnel.sources.kineto import _json
 
 __all__ = ["Text"]

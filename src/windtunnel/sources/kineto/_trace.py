@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from windtunnel.errors import TraceError
-from windtunnel.progress import Progress
-from windtunnel.reading import ReadLimit
+from windtunnel.base.progress import Progress
+from windtunnel.base.reading import ReadLimit
 from windtunnel.sources.kineto import _json
 from windtunnel.sources.kineto import _scan as scan
 from windtunnel.sources.kineto._document import read_document
@@ -161,7 +161,7 @@ def read_trace(
     partial : bool
         Keep the events before the cut of a truncated file instead of refusing it.
     read_limit : int, optional
-        The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
+        The most bytes of memory that reading may take (`windtunnel.base.reading.ReadLimit`).
     progress : callable, optional
         Called with (what, bytes read, bytes in all) while reading.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from windtunnel import registry
 from windtunnel.graph import Graph
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 from windtunnel.sources.kineto._build import assemble, find_parts
 from windtunnel.sources.kineto._rules import KinetoRules
 from windtunnel.sources.kineto._trace import read_trace
@@ -61,7 +61,7 @@ def load_kineto(
     rules : KinetoRules, optional
         How near two times must be to be cause and effect, where the trace does not tell.
     read_limit : int, optional
-        The most bytes of memory that reading a file may take (`windtunnel.reading.ReadLimit`).
+        The most bytes of memory that reading a file may take (`windtunnel.base.reading.ReadLimit`).
     progress : callable, optional
         Called with (what, bytes read, bytes in all) while reading.
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.graph.store import read_parquet
-from windtunnel.reading import ReadLimit, parse_json, shown
+from windtunnel.base.reading import ReadLimit, parse_json, shown
 
 __all__ = ["read_events"]
 

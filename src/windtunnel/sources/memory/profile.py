@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.hardware.parts import Device
-from windtunnel.outputs import replacing
-from windtunnel.reading import ReadLimit
+from windtunnel.base.outputs import replacing
+from windtunnel.base.reading import ReadLimit
 from windtunnel.simulate.allocator import ROUNDING_BYTES, cublas_bytes, reserved_over_time
 from windtunnel.sources.memory._profile_file import read_events
 from windtunnel.units import format_ratio, format_size
@@ -295,7 +295,7 @@ class MemoryProfile:
         ----------
         path : str or Path
         read_limit : int, optional
-            The most bytes of memory that reading may take (`windtunnel.reading.ReadLimit`).
+            The most bytes of memory that reading may take (`windtunnel.base.reading.ReadLimit`).
 
         Raises
         ------

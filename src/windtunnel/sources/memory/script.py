@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.torch.hooks import StepHooks, loop_loaders
 from windtunnel.sources.torch.script import EndOfScript, checked_script, run_until_enough

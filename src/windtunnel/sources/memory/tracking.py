@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
 from windtunnel.units import format_ratio, format_size
 

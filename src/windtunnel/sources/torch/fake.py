@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.graph import Graph, Strings
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 __all__ = ["NOT_RUN", "fake_capture", "fake_capture_script"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.graph.flops import CONTRACTIONS, contraction_flops, operator_flops
 
 if TYPE_CHECKING:

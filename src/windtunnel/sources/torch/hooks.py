@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.sources.torch._stance import SuspendedCall, aside, not_compiled
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token

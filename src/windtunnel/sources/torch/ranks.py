@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.graph import Graph, load
 from windtunnel.measure.workers import Workers
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 from windtunnel.sources.torch.launch import Ranks, launch
 from windtunnel.sources.torch.script import IncompleteCaptureError, checked_script
 

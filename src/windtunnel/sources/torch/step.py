@@ -12,9 +12,9 @@ from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.graph import Graph
-from windtunnel.progress import Progress
+from windtunnel.base.progress import Progress
 
 __all__ = ["capture"]
 

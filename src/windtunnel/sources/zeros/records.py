@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel import bitmaps
+from windtunnel.base import bitmaps
 from windtunnel.errors import InputError, SchemaVersionError
-from windtunnel.outputs import whole
+from windtunnel.base.outputs import whole
 
 __all__ = ["SCHEMA", "LayerRecord", "ZeroRecords", "read_zeros"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel import bitmaps
+from windtunnel.base import bitmaps
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.extras import require
+from windtunnel.base.extras import require
 from windtunnel.graph import Graph
 from windtunnel.sources.torch._pilots import EndOfScript, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks

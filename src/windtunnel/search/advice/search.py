@@ -1,0 +1,101 @@
+"""The cheapest offer that is in time (room cluster; what is decided).
+
+In: quotes, a deadline, a budget. Out: ``Advice``: the choice, the offers that no other beats in time and money, why
+each cheaper one is not taken, and, where none will do, the least that would have to give. Source: Stash, ICDCS 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.search.advice.model import Quote
+from windtunnel.errors import InputError
+from windtunnel.base.pareto import is_best
+
+__all__ = ["Advice", "advise_on"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to rent.
+
+    Attributes
+    ----------
+    best : Quote or None
+        None where nothing is in time and within the budget.
+    front : tuple of Quote
+        Those that no other beats in both time and money, cheapest first.
+    cheaper : tuple of (Quote, str)
+        Every offer that costs less than the best one, with why it is not taken, dearest first.
+    relaxed : str
+        Where there is no best: the least change that would give one.
+    """
+
+    best: Quote | None
+    front: tuple[Quote, ...]
+    cheaper: tuple[tuple[Quote, str], ...]
+    relaxed: str = ""
+
+
+def advise_on(quotes: Sequence[Quote], *, deadline_s: float = math.inf, budget_usd: float = math.inf) -> Advice:
+    """Take the cheapest quote in time and within the budget; of equal costs the fastest, then the fewest machines.
+
+    Raises
+    ------
+    InputError
+        There is no offer, or a limit is not above 0.
+    """
+    if not quotes or not deadline_s > 0 or not budget_usd > 0:
+        raise InputError(
+            f"nothing can be chosen of {len(quotes)} offers in {deadline_s} s for {budget_usd} USD", where="offers",
+            fix="give offers, and a deadline and a budget above 0",
+        )  # fmt: skip
+    runs = [one for one in quotes if not one.reason]
+    front: tuple[Quote, ...] = ()
+    if runs:
+        kept = is_best(np.array([(one.time_s, one.cost_usd) for one in runs]))
+        front = tuple(sorted((one for one, is_kept in zip(runs, kept, strict=True) if is_kept), key=_order))
+    good = [one for one in runs if one.time_s <= deadline_s and one.cost_usd <= budget_usd]
+    if not good:
+        return Advice(None, front, (), _relaxed(runs, quotes, deadline_s, budget_usd))
+    best = min(good, key=_order)
+    cheaper = [one for one in quotes if one.offer.usd_per_h < best.offer.usd_per_h or one.cost_usd < best.cost_usd]
+    cheaper.sort(key=lambda one: (-min(one.cost_usd, 1e300), -one.offer.usd_per_h))
+    return Advice(best, front, tuple((one, _why_not(one, best, deadline_s)) for one in cheaper if one is not best))
+
+
+def _order(one: Quote) -> tuple[float, float, int, str]:
+    cost_usd = float(f"{one.cost_usd:.12g}")  # equal costs of two and three machines are not the last bit apart
+    return cost_usd, one.time_s, one.offer.count, one.offer.instance.name
+
+
+def _why_not(one: Quote, best: Quote, deadline_s: float) -> str:
+    if one.reason:
+        return one.reason
+    if one.time_s > deadline_s:
+        return f"{one.time_s / deadline_s:.2f} x too slow: {one.bound_by}"
+    return f"costs {one.cost_usd / best.cost_usd:.2f} x as much in the end: {one.bound_by}"
+
+
+def _relaxed(runs: Sequence[Quote], quotes: Sequence[Quote], deadline_s: float, budget_usd: float) -> str:
+    if not runs:
+        return f"no machine runs it: {min(quotes, key=lambda one: one.offer.usd_per_h).reason}"
+    said = []
+    paid = [one for one in runs if one.cost_usd <= budget_usd]
+    if paid:
+        fastest = min(paid, key=lambda one: (one.time_s, *_order(one)))
+        said.append(f"a deadline of {fastest.time_s / 3600:.1f} h ({fastest.offer})")
+    timely = [one for one in runs if one.time_s <= deadline_s]
+    if timely:
+        cheapest = min(timely, key=_order)
+        said.append(f"a budget of {cheapest.cost_usd:,.2f} USD ({cheapest.offer})")
+    if not said:
+        both = min(runs, key=lambda one: max(one.time_s / deadline_s, one.cost_usd / budget_usd))
+        said.append(
+            f"a deadline of {both.time_s / 3600:.1f} h with a budget of {both.cost_usd:,.2f} USD ({both.offer})"
+        )
+    return f"it would take {' or '.join(said)}"

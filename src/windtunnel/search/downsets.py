@@ -1,0 +1,190 @@
+"""Downsets of a graph, each once (room planning): the one kernel behind every planner that cuts a graph into stages.
+
+In: nodes and the order between them. Out: ``Lattice``: every set of nodes that is closed under predecessors, smallest
+first, each with the smaller one that it grew from, so that whatever adds up over nodes is a difference of two rows,
+and pairs of nested downsets are priced one from the other without ever being stored. Closed under successors by the
+same code. Not here: what a difference costs (``minmax``), what the nodes are.
+
+Source: Tarnawski et al., NeurIPS 2020, section 4 ("ideals"); the pricing by parents is ours.
+"""
+
+# N nodes, W words of 64 bits, I downsets, L levels: downsets of one size
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.errors import GraphError, WindtunnelError
+from windtunnel.search import _downset_kernels as kernels
+from windtunnel.base.progress import Progress
+
+__all__ = ["CAP", "Closure", "Lattice", "TooManyDownsets", "chain", "downsets"]
+
+CAP = 60_000
+Closure = Literal["predecessors", "successors"]
+
+
+class TooManyDownsets(WindtunnelError):  # noqa: N818  an outcome to plan around, not a mistake of anybody's
+    """There are more than the cap; says how far they were seen."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """All downsets of a graph; the first is empty, the last holds every node.
+
+    Parameters
+    ----------
+    words_IW : uint64 [I, W]
+        Node n of downset i is bit ``n % 64`` of word ``n // 64``.
+    parent_I : int32 [I]
+        The downset with one node less that each grew from; 0 for the empty one.
+    added_I : int32 [I]
+        Which node that is; -1 for the empty one.
+    level_ptr : int64 [N + 2]
+        Downsets of s nodes are rows ``level_ptr[s]`` up to ``level_ptr[s + 1]``.
+    """
+
+    words_IW: NDArray[np.uint64]
+    parent_I: NDArray[np.int32]
+    added_I: NDArray[np.int32]
+    level_ptr: NDArray[np.int64]
+
+    @property
+    def num_downsets(self) -> int:
+        """I."""
+        return len(self.parent_I)
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.level_ptr) - 2
+
+    @cached_property
+    def num_pairs(self) -> int:
+        """Pairs of nested downsets, each with itself among them."""
+        threads = numba.get_num_threads()
+        proper = kernels.count_pairs(self.words_IW, self.parent_I, self.added_I, threads)
+        return int(proper) + self.num_downsets
+
+    def members(self, downset: int) -> NDArray[np.bool_]:
+        """Which nodes a downset holds, bool [N]."""
+        nodes = np.arange(self.num_nodes)
+        words = self.words_IW[downset, nodes // kernels.WORD]
+        found: NDArray[np.bool_] = (words >> (nodes % kernels.WORD).astype(np.uint64)) & np.uint64(1) == 1
+        return found
+
+    def sums(self, values: ArrayLike) -> NDArray[Any]:
+        """What adds up over the nodes of each downset, [I] or [I, K].
+
+        Parameters
+        ----------
+        values : array [N] or [N, K]
+        """
+        values_N = np.asarray(values)
+        sums_I = np.zeros((self.num_downsets, *values_N.shape[1:]), values_N.dtype)
+        for first, last in zip(self.level_ptr[1:], self.level_ptr[2:], strict=False):
+            sums_I[first:last] = sums_I[self.parent_I[first:last]] + values_N[self.added_I[first:last]]
+        return sums_I
+
+
+def downsets(
+    num_nodes: int,
+    src: ArrayLike,
+    dst: ArrayLike,
+    *,
+    cap: int = CAP,
+    closed_under: Closure = "predecessors",
+    progress: Progress | None = None,
+) -> Lattice:
+    """Every set of nodes that holds all predecessors (or all successors) of its members.
+
+    Parameters
+    ----------
+    num_nodes : int
+    src, dst : int [E]
+    cap : int
+        At most so many.
+    closed_under : str
+    progress : callable, optional
+        Called with (what, done, total).
+
+    Raises
+    ------
+    TooManyDownsets
+        There are more than the cap.
+    GraphError
+        The graph has a cycle.
+
+    Examples
+    --------
+    >>> lattice = downsets(4, [0, 0, 1, 2], [1, 2, 3, 3])
+    >>> lattice.num_downsets, lattice.num_pairs
+    (6, 20)
+    """
+    before, after = (np.asarray(ends, dtype=np.int64) for ends in (src, dst))
+    if closed_under == "successors":
+        before, after = after, before
+    before_NW = _bits(num_nodes, before, after)
+    levels = [np.zeros((1, before_NW.shape[1]), np.uint64)]
+    parents, added = [np.zeros(1, np.int32)], [np.full(1, -1, np.int32)]
+    count = first = 1
+    for size in range(1, num_nodes + 1):
+        words, parent, node, is_over = kernels.grow(levels[-1], before_NW, cap - count)
+        if is_over:
+            raise TooManyDownsets(
+                f"more than {cap:,} downsets, seen up to {size} of {num_nodes} nodes",
+                fix="allow more (--most-downsets), or merge branches of the graph",
+            )
+        if not len(words):
+            raise GraphError(f"a cycle holds {num_nodes - size + 1} nodes back", where="edges", fix="merge the cycle")
+        parents.append(parent + np.int32(first - len(levels[-1])))
+        added.append(node)
+        levels.append(words)
+        count += len(words)
+        first = count
+        if progress is not None:
+            progress("downsets", size, num_nodes)
+    return Lattice(
+        np.concatenate(levels),
+        np.concatenate(parents),
+        np.concatenate(added),
+        np.concatenate([[0], np.cumsum([len(one) for one in levels])]),
+    )
+
+
+def chain(order: Sequence[int] | NDArray[Any]) -> Lattice:
+    """The prefixes of an order: the downsets of a graph that was made a chain.
+
+    Parameters
+    ----------
+    order : int [N]
+        Every node once.
+    """
+    nodes = np.asarray(order, dtype=np.int64)
+    num = len(nodes)
+    bits = np.zeros((num + 1, max(1, -(-num // kernels.WORD))), np.uint64)
+    for place, node in enumerate(nodes.tolist(), start=1):
+        bits[place] = bits[place - 1]
+        bits[place, node // kernels.WORD] |= np.uint64(1 << (node % kernels.WORD))
+    return Lattice(
+        bits,
+        np.maximum(np.arange(-1, num), 0).astype(np.int32),
+        np.concatenate([[-1], nodes]).astype(np.int32),
+        np.arange(num + 2),
+    )
+
+
+def _bits(num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Direct predecessors of every node as bits [N, W]."""
+    found = np.zeros((num_nodes, max(1, -(-num_nodes // kernels.WORD))), np.uint64)
+    np.bitwise_or.at(found, (dst, src // kernels.WORD), np.uint64(1) << (src % kernels.WORD).astype(np.uint64))
+    return found

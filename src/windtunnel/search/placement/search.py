@@ -1,0 +1,163 @@
+"""``place``: one call for every objective and solver (room planning).
+
+In: a ``Problem``. Out: the best ``Plan`` found and a bound on all others. Not here: the solvers, formats, graphs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Literal
+
+from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.search.downsets import CAP
+from windtunnel.search.minmax import Combine
+from windtunnel.search.placement.latency import descend, greedy, of_plan, on_cpus, require_inference
+from windtunnel.search.placement.latency_ilp import integer_latency
+from windtunnel.search.placement.model import Problem
+from windtunnel.search.placement.throughput import Plan, exact, linearized
+from windtunnel.search.placement.throughput_ilp import integer_plan
+from windtunnel.base.progress import Progress
+
+__all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place"]
+
+Objective = Literal["throughput", "flush", "latency"]
+Solver = Literal["auto", "dp", "dpl", "ilp", "ilp-any", "cp-sat", "greedy"]
+OBJECTIVES = {
+    "throughput": ("auto", "dp", "dpl", "ilp", "ilp-any"),
+    "flush": ("auto", "ilp", "ilp-any"),
+    "latency": ("auto", "ilp", "cp-sat", "greedy"),
+}
+"""Solvers of each objective: the busiest device; the busiest forward plus the busiest backward one; one sample."""
+SOLVERS = tuple(dict.fromkeys(solver for some in OBJECTIVES.values() for solver in some))
+
+
+def place(
+    problem: Problem,
+    *,
+    objective: Objective = "throughput",
+    solver: Solver = "auto",
+    combine: Combine = "sum",
+    num_pieces: int = 1,
+    gap: float = 0.01,
+    time_limit_s: float = 120.0,
+    most_downsets: int = CAP,
+    progress: Progress | None = None,
+) -> Plan:
+    """Place every node.
+
+    Parameters
+    ----------
+    problem : Problem
+    objective : str
+        ``throughput``: least load of the busiest device. ``flush``: of the busiest forward plus the busiest backward
+        one. ``latency``: one sample's way, inference only.
+    solver : str
+        ``auto``: the exact programme over downsets, and the integer one where those are too many; for latency, single
+        moves from three quick splits, then both integer programmes.
+    combine : str
+        How compute and transfers of a device add up; see ``minmax.solve``. Only of the programmes over downsets.
+    num_pieces : int
+        Of latency: contiguous pieces per accelerator.
+    gap, time_limit_s : float
+        Of integer programmes.
+    most_downsets : int
+        Of the programme over downsets: at most so many are listed.
+    progress : callable, optional
+        Called with (what, done, total).
+
+    Raises
+    ------
+    InputError
+        The objective is unknown, or has no such solver.
+    InfeasibleError
+        Nothing fits.
+    NotApplicableError
+        Latency is asked of a graph with backward nodes.
+    """
+    if objective not in OBJECTIVES or solver not in OBJECTIVES[objective]:
+        known = ", ".join(OBJECTIVES.get(objective, OBJECTIVES))
+        raise InputError(f"{objective} is not solved by {solver!r}", where="solver", fix=f"one of {known}")
+    if combine != "sum" and solver not in ("auto", "dp", "dpl"):
+        raise InputError(f"{solver} adds compute and transfers up", where="combine", fix="--solver dp")
+    _require_known(problem, objective, solver)
+    if objective == "latency":
+        return _for_latency(problem, solver, num_pieces, gap, time_limit_s)
+    if objective == "flush" or solver in ("ilp", "ilp-any"):
+        return integer_plan(
+            problem, _known(problem), objective=objective, is_contiguous=solver != "ilp-any",
+            gap=gap, time_limit_s=time_limit_s,
+        )  # fmt: skip
+    if solver == "dpl":
+        return linearized(problem, combine=combine)
+    plan = exact(problem, combine=combine, cap=most_downsets, progress=progress)
+    is_final = combine != "sum" or _has_replicas(problem) or plan.note.startswith("interrupted")
+    if solver == "dp" or plan.is_optimal or is_final:
+        return plan
+    return replace(integer_plan(problem, plan, gap=gap, time_limit_s=time_limit_s), note=plan.note)
+
+
+def _has_replicas(problem: Problem) -> bool:
+    return any(one.max_replicas > 1 for one in problem.types)
+
+
+def _require_known(problem: Problem, objective: Objective, solver: Solver) -> None:
+    """Refuse what a solver would not see."""
+    is_integer = objective == "flush" or solver in ("ilp", "ilp-any")
+    if _has_replicas(problem) and (is_integer or objective == "latency"):
+        raise InputError(
+            "integer programmes know no replicas of a stage", where=f"{objective}, {solver}",
+            fix="--objective throughput --solver dp, or no --replicas",
+        )  # fmt: skip
+    if problem.link_scale is not None and objective == "latency":
+        raise InputError("for latency, all devices have one link", where="links", fix="give --bandwidth alone")
+
+
+def _known(problem: Problem) -> Plan | None:
+    """A split to begin with; none where no chain fits."""
+    try:
+        return linearized(problem)
+    except InfeasibleError:
+        return None
+
+
+def _for_latency(problem: Problem, solver: Solver, num_pieces: int, gap: float, time_limit_s: float) -> Plan:
+    """Single moves from three quick splits take a quarter of the time at most, the solvers share the rest."""
+    require_inference(problem)
+    began_s = time.monotonic()
+    if solver == "greedy":
+        return greedy(problem)
+    quick = _quick_splits(problem)
+    limit_s = time_limit_s / 4 / len(quick)
+    best = min(
+        (descend(one, num_pieces=num_pieces, time_limit_s=limit_s) for one in quick), key=lambda one: one.value_ns
+    )
+    solvers = {"auto": ("cp-sat", "highs"), "ilp": ("highs",), "cp-sat": ("cp-sat",)}[solver]
+    bound_ns = best.bound_ns
+    for place, one in enumerate(solvers):
+        left_s = (time_limit_s - (time.monotonic() - began_s)) / (len(solvers) - place)
+        found = integer_latency(problem, best, solver=one, num_pieces=num_pieces, gap=gap, time_limit_s=left_s)  # type: ignore[arg-type]
+        bound_ns = max(bound_ns, found.bound_ns)
+        best = min(best, found, key=lambda plan: plan.value_ns)
+        if 1 - bound_ns / best.value_ns <= gap:
+            break
+    return replace(best, bound_ns=min(bound_ns, best.value_ns), seconds=time.monotonic() - began_s)
+
+
+def _quick_splits(problem: Problem) -> list[Plan]:
+    """Greedy, a split for throughput, and all on CPUs, each where it fits; with their latency.
+
+    Raises
+    ------
+    InfeasibleError
+        None fits.
+    """
+    found, refused = [], None
+    for make in (greedy, lambda one: of_plan(linearized(one), solver="max-load split"), on_cpus):
+        try:
+            found.append(make(problem))
+        except InfeasibleError as error:
+            refused = error
+    if not found:
+        raise refused or InfeasibleError("nothing fits")
+    return found

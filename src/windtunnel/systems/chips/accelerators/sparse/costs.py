@@ -1,0 +1,184 @@
+"""Cycles of single outputs: how long a lane group takes for one dot product (room cost).
+
+In: bits of operands, tables of taps. Out: cycles and multiplications of each output, dense and without zeros. The
+operands of an output are a stream, tap after tap, cut into chunks; a chunk takes a cycle for each ``lanes`` of its
+non-zero operands, none where it has none. Not here: which elements work on which outputs (``tiles``).
+"""
+
+# R rows of outputs (pixels, or taps of channels), G groups, Q operand pixels, T taps, W words
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from windtunnel.base.bitmaps import Words, bits_at, ones_of
+from windtunnel.hardware.engines import CHUNK
+
+__all__ = ["Costs", "correlation_costs", "patch_costs"]
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Of one output in each row and group; those of a group differ in nothing but their weights.
+
+    Parameters
+    ----------
+    dense, sparse : int32 [R, G]
+        Cycles with all operands, and with those that are not zero.
+    dense_macs, sparse_macs : int32 [R, G]
+    """
+
+    dense: Ints
+    sparse: Ints
+    dense_macs: Ints
+    sparse_macs: Ints
+
+
+def patch_costs(
+    words_QW: Words, taps_PT: NDArray[np.int64], num_images: int, channels: int, groups: int, lanes: int
+) -> Costs:
+    """Of outputs that are sums over a patch of operand pixels, a row per output pixel of all images.
+
+    Parameters
+    ----------
+    words_QW : uint32 [Q, W]
+        Operand pixels of all images.
+    taps_PT : int64 [P, T]
+        Of one image.
+    num_images, channels, groups, lanes : int
+        Channels are those of the operand.
+    """
+    each = channels // groups
+    pixels, num_operands = len(taps_PT), len(words_QW) // num_images
+    found = np.zeros((4, num_images * pixels, groups), dtype=np.int32)
+    if each % CHUNK == 0:
+        of_pixel = np.zeros((2, len(words_QW), groups), dtype=np.int32)
+        _whole_chunks(words_QW, each // CHUNK, lanes, of_pixel)
+        full = (each // CHUNK) * -(-CHUNK // lanes)
+        _sum_patches(of_pixel, taps_PT, num_images, num_operands, full, each, found)
+    else:
+        _stream_patches(words_QW, taps_PT, num_images, num_operands, each, lanes, found)
+    return Costs(*found)
+
+
+@njit(cache=True)
+def _whole_chunks(words_QW: Any, chunks: int, lanes: int, found: Any) -> None:
+    """Cycles and operands of each pixel and group, where groups are whole words."""
+    for pixel in range(len(words_QW)):
+        for group in range(found.shape[2]):
+            cycles = operands = 0
+            for one in range(group * chunks, (group + 1) * chunks):
+                ones = int(ones_of(words_QW[pixel, one]))
+                cycles += (ones + lanes - 1) // lanes
+                operands += ones
+            found[0, pixel, group] = cycles
+            found[1, pixel, group] = operands
+
+
+@njit(cache=True)
+def _sum_patches(of_pixel: Any, taps_PT: Any, images: int, operands: int, full: int, each: int, found: Any) -> None:
+    pixels = len(taps_PT)
+    for image in range(images):
+        for pixel in range(pixels):
+            row = image * pixels + pixel
+            for tap in range(taps_PT.shape[1]):
+                reached = taps_PT[pixel, tap]
+                if reached < 0:
+                    continue
+                reached += image * operands
+                for group in range(found.shape[2]):
+                    found[0, row, group] += full
+                    found[1, row, group] += of_pixel[0, reached, group]
+                    found[2, row, group] += each
+                    found[3, row, group] += of_pixel[1, reached, group]
+
+
+@njit(cache=True)
+def _stream_patches(words_QW: Any, taps_PT: Any, images: int, operands: int, each: int, lanes: int, found: Any) -> None:
+    """The same where chunks go on from tap to tap."""
+    pixels = len(taps_PT)
+    for image in range(images):
+        for pixel in range(pixels):
+            row = image * pixels + pixel
+            for group in range(found.shape[2]):
+                filled = ones = 0  # of the chunk that is being filled
+                dense = sparse = total = nonzero = 0
+                for tap in range(taps_PT.shape[1]):
+                    reached = taps_PT[pixel, tap]
+                    if reached < 0:
+                        continue
+                    words_W = words_QW[reached + image * operands]
+                    place, left = group * each, each
+                    while left > 0:
+                        taken = min(left, CHUNK - filled)
+                        ones += int(ones_of(bits_at(words_W, place, taken)))
+                        filled += taken
+                        place += taken
+                        left -= taken
+                        if filled == CHUNK:
+                            dense += (CHUNK + lanes - 1) // lanes
+                            sparse += (ones + lanes - 1) // lanes
+                            total += CHUNK
+                            nonzero += ones
+                            filled = ones = 0
+                found[0, row, group] = dense + (filled + lanes - 1) // lanes
+                found[1, row, group] = sparse + (ones + lanes - 1) // lanes
+                found[2, row, group] = total + filled
+                found[3, row, group] = nonzero + ones
+
+
+def correlation_costs(
+    inputs_ATW: Words, inside_TW: Words, gradients_FW: Words, channels_of_group: int, filters_of_group: int, lanes: int
+) -> Costs:
+    """Of gradients of weights: outputs that are sums over pixels of what one channel and one filter have there.
+
+    Parameters
+    ----------
+    inputs_ATW : uint32 [C, T, W]
+        Bits along output pixels: whether the pixel that a tap reaches is not zero.
+    inside_TW : uint32 [T, W]
+        Whether it lies in the image.
+    gradients_FW : uint32 [F, W]
+    channels_of_group, filters_of_group, lanes : int
+
+    Returns
+    -------
+    Costs
+        A row per channel within its group and tap, a column per filter.
+    """
+    taps = len(inside_TW)
+    found = np.zeros((4, channels_of_group * taps, len(gradients_FW)), dtype=np.int32)
+    _correlate(inputs_ATW, inside_TW, gradients_FW, channels_of_group, filters_of_group, lanes, found)
+    return Costs(*found)
+
+
+@njit(cache=True)
+def _correlate(inputs_ATW: Any, inside_TW: Any, gradients_FW: Any, channels: int, filters: int, lanes: int,
+               found: Any) -> None:  # fmt: skip
+    for tap in range(len(inside_TW)):
+        dense = total = 0
+        for word in range(inside_TW.shape[1]):
+            ones = int(ones_of(inside_TW[tap, word]))
+            dense += (ones + lanes - 1) // lanes
+            total += ones
+        for channel in range(channels):
+            row = channel * len(inside_TW) + tap
+            for column in range(len(gradients_FW)):
+                one = inputs_ATW[column // filters * channels + channel, tap]
+                other = gradients_FW[column]
+                sparse = nonzero = 0
+                for word in range(len(other)):
+                    ones = int(ones_of(one[word] & other[word]))
+                    sparse += (ones + lanes - 1) // lanes
+                    nonzero += ones
+                found[0, row, column] = dense
+                found[1, row, column] = sparse
+                found[2, row, column] = total
+                found[3, row, column] = nonzero

@@ -1,0 +1,267 @@
+"""Blocks of each layer and the engine for them, chosen together (room planning).
+
+In: layers with what each size of block loses of the accuracy, limits of a chip. Out: ``CirculantAnswer``: the front of
+cycles, multipliers and lost accuracy, each with a block per layer and an engine; nothing within the limits is better
+than what is on it. Losses of layers are taken to add up. A layer of block 1 is dense, on the chip's array. Not here:
+cycles (``cost``), the training that tells what is lost.
+
+Source: Liao et al. (ICCAD 2017), Wang et al. (AAAI 2018): algorithm and engine are chosen together.
+"""
+
+# N layers, K sizes of blocks, E engines
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
+from windtunnel.systems.chips.accelerators.fourier import BlockLayer, EngineUse, counted_cycles, engine_use
+from windtunnel.cost.fixed_point import relative_error
+from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.hardware.accelerators import Accelerator
+from windtunnel.hardware.engines import FourierEngine
+from windtunnel.base.pareto import is_best
+
+__all__ = ["CirculantAnswer", "Design", "Layer", "Limits", "design", "read_layers"]
+
+_BUTTERFLIES, _DEPTHS, _MULTIPLIERS = (2, 4, 8, 16, 32), (1, 2, 4), (16, 32, 64, 128, 256)
+_DENSE = 1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer.
+
+    Parameters
+    ----------
+    name : str
+    outputs, inputs : int
+    rows : int
+        How often it is applied to a sample: pixels, or 1.
+    losses : mapping of int to float
+        Points of accuracy by size of block; dense loses none.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    rows: int
+    losses: Mapping[int, float]
+
+    @property
+    def choices(self) -> dict[int, float]:
+        """Sizes of blocks with their losses, dense first."""
+        return {_DENSE: 0.0, **dict(sorted(self.losses.items()))}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a design may take.
+
+    Parameters
+    ----------
+    accuracy_points : float
+        That may be lost.
+    num_multipliers, num_memory_blocks : int
+        Real multipliers of the engine, and blocks of 36 Kib for weights.
+    word_bits : int
+    batch : int
+        Samples in flight.
+    """
+
+    accuracy_points: float = 1.0
+    num_multipliers: int = 1024
+    num_memory_blocks: int = 1024
+    word_bits: int = 16
+    batch: int = 64
+
+
+@dataclass(frozen=True)
+class Design:
+    """One choice: an engine, a block for each layer, and what they come to for a sample."""
+
+    engine: FourierEngine
+    blocks: tuple[int, ...]
+    cycles: float
+    lost_points: float
+    num_memory_blocks: int
+    num_weights: int
+
+    @property
+    def goals(self) -> tuple[float, float, float]:
+        """All to be small."""
+        return self.cycles, float(self.engine.num_real_multipliers), self.lost_points
+
+
+@dataclass(frozen=True)
+class CirculantAnswer:
+    """The front, quickest first.
+
+    Parameters
+    ----------
+    layers : tuple of Layer
+    front : tuple of Design
+    dense_cycles : float
+        Of a sample with no layer in blocks.
+    dense_weights : int
+    energy_j, counted_ratio, fixed_point_error : float
+        Of the quickest: energy of a sample; cycles counted one by one over the closed form, and what fixed point
+        changes, of the layer in blocks where they are largest.
+    uses : mapping of str to EngineUse
+        Of the quickest: what a batch takes of the engine, by layer in blocks.
+    """
+
+    layers: tuple[Layer, ...]
+    front: tuple[Design, ...]
+    dense_cycles: float
+    dense_weights: int
+    energy_j: float
+    counted_ratio: float
+    fixed_point_error: float
+    uses: Mapping[str, EngineUse]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found = [{**asdict(one), "num_real_multipliers": one.engine.num_real_multipliers} for one in self.front]
+        names = ("dense_cycles", "dense_weights", "energy_j", "counted_ratio", "fixed_point_error")
+        return {
+            "layers": [one.name for one in self.layers],
+            "front": found,
+            **{name: getattr(self, name) for name in names},
+            "uses": {name: asdict(use) for name, use in self.uses.items()},
+        }
+
+
+def read_layers(path: Path) -> tuple[Layer, ...]:
+    """Layers from a JSON object: ``{"layers": [{"name", "outputs", "inputs", "rows", "losses": {"8": 0.2}}]}``.
+
+    Raises
+    ------
+    InputError
+        The file is not there, no JSON, or a layer is of another form; names the layer.
+    """
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))["layers"]
+        found = tuple(
+            Layer(
+                str(one["name"]), int(one["outputs"]), int(one["inputs"]), int(one.get("rows", 1)),
+                {int(block): float(loss) for block, loss in one["losses"].items()},
+            )
+            for one in given
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"no layers can be read: {error}",
+            where=str(path),
+            fix='write {"layers": [{"name": "fc1", "outputs": 512, "inputs": 784, "losses": {"8": 0.2, "16": 0.7}}]}',
+        ) from error
+    if not found:
+        raise InputError("there are no layers", where=str(path))
+    for one in found:
+        if one.rows < 1:
+            raise InputError(f"rows of {one.name} cannot be {one.rows}", where=str(path), fix="1 or more")
+        for block in one.losses:
+            BlockLayer(one.outputs, one.inputs, block)
+    return found
+
+
+def design(layers: Sequence[Layer], limits: Limits, chip: Accelerator) -> CirculantAnswer:
+    """The front of all engines and all blocks within the limits.
+
+    Raises
+    ------
+    InfeasibleError
+        Nothing fits; says by how much.
+    """
+    dense = _dense_cycles(layers, chip)
+    found: list[Design] = []
+    for engine in _engines(limits):
+        found += _of_engine(layers, dense, engine, limits)
+    if not found:
+        dense_blocks = FourierEngine(word_bits=limits.word_bits).num_memory_blocks(_num_weights(layers))
+        raise InfeasibleError(
+            f"no blocks fit {limits.num_memory_blocks} blocks of memory and {limits.num_multipliers} multipliers at a "
+            f"loss of {limits.accuracy_points:g} points",
+            where=f"{len(layers)} layers, dense {dense_blocks:,} blocks of memory",
+            fix="allow a larger loss, more memory, or blocks of larger size",
+        )
+    found.sort(key=lambda one: (one.goals, one.num_memory_blocks))
+    is_kept = is_best([one.goals for one in found])
+    # of designs that are equal in all goals the first stands for all: least memory
+    front = list({one.goals: one for one, keep in zip(found[::-1], is_kept[::-1], strict=True) if keep}.values())[::-1]
+    looked_at = _looked_at(layers, front[0], limits)
+    return CirculantAnswer(tuple(layers), tuple(front), float(sum(dense)), _num_weights(layers), *looked_at)
+
+
+def _num_weights(layers: Sequence[Layer]) -> int:
+    """Of all layers, dense."""
+    return sum(one.outputs * one.inputs for one in layers)
+
+
+def _dense_cycles(layers: Sequence[Layer], chip: Accelerator) -> list[float]:
+    """Of a sample, on the array of the chip."""
+    machines = Machines.of_accelerator(chip, chip.arrays[0])
+    products = Gemms.of(*([getattr(one, name) for one in layers] for name in ("rows", "outputs", "inputs")))
+    return [float(one) for one in product_cycles(products, machines)[:, 0]]
+
+
+def _engines(limits: Limits) -> Iterator[FourierEngine]:
+    for sizes in product(_BUTTERFLIES, _DEPTHS, _MULTIPLIERS):
+        engine = FourierEngine(*sizes, word_bits=limits.word_bits)
+        if engine.num_real_multipliers <= limits.num_multipliers:
+            yield engine
+
+
+def _of_engine(layers: Sequence[Layer], dense: Sequence[float], engine: FourierEngine, limits: Limits) -> list[Design]:
+    """All blocks of an engine that no others beat, layer by layer: what is beaten now is beaten at the end."""
+    # (cycles, lost points, memory blocks, weights), blocks
+    kept: list[tuple[tuple[float, float, int, int], tuple[int, ...]]] = [((0.0, 0.0, 0, 0), ())]
+    for one, dense_cycles in zip(layers, dense, strict=True):
+        grown = []
+        for block, loss in one.choices.items():
+            cycles, memory, weights = _of_layer(one, block, dense_cycles, engine, limits)
+            for (time, lost, blocks, size), chosen in kept:
+                total = (time + cycles, lost + loss, blocks + memory, size + weights)
+                if total[1] <= limits.accuracy_points + 1e-9 and total[2] <= limits.num_memory_blocks:
+                    grown.append((total, (*chosen, block)))
+        if not grown:
+            return []
+        is_kept = is_best([total[:3] for total, _ in grown])
+        kept = [each for each, keep in zip(grown, is_kept, strict=True) if keep]
+    return [Design(engine, chosen, *total) for total, chosen in kept]
+
+
+def _of_layer(
+    one: Layer, block: int, dense_cycles: float, engine: FourierEngine, limits: Limits
+) -> tuple[float, int, int]:
+    """Cycles of a sample, blocks of memory, weights."""
+    if block == _DENSE:
+        size = one.outputs * one.inputs
+        return dense_cycles, engine.num_memory_blocks(size), size
+    layer = BlockLayer(one.outputs, one.inputs, block)
+    use = engine_use(layer, engine, limits.batch * one.rows)
+    return use.cycles / limits.batch, use.num_memory_blocks, layer.num_weights
+
+
+def _looked_at(
+    layers: Sequence[Layer], best: Design, limits: Limits
+) -> tuple[float, float, float, dict[str, EngineUse]]:
+    """Energy of a sample; of layers in blocks the largest deviation of closed form and fixed point, and their use."""
+    energy, ratio, error, uses = 0.0, 1.0, 0.0, {}
+    for one, block in zip(layers, best.blocks, strict=True):
+        if block == _DENSE:
+            continue
+        layer = BlockLayer(one.outputs, one.inputs, block)
+        uses[one.name] = use = engine_use(layer, best.engine, limits.batch)
+        counted = counted_cycles(layer, best.engine, limits.batch) / use.cycles
+        ratio = max(ratio, counted, key=lambda each: abs(float(np.log(each))))
+        energy += use.energy_j / limits.batch * one.rows
+        error = max(error, relative_error(*layer.num_blocks, block, limits.word_bits))
+    return energy, ratio, error, uses

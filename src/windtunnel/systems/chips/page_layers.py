@@ -1,0 +1,163 @@
+"""Cheaper layers as pages (room reports): what they are worth after training, what chips for them win.
+
+In: trainings of a task, layers on a chip that skips zeros, designs of an engine for circulant blocks. Out: a page each.
+Not here: training, simulating, searching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.systems.chips.accelerators.sparse.shape import PHASES
+from windtunnel.systems.chips.skipping import MODE_WORDS, GridAnswer
+from windtunnel.reports.charts import WIDTH, _svg, _text, escape
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
+from windtunnel.reports.curves import Curve, curves
+from windtunnel.units import format_count
+
+if TYPE_CHECKING:  # neither torch nor a search is needed to draw
+    from windtunnel.systems.chips.circulant import CirculantAnswer
+    from windtunnel.systems.layers.training.run import Qualities
+
+__all__ = ["circulant_page", "quality_page", "zeros_page"]
+
+_PHASE_COLORS = dict(zip(PHASES, ("#0072b2", "#d55e00", "#009e73"), strict=True))
+_PHASE_LABELS = dict(zip(PHASES, ("forward", "gradients of inputs", "gradients of weights"), strict=True))
+
+
+def quality_page(found: Qualities, path: str | Path, *, overwrite: bool = False) -> Path:
+    """What networks with each kind of layers come to, epoch by epoch.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    lines = [
+        Curve(one.case, [(at + 1, sum(values) / len(values)) for at, values in enumerate(by_epoch)])
+        for one in found.cases
+        if (by_epoch := list(zip(*(score.by_epoch for score in one.scores), strict=True)))
+    ]
+    metrics = found.cases[0].scores[0].metrics
+    rows = [
+        (
+            escape(one.case),
+            *(f"{one.mean(name):.2f}" for name in metrics),
+            f"{found.ratio(one.case) - 1:+.1%}",
+            f"{one.spread(found.metric):.2f}",
+            format_count(one.scores[0].num_weights),
+        )
+        for one in found.cases
+    ]
+    head = ("case", *map(escape, metrics), "to first", "spread", "weights")
+    said = ", ".join(f"{name} {value:g}" for name, value in found.settings.items())
+    table = render_table(head, rows, numbers=tuple(range(1, len(head)))) + f"<p>{escape(said)}</p>"
+    drawing = curves(lines, f"{found.metric} by epoch", x_label="epoch", y_label=found.metric, is_log=False)
+    sections = [
+        Section("quality", "Quality", "Whether cheaper layers learn as well", drawing if lines else ""),
+        Section("cases", "Cases", f"What each case came to on {found.cases[0].scores[0].data}", table),
+    ]
+    if found.published:
+        published = render_table(("published", ""), [(escape(what), escape(value)) for what, value in found.published])
+        sections.append(Section("published", "Published", "What the paper says of its own data", published))
+    return _written(f"{found.task}: cheaper layers", sections, path, overwrite=overwrite)
+
+
+def zeros_page(answers: Sequence[GridAnswer], program: str, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Cycles of each layer by what the chip skips, stacked by pass; and how that changes while a network trains.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    last = answers[-1]
+    title = (
+        f"The backward pass takes {last.speedup('in+out+wr', ('backward',)):.2f} times fewer cycles, "
+        f"the whole iteration {last.speedup('in+out+wr'):.2f} times fewer"
+    )
+    sections = [Section("layers", "Layers", title, _stacked(last))]
+    if len(answers) > 1:
+        lines = [
+            Curve(label, [(one.iteration, one.speedup(mode, phases)) for one in answers])
+            for mode, phases, label in (
+                ("in", ("backward",), "backward, zero operands"),
+                ("out", ("backward",), "backward, masked gradients"),
+                ("in+out+wr", ("backward",), "backward, both, work shared"),
+                ("in+out+wr", PHASES, "whole iteration, both"),
+            )
+        ]
+        drawing = curves(lines, "speed-up by iteration", x_label="iteration", y_label="times as fast", is_log=False)
+        sections.append(Section("iterations", "Iterations", "What there is to skip changes while it trains", drawing))
+    return _written(f"{program} on {last.chip}", sections, path, overwrite=overwrite)
+
+
+def _stacked(answer: GridAnswer) -> str:
+    """A row of a layer for each mode; all share one axis of cycles."""
+    left, row = 330.0, 15.0
+    most = max(one.total(mode) for one in answer.layers for mode in MODE_WORDS) or 1.0
+    body, y = [], 24.0
+    for at, phase in enumerate(PHASES):
+        x = left + 180.0 * at
+        body.append(f'<rect x="{x:.0f}" y="2" width="11" height="11" fill="{_PHASE_COLORS[phase]}"/>')
+        body.append(_text(x + 17, 12, _PHASE_LABELS[phase]))
+    for layer in answer.layers:
+        body.append(_text(0, y + 11, layer.name, limit=24))
+        for mode, label in MODE_WORDS.items():
+            x = left
+            body.append(_text(left - 8, y + 11, label, anchor="end", style=' class="soft"'))
+            for phase in PHASES:
+                cycles = float(layer.total(mode, (phase,)))
+                width = (WIDTH - left - 90) * cycles / most
+                body.append(
+                    f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="11" fill="{_PHASE_COLORS[phase]}">'
+                    f"<title>{escape(layer.name)}, {_PHASE_LABELS[phase]}: {cycles:,.0f} cycles</title></rect>"
+                )
+                x += width
+            body.append(_text(x + 6, y + 10, format_count(round(layer.total(mode))), style=' class="soft"'))
+            y += row
+        y += 8
+    note = "<p>Cycles of one iteration, as simulated from the masks of a real training.</p>"
+    return _svg(y, "".join(body), "cycles of each layer by what is skipped") + note
+
+
+def circulant_page(answer: CirculantAnswer, chip: str, path: str | Path, *, overwrite: bool = False) -> Path:
+    """What each point of accuracy buys in speed, and the designs.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    points = sorted((one.lost_points, answer.dense_cycles / one.cycles) for one in answer.front)
+    line = Curve("designs that nothing beats", points)
+    drawing = curves([line], "speed-up over lost accuracy", x_label="accuracy lost, points",
+                     y_label="times fewer cycles than dense", is_log=False)  # fmt: skip
+    rows = [
+        (
+            f"{one.cycles:,.0f}",
+            f"{answer.dense_cycles / one.cycles:.1f}x",
+            f"{one.lost_points:.2f}",
+            f"{one.engine.num_real_multipliers:,}",
+            f"{one.num_memory_blocks:,}",
+            f"{answer.dense_weights / one.num_weights:.1f}x",
+            ", ".join(map(str, one.blocks)),
+        )
+        for one in answer.front
+    ]
+    head = ("cycles", "faster", "points lost", "multipliers", "memory blocks", "smaller", "blocks by layer")
+    best = max(points, key=lambda one: one[1])
+    title = f"{best[1]:.1f} times fewer cycles at {best[0]:.2f} points less"
+    sections = [
+        Section("front", "Front", title, drawing),
+        Section("designs", "Designs", "Blocks and engines that nothing beats",
+                render_table(head, rows, numbers=tuple(range(6)))),
+    ]  # fmt: skip
+    return _written(f"Circulant blocks on {chip}", sections, path, overwrite=overwrite)
+
+
+def _written(title: str, sections: Sequence[Section], path: str | Path, *, overwrite: bool) -> Path:
+    return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)

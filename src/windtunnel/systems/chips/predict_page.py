@@ -1,0 +1,79 @@
+"""What ``predict`` adds for chips that say what they are built of: area, energy, which none beats (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.cli._console import print_table, say, say_wrapped
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Device, Machine
+    from windtunnel.whatifs.forecast import Forecast
+
+__all__ = ["ChipFacts", "chip_facts", "print_chips"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChipFacts:
+    """Of one chip: area in square micrometers (0: it is no template, so it is not known), energy of one iteration."""
+
+    device: str
+    area_um2: float
+    energy_j: float
+
+    def json(self) -> dict[str, Any]:
+        """Raw units; an area that is not known is null."""
+        return {"area_um2": self.area_um2 or None, "energy_j": self.energy_j}
+
+
+def chip_facts(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> dict[str, ChipFacts]:
+    """Facts by name, of those among the chips that say what they are built of."""
+    from windtunnel.systems.chips.accelerators.pricer import graph_energy_j
+    from windtunnel.cost.pricing import device_of
+    from windtunnel.hardware import Accelerator
+
+    devices = {one.name: one for one in map(device_of, chips) if isinstance(one, Accelerator)}
+    facts = {}
+    for one in found:
+        if one.device in devices:
+            chip = devices[one.device]
+            area = float(chip.template.area_um2[0]) if chip.template else 0.0
+            dtype = "" if one.dtype == "as captured" else one.dtype
+            facts[one.device] = ChipFacts(one.device, area, graph_energy_j(one.graph, chip, dtype))
+    return facts
+
+
+def print_chips(found: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None:
+    """A line for one chip; of several a table, with a mark at those that none beats in step, energy and area."""
+    from windtunnel.base.pareto import is_best
+    from windtunnel.units import format_duration
+
+    if len(found) == 1:
+        for one in facts.values():
+            say_wrapped(f"  chip    {_area(one)}, {_energy(one)} per iteration at 45 nm")
+        return
+    shown = [one for one in found if one.device in facts]
+    if not shown:
+        return
+    goals = [(one.makespan_ns, facts[one.device].energy_j, facts[one.device].area_um2 or float("inf")) for one in shown]
+    rows = [
+        (one.device, format_duration(one.makespan_ns), _energy(facts[one.device]), _area(facts[one.device]),
+         "*" if best else "")
+        for one, best in zip(shown, is_best(goals), strict=True)
+    ]  # fmt: skip
+    say()
+    print_table(("chip", "step", "energy", "area", "best"), rows, numbers=(1, 2, 3), gives_way=0)
+    say_wrapped("* no other is better in step, energy (at 45 nm) and area (of templates, 22 nm) at once")
+
+
+def _area(facts: ChipFacts) -> str:
+    return f"{facts.area_um2 / 1e6:.1f} mm²" if facts.area_um2 else "area not known"
+
+
+def _energy(facts: ChipFacts) -> str:
+    for unit, factor in (("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6)):
+        if facts.energy_j >= factor:
+            return f"{facts.energy_j / factor:.3g} {unit}"
+    return f"{facts.energy_j:.2g} J"

@@ -1,0 +1,429 @@
+"""The best chips for a network, each with its best plan (room planning).
+
+In: a network per microbatch, a space of chips, jobs. Out: ``Codesign``: the chip and plan of the highest throughput,
+proven over the whole space; the front that nothing beats in throughput, area and energy; what one finds by searching
+only the chip or only the plan. A chip is planned for only while its bound is above what is known: if every layer takes
+at least r times what it takes on a chip that was planned for, r at most 1, no plan is more than 1 / r times as fast, as
+transfers are the same. Not here: what a plan yields (``stages``), what layers take (``model``).
+
+Source: PHAZE (Wang et al., ICML 2024), section 4.4; the bounds, which are in place of its walk over areas, are ours.
+"""
+
+# P chips, S settings
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InfeasibleError
+from windtunnel.base.pareto import is_best
+from windtunnel.systems.chips.lists import list_schedule
+from windtunnel.systems.chips.model import ChipSpace, LayerTimes, Model, layer_times, phase_cycles
+from windtunnel.systems.chips.networks import Expert
+from windtunnel.systems.chips.operations import Cores, Schedule, Task
+from windtunnel.systems.chips.stages import Job, StagePlan, Stages
+from windtunnel.base.progress import Progress
+
+__all__ = ["Case", "Choice", "Codesign", "Search", "Setting", "Solver"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Solver = Callable[[Sequence[Task]], Sequence[Schedule]]
+_ROUNDING = 1e-9
+_KEPT_PLANS = 6  # that were best on other chips, and bound what is searched on the next
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is chosen besides chip and stages: sequences of a microbatch, memory of a device, recomputing."""
+
+    microbatch: int
+    memory_bytes: float
+    is_recomputed: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chip of the space, by its row, and a plan on it.
+
+    Parameters
+    ----------
+    chip : int
+    setting : Setting
+    plan : StagePlan
+    samples_per_s : float
+    area_um2 : float
+    energy_j : float
+        Of a sequence: multiplications, buffers and memories of all devices, not links, nor what stands still.
+    """
+
+    chip: int
+    setting: Setting
+    plan: StagePlan
+    samples_per_s: float
+    area_um2: float
+    energy_j: float
+
+
+@dataclass(frozen=True)
+class Codesign:
+    """What was found.
+
+    Parameters
+    ----------
+    best : Choice
+    front : tuple of Choice
+        By area, smallest first, each chip and setting with its fastest plan: what no other beats in area, energy and
+        throughput, by over the tolerance. A chip is left out if one that is no larger yields as much, and with the
+        plan of that one it would take no less energy.
+    bound_samples_per_s : float
+        No chip with any plan yields more, with any schedule of operators.
+    num_planned : int
+        Chips with settings for which plans were searched, of ``num_possible``.
+    """
+
+    best: Choice
+    front: tuple[Choice, ...]
+    bound_samples_per_s: float
+    num_planned: int
+    num_possible: int
+
+
+@dataclass
+class Case:
+    """One setting: its stages, and what is known of every chip."""
+
+    setting: Setting
+    stages: Stages
+    times: LayerTimes
+    distinct: Ints
+    upper_P: Floats
+    known_P: Floats = field(init=False, repr=False)  # yielded by chips that are no larger and take no more energy
+    scratch: Floats = field(init=False, repr=False)
+    open: Ints = field(init=False, repr=False)  # chips that could still be better than what is known
+    anchors: list[tuple[int, float]] = field(default_factory=list)
+    last: list[StagePlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scratch = self.stages.scratch()
+        self.begin()
+
+    def begin(self) -> None:
+        """Any chip could be the best; bounds stay."""
+        self.open, self.known_P = np.arange(len(self.upper_P)), np.zeros(len(self.upper_P))
+
+    def layers_of(self, chip: int) -> tuple[Floats, Floats]:
+        """Seconds of all layers on a chip, forward and backward [L, T]."""
+        return self.times.forward_PUT[chip][self.distinct], self.times.backward_PUT[chip][self.distinct]
+
+    def energy_j(self, rows: Ints, plan: StagePlan) -> Floats:
+        """Joules of a sequence with a plan on some chips, the plan's own microbatch apart."""
+        degrees, total = self.stages.network.degrees, np.zeros(len(rows))
+        for place, stage in enumerate(plan.stages):
+            kinds, counts = np.unique(self.distinct[list(stage.layers)], return_counts=True)
+            times, column = 2 if plan.is_recomputed and place < len(plan.stages) - 1 else 1, degrees.index(stage.degree)
+            for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+                forward, backward = (one[rows, kind, column] for one in self.joules)
+                total += stage.num_devices * count * (times * forward + backward)
+        found: Floats = total / self.setting.microbatch
+        return found
+
+    @property
+    def joules(self) -> tuple[Floats, Floats]:
+        """Of each pass [P, U, T]."""
+        return self.times.forward_j_PUT, self.times.backward_j_PUT
+
+    def plan(self, chip: int, batch_size: int, above: float) -> StagePlan | None:
+        """The best plan on a chip, or None if none yields more than ``above``; bounds all chips by what comes out."""
+        upper_s = batch_size / above if above > 0 else np.inf
+        known = min((self._again(one, chip) for one in self.last), key=lambda one: one.batch_s, default=None)
+        known = known if known is not None and known.batch_s < upper_s else None
+        if known is not None:  # of plans that take the same time the search finds the same one each time
+            upper_s = min(upper_s, known.batch_s * (1 + _ROUNDING))
+        found = self.stages.best(*self.layers_of(chip), upper_s=upper_s, scratch=self.scratch) or known
+        if found is not None and found is not known:
+            self.last = [found, *self.last[: _KEPT_PLANS - 1]]
+        value = above if found is None else batch_size / found.batch_s
+        self.anchors.append((chip, value))
+        _bound(self.upper_P, self.open, self.times.columns, self.times.columns[chip], value)
+        return found
+
+    def _again(self, plan: StagePlan, chip: int) -> StagePlan:
+        """A plan that was best on another chip."""
+        cuts, degrees = [one.layers for one in plan.stages], [one.degree for one in plan.stages]
+        return self.stages.given(cuts, degrees, plan.num_pipelines, *self.layers_of(chip))
+
+    def proven(self) -> float:
+        """What no chip exceeds with any schedule of operators."""
+        upper_P, every = np.full(len(self.upper_P), np.inf), np.arange(len(self.upper_P))
+        for chip, value in self.anchors:
+            _bound(upper_P, every, self.times.least_columns, self.times.columns[chip], value)
+        return float(upper_P.max())
+
+
+@numba.njit(cache=True)
+def _bound(upper_P: Any, rows: Any, columns_PX: Any, one_X: Any, value: float) -> None:
+    """Lower the bounds of some chips to what they cannot exceed if ``value`` is the most that one yields.
+
+    By the part of its times there, at most 1, that every layer takes at least on each.
+    """
+    for chip in rows:
+        ratio = 1.0
+        for column in range(one_X.size):
+            if columns_PX[chip, column] < ratio * one_X[column]:
+                ratio = columns_PX[chip, column] / one_X[column]
+        if value < upper_P[chip] * ratio:
+            upper_P[chip] = value / ratio
+
+
+class Search:
+    """Chips and plans for one network.
+
+    Parameters
+    ----------
+    models : mapping of int to Model
+        By microbatch.
+    space : ChipSpace
+    job : Job
+        Its memory, recomputing and number of microbatches are set by every setting.
+    batch_size : int
+        Sequences.
+    memories : sequence of float
+        Bytes of a device, to choose from.
+    recomputing : sequence of bool
+        To choose from.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[int, Model],
+        space: ChipSpace,
+        job: Job,
+        *,
+        batch_size: int = 4096,
+        memories: Sequence[float] = (80 * 2.0**30,),
+        recomputing: Sequence[bool] = (False, True),
+        progress: Progress | None = None,
+    ) -> None:
+        self.models, self.space, self.batch_size, self.progress = models, space, batch_size, progress
+        self.cases: list[Case] = []
+        self.refused: InfeasibleError | None = None
+        self.depth = next(iter(models.values())).depth
+        for microbatch, model in models.items():
+            times = layer_times(model, space, job.bandwidth_bytes_per_s, progress)
+            network = model.network()
+            for memory_bytes in memories:
+                for is_recomputed in recomputing:
+                    one = replace(job, memory_bytes=memory_bytes, is_recomputed=is_recomputed,
+                                  num_microbatches=-(-batch_size // microbatch))  # fmt: skip
+                    try:
+                        stages = Stages.of(network, one)
+                    except InfeasibleError as error:
+                        self.refused = error
+                        continue
+                    setting = Setting(microbatch, memory_bytes, is_recomputed)
+                    self.cases.append(Case(setting, stages, times, model.distinct, np.full(len(space), np.inf)))
+        if not self.cases and self.refused is not None:
+            raise self.refused
+
+    def run(self, *, tolerance: float = 0.05) -> Codesign:
+        """Search chips and plans together.
+
+        Parameters
+        ----------
+        tolerance : float
+            Relative: chips of the front that yield no more than this above a smaller one are left out. The best chip
+            is exact.
+
+        Raises
+        ------
+        InfeasibleError
+            No plan fits into the memory.
+        """
+        found: list[Choice] = []
+        planned, best = 0, 0.0
+        for case in self.cases:
+            case.begin()
+        begin = [(case, int(case.times.columns.sum(axis=1).argmin())) for case in self.cases]
+        while True:
+            place = begin.pop() if begin else self._next(best, tolerance)
+            if place is None:
+                break
+            case, chip = place
+            planned += 1
+            plan = case.plan(chip, self.batch_size, float(case.known_P[chip]))
+            case.open = case.open[case.open != chip]
+            if plan is not None:
+                choice = self.choice(case, chip, plan)
+                found.append(choice)
+                best = max(best, choice.samples_per_s)
+                self._note(choice, tolerance)
+            if self.progress is not None:
+                self.progress("planning for chips", planned, planned + 1)
+        for case in self.cases:
+            case.begin()
+        if not found:
+            raise self._infeasible()
+        proven = max(case.proven() for case in self.cases)
+        front = _front(found, tolerance)
+        return Codesign(max(found, key=lambda one: one.samples_per_s), front, proven, planned,
+                        len(self.space) * len(self.cases))  # fmt: skip
+
+    @property
+    def upper(self) -> Floats:
+        """What no plan on each chip exceeds, as far as that is known [P]."""
+        found: Floats = np.max([case.upper_P for case in self.cases], axis=0)
+        return found
+
+    def choice(self, case: Case, chip: int, plan: StagePlan) -> Choice:
+        """A plan on a chip with all that counts."""
+        area_um2, energy_j = float(self.space.area_um2[chip]), float(case.energy_j(np.array([chip]), plan)[0])
+        return Choice(chip, case.setting, plan, self.batch_size / plan.batch_s, area_um2, energy_j)
+
+    def _note(self, choice: Choice, tolerance: float) -> None:
+        """All chips that are no smaller and take no less energy with the same plan have to yield more than this one."""
+        area_P = self.space.area_um2
+        for case in self.cases:
+            rows = case.open
+            takes_j = case.energy_j(rows, choice.plan)
+            is_behind = (area_P[rows] >= choice.area_um2) & (takes_j * (1 + tolerance) >= choice.energy_j)
+            behind = rows[is_behind]
+            case.known_P[behind] = np.maximum(case.known_P[behind], choice.samples_per_s)
+
+    def _next(self, best: float, tolerance: float) -> tuple[Case, int] | None:
+        """The chip and setting with the highest bound among those that could be better than what is known.
+
+        Bounds only fall and what is known only rises: what cannot be better now never will be.
+        """
+        found: tuple[float, Case, int] | None = None
+        for case in self.cases:
+            needed = case.known_P[case.open] * (1 + tolerance)
+            needed = np.where(needed > best, np.maximum(best, case.known_P[case.open]), needed) * (1 + _ROUNDING)
+            case.open = case.open[case.upper_P[case.open] > needed]
+            if case.open.size:
+                chip = int(case.open[case.upper_P[case.open].argmax()])
+                if found is None or case.upper_P[chip] > found[0]:
+                    found = float(case.upper_P[chip]), case, chip
+        return None if found is None else found[1:]
+
+    def plans_of(self, chip: int) -> Choice:
+        """The best plan on one chip over all settings.
+
+        Raises
+        ------
+        InfeasibleError
+            No plan fits into the memory.
+        """
+        best: Choice | None = None
+        for case in self.cases:
+            known = best.samples_per_s if best else 0.0
+            plan = case.plan(chip, self.batch_size, known)
+            if plan is not None:
+                best = self.choice(case, chip, plan)
+        if best is None:
+            raise self._infeasible()
+        return best
+
+    def chips_for(self, expert: Expert, chips: Iterable[int] | None = None) -> Choice:
+        """The best chip for a plan that is given, over all settings that it fits.
+
+        Raises
+        ------
+        InfeasibleError
+            It fits in no setting; names the tightest stage and layer.
+        InputError
+            The plan takes more devices than there are.
+        """
+        rows = np.arange(len(self.space)) if chips is None else np.array(list(chips), np.int64)
+        cuts = expert.cuts(self.depth)
+        best: Choice | None = None
+        refused: InfeasibleError | None = None
+        for case in self.cases:
+            try:
+                yields_P = self._yields(case, cuts, expert, rows)
+            except InfeasibleError as error:
+                refused = error
+                continue
+            chip = int(rows[yields_P.argmax()])
+            if best is None or yields_P.max() > best.samples_per_s:
+                plan = case.stages.given(cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(chip))
+                best = self.choice(case, chip, plan)
+        if best is None:
+            assert refused is not None
+            raise refused
+        return best
+
+    def rescheduled(self, choice: Choice, solve: Solver) -> Choice:
+        """The same chip and plan, operators of its layers scheduled by a solver wherever no list schedule is proven."""
+        case = next(one for one in self.cases if one.setting == choice.setting)
+        model = self.models[choice.setting.microbatch]
+        times = {"forward": case.times.forward_PUT[choice.chip].copy(),
+                 "backward": case.times.backward_PUT[choice.chip].copy()}  # fmt: skip
+        least = {"forward": case.times.least_forward_PUT[choice.chip],
+                 "backward": case.times.least_backward_PUT[choice.chip]}  # fmt: skip
+        used = {one.degree for one in choice.plan.stages}
+        chip = self.space.take(np.array([choice.chip]))
+        open_phases = [
+            (at, place, phase, getattr(layer, phase))
+            for at, place, phase, layer in model.phases()
+            if model.degrees[place] in used and times[phase][at, place] > least[phase][at, place] * (1 + _ROUNDING)
+        ]
+        tasks = []
+        for *_, work in open_phases:
+            single, spread = phase_cycles(work, chip)
+            tasks.append((work.operations, single[0], spread[0], Cores(*map(int, chip.cores[0]))))
+        for (at, place, phase, _), task, schedule in zip(open_phases, tasks, solve(tasks), strict=True):
+            saved = list_schedule(*task).cycles - schedule.cycles
+            times[phase][at, place] -= saved / self.space.clock_hz
+        cuts, degrees = [one.layers for one in choice.plan.stages], [one.degree for one in choice.plan.stages]
+        plan = case.stages.given(
+            cuts, degrees, choice.plan.num_pipelines, times["forward"][case.distinct], times["backward"][case.distinct]
+        )
+        return replace(choice, plan=plan, samples_per_s=self.batch_size / plan.batch_s)
+
+    def _yields(self, case: Case, cuts: list[list[int]], expert: Expert, rows: Ints) -> Floats:
+        """Samples per second of a given plan on chips [P]."""
+        one = case.stages.given(cuts, [expert.degree] * len(cuts), expert.num_pipelines, *case.layers_of(int(rows[0])))
+        column = case.stages.network.degrees.index(expert.degree)
+        forward = case.times.forward_PUT[rows, :, column][:, case.distinct]
+        backward = case.times.backward_PUT[rows, :, column][:, case.distinct]
+        worst_P = np.zeros(len(rows))
+        for place, cut in enumerate(cuts):
+            waits = case.stages.waits(cuts, place, column)
+            forward_P, backward_P = forward[:, cut].sum(axis=1), backward[:, cut].sum(axis=1)
+            again_P = np.maximum(waits[1], forward_P if case.setting.is_recomputed and place < len(cuts) - 1 else 0.0)
+            worst_P = np.maximum(worst_P, waits[0] + forward_P + again_P + backward_P)
+        batches = -(-case.stages.job.num_microbatches // expert.num_pipelines)
+        yields: Floats = self.batch_size / (worst_P * (batches + len(cuts) - 1) + one.sync_s)
+        return yields
+
+    def _infeasible(self) -> InfeasibleError:
+        return self.refused or InfeasibleError(
+            "no plan fits into the memory",
+            where=", ".join(f"{case.setting.memory_bytes / 2**30:.0f} GiB" for case in self.cases),
+            fix="more memory (--hbm), a smaller microbatch, or more devices",
+        )
+
+
+def _front(choices: Iterable[Choice], tolerance: float) -> tuple[Choice, ...]:
+    """What no other beats in area, energy and throughput, thinned by the tolerance; the fastest is kept."""
+    given = sorted(choices, key=lambda one: (one.area_um2, -one.samples_per_s))
+    goals = [(one.area_um2, one.energy_j, -one.samples_per_s) for one in given]
+    ordered = [one for one, is_kept in zip(given, is_best(goals).tolist(), strict=True) if is_kept]
+    fastest = max(ordered, key=lambda one: one.samples_per_s)
+    found: list[Choice] = []
+    for one in ordered:
+        is_behind = any(
+            one.samples_per_s <= other.samples_per_s * (1 + tolerance)
+            and one.energy_j * (1 + tolerance) >= other.energy_j
+            for other in found
+        )
+        if not is_behind or one is fastest:
+            found.append(one)
+    return tuple(found)

@@ -1,0 +1,293 @@
+"""``windtunnel codesign``: the chip and the plan for a network, chosen together (room cli)."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.systems.chips import verb_circulant as codesign_circulant  # noqa: F401 - each registers its verbs
+from windtunnel.systems.chips import verb_zeros as codesign_zeros  # noqa: F401 - each registers its verbs
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._files import open_graph, require_free, stem
+from windtunnel.cli._options import Force, Json
+from windtunnel.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.chips.answer import Answer, Options, Shared
+    from windtunnel.systems.chips.search import Choice
+
+_SCHEMA = "windtunnel.codesign/1"
+_TPU_V4 = "phaze:8x128x128+2x128+128MiB"
+_WORDS = {
+    "given": "given chip, its makers' plan",
+    "chip": "best chip for that plan",
+    "plan": "best plan on that chip",
+    "both": "both together",
+    "smallest": "least area for that rate",
+    "frugal": "least energy for that rate",
+}
+
+
+@registry.verb("codesign model", source="PHAZE")
+def model(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="bert-large, opt-350m, gpt2-xl, megatron-gpt2-2.5b, megatron-gpt2-8.3b, gpt3, llama2-7b, or train.wt.",
+        ),
+    ],
+    microbatches: Annotated[
+        str, typer.Option(metavar="LIST", help="Samples of a microbatch, to choose from: 1,2,4.")
+    ] = "1",
+    hbm: Annotated[
+        str, typer.Option(metavar="LIST", help="Memory of a device, to choose from: 32GiB,80GiB.")
+    ] = "80GiB",
+    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Accelerators.")] = 1024,
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of a device's link.")] = "4GiB/s",
+    memory_bandwidth: Annotated[
+        str, typer.Option("--memory-bandwidth", metavar="RATE", help="Between a chip and its memory.")
+    ] = "1.2TB/s",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of a batch.")] = 4096,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Of a graph's step; as captured by default.")] = 0,
+    at_least: Annotated[
+        float,
+        typer.Option("--at-least", min=0.0, metavar="N", help="Also the cheapest chips that yield N samples per s."),
+    ] = 0.0,
+    chip: Annotated[str, typer.Option(metavar="NAME", help="The given chip; by default what a TPU v4 has.")] = _TPU_V4,
+    area_limit: Annotated[
+        str, typer.Option("--area-limit", metavar="MM2", help="Square millimeters; by default 278.83.")
+    ] = "",
+    fixed_plan: Annotated[
+        bool, typer.Option("--fixed-plan", help="Choose only the chip, for the plan of the model's makers.")
+    ] = False,
+    fixed_chip: Annotated[bool, typer.Option("--fixed-chip", help="Choose only the plan, on the given chip.")] = False,
+    peak: Annotated[
+        bool, typer.Option("--peak", help="Products at the peak of the multipliers, as if memory never waited.")
+    ] = False,
+    adam: Annotated[bool, typer.Option("--adam", help="Two states per parameter besides weight and gradient.")] = False,
+    memory_model: Annotated[
+        str, typer.Option("--memory-model", metavar="HOW", help="alive, or sum of all outputs as published.")
+    ] = "alive",
+    tolerance: Annotated[
+        str, typer.Option(metavar="RATIO", help="The front leaves out what is no more than this better.")
+    ] = "1%",
+    solver: Annotated[
+        str, typer.Option(metavar="HOW", help="Operators of what is shown: lists, ilp or cp-sat (20 s a layer).")
+    ] = "lists",
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel codesign bert-large --microbatches 1,2
+
+    Choose the accelerator together with the pipeline that trains a model on many of them.
+
+    All 29,360 templates of tensor cores, vector cores and buffers are searched; the best comes with a bound on all.
+    """
+    from windtunnel.systems.chips.answer import GOALS, shared_chip
+
+    if report is not None:
+        require_free(report, force=force)
+    _require_networks(models)
+    if fixed_plan and fixed_chip:
+        raise InputError("with both fixed there is nothing to choose", where="--fixed-plan --fixed-chip")
+    parts: tuple[str, ...] = (
+        ("given", "chip") if fixed_plan else ("given", "plan") if fixed_chip else ("given", "chip", "plan", "both")
+    )
+    options = _options(
+        microbatches, hbm, devices, bandwidth, memory_bandwidth, batch, chip, area_limit, tolerance,
+        mode="peak" if peak else "tiled", copies=4 if adam else 2, memory_model=memory_model, solver=solver,
+        at_least=at_least,
+    )  # fmt: skip
+    parts += tuple(GOALS) if at_least else ()
+    with Progress("searching") as progress:
+        try:
+            answers = [_search(name, options, parts, samples, progress) for name in dict.fromkeys(models)]
+        except InfeasibleError as error:  # the memory is an option: one that leaves no plan at all is a wrong one
+            raise InputError(error.message, where=error.where, fix=error.fix) from error
+        shared = shared_chip(answers) if len(answers) > 1 and "both" in parts else None
+    if report is not None:
+        from windtunnel.systems.chips.page import codesign_page
+
+        codesign_page(answers, report, overwrite=force)
+    if as_json:
+        print_json(_document(answers, shared))
+    else:
+        for answer in answers:
+            _print(answer)
+        _print_all(answers, shared)
+    if report is not None:
+        advise(f"written: {report}")
+    elif not as_json and "both" in parts:
+        suggest("windtunnel", "codesign", *models, "--report", "codesign.html")
+
+
+def _require_networks(names: list[str]) -> None:
+    for ending, verb in ((".npz", "zeros"), (".json", "circulant")):
+        if any(name.endswith(ending) for name in names):
+            fix = shlex.join(["windtunnel", "codesign", verb, *names])
+            raise InputError("that is no network and no graph", where=", ".join(names), fix=fix)
+
+
+def _search(name: str, options: Options, parts: tuple[str, ...], samples: int, progress: Progress) -> Answer:
+    """A published network, or the step of a captured one, whose makers' plan nobody knows."""
+    from windtunnel.systems.chips.answer import codesign as search
+    from windtunnel.systems.chips.answer import codesign_models
+    from windtunnel.systems.chips.networks import EXPERTS
+
+    path = Path(name)
+    if name in EXPERTS or not (path.suffix or path.exists()):
+        return search(name, options, parts, progress)
+    from windtunnel.systems.chips.captured import captured_models
+    from windtunnel.whatifs.another_batch import batch_of
+
+    if "chip" in parts and "both" not in parts:
+        raise InputError("there is no plan of its makers", where=name, fix="leave out --fixed-plan")
+    graph = open_graph(path, progress=progress, needs_times=False)
+    models = captured_models(stem(path), graph, samples or batch_of(graph), options.microbatches)
+    return codesign_models(models, options, [one for one in parts if one not in ("given", "chip")], progress=progress)
+
+
+def _options(
+    microbatches: str,
+    hbm: str,
+    devices: int,
+    bandwidth: str,
+    memory_bandwidth: str,
+    batch: int,
+    chip: str,
+    area_limit: str,
+    tolerance: str,
+    *,
+    mode: str,
+    copies: int,
+    memory_model: str,
+    solver: str,
+    at_least: float,
+) -> Options:
+    from windtunnel.systems.chips.answer import Options, template_of
+    from windtunnel.units import parse_rate, parse_ratio, parse_size
+
+    if memory_model not in ("alive", "sum"):
+        raise InputError(f"memory cannot be counted by {memory_model!r}", where="--memory-model", fix="alive or sum")
+    return Options(
+        microbatches=tuple(_whole(one) for one in _parts(microbatches)),
+        memories=tuple(float(parse_size(one)) for one in _parts(hbm)),
+        num_devices=devices,
+        bandwidth_bytes_per_s=parse_rate(bandwidth),
+        memory_bandwidth_bytes_per_s=parse_rate(memory_bandwidth),
+        batch_size=batch,
+        chip=template_of(chip),
+        area_limit_um2=_area_um2(area_limit) if area_limit else None,
+        mode=mode,
+        copies=copies,
+        memory_model=memory_model,  # type: ignore[arg-type]
+        tolerance=parse_ratio(tolerance),
+        solver=solver,
+        least_samples_per_s=at_least or None,
+    )
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise InputError(f"{text!r} is no microbatch", where="--microbatches", fix="whole numbers above 0: 1,2,4")
+    return int(text)
+
+
+def _area_um2(text: str) -> float:
+    try:
+        return 1e6 * float(text.removesuffix("mm2"))
+    except ValueError:
+        raise InputError(f"{text!r} is no area", where="--area-limit", fix="square millimeters: 278.83") from None
+
+
+def _document(answers: list[Answer], shared: Shared | None) -> dict[str, Any]:
+    from windtunnel.systems.chips.answer import chip_name, choice_dict, geometric_mean
+
+    gains = [answer.gain() for answer in answers if answer.gain() == answer.gain()]
+    document: dict[str, Any] = {
+        "schema": _SCHEMA,
+        "models": [answer.to_dict() for answer in answers],
+        "gain_over_given": geometric_mean(gains),
+    }
+    if shared is not None:
+        templates = answers[0].templates["both"]
+        document["shared"] = {
+            "chip": chip_name(templates, shared.chip),
+            "share_of_own_best": shared.share,
+            "models": {name: choice_dict(one, templates) for name, one in shared.choices.items()},
+        }
+    return document
+
+
+def _print(answer: Answer) -> None:
+    from windtunnel.systems.chips.answer import chip_name
+
+    say(f"{answer.name}: samples per second, area of a chip, energy of a sample")
+    rows = []
+    for part, choice in answer.choices.items():
+        gain = f"{answer.gain(part):.2f}x" if answer.base in answer.choices else ""
+        name = chip_name(answer.templates[part], choice.chip).removeprefix("phaze:")
+        numbers = f"{choice.samples_per_s:,.1f}", gain, f"{choice.area_um2 / 1e6:.1f}", f"{choice.energy_j:,.3g}"
+        rows.append([_WORDS[part], *numbers, name])
+    print_table(["chosen", "per s", "gain", "mm2", "J", "chip"], rows, numbers=(1, 2, 3, 4), gives_way=0)
+    for part, reason in answer.refused.items():
+        say_wrapped(f"  {_WORDS[part]}: {reason}")
+    last = list(answer.choices)[-1]
+    say_wrapped(f"  plan of the last: {_plan(answer.choices[last])}")
+    for part, one in answer.cheapest.items():
+        less = {"smallest": "of less area", "frugal": "that takes less energy with its fastest plan"}[part]
+        say_wrapped(f"  {_WORDS[part]}: no chip {less} yields as much; {one.num_planned:,} of {one.num_possible:,} "
+                    "were planned for")  # fmt: skip
+    found = answer.found
+    if found is not None:
+        above = found.bound_samples_per_s / found.best.samples_per_s - 1
+        proof = "no chip with any plan is better" if above < 1e-6 else f"no chip is more than {above:.1%} better"
+        say_wrapped(f"  {proof}: {found.num_planned:,} of {found.num_possible:,} were planned for, bounds rule out "
+                    f"the rest; {len(found.front)} chips on the front")  # fmt: skip
+    say()
+
+
+def _plan(choice: Choice) -> str:
+    from windtunnel.units import format_size
+
+    plan, setting = choice.plan, choice.setting
+    degrees = sorted({one.degree for one in plan.stages})
+    stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
+    recomputed = "recomputed" if setting.is_recomputed else "stashed"
+    memory = max(one.memory_bytes for one in plan.stages)
+    return (
+        f"{plan.num_pipelines} pipelines of {stages}, tensor degree {', '.join(map(str, degrees))}, microbatch "
+        f"{setting.microbatch}, {recomputed}, {format_size(memory)} of {format_size(setting.memory_bytes)}, "
+        f"{plan.num_devices:,} devices"
+    )
+
+
+def _print_all(answers: list[Answer], shared: Shared | None) -> None:
+    from windtunnel.systems.chips.answer import chip_name, geometric_mean
+
+    gains = [answer.gain() for answer in answers if answer.gain() == answer.gain()]
+    if len(answers) > 1 and gains:
+        say(f"geometric mean over {len(gains)} models: {geometric_mean(gains):.2f}x the given chip and plan")
+    if shared is not None:
+        name = chip_name(answers[0].templates["both"], shared.chip)
+        say_wrapped(f"one chip for all: {name} yields {shared.share:.0%} of what each model's own best chip does")
+
+
+@registry.verb("codesign", source="PHAZE", default="model")
+def _group() -> None:
+    """Example: windtunnel codesign bert-large --microbatches 1,2
+
+    Choose an accelerator together with what runs on it: plans, zeros that are skipped, blocks.
+
+    A network or a graph needs no verb: codesign MODEL is codesign model MODEL; codesign model --help shows its options.
+    """

@@ -1,0 +1,88 @@
+"""``windtunnel codesign circulant layers.json``: sizes of circulant blocks and the engine for them (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.hardware.accelerators import Accelerator
+    from windtunnel.systems.chips.circulant import CirculantAnswer
+
+__all__ = ["circulant"]
+
+_SCHEMA = "windtunnel.codesign-circulant/1"
+_SHOWN = 12
+
+
+@registry.verb("codesign circulant", source="PHAZE")
+def circulant(
+    path: Annotated[Path, typer.Argument(metavar="LAYERS", help="layers.json: what blocks of each size would cost.")],
+    chip_name: Annotated[
+        str, typer.Option("--chip", metavar="NAME", help="A chip with an engine of transforms.")
+    ] = "fourier-engine",
+    accuracy_loss: Annotated[
+        float, typer.Option("--accuracy-loss", min=0.0, metavar="POINTS", help="That blocks may cost.")
+    ] = 1.0,
+    multipliers: Annotated[int, typer.Option(min=1, metavar="N", help="Of an engine for them, at most.")] = 1024,
+    memory_blocks: Annotated[
+        int, typer.Option("--memory-blocks", min=1, metavar="N", help="Of 36 Kib, for all weights together.")
+    ] = 1024,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel codesign circulant layers.json --accuracy-loss 0.5
+
+    Choose a size of circulant blocks for each layer and an engine for them.
+    """
+    from windtunnel.hardware import device
+    from windtunnel.hardware.accelerators import Accelerator as AcceleratorChip
+    from windtunnel.systems.chips.circulant import Limits, design, read_layers
+
+    if report is not None:
+        require_free(report, force=force)
+    chip = device(chip_name)
+    if not isinstance(chip, AcceleratorChip) or chip.fourier_engine is None:
+        raise InputError(f"{chip_name} has no engine of transforms", where="--chip", fix="take fourier-engine")
+    answer = design(
+        read_layers(path), Limits(accuracy_loss, multipliers, memory_blocks, chip.fourier_engine.word_bits), chip
+    )
+    if report is not None:
+        from windtunnel.systems.chips.page_layers import circulant_page
+
+        circulant_page(answer, chip.name, report, overwrite=True)
+        advise(f"written: {report}")
+    if as_json:
+        print_json({"schema": _SCHEMA, "chip": chip.name, **answer.to_dict()})
+    else:
+        _print(answer, chip)
+
+
+def _print(answer: CirculantAnswer, chip: Accelerator) -> None:
+    say(f"{len(answer.layers)} layers on {chip.name}: dense {answer.dense_cycles:,.0f} cycles a sample")
+    rows = []
+    for one in answer.front[:_SHOWN]:
+        engine = f"{one.engine.num_butterflies}x{one.engine.depth}+{one.engine.num_multipliers}"
+        cycles = f"{one.cycles:,.0f}", f"{answer.dense_cycles / one.cycles:.1f}x", f"{one.lost_points:.2f}"
+        smaller = f"{answer.dense_weights / one.num_weights:.1f}x"
+        multipliers = f"{one.engine.num_real_multipliers:,}"
+        rows.append(
+            [*cycles, multipliers, f"{one.num_memory_blocks:,}", smaller, engine, ",".join(map(str, one.blocks))]
+        )
+    headings = ["cycles", "faster", "loss", "multipliers", "memory", "smaller", "engine", "blocks"]
+    print_table(headings, rows, numbers=tuple(range(6)), gives_way=7)
+    if len(answer.front) > _SHOWN:
+        say(f"  and {len(answer.front) - _SHOWN} more on the front (--json has all)")
+    say_wrapped(
+        f"  the quickest: {answer.energy_j:.3g} J a sample for its blocks, counted cycle by cycle "
+        f"{answer.counted_ratio:.3f} of the closed form, fixed point changes outputs by {answer.fixed_point_error:.2%}"
+    )

@@ -1,0 +1,135 @@
+"""``windtunnel codesign zeros train.zeros.npz train.wt``: a network's layers on a chip that skips zeros (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, Json
+from windtunnel.errors import InputError, NotApplicableError
+
+if TYPE_CHECKING:
+    from windtunnel.graph import Graph
+    from windtunnel.systems.chips.skipping import GridAnswer
+
+__all__ = ["zeros"]
+
+_SCHEMA = "windtunnel.codesign-zeros/1"
+
+
+@registry.verb("codesign zeros", source="PHAZE")
+def zeros(
+    masks: Annotated[Path, typer.Argument(metavar="ZEROS", help="train.zeros.npz, of capture --zeros.")],
+    source: Annotated[Path | None, typer.Argument(metavar="GRAPH", help="train.wt: what becomes of its step.")] = None,
+    chip_name: Annotated[
+        str, typer.Option("--chip", metavar="NAME", help="A chip with a grid that skips zeros.")
+    ] = "sparse-grid",
+    check: Annotated[
+        bool, typer.Option("--check", help="Also compute every layer by the rules of the chip, and compare.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Layers and iterations as a picture.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel codesign zeros train.zeros.npz train.wt
+
+    Run the layers of a network on a chip that skips zeros, with the zeros that they had.
+    """
+    from windtunnel.hardware import device
+    from windtunnel.hardware.accelerators import Accelerator
+    from windtunnel.systems.chips.skipping import miscounted, on_grid
+    from windtunnel.sources.zeros.records import read_zeros
+
+    if report is not None:
+        require_free(report, force=force)
+    chip = device(chip_name)
+    if not isinstance(chip, Accelerator):
+        raise InputError(f"{chip_name} does not say what it is built of", where="--chip", fix="take sparse-grid")
+    records = read_zeros(masks)
+    with Progress("simulating") as progress:
+        graph = open_graph(source, progress=progress, needs_times=False) if source else None
+        answers = [on_grid(records.at(one), chip, graph, progress=progress) for one in records.iterations]
+        wrong = miscounted(answers[-1], progress=progress) if check else ()
+    if report is not None:
+        from windtunnel.systems.chips.page_layers import zeros_page
+
+        zeros_page(answers, records.program, report, overwrite=True)
+        advise(f"written: {report}")
+    if as_json:
+        shown = [one.to_dict() for one in answers]
+        checked = {"miscounted": list(wrong)} if check else {}
+        print_json({"schema": _SCHEMA, "program": records.program, "iterations": shown, **checked})
+        return
+    _print(answers[-1])
+    if check:
+        say_wrapped(f"computed by the rules of the chip: {_checked(answers[-1], wrong)}")
+    if len(answers) > 1:
+        _print_over_time(answers)
+    if graph is not None and source is not None and _wins(graph):
+        suggest("windtunnel", "whatif", source, "sparse-accelerator")
+
+
+def _wins(graph: Graph) -> bool:
+    """Whether the what-if would have anything to act on."""
+    from windtunnel.systems.chips.whatif import sparse_accelerator
+
+    try:
+        sparse_accelerator(graph)
+    except NotApplicableError:
+        return False
+    return True
+
+
+def _checked(answer: GridAnswer, wrong: Sequence[str]) -> str:
+    if wrong:
+        return f"{', '.join(wrong)} disagree, which is a defect of ours"
+    return f"all {len(answer.layers)} layers are equal, number by number, with as many multiplications"
+
+
+def _print(answer: GridAnswer) -> None:
+    say(f"{answer.chip}, iteration {answer.iteration}: speed-up of the backward pass over dense")
+    rows = []
+    for one, zeros in zip(answer.layers, answer.zeros, strict=True):
+        dense = [f"{zeros.input_density:.2f}", f"{zeros.gradient_density:.2f}"]
+        if "backward" not in one.passes:
+            rows.append([one.name, *dense, "", "", "", "", "", _times(one.total("dc"), one.total("in+out+wr"))])
+            continue
+        cycles = one.passes["backward"].cycles
+        gains = [_times(cycles["dc"], cycles[mode]) for mode in ("in", "out", "in+out", "in+out+wr")]
+        whole = _times(one.total("dc"), one.total("in+out+wr"))
+        rows.append([one.name, *dense, f"{cycles['dc']:,}", *gains, whole])
+    headings = ["layer", "X", "dY", "dense cycles", "in", "out", "in+out", "+wr", "all passes"]
+    print_table(headings, rows, numbers=tuple(range(1, 9)), gives_way=0)
+    say_wrapped(
+        f"backward pass {answer.speedup('in+out+wr', ('backward',)):.2f}x, whole iteration "
+        f"{answer.speedup('in+out+wr'):.2f}x, energy {answer.speedup('in+out+wr', what='energy_j'):.2f}x less; with "
+        f"memory and the looking through masks {answer.speedup('in+out+wr', what='step_cycles'):.2f}x"
+    )
+    from windtunnel.systems.chips.skipping import MODE_WORDS
+
+    for mode, step_ns in answer.steps_ns.items():
+        say(f"  {MODE_WORDS[mode]:25} chip {answer.busy_ns[mode] / 1e6:10,.3f} ms   step {step_ns / 1e6:10,.3f} ms")
+    if answer.unmatched:
+        say_wrapped(f"  not in the graph: {', '.join(answer.unmatched)}")
+
+
+def _print_over_time(answers: Sequence[GridAnswer]) -> None:
+    rows = [
+        [
+            str(one.iteration),
+            *(f"{one.speedup(mode, ('backward',)):.2f}x" for mode in ("in", "out", "in+out", "in+out+wr")),
+            f"{one.speedup('in+out+wr'):.2f}x",
+        ]
+        for one in answers
+    ]
+    print_table(["iteration", "in", "out", "in+out", "+wr", "all passes"], rows, numbers=tuple(range(6)))
+
+
+def _times(dense: float, cycles: float) -> str:
+    return f"{dense / cycles:.2f}x" if cycles else "-"

@@ -1,0 +1,142 @@
+"""Why one job ended when it did (room cluster): what it was offered, and what taking it would have given.
+
+In: a cluster, jobs, speeds, a policy, a job. Out: each kind of offer that it declined, with the end that it would have
+come to by taking it, and what that would have done to all others: the whole simulation once more, with one decision
+changed. Not here: one run (``model``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.model import ClusterRun, Watch, simulate
+from windtunnel.systems.cluster.policy import Policy
+from windtunnel.cost.speeds import Speeds
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.base.progress import Progress
+from windtunnel.registry import did_you_mean
+
+__all__ = ["Declined", "Why", "explain_job"]
+
+TIERS = ("one machine", "one rack", "several racks")
+
+
+@dataclass(frozen=True)
+class Declined:
+    """An offer that a job did not take; times in ns from the begin of the trace.
+
+    Attributes
+    ----------
+    time_ns : int
+    num_same : int
+        Offers like it until something else was offered, or it started.
+    tier : int
+        0: a machine, 1: a rack, 2: the network.
+    num_machines : int
+    speed : float
+        S there.
+    end_ns : int
+        When the job would have ended, had it taken this.
+    mean_jct_ns : float
+        Of all jobs then.
+    """
+
+    time_ns: int
+    num_same: int
+    tier: int
+    num_machines: int
+    speed: float
+    end_ns: int
+    mean_jct_ns: float
+
+
+@dataclass(frozen=True, eq=False)
+class Why:
+    """One job under a policy.
+
+    Attributes
+    ----------
+    job : int
+    run : ClusterRun
+        As it went.
+    declined : tuple of Declined
+    num_offers : int
+        All that it declined.
+    """
+
+    job: int
+    run: ClusterRun
+    declined: tuple[Declined, ...]
+    num_offers: int
+
+    @property
+    def best(self) -> Declined | None:
+        """The offer that would have made it end the soonest, if any would have made it end sooner."""
+        sooner = [one for one in self.declined if one.end_ns < self.run.end_ns[self.job]]
+        return min(sooner, key=lambda one: one.end_ns, default=None)
+
+
+def explain_job(
+    cluster: Cluster,
+    jobs: Jobs,
+    speeds: Speeds,
+    policy: Policy,
+    job_id: str,
+    *,
+    most: int = 24,
+    progress: Progress | None = None,
+) -> Why:
+    """What a job declined, and what would have been.
+
+    Parameters
+    ----------
+    job_id : str
+    most : int
+        Offers that are tried; those in between are taken as like their neighbors.
+
+    Raises
+    ------
+    InputError
+        There is no such job.
+    NotApplicableError
+        A Python function decides, which declines nothing that could be noted.
+    """
+    found = np.flatnonzero(jobs.job_id == job_id)
+    if not len(found):
+        raise InputError(
+            f"there is no job {job_id!r}", fix=did_you_mean(job_id, jobs.job_id.tolist()) or "see the file"
+        )
+    if policy.decide is not None:
+        raise NotApplicableError("a function of yours decides, and what it did not do is not known", where=job_id)
+    watch = Watch(int(found[0]))
+    run = simulate(cluster, jobs, speeds, policy, watch=watch)
+    offers = watch.declined
+    tries = _turns(offers, run, watch.job, most)
+    declined = []
+    for done, (row, num_same) in enumerate(tries):
+        if progress is not None:
+            progress("offers", done, len(tries))
+        one = offers[row]
+        at_ns = int(one["time"])
+        other = simulate(cluster, jobs, speeds, policy, watch=Watch(watch.job, at_ns))
+        end_ns, mean_ns = int(other.end_ns[watch.job]), float(other.jct_ns.mean())
+        kind = int(one["tier"]), int(one["machines"]), float(one["speed"])
+        declined.append(Declined(at_ns, num_same, *kind, end_ns, mean_ns))
+    return Why(watch.job, run, tuple(declined), len(offers))
+
+
+def _turns(offers: np.ndarray, run: ClusterRun, job: int, most: int) -> list[tuple[int, int]]:
+    """The first of each row of like offers within one wait, and how many there are; evenly thinned out to ``most``."""
+    if not len(offers):
+        return []
+    starts = np.sort(run.segments["start"][run.segments["job"] == job])
+    wait = np.searchsorted(starts, offers["time"], side="right")
+    keys = np.stack([wait, offers["tier"], offers["machines"]])
+    begins = np.flatnonzero(np.any(np.diff(keys, axis=1, prepend=-1), axis=0))
+    lengths = np.diff(begins, append=len(offers))
+    kept = np.unique(np.linspace(0, len(begins) - 1, min(most, len(begins))).round().astype(int))
+    return list(zip(begins[kept].tolist(), lengths[kept].tolist(), strict=True))

@@ -1,0 +1,64 @@
+"""How a job uses links that others may want, too (room cluster).
+
+In: speeds, a model, a shape, links. Out: for which parts of an iteration a job alone sends over the cards of its
+machines and the uplinks of its racks. Not here: what sharing makes of them (``_sharing.py``).
+"""
+
+from __future__ import annotations
+
+from windtunnel.cost.shapes import Shape, all_reduce_ns, tier_of
+from windtunnel.cost.speeds import LayerSpeeds, Links, Speeds
+from windtunnel.cost.collective import IDEAL_BYTES_PER_S
+from windtunnel.errors import InputError
+from windtunnel.hardware import Link
+
+__all__ = ["link_use"]
+
+
+def link_use(speeds: Speeds, model: str, batch: int, shape: Shape, links: Links) -> tuple[float, float, float, float]:
+    """Parts of an iteration that are spent on links, as the simulator's ``SPEED`` has them.
+
+    Speeds that know no tiers are taken to lose all their time on the outermost one that a shape spans. A ring over
+    racks leaves machines by their cards, too, no faster than the uplink; it loads them as much as that is of a card.
+
+    Returns
+    -------
+    tuple of float
+        What it sends alone over machines' cards, and over racks' uplinks; what it adds to the load of a card; the part
+        on uplinks that grows with that load.
+
+    Raises
+    ------
+    InputError
+        Sums run beside the backward pass: how much of them is seen depends on who else sends, too.
+    """
+    if isinstance(speeds, LayerSpeeds):
+        card, uplink = _tiers(speeds, model, batch, shape)
+    else:
+        lost = max(1.0 - speeds.speed(model, batch, shape), 0.0)
+        card, uplink = ((0.0, 0.0), (lost, 0.0), (0.0, lost))[tier_of(shape)]
+    ratio = min(links[2].bandwidth_bytes_per_s / links[1].bandwidth_bytes_per_s, 1.0)
+    taken = min(ratio, 0.5)
+    return card, uplink, card + uplink * taken / (1.0 - taken), uplink * max(2.0 * ratio - 1.0, 0.0)
+
+
+def _tiers(speeds: LayerSpeeds, model: str, batch: int, shape: Shape) -> tuple[float, float]:
+    """Shares of an iteration in racks and between them."""
+    if speeds.overlap:
+        raise InputError(
+            "links are shared among jobs whose sums nothing hides", where="overlap beside shared links",
+            fix="leave one of them out",
+        )  # fmt: skip
+    profile = speeds.profile(model)
+    scale = batch / profile.batch if batch else 1.0
+    iteration_ns = scale * profile.compute_ns / speeds.speed(model, batch, shape)
+    sizes = [int(size) for size in profile.gradient_bytes if size]
+    within, between = (
+        sum(all_reduce_ns(size, shape, _alone(speeds.links, tier), speeds.rule) for size in sizes) for tier in (1, 2)
+    )
+    return within / iteration_ns, between / iteration_ns
+
+
+def _alone(links: Links, tier: int) -> list[Link]:
+    """The same links, as if all but one took no time."""
+    return [link if at == tier else Link(link.name, IDEAL_BYTES_PER_S, latency_ns=0) for at, link in enumerate(links)]

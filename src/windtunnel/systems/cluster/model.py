@@ -1,0 +1,342 @@
+"""What a policy makes of jobs on a cluster (room cluster): the simulation.
+
+In: a cluster, jobs, speeds, a policy. Out: a ``ClusterRun``: every segment of every job. Not here: numbers about it
+(``metrics``), the loop itself (``_engine.py``), other policies to try (``search``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.systems.cluster import _state as st
+from windtunnel.systems.cluster._decide import Asked
+from windtunnel.systems.cluster._engine import run_events
+from windtunnel.systems.cluster._state import State
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.links import link_use
+from windtunnel.systems.cluster.policy import Policy
+from windtunnel.cost.shapes import Shape, canonical, shape_text
+from windtunnel.cost.speeds import Speeds
+from windtunnel.errors import InputError
+from windtunnel.base.progress import Progress
+
+__all__ = ["ClusterRun", "Watch", "new_state", "run_of", "simulate", "supply"]
+
+Ints = NDArray[np.int64]
+_EVENTS_PER_CALL = 2_000_000
+_MOST_DECLINED = 10_000
+
+
+@dataclass
+class Watch:
+    """One job, looked at closely.
+
+    Attributes
+    ----------
+    job : int
+    takes_at_ns : int
+        When it takes whatever it is offered; -1: never anything but what the policy takes.
+    declined : records
+        What it was offered and did not take: ``time``, ``tier``, ``machines`` (their number), ``speed`` (S). Filled in.
+    """
+
+    job: int
+    takes_at_ns: int = -1
+    declined: NDArray[Any] = field(default_factory=lambda: np.empty(0, st.DECLINED))
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterRun:
+    """What happened. Times in ns from the begin of the trace.
+
+    Attributes
+    ----------
+    cluster, jobs, policy
+        What was simulated.
+    first_ns, end_ns, run_ns, restart_ns, longest_wait_ns : int64 [J]
+        First start, end, time that it ran, time of restarts, the longest time that it waited for GPUs at once.
+    num_tiers : int64 [J, 3]
+        Allocations in a machine, a rack, over racks.
+    num_preempted : int64 [J]
+    segments : records [N]
+        From a start to a stop: ``job``, ``start``, ``begin`` (of progress), ``end``, ``back`` (GPUs free again),
+        ``speed`` (S), ``done`` (ns of work), ``tier``, ``place`` and ``width`` (rows of ``places``).
+    places : records [P]
+        ``machine`` and ``gpus`` of each.
+    num_events : int
+    notes : tuple of str
+        What a reader should know of the result.
+    """
+
+    cluster: Cluster
+    jobs: Jobs
+    policy: Policy
+    first_ns: Ints = field(repr=False)
+    end_ns: Ints = field(repr=False)
+    run_ns: Ints = field(repr=False)
+    restart_ns: Ints = field(repr=False)
+    longest_wait_ns: Ints = field(repr=False)
+    num_tiers: Ints = field(repr=False)
+    num_preempted: Ints = field(repr=False)
+    segments: NDArray[Any] = field(repr=False)
+    places: NDArray[Any] = field(repr=False)
+    num_events: int
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def jct_ns(self) -> Ints:
+        """Job completion times, from arrival to end, int64 [J]."""
+        return self.end_ns - self.jobs.arrival_ns
+
+    @cached_property
+    def queueing_ns(self) -> Ints:
+        """Time that each job had no GPUs, int64 [J]."""
+        return self.jct_ns - self.run_ns - self.restart_ns
+
+    @cached_property
+    def segment_places(self) -> tuple[Ints, Ints]:
+        """Each machine of each segment: row of ``segments``, row of ``places``, both int64 [P]."""
+        width = self.segments["width"]
+        rows = np.repeat(np.arange(len(width)), width)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(width) - width, width)
+        return rows, self.segments["place"][rows] + within
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the first arrival to the last end."""
+        return int(self.end_ns.max() - self.jobs.arrival_ns.min())
+
+
+def simulate(
+    cluster: Cluster,
+    jobs: Jobs,
+    speeds: Speeds,
+    policy: Policy,
+    *,
+    quantum: int = 0,
+    watch: Watch | None = None,
+    progress: Progress | None = None,
+) -> ClusterRun:
+    """Run jobs on a cluster under a policy.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    jobs : Jobs
+    speeds : Speeds
+        S of each model on each shape; asked once per model, batch and shape.
+    policy : Policy
+    quantum : int
+        Iterations per GPU after which a job may end or give way, as published; 0: at any time (fluid).
+    watch : Watch, optional
+        One job.
+    progress : callable, optional
+        Hears how many jobs are over.
+
+    Raises
+    ------
+    InputError
+        A job is larger than the cluster, a lease is shorter than a checkpoint or a quantum, or the policy starts
+        nothing any more, starts what it may not, or preempts in a cycle.
+    PriceError
+        A model has no speed.
+    """
+    jobs.require_fit(cluster.num_gpus)
+    rules = policy.rules(cluster)
+    notes = _checked(cluster, jobs, policy, quantum)
+    state, profiles = new_state(cluster, jobs, policy, quantum)
+    if watch is not None:
+        state.at[st.WATCHED], state.at[st.EAGER] = watch.job, watch.takes_at_ns
+        state = state._replace(declined=_table(st.DECLINED, _MOST_DECLINED))
+    most = _EVENTS_PER_CALL
+
+    def supplied(state: State, code: int) -> State:
+        return supply(state, code, profiles, speeds, cluster)
+
+    asked = Asked(policy, rules, cluster, jobs, supplied)
+    while (code := run_events(state, rules, most, st.NEVER)) != st.DONE:
+        if progress is not None:
+            progress("jobs", int(state.at[st.NUM_OVER]), len(jobs))
+        if code in (st.NEED_SPEED, st.NEED_ROOM):
+            state = supplied(state, code)
+        elif code == st.ASK:
+            state = asked(state)
+        elif state.at[st.POPPED] >= most:
+            most += _EVENTS_PER_CALL
+        else:
+            raise InputError(
+                f"{state.at[st.NUM_WAITING]} jobs wait on an idle cluster and the policy starts none of them",
+                where=f"job {jobs.job_id[state.waiting[0]]}, {jobs.gpus[state.waiting[0]]} GPUs",
+                fix="let the policy start them, or yield a Wake at the time when it will",
+            )
+    if watch is not None:
+        watch.declined = np.asarray(state.declined[: state.at[st.NUM_DECLINED]])
+    return run_of(state, cluster, jobs, policy, notes)
+
+
+def supply(state: State, code: int, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
+    """The speed, or the room, for want of which the loop returned."""
+    return _with_speed(state, profiles, speeds, cluster) if code == st.NEED_SPEED else _grown(state)
+
+
+def _checked(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int) -> tuple[str, ...]:
+    """Refuse leases in which nothing can be done; say where one never matters."""
+    lease_ns = policy.lease_ns(cluster)
+    if quantum < 0:
+        raise InputError(f"a quantum of {quantum} iterations cannot be", fix="give 0 or more")
+    if quantum and cluster.shares_links:
+        raise InputError(
+            "jobs that share links change their speed within a quantum", where=f"a quantum of {quantum} iterations",
+            fix="leave the quantum out, or let links be everybody's own",
+        )  # fmt: skip
+    if not policy.has_lease:
+        return ()
+    most = int(jobs.gpus.max())
+    cost_ns = 0 if policy.is_free_to_move else max(cluster.checkpoint_ns_per_gpu, cluster.restart_ns_per_gpu) * most
+    if lease_ns <= cost_ns:
+        raise InputError(
+            f"a lease of {lease_ns / 1e9:g} s is over before a job of {most} GPUs is checkpointed or restarted, "
+            f"which takes {cost_ns / 1e9:g} s",
+            where=f"cluster {cluster.name}",
+            fix="give a longer lease_s, or cheaper checkpoints",
+        )
+    if quantum and (longest := float((quantum * jobs.iteration_ns).max())) > lease_ns:
+        raise InputError(
+            f"a quantum of {quantum} iterations takes {longest / 1e9:g} s, longer than a lease of {lease_ns / 1e9:g} s",
+            where=f"job {jobs.job_id[jobs.iteration_ns.argmax()]}",
+            fix="give fewer iterations per quantum, or a longer lease_s",
+        )
+    if lease_ns > jobs.work_ns.max():
+        return ("every job fits into one lease: nobody is preempted, and orders matter only while jobs wait",)
+    return ()
+
+
+def new_state(cluster: Cluster, jobs: Jobs, policy: Policy, quantum: int = 0) -> tuple[State, NDArray[Any]]:
+    """Before anything has happened; and models with batches, by the number that jobs have of them."""
+    profiles, profile = np.unique(
+        np.array([f"{model}\0{batch}" for model, batch in zip(jobs.model, jobs.batch, strict=True)]),
+        return_inverse=True,
+    )
+    num, machines, per_machine = len(jobs), cluster.num_machines, cluster.gpus_per_machine
+    demands, demand = np.unique(jobs.gpus, return_inverse=True)
+    widest = max(cluster.gpus_per_rack, per_machine)
+    at = np.zeros(st.NUM_AT, np.int64)
+    at[st.OPEN], at[st.MOST_OPEN], at[st.MOST_OPEN_RACK] = cluster.num_gpus, per_machine, cluster.gpus_per_rack
+    at[st.SHARES] = cluster.shares_links
+    at[st.RESERVER] = at[st.WATCHED] = at[st.EAGER] = -1
+    open_count = np.zeros(per_machine + 1, np.int64)
+    open_count[per_machine] = machines
+    skewed = [any(name.lower().startswith(one) for one in policy.skewed_models) for name in jobs.model]
+    rows = _table(
+        st.JOB, num, gpus=jobs.gpus, profile=profile, demand=demand, arrival=jobs.arrival_ns, work=jobs.work_ns,
+        quantum=quantum * jobs.iteration_ns, is_skewed=skewed, first=-1, end=-1, segment=-1, timer=st.NEVER,
+    )  # fmt: skip
+    numbers = np.arange(machines) // cluster.machines_per_rack
+    made = State(
+        at=at,
+        machines=_table(st.MACHINE, machines, rack=numbers, free=per_machine, kept_for=-1),
+        rack_first=np.arange(cluster.num_racks + 1) * cluster.machines_per_rack,
+        rack_open=np.full(cluster.num_racks, cluster.gpus_per_rack, np.int64),
+        open_count=open_count,
+        jobs=rows,
+        waiting=np.zeros(num, np.int64),
+        ranked=np.zeros(num, np.int64),
+        events=_table(st.EVENT, 4 * num + 64),
+        segments=_table(st.SEGMENT, 4 * num + 64),
+        places=_table(st.PLACE, 8 * num + 4 * machines),
+        holding=np.zeros(cluster.num_gpus + 1, np.int64),
+        pick=_table(st.PLACE, 2 * (machines + 1)),
+        table=_table(st.SPEED, 1024, speed=np.nan),
+        waits=_table(st.WAITS, (2, len(demands)), head=-1, tail=-1, is_stale=True),
+        frees=np.zeros((2, widest + 1), np.int64),
+        scratch=np.zeros(max(machines, cluster.num_racks), np.int64),
+        thresholds=np.array(policy.thresholds_gpu_s, np.float64),
+        gittins=np.array(policy.gittins, np.float64),
+        declined=_table(st.DECLINED, 0),
+        loads=np.zeros(machines + cluster.num_racks, np.float64),
+        loss=_losses(jobs, per_machine),
+    )
+    return made, profiles
+
+
+def _table(kind: np.dtype[Any], size: int | tuple[int, int], **columns: Any) -> NDArray[Any]:
+    made = np.zeros(size, kind)
+    for name, values in columns.items():
+        made[name] = values
+    return made.view(np.recarray)
+
+
+def _losses(jobs: Jobs, per_machine: int) -> NDArray[np.float64]:
+    """How many fewer jobs of the mix a machine could then take, by free GPUs and GPUs taken of them."""
+    share = np.bincount(jobs.gpus[jobs.gpus <= per_machine], minlength=per_machine + 1) / len(jobs)
+    sizes = np.arange(1, per_machine + 1)
+    slots = np.array([(share[1:] * (free // sizes)).sum() for free in range(per_machine + 1)])
+    free, taken = np.indices((per_machine + 1, per_machine + 1))
+    losses: NDArray[np.float64] = np.round(slots[free] - slots[np.maximum(free - taken, 0)], 12)
+    return losses
+
+
+def _with_speed(state: State, profiles: NDArray[Any], speeds: Speeds, cluster: Cluster) -> State:
+    """The picked placement's speed, in the table."""
+    num, job = int(state.at[st.PICKED]), int(state.at[st.ASKING])
+    shape = _picked_shape(state, num)
+    profile = int(state.jobs["profile"][job])
+    model, _, batch = str(profiles[profile]).partition("\0")
+    value = float(speeds.speed(model, int(batch), shape))
+    if not 0 < value < float("inf"):
+        raise InputError(f"{model} has a speed of {value} on {shape_text(shape)}", fix="a speed is above 0")
+    if 2 * int((~np.isnan(state.table["speed"])).sum()) > len(state.table):
+        state = _larger_table(state)
+    one, two = st.shape_keys(state, num)
+    use = link_use(speeds, model, int(batch), shape, cluster.links) if state.at[st.SHARES] else (0.0, 0.0, 0.0, 0.0)
+    _put(state, (profile, np.uint64(one), np.uint64(two), value, *use))
+    return state
+
+
+def _picked_shape(state: State, num: int) -> Shape:
+    racks: dict[int, list[int]] = {}
+    for machine, count in state.pick[:num].tolist():
+        racks.setdefault(int(state.machines["rack"][machine]), []).append(count)
+    return canonical(racks.values())
+
+
+def _put(state: State, row: tuple[Any, ...]) -> None:
+    profile, one, two = row[0], np.uint64(row[1]), np.uint64(row[2])
+    state.table[st.table_slot(state, profile, one, two)] = np.array(row, st.SPEED)
+
+
+def _larger_table(state: State) -> State:
+    larger = state._replace(table=_table(st.SPEED, 2 * len(state.table), speed=np.nan))
+    for row in state.table[~np.isnan(state.table["speed"])].tolist():
+        _put(larger, row)
+    return larger
+
+
+def _grown(state: State) -> State:
+    """Twice the room in every list that grows."""
+    larger = {
+        name: np.concatenate([old, np.zeros_like(old)]).view(np.recarray)
+        for name, old in (("events", state.events), ("segments", state.segments), ("places", state.places))
+    }
+    return state._replace(**larger)
+
+
+def run_of(state: State, cluster: Cluster, jobs: Jobs, policy: Policy, notes: tuple[str, ...] = ()) -> ClusterRun:
+    """What happened until now."""
+    done = {
+        name: state.jobs[name].copy() for name in ("first", "end", "run", "restarting", "longest_wait", "preempted")
+    }
+    segments = state.segments[: state.at[st.NUM_SEGMENTS]]
+    places = state.places[: state.at[st.NUM_PLACES]]
+    num_tiers = np.zeros((len(jobs), 3), np.int64)
+    np.add.at(num_tiers, (segments["job"], segments["tier"]), 1)
+    return ClusterRun(
+        cluster, jobs, policy, done["first"], done["end"], done["run"], done["restarting"], done["longest_wait"],
+        num_tiers, done["preempted"], np.asarray(segments), np.asarray(places), int(state.at[st.POPPED]), notes,
+    )  # fmt: skip

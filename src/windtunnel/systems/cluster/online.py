@@ -1,0 +1,123 @@
+"""A policy that decides as time goes by, about jobs whose ends nobody knows (room cluster).
+
+In: a cluster, jobs, a policy; times, ends of jobs as they happen. Out: what is to be started and stopped now. It is the
+simulator's own loop, run up to the present: what it would know of a job's end is left out. Not here: the jobs
+themselves (``real``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from windtunnel.systems.cluster import _state as st
+from windtunnel.systems.cluster._engine import run_events
+from windtunnel.systems.cluster._running import end_segment
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.model import ClusterRun, new_state, run_of, supply
+from windtunnel.systems.cluster.policy import Policy, Start, Stop
+from windtunnel.cost.speeds import Speeds
+from windtunnel.errors import InputError
+
+__all__ = ["Online"]
+
+_UNKNOWN_NS = 1e17
+"""Work of a job whose end nobody knows: three years."""
+
+_ORDERS = ("nw_sens", "las2d", "fifo", "queues", "max_min")
+_TIMERS = ("fixed", "auto")
+
+
+class Online:
+    """The simulator's loop up to now.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    jobs : Jobs
+        Their arrivals count from time 0; their work is not looked at.
+    speeds : Speeds
+        What a policy believes of placements.
+    policy : Policy
+
+    Raises
+    ------
+    InputError
+        The policy asks how much work is left.
+    """
+
+    def __init__(self, cluster: Cluster, jobs: Jobs, speeds: Speeds, policy: Policy) -> None:
+        if (
+            policy.order not in _ORDERS or policy.timers not in _TIMERS or policy.decide is not None
+            or policy.backfills or policy.migrates or policy.reserve_after_s != float("inf")
+        ):  # fmt: skip
+            raise InputError(
+                "this policy asks when jobs end, which nobody knows of real ones",
+                where=f"order {policy.order}, timers {policy.timers}",
+                fix=f"take one that orders by {', '.join(_ORDERS)}, with fixed or auto timers, such as dally or fifo",
+            )
+        jobs.require_fit(cluster.num_gpus)
+        self.cluster, self.jobs, self.policy = cluster, jobs, policy
+        self._rules = policy.rules(cluster)
+        # shared links move ends, which nobody knows here
+        self._state, self._profiles = new_state(replace(cluster, shares_links=False), jobs, policy)
+        self._state.jobs["work"] = _UNKNOWN_NS
+        self._speeds = speeds
+        self._open: dict[int, int] = {}  # segments that were told of and have not ended: their jobs
+        self._num_seen = 0
+
+    @property
+    def num_over(self) -> int:
+        """Jobs that have ended."""
+        return int(self._state.at[st.NUM_OVER])
+
+    def advance(self, now_ns: int) -> list[Start | Stop]:
+        """Decide whatever is to be decided until now.
+
+        Raises
+        ------
+        PriceError
+            A model has no speed.
+        """
+        self._go(now_ns)
+        return self._changes()
+
+    def ended(self, job: int, now_ns: int) -> None:
+        """A job is done; what follows comes with the next ``advance``."""
+        self._go(now_ns)  # what was to happen before
+        state = self._state
+        if state.jobs["status"][job] == st.RUNNING:
+            self._open.pop(int(state.jobs["segment"][job]), None)
+            end_segment(state, self._rules, job, True)
+        else:  # it ended while it was told to stop
+            st.dequeue(state, job)
+            state.at[st.NUM_OVER] += 1
+            state.jobs["status"][job], state.jobs["end"][job] = st.OVER, now_ns
+
+    def _go(self, now_ns: int) -> None:
+        while (code := run_events(self._state, self._rules, np.iinfo(np.int64).max, now_ns)) != st.LATER:
+            if code == st.DONE:
+                break
+            if code not in (st.NEED_SPEED, st.NEED_ROOM):
+                raise InputError("jobs wait on an idle cluster and the policy starts none of them", where=str(now_ns))
+            self._state = supply(self._state, code, self._profiles, self._speeds, self.cluster)
+
+    def run(self) -> ClusterRun:
+        """What happened until now."""
+        return run_of(self._state, self.cluster, self.jobs, self.policy)
+
+    def _changes(self) -> list[Start | Stop]:
+        """Segments that began or ended since the last look; ends come first, as they free what is taken."""
+        state, segments = self._state, self._state.segments
+        ended = [row for row in self._open if segments["end"][row] != st.NEVER]
+        jobs = [self._open.pop(row) for row in ended]
+        changes: list[Start | Stop] = [Stop(job) for job in jobs if state.jobs["status"][job] != st.OVER]
+        for row in range(self._num_seen, int(state.at[st.NUM_SEGMENTS])):
+            if segments["end"][row] == st.NEVER:
+                first, width = int(segments["place"][row]), int(segments["width"][row])
+                self._open[row] = int(segments["job"][row])
+                changes.append(Start(self._open[row], dict(state.places[first : first + width].tolist())))
+        self._num_seen = int(state.at[st.NUM_SEGMENTS])
+        return changes

@@ -1,0 +1,124 @@
+"""What the verbs of clusters share (room cli): their options, and what these come to.
+
+In: paths and texts. Out: cluster, jobs, speeds. Not here: any verb.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.cluster import Cluster, Jobs
+    from windtunnel.cost.speeds import Speeds
+
+__all__ = [
+    "FREE",
+    "Arrivals",
+    "ClusterPath",
+    "Compress",
+    "Given",
+    "JobsPath",
+    "Models",
+    "Number",
+    "Overlap",
+    "Quantum",
+    "Seed",
+    "ShapeRule",
+    "SharedLinks",
+    "Skip",
+    "SpeedsPath",
+    "given_of",
+]
+
+FREE = "free"
+
+JobsPath = Annotated[
+    Path, typer.Argument(metavar="JOBS", help="A CSV of jobs: ours, Philly, Helios, Alibaba, Tiresias or Dally's.")
+]
+ClusterPath = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")]
+SpeedsPath = Annotated[
+    str,
+    typer.Option(
+        "--speeds", metavar="PATH",
+        help="A table of speeds, a folder of layer tables or of graphs; free: communication costs nothing.",
+    ),
+]  # fmt: skip
+ShapeRule = Annotated[
+    str, typer.Option("--shape", metavar="RULE", help="Of uneven placements: exact, published, flat.")
+]
+SharedLinks = Annotated[bool, typer.Option("--shared-links", help="Jobs that send over one link slow each other.")]
+Overlap = Annotated[bool, typer.Option("--overlap", help="Sums of gradients run beside the backward pass.")]
+Arrivals = Annotated[str, typer.Option(metavar="NAME", help="Of several columns of arrivals, such as p100day.")]
+Compress = Annotated[float, typer.Option(metavar="X", help="Jobs arrive so many times as fast.")]
+Models = Annotated[str, typer.Option(metavar="SHARES", help="For jobs without a model: 'vgg11=1 resnet50=3'.")]
+Number = Annotated[int, typer.Option("--generate", min=0, metavar="N", help="So many new jobs that look like these.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Of generated jobs and drawn models.")]
+Skip = Annotated[bool, typer.Option("--skip-too-large", help="Leave out jobs larger than the cluster.")]
+Quantum = Annotated[int, typer.Option(min=0, metavar="N", help="Iterations between looks, as published; 0: none.")]
+
+
+class Given:
+    """What the options of all verbs come to."""
+
+    def __init__(self, cluster: Cluster, jobs: Jobs, speeds: Speeds, notes: list[str]) -> None:
+        self.cluster, self.jobs, self.speeds, self.notes = cluster, jobs, speeds, notes
+
+
+def given_of(
+    jobs_path: Path, cluster_path: Path, speeds: str, shape: str, arrivals: str, compress: float, models: str,
+    num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool, shares_links: bool,
+) -> Given:  # fmt: skip
+    from windtunnel.systems.cluster import read_cluster
+    from windtunnel.systems.cluster.formats import read_jobs
+    from windtunnel.systems.cluster.generator import fit_mix, generate, with_models
+    from windtunnel.cost.speeds import TableSpeeds
+
+    cluster = read_cluster(cluster_path)
+    cluster = replace(cluster, shares_links=cluster.shares_links or shares_links)
+    trace = read_jobs(jobs_path, arrivals=arrivals)
+    jobs, notes = trace.jobs, list(trace.notes)
+    if num_generated:
+        jobs = generate(fit_mix(jobs), num_generated, seed=seed)
+    if models:
+        jobs = with_models(jobs, _shares(models), seed=seed)
+    large = jobs.gpus > cluster.num_gpus
+    if skip_too_large and large.any() and not large.all():
+        notes.append(f"{int(large.sum())} jobs are larger than the cluster and were left out")
+        jobs = jobs.take(~large)
+    found = _speeds(speeds, shape, cluster, overlap=overlap)
+    noisy = found.faster_than_ideal if isinstance(found, TableSpeeds) else []
+    if noisy:
+        notes.append(
+            f"{len(noisy)} rows of the table of speeds are above 1, which noise can cause: {', '.join(noisy[:4])}"
+        )
+    return Given(cluster, jobs.compressed(compress), found, notes)
+
+
+def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds:
+    from windtunnel.cost import speeds as of
+
+    if text == FREE:
+        return of.FreeCommunication()
+    path = Path(text)
+    if path.is_file():
+        return of.read_speed_table(path)
+    graphs = sorted(path.glob("*.wt"))
+    if graphs:
+        from windtunnel.graph import load
+
+        return of.GraphSpeeds({one.stem: load(one) for one in graphs}, cluster.links, rule=shape)
+    return of.LayerSpeeds(of.read_profiles(path), cluster.links, rule=shape, overlap=overlap)
+
+
+def _shares(text: str) -> dict[str, float]:
+    pairs = [piece.partition("=") for piece in text.split()]
+    try:
+        return {name: float(value or 1) for name, _, value in pairs}
+    except ValueError as cause:
+        raise InputError(f"{text!r} are no shares", where="--models", fix="write 'vgg11=1 resnet50=3'") from cause

@@ -1,0 +1,194 @@
+"""Runs of a cluster as a page (room reports): who ran where, how long jobs took, where communication went.
+
+In: outcomes of policies. Out: one page. All of it is predicted, so all of it is hollow or thin. Not here: simulating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.systems.cluster.layout import TIERS
+from windtunnel.systems.cluster.metrics import communication_ns, honest_notes, use_over_time
+from windtunnel.systems.cluster.model import ClusterRun
+from windtunnel.systems.cluster.search import Outcome
+from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
+from windtunnel.units import format_ratio
+
+__all__ = ["cluster_page"]
+
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333")
+_HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 120.0, 36.0, 14.0, 190.0
+_FRAME = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - _RIGHT)
+_PERCENT = [f"{100 * step // 4} %" for step in range(5)]
+_ROW, _MOST_RECTANGLES, _MOST_MACHINES = 13.0, 6000, 64
+_HOUR_NS = 3.6e12
+
+
+def cluster_page(
+    found: Sequence[Outcome], path: str | Path, *, notes: Sequence[str] = (), overwrite: bool = False
+) -> Path:
+    """Write the page.
+
+    Parameters
+    ----------
+    found : sequence of Outcome
+        Of the same jobs on one cluster, the best first.
+    path : str or Path
+    notes : sequence of str
+        About the trace.
+    overwrite : bool
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    run = found[0].run
+    title = f"{len(run.jobs):,} jobs on {run.cluster}"
+    found = list(found)
+    sections = [
+        Section("policies", "Policies", _headline(found), _table(found)),
+        Section("jct", "Completion times", "Share of jobs that end within a time of their arrival", _curves(found)),
+        Section("notes", "Notes", "What these numbers hang on", _notes(found, notes)),
+        Section("comm", "Communication", "Hours of all jobs in communication, by model and by what they spanned",
+                _communication(found)),
+        Section("use", "Use", "Share of the GPUs that are held", _use(found)),
+        *(
+            Section(f"machines-{at}", f"Machines: {one.name}", f"What machines ran under {one.name}", _gantt(one.run))
+            for at, one in enumerate(found[:3])
+        ),
+    ]  # fmt: skip
+    return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
+
+
+def _headline(found: Sequence[Outcome]) -> str:
+    best, worst = found[0], found[-1]
+    if len(found) == 1:
+        return f"{best.name}: {best.summary.mean_jct_h:,.1f} h from arrival to end on average"
+    ratio = worst.summary.mean_jct_h / best.summary.mean_jct_h
+    return f"{best.name} ends jobs {ratio:.2f} times as soon as {worst.name} on average"
+
+
+def _table(found: Sequence[Outcome]) -> str:
+    head = ("policy", "mean JCT", "of 1 GPU", "of several", "p50", "p90", "p99", "mean queueing", "longest wait",
+            "makespan", "communication", "in use", "preemptions")  # fmt: skip
+    rows = []
+    for one in found:
+        s = one.summary
+        hours = (s.mean_jct_h, s.mean_jct_single_h, s.mean_jct_multi_h, s.jct_h[50], s.jct_h[90], s.jct_h[99],
+                 s.mean_queueing_h, s.longest_wait_h, s.makespan_h)  # fmt: skip
+        shares = (format_ratio(s.communication_share), format_ratio(s.utilization))
+        rows.append((one.name, *(f"{value:,.1f} h" for value in hours), *shares, f"{s.num_preemptions:,}"))
+    return render_table(head, rows, numbers=tuple(range(1, len(head))))
+
+
+def _notes(found: Sequence[Outcome], notes: Sequence[str]) -> str:
+    said = [*notes, *(f"{one.name}: {text}" for one in found for text in honest_notes(one.run))]
+    return "<ul>" + "".join(f"<li>{escape(text, 400)}</li>" for text in said) + "</ul>"
+
+
+def _curves(found: Sequence[Outcome]) -> str:
+    least_h = max(min(float(one.run.jct_ns.min()) for one in found) / _HOUR_NS, 1e-3)
+    most_h = max(float(one.run.jct_ns.max()) for one in found) / _HOUR_NS
+    low, high = np.log10(least_h), max(np.log10(most_h), np.log10(least_h) + 0.1)
+    body = _FRAME.axes((), _PERCENT)
+    for power in range(int(np.ceil(low)), int(np.floor(high)) + 1):
+        body.append(words(_FRAME.x((power - low) / (high - low)), _FRAME.floor + 15, f"{10.0**power:g} h", "middle"))
+    levels = np.linspace(0, 1, 101)
+    for at, one in enumerate(found[: len(_COLORS)]):
+        hours = np.quantile(one.run.jct_ns / _HOUR_NS, levels)
+        body += _line((np.log10(np.maximum(hours, least_h)) - low) / (high - low), levels, at, one.name)
+    return drawing(_HEIGHT, body, "distribution of completion times") + "<p>The axis of time is logarithmic.</p>"
+
+
+def _use(found: Sequence[Outcome]) -> str:
+    most_h = max(one.run.makespan_ns for one in found) / _HOUR_NS
+    body = _FRAME.axes([f"{most_h * step / 4:,.0f} h" for step in range(5)], _PERCENT)
+    for at, one in enumerate(found[: len(_COLORS)]):
+        hours, share = use_over_time(one.run)
+        body += _line(hours / most_h, share, at, one.name)
+    return drawing(_HEIGHT, body, "GPUs held over time")
+
+
+def _communication(found: Sequence[Outcome]) -> str:
+    models = sorted(set(found[0].run.jobs.model.tolist()))
+    head = ("policy", *(model or "no model" for model in models), *TIERS)
+    rows = []
+    for one in found:
+        lost = communication_ns(one.run) / _HOUR_NS
+        by_model = [f"{lost[one.run.jobs.model == model].sum():,.1f}" for model in models]
+        segments = one.run.segments
+        exposed = np.maximum(segments["end"] - segments["begin"] - segments["done"], 0) / _HOUR_NS
+        by_tier = np.bincount(segments["tier"], exposed, minlength=len(TIERS))
+        rows.append((one.name, *by_model, *(f"{hours:,.1f}" for hours in by_tier)))
+    return render_table(head, rows, numbers=tuple(range(1, len(head))))
+
+
+def _gantt(run: ClusterRun) -> str:
+    """A row per machine, as high as its GPUs; segments by job, darker where they span a rack or the network."""
+    first_ns, span_ns = int(run.jobs.arrival_ns.min()), max(run.makespan_ns, 1)
+    machines = min(run.cluster.num_machines, _MOST_MACHINES)
+    scale, per = (WIDTH - _LEFT - 20) / span_ns, run.cluster.gpus_per_machine
+    rows = np.repeat(np.arange(len(run.segments)), run.segments["width"])
+    within = np.arange(len(rows)) - np.repeat(
+        np.cumsum(run.segments["width"]) - run.segments["width"], run.segments["width"]
+    )
+    place = run.places[run.segments["place"][rows] + within]
+    width_ns = run.segments["end"][rows] - run.segments["start"][rows]
+    shown = np.flatnonzero(place["machine"] < machines)
+    shown = shown[np.argsort(-width_ns[shown] * place["gpus"][shown], kind="stable")[:_MOST_RECTANGLES]]
+    used: list[list[tuple[int, int, int]]] = [[] for _ in range(machines)]
+    body = []
+    for at in sorted(shown.tolist(), key=lambda row: int(run.segments["start"][rows[row]])):
+        one, machine, count = run.segments[rows[at]], int(place["machine"][at]), int(place["gpus"][at])
+        begin, end, job = int(one["start"]), int(one["end"]), int(one["job"])
+        used[machine] = [held for held in used[machine] if held[0] > begin]
+        slot = _lowest([held[1:] for held in used[machine]], count)
+        used[machine].append((end, slot, count))
+        x, y = _LEFT + (begin - first_ns) * scale, _TOP + machine * (_ROW + 3) + _ROW * slot / per
+        said = escape(f"{run.jobs.job_id[job]} {run.jobs.model[job]}, {run.jobs.gpus[job]} GPUs, S {one['speed']:.2f}")
+        opacity = (0.35, 0.65, 1.0)[int(one["tier"])]
+        body.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max((end - begin) * scale, 0.3):.1f}" '
+            f'height="{_ROW * count / per:.1f}" fill="{_COLORS[job % len(_COLORS)]}" fill-opacity="{opacity}">'
+            f"<title>{said}</title></rect>"
+        )
+    for machine in range(machines):
+        y = _TOP + machine * (_ROW + 3) + 10
+        body.append(words(_LEFT - 6, y, run.cluster.machine_name(machine), "end"))
+    height = _TOP + machines * (_ROW + 3) + 24
+    body.append(words(_LEFT, height - 8, "0", "start"))
+    body.append(words(WIDTH - 20, height - 8, f"{span_ns / _HOUR_NS:,.0f} h", "end"))
+    left_out = len(rows) - len(shown)
+    note = (
+        f"<p>{left_out:,} short segments or machines beyond the first {machines} are not drawn.</p>" if left_out else ""
+    )
+    key = "<p>Pale: in one machine. Darker: in one rack. Full: over racks.</p>"
+    return drawing(height, body, "segments by machine") + key + note
+
+
+def _lowest(held: Sequence[tuple[int, int]], count: int) -> int:
+    """The lowest place of so many GPUs among those that are held (first, number)."""
+    slot = 0
+    for first, number in sorted(held):
+        if first - slot >= count:
+            break
+        slot = max(slot, first + number)
+    return slot
+
+
+def _line(xs: NDArray[np.float64], ys: NDArray[np.float64], at: int, name: str) -> list[str]:
+    """By shares of both axes."""
+    points = " ".join(f"{_FRAME.x(x):.1f},{_FRAME.y(y):.1f}" for x, y in zip(xs.tolist(), ys.tolist(), strict=True))
+    right, key = _FRAME.right, _TOP + 16 * at
+    return [
+        f'<polyline points="{points}" fill="none" stroke="{_COLORS[at]}" stroke-width="1.6" stroke-dasharray="5 3"/>',
+        f'<rect x="{right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{_COLORS[at]}"/>',
+        words(right + 30, key + 9, name, "start"),
+    ]

@@ -1,0 +1,230 @@
+"""What a scheduling policy is (room cluster): an order, what is taken, how long jobs keep it; or a Python function.
+
+In: settings. Out: a frozen ``Policy`` whose rules the compiled loop follows. Not here: the policies by name
+(``policies``), the loop.
+
+A registered policy is one function. Either it takes settings and returns a ``Policy``; or its first parameter is called
+``state``: then it is called whenever something may start, with a ``View`` of the same state that compiled policies see,
+and yields what it decides: ``Start``, ``Stop`` and ``Wake``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from windtunnel import registry
+from windtunnel.systems.cluster._offers import Rules
+from windtunnel.systems.cluster._state import NEVER
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.errors import InputError
+
+__all__ = ["FITS", "ORDERS", "Decision", "Policy", "Start", "Stop", "Wake", "policy_of", "read_policy"]
+
+ORDERS = ("nw_sens", "las2d", "srtf", "fifo", "queues", "gittins", "mixed", "ends", "ftf", "max_min")
+FITS = ("first", "best", "frag")
+_PLACEMENTS = ("delayed", "spread", "affine")
+_TIMERS = ("fixed", "auto", "marginal")
+_FOREVER_S = float("inf")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a waiting job on GPUs of machines: as many as it asks for."""
+
+    job: int
+    gpus: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Preempt a running job now; it waits again, and its GPUs come back after its checkpoint."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Ask this function again at a time, whatever happens before."""
+
+    at_ns: int
+
+
+Decision = Start | Stop | Wake
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Who is served first, what it takes, and for how long.
+
+    Parameters
+    ----------
+    order : str
+        ``nw_sens`` (most hurt by communication first), ``las2d`` (fewest GPU-seconds served), ``srtf``, ``fifo``,
+        ``queues`` (discretized las2d), ``gittins``, ``mixed`` (las2d, less for who was hurt), ``ftf`` (furthest behind
+        a fair share), ``max_min`` (furthest behind a max-min fair share).
+    placement : str
+        ``delayed`` (a job takes what spans a rack or the network after its timers), ``spread`` (anything, but skewed
+        models wait for one machine), ``affine`` (beside jobs of the same size, else at random).
+    timers : str
+        ``fixed``, ``auto`` (from the waits of the past) or ``marginal`` (by what waiting costs each job).
+    rack_timer_s, network_timer_s : float
+        Of fixed timers: how long a job waits for a machine, for a rack; infinite: until it gets one.
+    history_leases : float
+        What auto timers remember.
+    fit : str
+        Among domains that suffice: ``first``, ``best`` (fewest free) or ``frag`` (least loss of future placements).
+    has_lease : bool
+        All GPUs of a job are offered again when its lease is over.
+    lease_s : float, optional
+        Instead of the cluster's.
+    is_free_to_move : bool
+        Checkpoints and restarts cost nothing.
+    timer_events : bool
+        A timer that expires is an event; False: it waits for the next one, as published.
+    aging : float
+        What a lease waited takes off a key: a bound of the wait.
+    weight : float
+        Of ``mixed``: how much less a job counts that was hurt.
+    tail : float
+        Of ``ends``: power of a job's size that its key is divided by; long jobs wait less, short ones more.
+    patience : float
+        Of marginal timers: how much longer than predicted a wait is taken to be, as others wait too.
+    reserve_after_s : float
+        A job larger than a machine that waited so long gets machines drained for it, one job at a time.
+    thresholds_gpu_s : tuple of float
+        Of ``queues``.
+    promote : float
+        Of ``queues``: back to the first one after waiting so many times as long as it ran; 0: never.
+    gittins : two tuples of float
+        GPU-seconds, and the index from there on.
+    skewed_models : tuple of str
+        Begins of names of models that ``spread`` keeps in one machine.
+    backfills : bool
+        The first job that cannot start gets a reservation, which later ones may not delay (EASY).
+    migrates : bool
+        A spread job moves when a machine has become free.
+    seed : int
+    decide : callable, optional
+        A Python function that decides instead.
+    """
+
+    order: str = "fifo"
+    placement: str = "delayed"
+    timers: str = "fixed"
+    rack_timer_s: float = 0.0
+    network_timer_s: float = 0.0
+    history_leases: float = 48.0
+    fit: str = "best"
+    has_lease: bool = True
+    lease_s: float | None = None
+    is_free_to_move: bool = False
+    timer_events: bool = True
+    aging: float = 0.0
+    weight: float = 0.0
+    tail: float = 0.0
+    patience: float = 1.0
+    reserve_after_s: float = _FOREVER_S
+    thresholds_gpu_s: tuple[float, ...] = ()
+    promote: float = 0.0
+    gittins: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
+    skewed_models: tuple[str, ...] = ()
+    backfills: bool = False
+    migrates: bool = False
+    seed: int = 0
+    decide: Callable[..., Iterable[Decision]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, known in (("order", ORDERS), ("placement", _PLACEMENTS), ("timers", _TIMERS), ("fit", FITS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} cannot be {getattr(self, name)!r}", fix=f"known: {', '.join(known)}")
+        for name in ("rack_timer_s", "network_timer_s", "aging", "tail", "patience", "reserve_after_s", "promote"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not 0 <= self.weight <= 1 or not 1 <= self.history_leases < _FOREVER_S:
+            raise InputError("weight lies between 0 and 1, and history_leases is 1 or more")
+        if self.lease_s is not None and not 0 < self.lease_s < _FOREVER_S:
+            raise InputError(f"a lease of {self.lease_s} s cannot be", fix="give seconds above 0")
+
+    def with_timers(self, rack_timer_s: float, network_timer_s: float) -> Policy:
+        """The same with fixed timers."""
+        return replace(self, timers="fixed", rack_timer_s=rack_timer_s, network_timer_s=network_timer_s)
+
+    def lease_ns(self, cluster: Cluster) -> int:
+        """How long a job keeps its GPUs, and what waits are counted in."""
+        return cluster.lease_ns if self.lease_s is None else round(self.lease_s * 1e9)
+
+    def rules(self, cluster: Cluster) -> Rules:
+        """As numbers, on a cluster."""
+        unit = self.lease_ns(cluster)
+        return Rules(
+            order=ORDERS.index(self.order),
+            placement=_PLACEMENTS.index(self.placement),
+            fit=FITS.index(self.fit),
+            tuner=_TIMERS.index(self.timers),
+            rack_timer=_whole_ns(self.rack_timer_s),
+            network_timer=_whole_ns(self.network_timer_s),
+            lease=unit if self.has_lease else int(NEVER),
+            unit=unit,
+            checkpoint=0 if self.is_free_to_move else cluster.checkpoint_ns_per_gpu,
+            restart=0 if self.is_free_to_move else cluster.restart_ns_per_gpu,
+            history_leases=float(self.history_leases),
+            weight=float(self.weight),
+            aging=float(self.aging),
+            tail=float(self.tail),
+            patience=float(self.patience),
+            reserve_after=_whole_ns(self.reserve_after_s),
+            promote=float(self.promote),
+            has_timers=self.timer_events,
+            backfills=self.backfills,
+            migrates=self.migrates,
+            asks=self.decide is not None,
+            seed=self.seed,
+        )
+
+
+def _whole_ns(seconds: float) -> int:
+    return int(NEVER) if seconds * 1e9 >= float(NEVER) else round(seconds * 1e9)
+
+
+def read_policy(text: str) -> Policy:
+    """A policy by its name and, behind a colon, its settings: ``dally-manual:rack_timer_h=2``.
+
+    Raises
+    ------
+    InputError
+        The name or a setting is not known, or a value does not fit.
+    """
+    from windtunnel.whatifs.request import parse_step
+
+    step = parse_step(text, kind="policy")
+    return policy_of(step.name, **step.parameters)
+
+
+def policy_of(name: str, **parameters: Any) -> Policy:
+    """A registered policy with its settings.
+
+    Raises
+    ------
+    InputError
+        No policy has the name, or it has no such setting.
+    """
+    plugin = registry.get("policy", name)
+    known = list(plugin.parameters)
+    asks = known[:1] == ["state"]
+    unknown = [key for key in parameters if key not in known[asks:]]
+    if unknown:
+        raise InputError(
+            f"policy {name} has no setting {unknown[0]!r}", fix=f"known: {', '.join(known[asks:]) or 'none'}"
+        )
+    if asks:
+        return Policy(has_lease=False, decide=lambda state: plugin.function(state, **parameters))
+    made = plugin.function(**parameters)
+    if not isinstance(made, Policy):
+        raise InputError(
+            f"policy {name} returned {type(made).__name__}, not a Policy",
+            where=plugin.module,
+            fix="return windtunnel.systems.cluster.Policy(...), or name the first parameter `state` and yield decisions",
+        )
+    return made

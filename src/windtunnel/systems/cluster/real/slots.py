@@ -1,0 +1,102 @@
+"""The slots of a real cluster (room cluster): processes in network namespaces, joined by shaped links.
+
+In: a cluster, tasks of jobs. Out: reports. Not here: who gets which slot when (``drive``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.real._slot import STOP, Report, Task
+from windtunnel.measure.links import shaped_racks
+from windtunnel.measure.workers import Workers
+
+__all__ = ["Slots", "real_slots"]
+
+
+class Slots:
+    """All slots of a cluster; see ``real_slots``.
+
+    Attributes
+    ----------
+    free : dict of int to list of int
+        Slots that do nothing, by machine.
+    """
+
+    def __init__(self, workers: Workers, cluster: Cluster, folder: Path) -> None:
+        self._workers, self._folder = workers, folder
+        per_machine = cluster.gpus_per_machine
+        self.free = {
+            machine: list(range(machine * per_machine, (machine + 1) * per_machine))
+            for machine in range(cluster.num_machines)
+        }
+        self._machine_of = {slot: machine for machine, slots in self.free.items() for slot in slots}
+        self._busy: dict[int, list[int]] = {}  # job: slots, by rank
+        self._reports: dict[int, list[Report]] = {}
+        self._num_tasks = 0
+
+    def can_start(self, job: int, gpus: Mapping[int, int]) -> bool:
+        """Whether the job has left its slots, and so many of each machine are free by now."""
+        return job not in self._busy and all(len(self.free[machine]) >= count for machine, count in gpus.items())
+
+    def start(
+        self, job: int, gpus: Mapping[int, int], compute_ns: int, gradient_bytes: int, num_iterations: int
+    ) -> None:
+        """Let slots of these machines work on a job; ranks go machine by machine, so that a ring leaves each once."""
+        chosen = [self.free[machine].pop(0) for machine in sorted(gpus) for _ in range(gpus[machine])]
+        self._num_tasks += 1
+        meet = str(self._folder / f"task{self._num_tasks}")
+        for rank, slot in enumerate(chosen):
+            task = Task(job, rank, len(chosen), meet, compute_ns, gradient_bytes, num_iterations)
+            self._workers.send(task, slot)
+        self._busy[job], self._reports[job] = chosen, []
+
+    def stop(self, job: int) -> None:
+        """Ask a job to leave after this iteration; its report will say how far it came."""
+        if job in self._busy:
+            self._workers.send(STOP, self._busy[job][0])
+
+    def reports(self) -> Iterator[Report]:
+        """Of jobs all of whose ranks have left since the last look: that of the last one."""
+        for job, slots in list(self._busy.items()):
+            told = self._reports[job]
+            while len(told) < len(slots) and self._workers.has_answer(slots[len(told)]):
+                told.append(self._workers.receive(slots[len(told)]))
+            if len(told) == len(slots):
+                del self._busy[job], self._reports[job]
+                for slot in slots:
+                    self.free[self._machine_of[slot]].append(slot)
+                yield max(told, key=lambda one: one.ended_ns)
+
+
+@contextlib.contextmanager
+def real_slots(cluster: Cluster) -> Iterator[Slots]:
+    """Start a process for each GPU of the cluster, on links as fast as the cluster's; ends them afterwards.
+
+    The machine's own link is not shaped: its slots talk over its own loopback.
+
+    Raises
+    ------
+    InputError
+        This process may make no network namespaces.
+    """
+    _, rack, network = cluster.links
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(
+            shaped_racks(cluster.num_racks, cluster.machines_per_rack, rack.bandwidth_bytes_per_s,
+                         network.bandwidth_bytes_per_s)
+        )  # fmt: skip
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-cluster-")))
+        prefixes = [link.prefixes[slot // cluster.gpus_per_machine] for slot in range(cluster.num_gpus)]
+        environment = {"OMP_NUM_THREADS": "1", **link.environment}
+        workers = stack.enter_context(
+            Workers("windtunnel.systems.cluster.real._slot", num_ranks=cluster.num_gpus, title="slot", environment=environment,
+                    prefixes=prefixes)
+        )  # fmt: skip
+        for slot in range(cluster.num_gpus):
+            workers.receive(slot)
+        yield Slots(workers, cluster, folder)

@@ -1,0 +1,106 @@
+"""A run of a cluster as a graph (room cluster): segments of jobs on GPUs.
+
+In: a ``ClusterRun``. Out: a graph with a task per segment and GPU, whose replay starts every task when it started. Not
+here: pictures.
+
+A GPU's tasks follow one another, and a job's segments do: what lay between is the lag of the edge, so a change of a
+duration moves what comes later. The first segment of a job has its start as ``earliest_ns``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.systems.cluster._state import entry
+from windtunnel.systems.cluster.layout import TIERS
+from windtunnel.systems.cluster.model import ClusterRun
+from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, ResourceKind, Strings
+
+__all__ = ["segments_graph"]
+
+
+def segments_graph(run: ClusterRun) -> Graph:
+    """Tasks are segments, one per GPU that is held; resources are GPUs, ranks are machines."""
+    segments, places, per_machine = run.segments, run.places, run.cluster.gpus_per_machine
+    rows, place = run.segment_places
+    count = places["gpus"][place]
+    segment = np.repeat(rows, count)  # [T], in order of starts
+    machine = np.repeat(places["machine"][place], count)
+    zero_ns = int(run.jobs.arrival_ns.min())
+    start, end = segments["start"][segment] - zero_ns, segments["end"][segment] - zero_ns
+    gpu = _gpus(start, segments["back"][segment] - zero_ns, machine, run.cluster.num_machines, per_machine)
+    job = segments["job"][segment]
+    num = len(segment)
+    order_edges = _following(gpu, start)
+    # the first task of each segment stands for it: the next segment's tasks all wait for it
+    first_task = np.searchsorted(segment, np.arange(len(segments)))
+    previous = _previous(segments["job"])
+    is_later = previous[segment] >= 0
+    src = np.concatenate([order_edges[0], first_task[previous[segment[is_later]]]])
+    dst = np.concatenate([order_edges[1], np.flatnonzero(is_later)])
+    kinds = np.concatenate(
+        [np.full(len(order_edges[0]), EdgeKind.ORDER), np.full(int(is_later.sum()), EdgeKind.CONTROL)]
+    )
+    # a GPU that stood idle may have taken the job sooner: its edge lets only the checkpoint pass
+    free_ns = segments["back"][segment] - segments["end"][segment]
+    lag = np.concatenate([free_ns[order_edges[0]], start[dst[len(order_edges[0]) :]] - end[src[len(order_edges[0]) :]]])
+    names = [f"{run.cluster.machine_name(one // per_machine)} gpu {one % per_machine}"
+             for one in range(run.cluster.num_gpus)]  # fmt: skip
+    return Graph.from_columns(
+        tasks={
+            "name": Strings.of(run.jobs.job_id[job].tolist()),
+            "op": Strings.of(run.jobs.model[job].tolist()),
+            "layer": Strings.of([TIERS[one] for one in segments["tier"][segment].tolist()]),
+            "kind": np.full(num, Kind.COMPUTE, np.int8),
+            "rank": machine.astype(np.int32),
+            "resource": gpu.astype(np.int32),
+            "duration_ns": end - start,
+            "earliest_ns": np.where(is_later, 0, start),
+        },
+        edges={
+            "src": src.astype(np.int32),
+            "dst": dst.astype(np.int32),
+            "kind": kinds.astype(np.int8),
+            "lag_ns": lag.astype(np.int64),
+        },
+        resources={
+            "name": Strings.of(names),
+            "kind": np.full(len(names), ResourceKind.DEVICE, np.int8),
+            "machine": (np.arange(len(names)) // per_machine).astype(np.int32),
+            "discipline": np.full(len(names), Discipline.FIFO, np.int8),
+            "slots": np.ones(len(names), np.int32),
+        },
+        meta={"source": "windtunnel cluster"},
+    )
+
+
+@entry
+def _gpus(start: Any, back: Any, machine: Any, num_machines: int, per_machine: int) -> Any:
+    """The first GPU of its machine that is free, for tasks in order of starts."""
+    free_at = np.zeros(num_machines * per_machine, np.int64)
+    gpu = np.empty(len(start), np.int64)
+    for task in range(len(start)):
+        for one in range(machine[task] * per_machine, (machine[task] + 1) * per_machine):
+            if free_at[one] <= start[task]:
+                free_at[one], gpu[task] = back[task], one
+                break
+    return gpu
+
+
+def _following(gpu: NDArray[Any], start: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Tasks that follow one another on a GPU."""
+    order = np.lexsort((np.arange(len(gpu)), start, gpu))
+    same = gpu[order][1:] == gpu[order][:-1]
+    return order[:-1][same], order[1:][same]
+
+
+def _previous(job: NDArray[Any]) -> NDArray[np.int64]:
+    """The segment before of the same job, or -1, int64 [N]."""
+    order = np.argsort(job, kind="stable")
+    before = np.full(len(job), -1, np.int64)
+    same = job[order][1:] == job[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    return before

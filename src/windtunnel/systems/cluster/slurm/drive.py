@@ -1,0 +1,213 @@
+"""Jobs driven through Slurm under a policy (room cluster; the real thing).
+
+In: jobs, a cluster, a policy, a command. Out: when each really started, where, and when it ended. Jobs are submitted
+when they arrive, and let go of one machine when their timer runs out, by ``sbatch`` and ``scontrol`` alone. A driver
+that was killed finds its jobs again by their names; none is submitted twice. Not here: what a policy means
+(``files``), Slurm itself.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.policy import Policy
+from windtunnel.systems.cluster.slurm.files import Submission, submission
+from windtunnel.systems.cluster.slurm.local import told
+from windtunnel.errors import FlightError
+from windtunnel.base.progress import Progress
+
+__all__ = ["OVER", "Driven", "drive", "fields_of", "rows_of", "sleeping"]
+
+_POLL_S = 0.5
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What became of a job; times in seconds since the driver began.
+
+    Attributes
+    ----------
+    job_id : str
+    slurm_id : int
+    submitted_s, started_s, ended_s : float
+        To a second, as Slurm keeps them.
+    machines : str
+        As Slurm writes them: ``m[0-1]``.
+    state : str
+        ``COMPLETED`` if all went well.
+    """
+
+    job_id: str
+    slurm_id: int
+    submitted_s: float
+    started_s: float
+    ended_s: float
+    machines: str
+    state: str
+
+    @property
+    def waited_s(self) -> float:
+        """From its submission to its start."""
+        return self.started_s - self.submitted_s
+
+
+@dataclass
+class _Open:
+    """A job that is submitted and not over."""
+
+    slurm_id: int
+    plan: Submission
+    submitted_s: float
+    is_relaxed: bool = False
+
+
+def sleeping(jobs: Jobs, row: int) -> str:
+    """The simplest command: nothing, for as long as the job's work takes."""
+    return f"sleep {jobs.work_ns[row] / 1e9:.3f}"
+
+
+def drive(
+    jobs: Jobs,
+    cluster: Cluster,
+    policy: Policy,
+    environment: Mapping[str, str],
+    *,
+    command: Callable[[Jobs, int], str] = sleeping,
+    run: str = "windtunnel",
+    patience_s: float = 3600.0,
+    progress: Progress | None = None,
+) -> list[Driven]:
+    """Submit each job when it arrives, and wait until all are over.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    cluster : Cluster
+        The one that Slurm runs.
+    policy : Policy
+        With fixed timers.
+    environment : mapping
+        For Slurm's commands, as ``local_slurm`` gives it; empty for the cluster that this host belongs to.
+    command : callable
+        Of the jobs and a row, what that job runs.
+    run : str
+        Begin of its jobs' names; a driver of the same name finds them again.
+    patience_s : float
+        After the last arrival.
+
+    Raises
+    ------
+    InputError
+        Slurm cannot be told what the policy decides, or a job is too large.
+    FlightError
+        Slurm refuses something, or jobs are not over in time.
+    """
+    plans = [submission(int(gpus), cluster, policy) for gpus in jobs.gpus]
+    begun = time.time()
+    opened = _Opened(run, environment, begun)
+    arrival_s = [begun + at / 1e9 for at in jobs.arrival_ns]
+    until = arrival_s[-1] + patience_s
+    waiting = [row for row in range(len(jobs)) if jobs.job_id[row] not in opened.known]
+    for row, name in enumerate(jobs.job_id):
+        if name in opened.known:
+            opened.found(name, plans[row])
+    done: list[Driven] = []
+    while len(done) < len(jobs):
+        now = time.time()
+        while waiting and arrival_s[waiting[0]] <= now:
+            row = waiting.pop(0)
+            opened.submit(str(jobs.job_id[row]), plans[row], command(jobs, row))
+        opened.relax(now)
+        done = opened.over()
+        if progress is not None:
+            progress("jobs", len(done), len(jobs))
+        if now > until:
+            left = sorted(set(map(str, jobs.job_id)) - {one.job_id for one in done})
+            raise FlightError(f"{len(left)} jobs are not over, {left[0]} among them", where="squeue", fix="wait longer")
+        time.sleep(_POLL_S)
+    return sorted(done, key=lambda one: (one.started_s, one.slurm_id))
+
+
+@dataclass
+class _Opened:
+    """The jobs that Slurm has of one run."""
+
+    run: str
+    environment: Mapping[str, str]
+    begun: float
+    jobs: dict[str, _Open] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.known = {
+            row["JobName"].removeprefix(f"{self.run}."): row
+            for row in rows_of(self.environment)
+            if row["JobName"].startswith(f"{self.run}.")
+        }
+
+    def found(self, name: str, plan: Submission) -> None:
+        """Take up a job that an earlier driver submitted."""
+        row = self.known[name]
+        self.jobs[name] = _Open(int(row["JobId"]), plan, _time(row["SubmitTime"]))
+
+    def submit(self, name: str, plan: Submission, command: str) -> None:
+        options = [*plan.options, "--job-name", f"{self.run}.{name}", "--output", "/dev/null"]
+        said = told(["sbatch", "--parsable", *options, "--wrap", command], self.environment)
+        self.jobs[name] = _Open(int(said.partition(";")[0]), plan, time.time())
+
+    def relax(self, now: float) -> None:
+        """Let jobs whose timer has run out take several machines."""
+        for one in self.jobs.values():
+            after_s = one.plan.relax_after_s
+            if after_s is None or one.is_relaxed or now < one.submitted_s + after_s:
+                continue
+            one.is_relaxed = True
+            if self._state(one.slurm_id) == "PENDING":
+                machines = f"NumNodes=1-{one.plan.most_machines}"
+                told(["scontrol", "update", f"JobId={one.slurm_id}", machines], self.environment)
+
+    def over(self) -> list[Driven]:
+        """What has ended."""
+        rows = {int(row["JobId"]): row for row in rows_of(self.environment)}
+        found = []
+        for name, one in self.jobs.items():
+            row = rows.get(one.slurm_id)
+            if row is not None and row["JobState"] in OVER:
+                submitted, started, ended = (
+                    _time(row[key]) - self.begun for key in ("SubmitTime", "StartTime", "EndTime")
+                )
+                machines = row.get("NodeList", "")
+                found.append(Driven(name, one.slurm_id, submitted, started, ended, machines, row["JobState"]))
+        return found
+
+    def _state(self, slurm_id: int) -> str:
+        said = told(["scontrol", "--oneliner", "show", "job", str(slurm_id)], self.environment)
+        return fields_of(said).get("JobState", "")
+
+
+def rows_of(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """All jobs that Slurm remembers."""
+    said = told(["scontrol", "--oneliner", "show", "job"], environment)
+    return [row for row in map(fields_of, said.splitlines()) if "JobId" in row]
+
+
+def fields_of(line: str) -> dict[str, str]:
+    """``Key=value`` pairs of a line.
+
+    Examples
+    --------
+    >>> fields_of("JobId=7 JobName=a.b JobState=RUNNING")
+    {'JobId': '7', 'JobName': 'a.b', 'JobState': 'RUNNING'}
+    """
+    return dict(re.findall(r"(\w+)=(\S*)", line))
+
+
+def _time(text: str) -> float:
+    """Seconds since the epoch; nan where Slurm knows no time yet."""
+    return float("nan") if text in ("Unknown", "None", "") else datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,252 @@
+"""``windtunnel cluster``: many jobs on one cluster, under one policy or another (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel import registry
+from windtunnel.systems.cluster import verb_drive as cluster_drive  # noqa: F401 - each registers its verbs
+from windtunnel.systems.cluster import verb_explain as cluster_explain  # noqa: F401 - each registers its verbs
+from windtunnel.systems.cluster.options import (
+    FREE,
+    Arrivals,
+    ClusterPath,
+    Compress,
+    Given,
+    JobsPath,
+    Models,
+    Number,
+    Overlap,
+    Quantum,
+    Seed,
+    ShapeRule,
+    SharedLinks,
+    Skip,
+    SpeedsPath,
+    given_of,
+)
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, numbers
+
+if TYPE_CHECKING:
+    from windtunnel.systems.cluster.metrics import Summary
+    from windtunnel.systems.cluster.search import Outcome, Tuned
+
+_SCHEMA = "windtunnel.systems.cluster/1"
+
+Page = Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of the runs.")]
+
+
+@registry.verb("cluster", source="Dally")
+def _group() -> None:
+    """Example: windtunnel cluster compare jobs.csv --cluster cluster.json
+
+    Many jobs on one cluster: predict each scheduling policy, tune its timers.
+    """
+
+
+@registry.verb("cluster simulate", source="Dally")
+def simulate(
+    jobs: JobsPath,
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as dally-manual:rack_timer_s=7200.")] = "windtunnel",
+    speeds: SpeedsPath = FREE,
+    shape: ShapeRule = "exact",
+    overlap: Overlap = False,
+    shared_links: SharedLinks = False,
+    arrivals: Arrivals = "",
+    compress: Compress = 1.0,
+    models: Models = "",
+    generate: Number = 0,
+    seed: Seed = 0,
+    skip_too_large: Skip = False,
+    quantum: Quantum = 0,
+    graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep the run as a graph of segments.")] = None,
+    write_jobs: Annotated[
+        Path | None, typer.Option("--write-jobs", metavar="CSV", help="Keep the jobs, such as generated ones.")
+    ] = None,
+    output: Page = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster simulate jobs.csv --cluster cluster.json --policy dally
+
+    Predict when every job starts and ends under one policy, and what the result hangs on.
+    """
+    from windtunnel.systems.cluster import read_policy
+    from windtunnel.systems.cluster import simulate as simulated
+    from windtunnel.systems.cluster.metrics import document, summarize
+    from windtunnel.systems.cluster.search import Outcome
+
+    for path in (graph, output, write_jobs):
+        if path is not None:
+            require_free(path, force=force)
+    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
+    with Progress("simulating", heartbeat=True) as progress:
+        run = simulated(
+            given.cluster, given.jobs, given.speeds, read_policy(policy), quantum=quantum, progress=progress
+        )
+        summary = summarize(run)
+    outcome = Outcome(policy, run, summary)
+    if write_jobs is not None:
+        from windtunnel.systems.cluster import formats
+
+        formats.write_jobs(given.jobs, write_jobs)
+    if graph is not None:
+        from windtunnel.systems.cluster.segments import segments_graph
+        from windtunnel.graph import save
+
+        save(segments_graph(run), graph, overwrite=force)
+    _write(given, [outcome], output, force=force)
+    if as_json:
+        print_json({"schema": _SCHEMA, "cluster": given.cluster.json(), "policy": policy, "notes_of_trace": given.notes,
+                    **document(run)})  # fmt: skip
+        return
+    _print(given, [outcome])
+    if graph is not None:
+        advise(f"next: windtunnel replay {graph}")
+
+
+@registry.verb("cluster compare", source="Dally")
+def compare(
+    jobs: JobsPath,
+    cluster: ClusterPath,
+    policies: Annotated[
+        str, typer.Option(metavar="LIST", help="With blanks between.")
+    ] = "windtunnel dally dally-nowait dally-consolidated tiresias",
+    speeds: SpeedsPath = FREE,
+    shape: ShapeRule = "exact",
+    overlap: Overlap = False,
+    shared_links: SharedLinks = False,
+    arrivals: Arrivals = "",
+    compress: Compress = 1.0,
+    models: Models = "",
+    generate: Number = 0,
+    seed: Seed = 0,
+    skip_too_large: Skip = False,
+    quantum: Quantum = 0,
+    output: Page = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster compare jobs.csv --cluster cluster.json --policies 'dally tiresias'
+
+    Predict the same jobs under several policies, the smallest mean completion time first.
+    """
+    from windtunnel.systems.cluster import read_policy
+    from windtunnel.systems.cluster.metrics import document
+    from windtunnel.systems.cluster.search import compare as compared
+
+    if output is not None:
+        require_free(output, force=force)
+    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
+    named = {text: read_policy(text) for text in policies.split()}
+    with Progress("simulating", heartbeat=True) as progress:
+        found = compared(given.cluster, given.jobs, given.speeds, named, quantum=quantum, progress=progress)
+    _write(given, found, output, force=force)
+    if as_json:
+        outcomes = [{"policy": one.name, **document(one.run)} for one in found]
+        print_json(
+            {
+                "schema": _SCHEMA,
+                "cluster": given.cluster.json(),
+                "notes_of_trace": given.notes,
+                "outcomes": outcomes,
+            }
+        )
+        return
+    _print(given, found)
+
+
+@registry.verb("cluster tune", source="Dally")
+def tune(
+    jobs: JobsPath,
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Whose order and fit are kept.")] = "dally-manual",
+    leases: Annotated[
+        str, typer.Option(metavar="LIST", help="Timers to try, in leases, with commas between.")
+    ] = "0,1,2,4,8,16,32,64",
+    speeds: SpeedsPath = FREE,
+    shape: ShapeRule = "exact",
+    overlap: Overlap = False,
+    shared_links: SharedLinks = False,
+    arrivals: Arrivals = "",
+    compress: Compress = 1.0,
+    models: Models = "",
+    generate: Number = 0,
+    seed: Seed = 0,
+    skip_too_large: Skip = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster tune jobs.csv --cluster cluster.json
+
+    Find the delay timers with the smallest mean completion time, and say them as Slurm takes them.
+    """
+    from windtunnel.systems.cluster import read_policy
+    from windtunnel.systems.cluster.search import tune as tuned
+
+    tries = numbers(leases, "--leases", least=0.0)
+    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
+    with Progress("tuning", heartbeat=True) as progress:
+        found = tuned(given.cluster, given.jobs, given.speeds, read_policy(policy), leases=tries, progress=progress)
+    if as_json:
+        pairs = [
+            {"rack_timer_s": rack, "network_timer_s": network, "mean_jct_h": one.mean_jct_h, "jct_h": one.jct_h,
+             "makespan_h": one.makespan_h}
+            for (rack, network), one in found.pairs.items()
+        ]  # fmt: skip
+        best = dict(zip(("rack_timer_s", "network_timer_s"), found.best, strict=True))
+        print_json({"schema": _SCHEMA, "best": best, "auto_mean_jct_h": found.auto.mean_jct_h, "pairs": pairs})
+        return
+    _print_tuned(found)
+
+
+def _write(given: Given, found: list[Outcome], output: Path | None, *, force: bool) -> None:
+    if output is not None:
+        from windtunnel.systems.cluster.page import cluster_page
+
+        cluster_page(found, output, notes=given.notes, overwrite=force)
+
+
+def _print(given: Given, found: list[Outcome]) -> None:
+    from windtunnel.systems.cluster.metrics import honest_notes
+
+    say(f"{given.jobs} on {given.cluster}")
+    say()
+    head = ("policy", "mean JCT", "p99 JCT", "queueing", "longest", "makespan", "comm", "use")
+    print_table(head, [_row(one.name, one.summary) for one in found], numbers=range(1, 8))
+    say("times in hours: from arrival to end, waiting, the longest wait; comm: share of running time")
+    for text in given.notes:
+        say_wrapped(f"note: {text}")
+    for one in found:
+        for text in honest_notes(one.run):
+            say_wrapped(f"{one.name}: {text}")
+
+
+def _row(name: str, one: Summary) -> tuple[str, ...]:
+    from windtunnel.units import format_ratio
+
+    times = (one.mean_jct_h, one.jct_h[99], one.mean_queueing_h, one.longest_wait_h, one.makespan_h)
+    shares = (format_ratio(one.communication_share), format_ratio(one.utilization))
+    return (name, *(f"{time:,.1f}" for time in times), *shares)
+
+
+def _print_tuned(found: Tuned) -> None:
+    best = sorted(found.pairs, key=lambda pair: found.pairs[pair].mean_jct_h)[:8]
+    rows = [
+        (f"{rack / 3600:g} h", f"{network / 3600:g} h", f"{one.mean_jct_h:,.2f}", f"{one.jct_h[99]:,.1f}")
+        for rack, network in best
+        for one in (found.pairs[rack, network],)
+    ]
+    print_table(("wait for a machine", "wait for a rack", "mean JCT, h", "p99 JCT, h"), rows, numbers=(0, 1, 2, 3))
+    say(f"auto timers come to {found.auto.mean_jct_h:,.2f} h")
+    seconds = round(found.best[1])
+    clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    say(f"for Slurm: sbatch --switches=1@{clock}, with SchedulerParameters=max_switch_wait={seconds} or more")

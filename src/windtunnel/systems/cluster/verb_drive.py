@@ -1,0 +1,194 @@
+"""``windtunnel cluster drive``: jobs through a real Slurm under a policy, beside what was predicted (room cli)."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, print_json, print_table, say
+from windtunnel.cli._options import Json
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.cluster import Cluster, Jobs, Policy
+    from windtunnel.systems.cluster.model import ClusterRun
+    from windtunnel.systems.cluster.slurm.drive import Driven
+
+__all__ = ["drive"]
+
+_SCHEMA = "windtunnel.systems.cluster-drive/1"
+
+
+@registry.verb("cluster drive", source="Dally")
+def drive(
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A CSV of jobs, in real seconds.")],
+    cluster: Annotated[Path, typer.Option("--cluster", metavar="FILE", help="A JSON file of tiers and links.")],
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="With fixed timers.")
+    ] = "dally-manual:rack_timer_h=0.001,network_timer_h=0.002",
+    local: Annotated[bool, typer.Option("--local", help="Start a Slurm of this cluster on this host.")] = False,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="On processes and shaped links of this host instead of Slurm.")
+    ] = False,
+    leases: Annotated[
+        bool, typer.Option("--leases", help="Start and stop as the policy says; a {command} goes on from {state}.")
+    ] = False,
+    gradients: Annotated[
+        str, typer.Option(metavar="SIZES", help="With --processes, by model: 'vgg=8MB resnet=1MB'.")
+    ] = "",
+    command: Annotated[
+        str, typer.Option(metavar="TEXT", help="Of each job, with {job_id}, {gpus}, {seconds}; by default sleep.")
+    ] = "",
+    run: Annotated[
+        str, typer.Option(metavar="NAME", help="A killed driver of this name finds its jobs.")
+    ] = "windtunnel",
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster drive jobs.csv --cluster cluster.json --local
+
+    Submit jobs to Slurm as they arrive, wait as the policy's timers say, and compare with the simulation.
+    """
+    from windtunnel.systems.cluster import read_cluster, read_policy, simulate
+    from windtunnel.systems.cluster.formats import read_jobs
+    from windtunnel.systems.cluster.slurm.drive import drive as driven
+    from windtunnel.systems.cluster.slurm.local import local_slurm
+    from windtunnel.cost.speeds import FreeCommunication
+
+    shape, wanted = read_cluster(cluster), read_jobs(jobs).jobs
+    rule = read_policy(policy)
+    if processes:
+        _show(_on_processes(shape, wanted, rule, _sizes(gradients)), policy, as_json=as_json)
+        return
+    predicted = simulate(shape, wanted, FreeCommunication(), rule)
+    with contextlib.ExitStack() as stack:
+        environment: dict[str, str] = {}
+        if local:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-slurm-")))
+            environment = stack.enter_context(local_slurm(shape, folder / "slurm"))
+        with Progress("driving", heartbeat=True) as progress:
+            if leases:
+                really = _with_leases(shape, wanted, rule, environment, command, run, progress)
+                _show(_rows(really, predicted), policy, as_json=as_json)
+                return
+            how = _command(command or "sleep {seconds}")
+            found = driven(wanted, shape, rule, environment, command=how, run=run, progress=progress)
+    _show(_beside(found, predicted), policy, as_json=as_json)
+
+
+def _show(rows: list[dict[str, Any]], policy: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"schema": _SCHEMA, "policy": policy, "jobs": rows})
+    else:
+        _print(rows)
+
+
+def _on_processes(shape: Cluster, jobs: Jobs, rule: Policy, sizes: dict[str, int]) -> list[dict[str, Any]]:
+    """Measure each model on each shape, predict, really run the same policy."""
+    from windtunnel.systems.cluster import simulate
+    from windtunnel.systems.cluster.real.drive import drive as driven
+    from windtunnel.systems.cluster.real.drive import measured_speeds
+    from windtunnel.systems.cluster.real.slots import real_slots
+
+    with real_slots(shape) as slots:
+        with Progress("measuring") as progress:
+            speeds = measured_speeds(slots, jobs, shape, sizes, progress=progress)
+        predicted = simulate(shape, jobs, speeds, rule)
+        with Progress("driving", heartbeat=True) as progress:
+            run = driven(slots, jobs, shape, rule, speeds, sizes, progress=progress)
+    return _rows(run, predicted)
+
+
+def _with_leases(
+    shape: Cluster, jobs: Jobs, rule: Policy, environment: dict[str, str], command: str, run: str, progress: Progress
+) -> ClusterRun:
+    """Let the policy start and stop jobs of Slurm."""
+    from windtunnel.systems.cluster.slurm.leases import drive_leases, resuming
+    from windtunnel.cost.speeds import FreeCommunication
+
+    folder = Path.cwd() / f"{run}.state"
+    folder.mkdir(exist_ok=True)
+    how = _command(command, folder) if command else resuming(folder)
+    done = drive_leases(jobs, shape, rule, FreeCommunication(), environment, how, run=run, progress=progress)
+    shutil.rmtree(folder)
+    return done
+
+
+def _rows(run: ClusterRun, predicted: ClusterRun) -> list[dict[str, Any]]:
+    """Where each job ended, and when, beside what was predicted."""
+    rows, jobs = [], run.jobs
+    for row in range(len(jobs)):
+        last = int(run.segments["place"][run.segments["job"] == row][-1])
+        width = int(run.segments["width"][run.segments["job"] == row][-1])
+        machines = ",".join(f"m{machine}" for machine in run.places["machine"][last : last + width])
+        rows.append(
+            {
+                "job_id": str(jobs.job_id[row]), "gpus": int(jobs.gpus[row]), "machines": machines,
+                "state": "COMPLETED", "submitted_s": jobs.arrival_ns[row] / 1e9, "started_s": run.first_ns[row] / 1e9,
+                "ended_s": run.end_ns[row] / 1e9, "predicted_start_s": predicted.first_ns[row] / 1e9,
+                "predicted_end_s": predicted.end_ns[row] / 1e9,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _sizes(text: str) -> dict[str, int]:
+    from windtunnel.units import parse_size
+
+    pairs = [piece.partition("=") for piece in text.split()]
+    if not all(sign for _, sign, _ in pairs):
+        raise InputError(f"{text!r} are no sizes", where="--gradients", fix="write 'vgg=8MB resnet=1MB'")
+    return {name: int(parse_size(size)) for name, _, size in pairs}
+
+
+def _command(template: str, folder: Path = Path()) -> Callable[[Jobs, int], str]:
+    def of(jobs: Jobs, row: int) -> str:
+        given = {"job_id": jobs.job_id[row], "gpus": jobs.gpus[row], "seconds": f"{jobs.work_ns[row] / 1e9:.3f}",
+                 "state": folder / str(jobs.job_id[row])}  # fmt: skip
+        try:
+            return template.format(**given)
+        except (KeyError, IndexError, ValueError) as cause:
+            raise InputError(
+                f"{template!r} cannot be filled in", where="--command", fix="use {job_id}, {gpus}, {seconds}, {state}"
+            ) from cause
+
+    return of
+
+
+def _beside(found: list[Driven], predicted: ClusterRun) -> list[dict[str, Any]]:
+    jobs = predicted.jobs
+    places = {str(name): row for row, name in enumerate(jobs.job_id)}
+    rows = []
+    for one in found:
+        row = places[one.job_id]
+        rows.append(
+            {
+                "job_id": one.job_id, "gpus": int(jobs.gpus[row]), "machines": one.machines, "state": one.state,
+                "submitted_s": one.submitted_s, "started_s": one.started_s, "ended_s": one.ended_s,
+                "predicted_start_s": predicted.first_ns[row] / 1e9, "predicted_end_s": predicted.end_ns[row] / 1e9,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    shown = [
+        (
+            str(row["job_id"]), str(row["gpus"]), row["machines"], f"{row['started_s']:.0f} s",
+            f"{row['predicted_start_s']:.0f} s", f"{row['ended_s']:.0f} s", f"{row['predicted_end_s']:.0f} s",
+        )
+        for row in rows
+    ]  # fmt: skip
+    head = ("job", "GPUs", "machines", "started", "predicted", "ended", "predicted")
+    print_table(head, shown, numbers=(1, 3, 4, 5, 6))
+    failed = [row for row in rows if row["state"] != "COMPLETED"]
+    for row in failed:
+        say(f"note: job {row['job_id']} is {row['state']}")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,117 @@
+"""``windtunnel cluster explain``: why one job ended when it did (room cli)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel import registry
+from windtunnel.systems.cluster.options import (
+    FREE,
+    Arrivals,
+    ClusterPath,
+    Compress,
+    JobsPath,
+    Models,
+    Number,
+    Overlap,
+    Seed,
+    ShapeRule,
+    SharedLinks,
+    Skip,
+    SpeedsPath,
+    given_of,
+)
+from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped
+from windtunnel.cli._options import Json
+
+if TYPE_CHECKING:
+    from windtunnel.systems.cluster.explain import Why
+
+__all__ = ["explain"]
+
+_SCHEMA = "windtunnel.systems.cluster-explain/1"
+
+
+@registry.verb("cluster explain", source="Dally")
+def explain(
+    jobs: JobsPath,
+    cluster: ClusterPath,
+    job: Annotated[str, typer.Option(metavar="ID", help="Of a job of the file; the one that waited longest.")] = "",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as dally-manual:rack_timer_h=2.")] = "windtunnel",
+    speeds: SpeedsPath = FREE,
+    shape: ShapeRule = "exact",
+    overlap: Overlap = False,
+    shared_links: SharedLinks = False,
+    arrivals: Arrivals = "",
+    compress: Compress = 1.0,
+    models: Models = "",
+    generate: Number = 0,
+    seed: Seed = 0,
+    skip_too_large: Skip = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cluster explain jobs.csv --cluster cluster.json --policy dally --job 17
+
+    Say what a job was offered and declined, and when it would have ended had it taken it: the whole run once more each.
+    """
+    from windtunnel.systems.cluster import read_policy
+    from windtunnel.systems.cluster.explain import explain_job
+    from windtunnel.systems.cluster.model import simulate as simulated
+
+    given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
+                     skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip
+    made = read_policy(policy)
+    with Progress("simulating", heartbeat=True) as progress:
+        if not job:
+            run = simulated(given.cluster, given.jobs, given.speeds, made)
+            job = str(given.jobs.job_id[run.queueing_ns.argmax()])
+        found = explain_job(given.cluster, given.jobs, given.speeds, made, job, progress=progress)
+    if as_json:
+        end_ns, mean_ns = int(found.run.end_ns[found.job]), float(found.run.jct_ns.mean())
+        about = {"schema": _SCHEMA, "policy": policy, "job": job, "end_ns": end_ns, "mean_jct_ns": mean_ns}
+        print_json({**about, "num_offers": found.num_offers, "declined": [asdict(one) for one in found.declined]})
+        return
+    _print_why(found, job, policy)
+
+
+def _print_why(found: Why, job: str, policy: str) -> None:
+    from windtunnel.systems.cluster.explain import TIERS
+
+    run, row = found.run, found.job
+    begun_ns = int(run.jobs.arrival_ns[row])
+    gpus, waited_ns, jct_ns = int(run.jobs.gpus[row]), float(run.queueing_ns[row]), float(run.jct_ns[row])
+    say_wrapped(f"job {job} of {gpus} GPUs under {policy}: {_hours(jct_ns)} from arrival to end, {_hours(waited_ns)} "
+                "of them without GPUs")  # fmt: skip
+    if not found.declined:
+        say_wrapped(f"it declined nothing: whenever it waited, {gpus} GPUs were not free, or others came first")
+        return
+    mean_ns = float(run.jct_ns.mean())
+    rows = [
+        (
+            _hours(one.time_ns - begun_ns), TIERS[one.tier], str(one.num_machines), f"{one.speed:.2f}",
+            str(one.num_same), _sooner(float(run.end_ns[row] - one.end_ns)), _sooner(mean_ns - one.mean_jct_ns),
+        )
+        for one in found.declined
+    ]  # fmt: skip
+    head = ("after", "offered", "machines", "S", "times", "it would have ended", "all jobs on average")
+    print_table(head, rows, numbers=(0, 2, 3, 4))
+    best = found.best
+    said = "every one would have made it end later, or as late"
+    if best is not None:
+        gain = _sooner(float(run.end_ns[row] - best.end_ns))
+        said = f"the best: {TIERS[best.tier]} {_hours(best.time_ns - begun_ns)} after it came, ending {gain}"
+    say_wrapped(f"{found.num_offers} offers were declined; {said}")
+
+
+def _hours(time_ns: float) -> str:
+    return f"{time_ns / 3.6e12:,.2f} h"
+
+
+def _sooner(gain_ns: float) -> str:
+    minutes = gain_ns / 6e10
+    if abs(minutes) < 0.05:
+        return "as it did"
+    return f"{abs(minutes):,.1f} min {'sooner' if minutes > 0 else 'later'}"

@@ -1,0 +1,156 @@
+"""Hints and promises: what a compiler may be told about a kernel (room kernels).
+
+In: a function and one gene such as ``U12,vectorize.width=16`` or ``A1,noalias``. Out: the function that says so. Hints
+change no answer by the rules of the language, unless a sum of floats may be taken in another order; promises are true
+only if every caller keeps them. Not here: whether a promise held in the tests (``run``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from windtunnel.errors import InputError
+from windtunnel.systems.kernels.flow import Flow
+from windtunnel.systems.kernels.ir import Block, Function, Instruction, Operand
+
+__all__ = ["add_hint", "add_promise", "hints_for", "promises_for"]
+
+_WIDTHS = (4, 8, 16, 32)
+_FLOAT_OPS = {"fadd", "fsub", "fmul", "fdiv", "fneg", "fcmp", "call", "phi", "select"}
+_FAST = ("contract", "reassoc", "nsz", "arcp", "nnan ninf", "afn", "fast")
+
+
+def hints_for(function: Function) -> Iterator[str]:
+    """Hints that this function could be given."""
+    yield "F,prefer-vector-width=512"
+    yield "F,prefer-vector-width=256"
+    flow = Flow.of(function)
+    for latch in sorted({latch for latch, _ in flow.loops()}):
+        uid = function.blocks[latch].instructions[-1].uid
+        yield from (f"{uid},vectorize.width={width}" for width in (1, *_WIDTHS))
+        yield from (f"{uid},interleave.count={count}" for count in (1, 2, 4, 8))
+        yield from (f"{uid},unroll.count={count}" for count in (2, 4, 8))
+        yield f"{uid},unroll.disable="
+        yield f"{uid},vectorize.predicate.enable=true"
+        yield f"{uid},distribute.enable=true"
+    for block in function.blocks:
+        last = block.instructions[-1]
+        if last.opcode == "br" and last.operands:
+            yield f"{last.uid},unpredictable="
+
+
+def promises_for(function: Function) -> Iterator[str]:
+    """Promises that this function could rest on."""
+    for one in function.arguments:
+        if one.type == "ptr":
+            yield f"{one.uid},noalias"
+            yield f"{one.uid},align=64"
+    floats = [one for one in function.instructions() if _is_float(one)]
+    if floats:
+        yield from (f"F,{flags}" for flags in _FAST)
+        yield from (f"{one.uid},{flags}" for one in floats for flags in ("contract", "reassoc", "fast"))
+    yield from (f"{one.uid},narrow" for one in floats if one.type == "double" and one.opcode in _NARROWED)
+    if any(one.type == "double" and one.opcode in _NARROWED for one in floats):
+        yield "F,narrow"
+
+
+_NARROWED = {"fadd", "fsub", "fmul", "fdiv", "call"}
+
+
+def _is_float(one: Instruction) -> bool:
+    if one.opcode == "fcmp":
+        return True
+    return one.opcode in _FLOAT_OPS and bool(re.search(r"float|double|half", one.type))
+
+
+def add_hint(function: Function, text: str) -> Function:
+    """The function with one hint more.
+
+    Raises
+    ------
+    InputError
+        The hint names no branch of it.
+    """
+    uid, _, rest = text.partition(",")
+    name, _, value = rest.partition("=")
+    if (uid != "F" and (found := function.find(uid)) is None) or (uid != "F" and found and found.opcode != "br"):
+        raise InputError(f"there is no branch {uid}", fix="edits belong to the kernel for which they were found")
+    mine = {**function.hints.get(uid, {}), name: value}
+    if name == "vectorize.width" and value != "1":
+        mine["vectorize.enable"] = "true"
+    return replace(function, hints={**function.hints, uid: mine})
+
+
+def add_promise(function: Function, text: str) -> Function:
+    """The function with one promise more.
+
+    Raises
+    ------
+    InputError
+        The promise names nothing in it.
+    """
+    uid, _, what = text.partition(",")
+    argument = next((at for at, one in enumerate(function.arguments) if one.uid == uid), None)
+    if argument is not None:
+        old = function.arguments[argument]
+        word = what.replace("=", " ")
+        kept = [one for one in old.attributes if one.split(" ")[0] != word.split(" ")[0]]
+        new = replace(old, attributes=(*kept, word))
+        return replace(function, arguments=(*function.arguments[:argument], new, *function.arguments[argument + 1 :]))
+    known = {one.uid for one in function.instructions()}
+    if uid != "F" and uid not in known:
+        raise InputError(f"there is no instruction {uid}", fix="edits belong to the kernel for which they were found")
+    blocks = [
+        Block(block.label, tuple(made for one in block.instructions for made in _promised(one, uid, what)))
+        for block in function.blocks
+    ]
+    changed = replace(function, blocks=tuple(blocks))
+    return _declared(changed) if what == "narrow" else changed
+
+
+def _promised(one: Instruction, uid: str, what: str) -> list[Instruction]:
+    if uid not in ("F", one.uid) or not _is_float(one):
+        return [one]
+    if what == "narrow":
+        return _narrowed(one) if one.type == "double" and one.opcode in _NARROWED else [one]
+    new = tuple(dict.fromkeys((*one.flags, *what.split())))
+    new = ("fast",) if "fast" in new else new
+    text = str(one.pieces[0])
+    head = one.opcode + (f" {' '.join(one.flags)}" if one.flags else "")
+    pieces = (f"{one.opcode} {' '.join(new)}{text[len(head) :]}", *one.pieces[1:])
+    return [replace(one, pieces=pieces, flags=new)]
+
+
+def _narrowed(one: Instruction) -> list[Instruction]:
+    """The same operation on floats, between casts."""
+    if one.opcode == "call" and not one.callee.endswith(".f64"):
+        return [one]
+    before: list[Instruction] = []
+    pieces: list[str | Operand] = []
+    count = 0
+    for piece in one.pieces:
+        if isinstance(piece, Operand) and piece.type == "double":
+            count += 1
+            name = f"{one.uid}.n{count}"
+            before.append(Instruction(name, "fptrunc", "float",
+                                      ("fptrunc double ", piece, " to float"), one.line))  # fmt: skip
+            pieces.append(Operand("float", f"%{name}"))
+        else:
+            pieces.append(piece.replace("double", "float").replace(".f64", ".f32") if isinstance(piece, str) else piece)
+    small = replace(one, uid=f"{one.uid}.n", type="float", pieces=tuple(pieces))
+    wide = Instruction(one.uid, "fpext", "double",
+                       ("fpext float ", Operand("float", f"%{small.uid}"), " to double"), one.line)  # fmt: skip
+    return [*before, small, wide]
+
+
+def _declared(function: Function) -> Function:
+    """With a declaration for each intrinsic on floats that is called now."""
+    lines = function.tail.splitlines()
+    for one in function.instructions():
+        name = one.callee
+        if name.endswith(".f32") and not any(f"{name}(" in line for line in lines):
+            twin = next(line for line in lines if f"{name.replace('.f32', '.f64')}(" in line)
+            lines.append(twin.replace(".f64", ".f32").replace("double", "float"))
+    return replace(function, tail="\n".join(lines))

@@ -1,0 +1,139 @@
+"""Which value may stand where: control flow, dominators, loops, classes of pointers (room kernels).
+
+In: a function. Out: ``Flow``, which edits never invalidate, as they leave branches alone; kinds of values, where a
+pointer's kind says what is loaded and stored through it. Not here: choosing among the values (``operators``).
+Source: Cooper, Harvey and Kennedy, A simple, fast dominance algorithm, 2001.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windtunnel.systems.kernels.ir import Function, Instruction
+
+__all__ = ["Flow", "Place", "is_target", "kinds_of", "one_of"]
+
+Place = tuple[int, int]
+"""Number of a block, number of an instruction in it: before which something stands."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Control flow of a function.
+
+    Attributes
+    ----------
+    successors, predecessors : tuple of int tuples
+        Of each block.
+    dominators : tuple of int frozensets
+        Blocks without which one is never reached, itself included.
+    """
+
+    labels: tuple[str, ...]
+    successors: tuple[tuple[int, ...], ...]
+    predecessors: tuple[tuple[int, ...], ...]
+    dominators: tuple[frozenset[int], ...]
+
+    @classmethod
+    def of(cls, function: Function) -> Flow:
+        """Read it from the branches."""
+        labels = tuple(block.label for block in function.blocks)
+        number = {label: at for at, label in enumerate(labels)}
+        after = tuple(
+            tuple(dict.fromkeys(number[one] for one in re.findall(r"label %(B\d+)", block.instructions[-1].render())))
+            for block in function.blocks
+        )
+        before = tuple(tuple(at for at, goals in enumerate(after) if one in goals) for one in range(len(labels)))
+        return cls(labels, after, before, _dominators(before))
+
+    def loops(self) -> Iterator[tuple[int, frozenset[int]]]:
+        """Header and blocks of each natural loop, by the block that jumps back."""
+        for latch, goals in enumerate(self.successors):
+            for header in goals:
+                if header in self.dominators[latch]:
+                    yield latch, self._body(latch, header)
+
+    def _body(self, latch: int, header: int) -> frozenset[int]:
+        found, open_blocks = {header, latch}, [latch]
+        while open_blocks:
+            one = open_blocks.pop()
+            if one != header:
+                new = [each for each in self.predecessors[one] if each not in found]
+                found.update(new)
+                open_blocks += new
+        return frozenset(found)
+
+    def reaches(self, value: Place, use: Place) -> bool:
+        """Whether an instruction at ``value`` is there before ``use`` on every way."""
+        if value[0] == use[0]:
+            return value[1] < use[1]
+        return value[0] in self.dominators[use[0]]
+
+
+def _dominators(before: tuple[tuple[int, ...], ...]) -> tuple[frozenset[int], ...]:
+    everything = frozenset(range(len(before)))
+    found = [frozenset({0}), *[everything] * (len(before) - 1)]
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for one in range(1, len(before)):
+            ways = [found[each] for each in before[one]]
+            new = frozenset.intersection(*ways) | {one} if ways else frozenset({one})
+            has_changed |= new != found[one]
+            found[one] = new
+    return tuple(found)
+
+
+def kinds_of(function: Function) -> dict[str, str]:
+    """Kind of each named value: its type, for a pointer with what is read and written through it.
+
+    Pointers of one array, and those between which a choice is made, are of one class.
+    """
+    parent: dict[str, str] = {}
+
+    def root(one: str) -> str:
+        while parent.setdefault(one, one) != one:
+            one = parent[one]
+        return one
+
+    reached: dict[str, set[str]] = {}
+    types = {one.uid: one.type for one in function.arguments}
+    for one in function.instructions():
+        if one.type:
+            types[one.uid] = one.type
+        pointers = [each.uid for each in one.operands if each.uid and each.type.startswith("ptr")]
+        if one.type.startswith("ptr") and one.opcode in ("getelementptr", "phi", "select", "freeze"):
+            for each in pointers:
+                parent[root(each)] = root(one.uid)
+    for one in function.instructions():
+        if one.opcode == "load" and one.operands[0].uid:
+            reached.setdefault(root(one.operands[0].uid), set()).add(one.type)
+        if one.opcode == "store" and one.operands[1].uid:
+            reached.setdefault(root(one.operands[1].uid), set()).add(one.operands[0].type)
+    return {
+        uid: f"{kind}<{','.join(sorted(reached.get(root(uid), ())))}>" if kind.startswith("ptr") else kind
+        for uid, kind in types.items()
+    }
+
+
+def one_of(kind: str) -> str:
+    """The symbol C1 of a type: one, or null where there is no one."""
+    if kind == "i1":
+        return "true"
+    if re.fullmatch(r"i\d+", kind):
+        return "1"
+    if kind in ("float", "double"):
+        return "1.0"
+    if kind == "half":
+        return "0xH3C00"
+    if kind.startswith("<") and not kind.startswith("<{"):
+        element = kind[1:-1].split(" x ", 1)[1]
+        return f"splat ({element} {one_of(element)})" if not element.startswith("ptr") else "zeroinitializer"
+    return "null" if kind.startswith("ptr") else "zeroinitializer"
+
+
+def is_target(one: Instruction) -> bool:
+    """Whether an edit may take or replace it: no branch, phi, return, anchor, local memory."""
+    return not one.is_anchor and one.opcode not in ("br", "switch", "ret", "unreachable", "phi", "alloca")

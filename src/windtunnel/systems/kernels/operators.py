@@ -1,0 +1,206 @@
+"""Random edits of a function, each repaired so that it parses, and the crossover of two sets (room kernels).
+
+In: a function, a generator of random numbers. Out: an edit whose repair is written down in it, or None where the draw
+fits nothing. Not here: whether the result is right or fast (``run``), which parents (``search``).
+Source: GEVO, TACO 2020; operators c, i, m, r, s, p, x of its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.systems.kernels.assume import hints_for, promises_for
+from windtunnel.systems.kernels.edits import Edit, Individual, apply_one, ordered
+from windtunnel.systems.kernels.flow import Flow, Place, is_target, kinds_of
+from windtunnel.systems.kernels.ir import Function, Instruction
+
+__all__ = ["OPERATORS", "cross", "draw_edit"]
+
+OPERATORS = "crismp"
+"""As published; x for cache hints, h for hints and a for assumptions can be added."""
+
+
+@dataclass
+class _View:
+    """What a draw has to know of a function."""
+
+    function: Function
+    flow: Flow
+    kinds: dict[str, str]
+    places: dict[str, Place]
+
+    @classmethod
+    def of(cls, function: Function) -> _View:
+        places = {
+            one.uid: (number, at)
+            for number, block in enumerate(function.blocks)
+            for at, one in enumerate(block.instructions)
+        }
+        return cls(function, Flow.of(function), kinds_of(function), places)
+
+    def values(self, kind: str, use: Place) -> list[str]:
+        """Arguments and instructions of a kind that are there before a use."""
+        found = [one.uid for one in self.function.arguments if self.kinds[one.uid] == kind]
+        for uid, place in self.places.items():
+            if self.kinds.get(uid) == kind and self.flow.reaches(place, use) and not uid.endswith(".d"):
+                found.append(uid)
+        return found
+
+    def kind_of_slot(self, one: Instruction, slot: int) -> str:
+        """Kind of the value that stands there; of a constant, its type."""
+        operand = one.operands[slot]
+        return self.kinds.get(operand.uid, operand.type) if operand.uid else operand.type
+
+    def place_of_use(self, one: Instruction, slot: int) -> Place:
+        """Where a value is used: for a phi, at the end of the block that it comes from."""
+        if not one.incoming:
+            return self.places[one.uid]
+        block = self.flow.labels.index(one.incoming[slot])
+        return block, len(self.function.blocks[block].instructions)
+
+    def has(self, uid: str, use: Place) -> bool:
+        """Whether a value is there at a use."""
+        return uid not in self.places or self.flow.reaches(self.places[uid], use)
+
+
+def draw_edit(function: Function, draw: np.random.Generator, operators: str = OPERATORS) -> Edit | None:
+    """One random edit of the function as it is now; None where two positions or an operator do not fit."""
+    op = operators[int(draw.integers(len(operators)))]
+    if op in "ha":
+        genes = list(hints_for(function) if op == "h" else promises_for(function))
+        return ((f"-{op}", genes[int(draw.integers(len(genes)))]),) if genes else None
+    targets = [one for one in function.instructions() if is_target(one)]
+    if len(targets) < 2:
+        return None
+    source, other = (targets[int(at)] for at in draw.choice(len(targets), size=2, replace=False))
+    view = _View.of(function)
+    if op == "c":
+        return _delete(view, source, draw)
+    if op == "p":
+        return _operand(view, source, draw)
+    if op == "x":
+        return (("-x", source.uid),) if source.opcode == "load" else None
+    if op == "r" and (not source.type or view.kinds[source.uid] != view.kinds.get(other.uid)):
+        return None
+    if op == "s" and (source.type != other.type or view.kinds.get(source.uid) != view.kinds.get(other.uid)):
+        return None
+    return _cloned(op, function, source, other, draw)
+
+
+def _pick(draw: np.random.Generator, values: Sequence[str]) -> str:
+    return values[int(draw.integers(len(values)))]
+
+
+def _uses(function: Function, uid: str) -> list[tuple[Instruction, int]]:
+    return [
+        (one, slot)
+        for one in function.instructions()
+        for slot, operand in enumerate(one.operands)
+        if operand.uid == uid
+    ]
+
+
+def _delete(view: _View, one: Instruction, draw: np.random.Generator) -> Edit:
+    return (("-c", one.uid), *_redirected(view, one, draw))
+
+
+def _redirected(view: _View, one: Instruction, draw: np.random.Generator) -> Edit:
+    """All uses of what is deleted get one value that was there before it, or C1."""
+    used = _uses(view.function, one.uid)
+    if not used:
+        return ()
+    choices = [*view.values(view.kinds[one.uid], view.places[one.uid]), "C1"]
+    value = _pick(draw, choices)
+    return tuple(("-p", f"{user.uid}.OP{slot},{value}") for user, slot in used)
+
+
+def _operand(view: _View, one: Instruction, draw: np.random.Generator) -> Edit | None:
+    slots = [slot for slot, operand in enumerate(one.operands) if not operand.is_fixed]
+    if not slots:
+        return None
+    slot = slots[int(draw.integers(len(slots)))]
+    now = one.operands[slot].uid
+    values = view.values(view.kind_of_slot(one, slot), view.place_of_use(one, slot))
+    values = [value for value in values if value not in (now, one.uid)]
+    return (("-p", f"{one.uid}.OP{slot},{_pick(draw, values)}"),) if values else None
+
+
+def _cloned(
+    op: str, function: Function, source: Instruction, other: Instruction, draw: np.random.Generator
+) -> Edit | None:
+    """Copy, move, replace, swap: the head, then what repairs the clones."""
+    head = (f"-{op}", f"{source.uid},{other.uid}")
+    before = {one.uid for one in function.instructions()}
+    try:
+        changed = apply_one(function, (head,))
+    except InputError:
+        return None
+    repairs: list[tuple[str, str]] = []
+    view = _View.of(changed)
+    for one in [one for one in changed.instructions() if one.uid not in before and not one.is_anchor]:
+        repairs += _repaired(view, one, draw)
+        if op == "i" and source.type and _uses(function, source.uid):
+            repairs += _forced(view, one, draw)
+    if op == "m" and source.type:
+        used = _uses(changed, source.uid)
+        place = view.places[f"{source.uid}.d"]
+        kinds = kinds_of(function)
+        choices = [*(value for value in view.values(kinds[source.uid], place)), "C1"]
+        value = _pick(draw, choices)
+        repairs += [("-p", f"{user.uid}.OP{slot},{value}") for user, slot in used]
+    repairs += _dangling(view, repairs, draw)
+    return (head, *repairs)
+
+
+def _repaired(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
+    """Each operand of a clone that is not there at its new place gets one that is."""
+    found = []
+    for slot, operand in enumerate(one.operands):
+        if operand.uid and (operand.uid == one.uid or not view.has(operand.uid, view.places[one.uid])
+                            or operand.uid not in view.kinds):  # fmt: skip
+            kind = view.kinds.get(operand.uid, operand.type)
+            choices = [value for value in view.values(kind, view.places[one.uid]) if value != one.uid]
+            found.append(("-p", f"{one.uid}.OP{slot},{_pick(draw, [*choices, 'C1'])}"))
+    return found
+
+
+def _forced(view: _View, one: Instruction, draw: np.random.Generator) -> list[tuple[str, str]]:
+    """One later operand of the same kind becomes the copy."""
+    kind, place = view.kinds[one.uid], view.places[one.uid]
+    slots = [
+        f"{user.uid}.OP{slot}"
+        for user in view.function.instructions()
+        for slot, operand in enumerate(user.operands)
+        if user.uid != one.uid and not operand.is_fixed and view.kind_of_slot(user, slot) == kind
+        and view.flow.reaches(place, view.place_of_use(user, slot))
+    ]  # fmt: skip
+    return [("-p", f"{_pick(draw, slots)},{one.uid}")] if slots else []
+
+
+def _dangling(view: _View, repairs: list[tuple[str, str]], draw: np.random.Generator) -> list[tuple[str, str]]:
+    """Uses of a clone that stands behind them, as after a swap, get another value."""
+    repaired = {text.split(",")[0] for _, text in repairs}
+    found = []
+    for user in view.function.instructions():
+        for slot, operand in enumerate(user.operands):
+            name = f"{user.uid}.OP{slot}"
+            if not operand.uid or name in repaired or view.has(operand.uid, view.place_of_use(user, slot)):
+                continue
+            choices = view.values(view.kind_of_slot(user, slot), view.place_of_use(user, slot))
+            choices = [value for value in choices if value != user.uid]
+            found.append(("-p", f"{name},{_pick(draw, [*choices, 'C1'])}"))
+    return found
+
+
+def cross(one: Individual, other: Individual, draw: np.random.Generator) -> tuple[Individual, Individual] | None:
+    """Two children with what both parents have, and one part each of what only one has; None where nothing differs."""
+    common, differing = one & other, ordered(one ^ other)
+    if len(differing) < 2:
+        return None
+    shuffled = [differing[int(at)] for at in draw.permutation(len(differing))]
+    cut = int(draw.integers(1, len(shuffled)))
+    return common | frozenset(shuffled[:cut]), common | frozenset(shuffled[cut:])

@@ -1,0 +1,115 @@
+"""Which edits of a winner matter, and which only together (room kernels).
+
+In: a set of edits, and processes that run subsets of it. Out: the shortest list that is as fast; which of its edits
+help alone; times of all subsets of those that do not. Not here: what they rest on (``verdict``).
+Source: GEVO, TACO 2020, and its follow-up on scientific kernels: minimization, independent and epistatic edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+
+from windtunnel.systems.kernels.edits import Edit, Individual, ordered
+from windtunnel.systems.kernels.model import Evaluation
+
+__all__ = ["Ladder", "ladder", "minimized"]
+
+Again = Callable[[list[Individual]], list[Evaluation]]
+"""Run sets of edits, with many timings of each."""
+_LOSS = 0.01
+_MOST_EXHAUSTIVE = 8
+
+
+def minimized(edits: Individual, again: Again, loss: float = _LOSS) -> Individual:
+    """Drop every edit without which it passes and is at most that much slower; large parts first, then single ones."""
+    kept = ordered(edits)
+    best = again([frozenset(kept)])[0]
+    size = len(kept) // 2
+    while size >= 1:
+        at = 0
+        while at < len(kept) and len(kept) > 1:
+            rest = kept[:at] + kept[at + size :]
+            if rest and (found := again([frozenset(rest)])[0]).kind == "ok" and _as_fast(best, found, loss):
+                kept = rest
+            else:
+                at += size
+        size //= 2
+    if len(kept) == 1 and _as_fast(best, again([frozenset()])[0], loss):
+        return frozenset()
+    return frozenset(kept)
+
+
+def _as_fast(best: Evaluation, found: Evaluation, loss: float) -> bool:
+    """The same program is as fast whatever the clock says."""
+    return found.digest == best.digest or best.time_ratio / found.time_ratio > 1 - loss
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """How the edits of a set need one another.
+
+    Attributes
+    ----------
+    independent : tuple of Edit
+        Those that pass alone and gain as much alone as with the others.
+    cluster : tuple of Edit
+        The rest.
+    subsets : dict of tuple of int to Evaluation
+        Of the cluster's edits by number, on top of the independent ones: all where there are at most eight, else the
+        best pair, the best third to it, and so on.
+    """
+
+    independent: tuple[Edit, ...]
+    cluster: tuple[Edit, ...]
+    subsets: dict[tuple[int, ...], Evaluation]
+
+    @property
+    def stepping_stones(self) -> list[int]:
+        """Edits of the cluster that fail alone or gain nothing, but are part of its best subset."""
+        passing = {key: one for key, one in self.subsets.items() if one.kind == "ok"}
+        if not passing:
+            return []
+        best = min(passing, key=lambda key: (passing[key].time_ratio, len(key)))
+        start = self.subsets[()].time_ratio
+        return [
+            one for one in best if (one,) in self.subsets and not self.subsets[one,].time_ratio < start * (1 - _LOSS)
+        ]
+
+
+def ladder(edits: Individual, again: Again) -> Ladder:
+    """Tell independent edits from those that work together."""
+    every = ordered(edits)
+    if len(every) == 1:
+        return Ladder(tuple(every), (), _subsets(every, [], again))
+    origin, everything = again([frozenset(), edits])
+    independent: list[Edit] = []
+    for edit in every:
+        base, rest = frozenset(independent), frozenset(every) - frozenset(independent)
+        alone, before, without = again([base | {edit}, base, (frozenset(every) - {edit}) or frozenset()])
+        if alone.kind != "ok" or without.kind != "ok" or not rest:
+            continue
+        gain_alone = before.time_ratio - alone.time_ratio
+        gain_last = without.time_ratio - everything.time_ratio
+        if abs(gain_alone - gain_last) < _LOSS * origin.time_ratio:
+            independent.append(edit)
+    cluster = [edit for edit in every if edit not in independent]
+    return Ladder(tuple(independent), tuple(cluster), _subsets(independent, cluster, again))
+
+
+def _subsets(independent: list[Edit], cluster: list[Edit], again: Again) -> dict[tuple[int, ...], Evaluation]:
+    base, places = frozenset(independent), range(len(cluster))
+    if len(cluster) <= _MOST_EXHAUSTIVE:
+        chosen = [one for size in range(len(cluster) + 1) for one in combinations(places, size)]
+        found = again([base | {cluster[at] for at in one} for one in chosen])
+        return dict(zip(chosen, found, strict=True))
+    subsets: dict[tuple[int, ...], Evaluation] = {(): again([base])[0]}
+    pairs: list[tuple[int, ...]] = list(combinations(places, 2))
+    subsets |= dict(zip(pairs, again([base | {cluster[at] for at in one} for one in pairs]), strict=True))
+    now = min(pairs, key=lambda one: subsets[one].time_ratio)
+    while len(now) < len(cluster):
+        more = [tuple(sorted((*now, at))) for at in places if at not in now]
+        subsets |= dict(zip(more, again([base | {cluster[at] for at in one} for one in more]), strict=True))
+        now = min(more, key=lambda one: subsets[one].time_ratio)
+    return subsets

@@ -1,0 +1,263 @@
+"""Candidates really run: each in a process that may die of it, beside the original (room kernels).
+
+In: a kernel, sets of edits. Out: an ``Evaluation`` for each. What was seen before, as a set of edits or as a program,
+is remembered. Not here: which sets (``search``), how processes are contained (``measure.sandbox``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.hardware.cores import allowed_cores
+from windtunnel.systems.kernels._worker import Order, Setup
+from windtunnel.systems.kernels.cases import FITNESS, Case
+from windtunnel.systems.kernels.edits import Individual, apply, key
+from windtunnel.systems.kernels.model import Candidate, Evaluation, Kernel
+from windtunnel.measure.rounds import quiet
+from windtunnel.measure.sandbox import Limits
+from windtunnel.measure.stats import Estimate, estimate_speedup
+from windtunnel.measure.workers import WorkerError, Workers
+
+__all__ = ["Bench", "Counts", "Timed"]
+
+_PAIRS = 7
+_GPU_ADDRESSES = 1 << 45  # a driver reserves addresses for all memory that it may ever map
+
+
+@dataclass
+class Counts:
+    """What became of candidates so far.
+
+    Attributes
+    ----------
+    kinds : dict of str to int
+        Of those that were run.
+    repeated : int
+        The same set of edits as before.
+    same_program : int
+        Another set of edits, but after the compiler the same program as before; neither compiled on nor run.
+    """
+
+    kinds: dict[str, int] = field(default_factory=dict)
+    repeated: int = 0
+    same_program: int = 0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate timed beside the original in a process of its own."""
+
+    evaluation: Evaluation
+    speedup: Estimate
+    num_pairs: int
+
+
+class Bench:
+    """Processes that run candidates of one kernel. Use as a context manager.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    tolerance : float
+        The relative error that is still right; 0 asks for the same bits.
+    num_workers : int, optional
+        By default one per core, at most two; one where kernels run on a GPU.
+    split : str
+        Of the cases.
+    limits : Limits, optional
+    num_pairs : int
+        Timings of a candidate on each case.
+    checks : sequence of Case
+        Where the answer has to be the same, too, but nothing is timed; results may be no numbers.
+
+    Raises
+    ------
+    InputError
+        The original fails its own tests: says which and how.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        tolerance: float = 0.0,
+        num_workers: int = 0,
+        split: str = FITNESS,
+        limits: Limits | None = None,
+        num_pairs: int = _PAIRS,
+        checks: Sequence[Case] = (),
+    ) -> None:
+        cores = allowed_cores()
+        self.kernel, self.tolerance, self.num_pairs = kernel, tolerance, num_pairs
+        most = 1 if kernel.is_for_gpu else 2  # two processes would disturb each other on one device
+        self._cores = cores[: num_workers or min(most, len(cores))]
+        limits = limits or Limits()
+        if kernel.is_for_gpu:
+            limits = replace(limits, memory_bytes=_GPU_ADDRESSES)
+        self._setup = Setup(kernel.function, kernel.raw, kernel.cases(split), limits, checks, kernel.is_for_gpu)
+        self._workers: list[Workers] = []
+        self._by_key: dict[str, Evaluation] = {}
+        self._by_digest: dict[str, Evaluation] = {}
+        self.counts = Counts()
+
+    def __enter__(self) -> Bench:
+        try:
+            self._workers = [self._begin(core) for core in self._cores]
+            self._greet(self._workers)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for workers in self._workers:
+            workers.close()
+        self._workers = []
+
+    def _begin(self, core: int) -> Workers:
+        # Workers are left to be closed by close(), which __exit__ calls
+        workers = Workers("windtunnel.systems.kernels._worker", self._setup, title="process that runs kernels", cores=[[core]])
+        return workers.__enter__()
+
+    def _greet(self, workers: Iterable[Workers]) -> None:
+        for one in workers:
+            said = one.receive()
+            if isinstance(said, WindtunnelError):
+                raise said
+            self._by_digest.setdefault(said, Evaluation("ok", 1.0, 0.0, is_exact=True, digest=said))
+
+    @property
+    def workers(self) -> tuple[Workers, ...]:
+        """The processes, in order; one that died has been begun anew."""
+        return tuple(self._workers)
+
+    @property
+    def num_workers(self) -> int:
+        """How many candidates run at once."""
+        return len(self._cores)
+
+    def evaluate(self, candidates: Sequence[Individual]) -> list[Evaluation]:
+        """What becomes of each, in order; those not seen before are run."""
+        keys = [key(one) for one in candidates]
+        fresh: dict[str, Individual] = {}
+        for name, one in zip(keys, candidates, strict=True):
+            if name in self._by_key or name in fresh:
+                self.counts.repeated += 1
+            else:
+                fresh[name] = one
+        self._run(fresh)
+        return [self._by_key[name] for name in keys]
+
+    def again(self, candidates: Sequence[Individual], num_pairs: int) -> list[Evaluation]:
+        """Run each, whatever was seen before, with so many timings; a program that is the original takes its time."""
+        keys = [key(one) for one in candidates]
+        kept = self._by_key, self.counts
+        self._by_key, self.counts = {}, Counts()
+        try:
+            self._run(dict(zip(keys, candidates, strict=True)), num_pairs, is_forced=True)
+            return [self._by_key[name] for name in keys]
+        finally:
+            self._by_key, self.counts = kept
+
+    def _run(self, fresh: dict[str, Individual], num_pairs: int = 0, *, is_forced: bool = False) -> None:
+        waiting = list(fresh.items())
+        while waiting:
+            sent: list[tuple[int, str]] = []
+            for place in range(len(self._workers)):
+                while waiting:
+                    name, edits = waiting.pop(0)
+                    try:
+                        text = apply(self.kernel.function, edits).render()
+                    except InputError as error:
+                        self._count("unverifiable")
+                        self._by_key[name] = Evaluation("unverifiable", detail=error.message)
+                        continue
+                    self._send(place, Order(text, self.tolerance, num_pairs or self.num_pairs, is_forced))
+                    sent.append((place, name))
+                    break
+            for place, name in sent:
+                self._by_key[name] = self._hear(place)
+
+    def _send(self, place: int, order: Order) -> None:
+        try:
+            self._workers[place].send(order)
+        except WorkerError:
+            self._restart(place)
+            self._workers[place].send(order)
+
+    def _hear(self, place: int) -> Evaluation:
+        """An answer; where the process itself died, which no candidate should reach, it begins anew."""
+        try:
+            kind, error, is_exact, detail, digest, times = self._workers[place].receive()
+        except WorkerError as failure:
+            self._restart(place)
+            self._count("crash")
+            return Evaluation("crash", detail=failure.message)
+        if kind == "known":
+            self.counts.same_program += 1
+            return self._by_digest[digest]
+        self._count(kind)
+        found = _evaluation(kind, error, is_exact, detail, digest, times)
+        if digest:
+            self._by_digest.setdefault(digest, found)
+        return found
+
+    def _restart(self, place: int) -> None:
+        self._workers[place].close()
+        self._workers[place] = self._begin(self._cores[place])
+        self._greet([self._workers[place]])
+
+    def _count(self, kind: str) -> None:
+        self.counts.kinds[kind] = self.counts.kinds.get(kind, 0) + 1
+
+    def remember(self, candidates: Sequence[Candidate]) -> None:
+        """Take over what an earlier search found, so that it is not run again."""
+        self._by_key.update({one.key: one.evaluation for one in candidates})
+
+    def time(self, edits: Individual, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:
+        """Run a candidate again, compiled anew in a new process, beside the original.
+
+        Raises
+        ------
+        InputError
+            An edit does not fit.
+        """
+        return self.time_module(apply(self.kernel.function, edits).render(), num_pairs, confidence=confidence)
+
+    def time_module(self, text: str, num_pairs: int = 30, *, confidence: float = 0.95) -> Timed:
+        """The same of any module with a function of this name and these parameters."""
+        with contextlib.ExitStack() as stack:
+            fresh = self._begin(self._cores[0])
+            stack.callback(fresh.close)
+            said = fresh.receive()
+            if isinstance(said, WindtunnelError):
+                raise said
+            fresh.send(Order(text, self.tolerance, num_pairs, is_forced=True))
+            kind, error, is_exact, detail, digest, times = fresh.receive()
+        found = _evaluation(kind, error, is_exact, detail, digest, times)
+        if not times:
+            return Timed(found, Estimate(math.nan, math.nan, math.nan), 0)
+        # the same share of each case in every pair: a pair is a run of all cases, one after the other
+        both = np.asarray(times, dtype=np.float64).sum(axis=0)  # [R, 2]
+        return Timed(found, estimate_speedup(both[:, 0], both[:, 1], confidence=confidence), len(both))
+
+
+def _evaluation(
+    kind: str, error: float, is_exact: bool, detail: str, digest: str, times: Sequence[Sequence[Sequence[int]]]
+) -> Evaluation:
+    found = Evaluation(kind, error=error, is_exact=is_exact, detail=detail, digest=digest)
+    if kind != "ok":
+        return found
+    each = [(quiet([pair[0] for pair in case]), quiet([pair[1] for pair in case])) for case in times]
+    ratio = float(np.mean([after / before for before, after in each]))
+    return replace(found, time_ratio=ratio, times_ns=tuple(each))

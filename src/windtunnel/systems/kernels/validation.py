@@ -1,0 +1,166 @@
+"""Whether an edited function does the same for every input: a proof where it can be had (room kernels).
+
+In: the original and the edited function, whose branches are the same. Out: True where both are shown to walk through
+the same blocks with the same memory; False where that could not be shown, which does not say that they differ. Not
+here: running either (``verdict``).
+
+Both are read into terms: what an instruction does to which terms. Values that a phi joins, and memory at the begin of
+a block, are taken to be the same in both; then every phi must be given the same terms, every branch the same condition,
+every block must leave the same memory. By induction over the steps of a run, all of it holds.
+Source: Necula, Translation validation for an optimizing compiler, PLDI 2000.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.systems.kernels.flow import Flow
+from windtunnel.systems.kernels.ir import Function, Instruction
+
+__all__ = ["is_same"]
+
+Term = Any
+_COMMUTES = {"add", "mul", "and", "or", "xor", "fadd", "fmul"}
+_COMMUTING_CALLS = ("smin", "smax", "umin", "umax")
+_TRAPS = {"load", "sdiv", "udiv", "srem", "urem"}
+
+
+def is_same(original: Function, edited: Function) -> bool:
+    """Whether the edited function is shown to do the same for every input."""
+    if [block.label for block in original.blocks] != [block.label for block in edited.blocks]:
+        return False
+    promised = [(one.uid, one.type, one.attributes) for one in original.arguments]
+    if promised != [(one.uid, one.type, one.attributes) for one in edited.arguments]:
+        return False
+    flow = Flow.of(original)
+    left, right = _Reading(original, flow), _Reading(edited, flow)
+    left.read()
+    right.read()
+    for at in range(len(original.blocks)):
+        if left.leaves[at] != right.leaves[at] or left.ends[at] != right.ends[at]:
+            return False
+        if left.joins[at] != right.joins[at]:
+            return False
+        allowed = set().union(*(left.risks[each] for each in flow.dominators[at]))
+        if not right.risks[at] <= allowed:
+            return False
+    return True
+
+
+@dataclass
+class _Reading:
+    """A function as terms."""
+
+    function: Function
+    flow: Flow
+    terms: dict[str, Term] = field(default_factory=dict)
+    leaves: dict[int, Term] = field(default_factory=dict)
+    ends: dict[int, Term] = field(default_factory=dict)
+    joins: dict[int, Term] = field(default_factory=dict)
+    risks: dict[int, set[Term]] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """All blocks, dominators first; then what phis are given, as that may come from any block."""
+        order = sorted(range(len(self.function.blocks)), key=lambda one: (len(self.flow.dominators[one]), one))
+        for one in self.function.blocks:
+            for each in one.instructions:
+                if each.opcode == "phi":
+                    self.terms[each.uid] = ("phi", each.uid, each.type)
+        for at in order:
+            self._block(at)
+        for at, block in enumerate(self.function.blocks):
+            self.joins[at] = tuple(
+                (one.uid, tuple(sorted((label, self._term(value.value, value.type))
+                                       for label, value in zip(one.incoming, one.operands, strict=True))))
+                for one in block.instructions if one.opcode == "phi"
+            )  # fmt: skip
+
+    def _block(self, at: int) -> None:
+        before = self.flow.predecessors[at]
+        memory: Term = ("memory", at)
+        if len(before) == 1 and before[0] in self.leaves:
+            memory = self.leaves[before[0]]
+        risks: set[Term] = set()
+        for one in self.function.blocks[at].instructions:
+            if one.opcode == "phi" or one.is_anchor:
+                continue
+            operands = tuple(self._term(value.value, value.type) for value in one.operands)
+            if one.opcode == "store":
+                memory = _stored(memory, one, operands)
+                risks.add(("reach", operands[1]))
+            elif one.opcode == "load":
+                self.terms[one.uid] = _loaded(memory, one, operands[0])
+                risks.add(("reach", operands[0]))
+            elif one.opcode in ("br", "switch", "ret", "unreachable"):
+                self.ends[at] = (one.key, operands)
+            elif one.opcode == "call" and not one.type:
+                memory = ("call", one.key, operands, memory)
+                risks.add(("call", one.key, operands))
+            else:
+                self.terms[one.uid] = term = _made(one, operands)
+                if one.opcode in _TRAPS:
+                    risks.add(term)
+        self.leaves[at], self.risks[at] = memory, risks
+
+    def _term(self, value: str, kind: str) -> Term:
+        if not value.startswith("%"):
+            return ("constant", kind, value)
+        return self.terms.get(value[1:], ("argument", value[1:]))
+
+
+def _made(one: Instruction, operands: tuple[Term, ...]) -> Term:
+    if one.opcode == "select" and operands[1] == operands[2]:
+        return operands[1]
+    is_commuting = one.opcode in _COMMUTES or one.callee.startswith(
+        tuple(f"@llvm.{each}." for each in _COMMUTING_CALLS)
+    )
+    if is_commuting:
+        if operands[0] == operands[1] and (one.opcode in ("and", "or") or one.opcode == "call"):
+            return operands[0]
+        operands = tuple(sorted(operands, key=repr))
+    if one.opcode in ("add", "or", "xor", "shl", "lshr", "ashr", "sub"):
+        rest = [each for each in operands if each[0] != "constant" or each[2] != "0"]
+        if len(rest) == 1 and operands[0] == rest[0]:
+            return rest[0]
+    return (one.key, operands)
+
+
+def _stored(memory: Term, one: Instruction, operands: tuple[Term, ...]) -> Term:
+    """Memory after a store: one that only writes what is there changes nothing; a later one to the same place wins."""
+    value, place = operands
+    if value[0] == "load" and value[2] == place and value[3] == memory:
+        return memory
+    if memory[0] == "store" and memory[3] == place and memory[1] == one.key:
+        memory = memory[4]
+    return ("store", one.key, value, place, memory)
+
+
+def _loaded(memory: Term, one: Instruction, place: Term) -> Term:
+    """What is read: what was stored there last, seen through stores that surely went elsewhere."""
+    while memory[0] == "store":
+        value, there = memory[2], memory[3]
+        stored = memory[1].removeprefix("store ").split(" ", 1)[0]
+        if there == place and stored == one.type:
+            return value
+        if not _apart(there, place):
+            break
+        memory = memory[4]
+    return ("load", one.key, place, memory)
+
+
+def _apart(one: Term, other: Term) -> bool:
+    """Whether two places of at most eight bytes surely do not overlap: one base, constant distances."""
+    (first, near), (second, far) = _base(one), _base(other)
+    return first == second and abs(near - far) >= 8
+
+
+def _base(place: Term) -> tuple[Term, int]:
+    distance = 0
+    while isinstance(place[0], str) and place[0].startswith("getelementptr") and " i8, " in place[0]:
+        base, *rest = place[1]
+        if len(rest) != 1 or rest[0][0] != "constant" or not rest[0][2].lstrip("-").isdigit():
+            break
+        distance += int(rest[0][2])
+        place = base
+    return place, distance

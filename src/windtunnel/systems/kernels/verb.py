@@ -1,0 +1,314 @@
+"""``windtunnel evolve``: kernels that become faster by search, and what their edits rest on (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, Output
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.kernels.model import Kernel
+
+
+KernelName = Annotated[
+    str,
+    typer.Argument(metavar="KERNEL", help="A .ll file, a .py file with a function of numba, or hotspot, srad, nw ..."),
+]
+TestPath = Annotated[
+    Path | None, typer.Option("--test", metavar="FILE", help="With cases(split), which gives arguments to try.")
+]
+FunctionName = Annotated[str, typer.Option("--function", metavar="NAME", help="Of a .py file that has several.")]
+FolderPath = Annotated[Path, typer.Argument(metavar="FOLDER", help="That evolve run wrote.")]
+
+
+@registry.verb("evolve", source="GEVO", default="run")
+def _group() -> None:
+    """Example: windtunnel evolve run kernel.ll --test tests.py
+
+    Search a kernel's LLVM IR for edits that make it faster, and say what each rests on.
+    """
+
+
+@registry.verb("evolve run", source="GEVO")
+def run(
+    kernel: KernelName,
+    test: TestPath = None,
+    function: FunctionName = "",
+    allow: Annotated[
+        str,
+        typer.Option(metavar="WHAT", help="faithful (every input), tests (those inputs), promises (also of callers)."),
+    ] = "faithful",
+    population: Annotated[int, typer.Option(min=4, metavar="N", help="A multiple of four.")] = 32,
+    generations: Annotated[int, typer.Option(min=0, metavar="N", help="At most.")] = 20,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="No generation begins later.")
+    ] = "10min",
+    operators: Annotated[
+        str, typer.Option(metavar="LETTERS", help="Of crismpxha; by default as --allow needs them.")
+    ] = "",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="That one candidate may take.")] = "10s",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds draw equal edits.")] = 0,
+    output: Output = None,
+    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve run pathfinder --time-limit 60s
+
+    Search, judge on inputs that the search has not seen, and explain every edit that is left.
+
+    A folder keeps each generation: the same command goes on where an ended one stopped.
+    """
+    from windtunnel.systems.kernels.evolving import ALLOWED, evolve_kernel, read_result
+    from windtunnel.systems.kernels.search import Options
+    from windtunnel.units import parse_duration
+
+    if page is not None:
+        require_free(page, force=force)
+    folder = output if output is not None else Path(f"{Path(kernel).stem}.evolve")
+    if (folder / "result.json").exists():
+        require_free(folder, force=force)
+        for old in [folder / "result.json", *folder.glob("generation-*.json")]:
+            old.unlink()
+    found = _open(kernel, test, function)
+    limit_s, timeout_s = parse_duration(time_limit) / 1e9, parse_duration(timeout) / 1e9
+    options = Options(population, generations, operators=operators or ALLOWED.get(allow, "c"), seed=seed,
+                      time_limit_s=limit_s)  # fmt: skip
+    with Progress("evolving") as progress:
+        evolve_kernel(found, options, allowed=allow, folder=folder, progress=progress, timeout_s=timeout_s)
+    document = read_result(folder)
+    _finish(document, folder, page, force=force, as_json=as_json)
+
+
+@registry.verb("evolve step", source="GEVO")
+def step(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="mlp, or another whose step is model and loss.")],
+    parameters: Annotated[
+        str, typer.Option(metavar="LIST", help="Of the workload: batch_size=8,width=32,depth=3.")
+    ] = "",
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, metavar="RATIO", help="Error of loss and gradients that is right; 0: no bit.")
+    ] = 0.0,
+    population: Annotated[int, typer.Option(min=4, metavar="N", help="A multiple of four.")] = 8,
+    generations: Annotated[int, typer.Option(min=0, metavar="N", help="At most.")] = 20,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="No generation begins later.")
+    ] = "2min",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds draw equal edits.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve step mlp --parameters batch_size=8,width=32
+
+    Search a training step for operators that its loss and gradients do not need.
+    """
+    from windtunnel.systems.kernels.search import Options
+    from windtunnel.systems.kernels.steps.run import OPERATORS, evolve_step
+    from windtunnel.units import parse_duration
+
+    options = Options(population, generations, operators=OPERATORS, seed=seed,
+                      time_limit_s=parse_duration(time_limit) / 1e9)  # fmt: skip
+    with Progress("evolving") as progress:
+        found = evolve_step(workload, options, parameters=_numbers(parameters), tolerance=tolerance, progress=progress)
+    if as_json:
+        print_json(found.json())
+        return
+    if not found.edits:
+        say(f"{workload}: nothing that is surely faster; the step stays")
+        return
+    low, value, high = found.measured.low, found.measured.value, found.measured.high
+    say(f"{workload}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), predicted {found.predicted:.3f}x")
+    say(f"{found.num_left} of {found.num_operators} operators are left")
+    for words in found.words:
+        say_wrapped(f"  {words}")
+
+
+def _numbers(text: str) -> dict[str, Any]:
+    """``name=number`` with commas between."""
+    parts = [part.partition("=") for part in text.split(",") if part]
+    if not all(name and value.lstrip("-").isdecimal() for name, _, value in parts):
+        raise InputError(f"{text!r} is no list of numbers by name", where="--parameters",
+                         fix="write it like batch_size=8,width=32")  # fmt: skip
+    return {name.strip(): int(value) for name, _, value in parts}
+
+
+@registry.verb("evolve show", source="GEVO")
+def show(
+    folder: FolderPath,
+    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Front, ladder and diff.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve show pathfinder.evolve
+
+    Show what a search came to, as words or as a page.
+    """
+    from windtunnel.systems.kernels.evolving import read_result
+
+    _finish(read_result(folder), folder, page, force=force, as_json=as_json)
+
+
+@registry.verb("evolve apply", source="GEVO")
+def apply(
+    folder: FolderPath,
+    kernel: KernelName,
+    test: TestPath = None,
+    function: FunctionName = "",
+    optimized: Annotated[bool, typer.Option("--optimized", help="As the compiler leaves it for this host.")] = False,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve apply pathfinder.evolve pathfinder
+
+    Write the kernel's module with the edits that were found.
+    """
+    from windtunnel.systems.kernels.evolving import apply_edits, edits_of, read_result
+    from windtunnel.base.outputs import whole
+
+    document = read_result(folder)
+    path = require_free(output or Path(f"{Path(kernel).stem}.evolved.ll"), force=force)
+    edits = edits_of(document, str(folder))
+    text = apply_edits(_open(kernel, test, function), edits, is_optimized=optimized)
+    with whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"schema": "windtunnel.evolve-apply/1", "file": str(path), "num_edits": len(edits)})
+        return
+    say(f"{path}: {document['kernel']} with {len(edits)} edits")
+
+
+def _open(name: str, test: Path | None, function: str) -> Kernel:
+    from windtunnel.systems.kernels.evolving import open_kernel
+
+    if test is not None and not test.exists():
+        raise InputError(f"there is no {test}", where="--test", fix="check the path")
+    return open_kernel(name, test, function)
+
+
+def _finish(document: dict[str, Any], folder: Path, page: Path | None, *, force: bool, as_json: bool) -> None:
+    if page is not None:
+        from windtunnel.systems.kernels.page import kernel_page
+
+        require_free(page, force=force)
+        kernel_page(document, page, overwrite=force)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+    if page is not None:
+        advise(f"written: {page}")
+    else:
+        suggest("windtunnel", "evolve", "show", folder, "--report", f"{folder.stem}.html")
+
+
+def _print(document: dict[str, Any]) -> None:
+    low, value, high = (document[name] for name in ("speedup_low", "speedup", "speedup_high"))
+    if not document["edits"]:
+        say(f"{document['kernel']}: nothing that is surely faster; the original stays")
+    else:
+        say(f"{document['kernel']}: {value:.3f}x ({low:.3f}-{high:.3f}, 95 %), {document['label']}")
+        rows = [("yes" if gene["is_faithful"] else "no", gene["rests_on"], gene["words"])
+                for gene in document["genes"]]  # fmt: skip
+        print_table(("faithful", "rests on", "edit"), rows, gives_way=2)
+        say_wrapped(f"{len(document['edits'])} of {document['num_raw_edits']} edits are left; {_needs(document)}")
+    counts = document["counts"]
+    classes = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
+    say_wrapped(f"candidates: {classes}")
+    if document["num_discarded"]:
+        say_wrapped(f"discarded: {document['num_discarded']}, such as {document['discarded'][0]}")
+
+
+def _needs(document: dict[str, Any]) -> str:
+    together = len(document["cluster"])
+    if not together:
+        return "each helps alone"
+    stones = len(document["stepping_stones"])
+    return f"{together} work together" + (f", {stones} of which gain nothing alone" if stones else "")
+
+
+@registry.verb("evolve rank", source="GEVO")
+def rank(
+    graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
+    factor: Annotated[float, typer.Option(metavar="X", help="How much faster each operator is taken to be.")] = 1.3,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Rows that are shown.")] = 15,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve rank train.wt
+
+    Say which operator a faster kernel would be worth it for: by what the whole step gains, not by its own time.
+    """
+    from windtunnel.cli._files import open_graph
+    from windtunnel.systems.kernels.rank import by_operator
+    from windtunnel.simulate import replay
+    from windtunnel.units import format_duration, format_ratio
+
+    with Progress("replaying", heartbeat=True) as progress:
+        opened = open_graph(graph, progress=progress)
+        found = by_operator(replay(opened), factor)
+    if as_json:
+        about = {"schema": "windtunnel.evolve-rank/1", "factor": factor}
+        print_json({**about, "operators": [one.to_dict() for one in found]})
+        return
+    say(f"if each operator alone were {factor:g} times as fast:")
+    rows = [
+        (one.operator, f"{one.num_tasks:g}", format_duration(one.own_ns), f"{one.speedup:.3f}x",
+         format_ratio(one.hidden), one.at_hand)
+        for one in found[:top]
+    ]  # fmt: skip
+    head = ("operator", "tasks", "own time", "step gains", "hidden", "kernel at hand")
+    print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
+    say_wrapped("hidden: share of the time saved that lies beside the critical path, and wins nothing")
+    kernel = next((one.at_hand for one in found[:top] if one.at_hand), "")
+    searched = Path(f"{kernel}.evolve")
+    if kernel and (searched / "result.json").exists():
+        suggest("windtunnel", "evolve", "place", graph, searched)
+    else:
+        suggest("windtunnel", "evolve", "run", kernel or "KERNEL.ll")
+
+
+@registry.verb("evolve place", source="GEVO")
+def place(
+    graph: Annotated[Path, typer.Argument(metavar="STEP", help="A captured graph, such as train.wt.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="That evolve run wrote.")],
+    operator: Annotated[
+        str, typer.Option(metavar="NAME", help="That the kernel computes, where it is not one of ours.")
+    ] = "",
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel evolve place train.wt softmax.evolve -o faster.wt
+
+    Put kernels that became faster where a step computes them: what the step gains, from what was measured of each.
+    """
+    from windtunnel.cli._files import open_graph
+    from windtunnel.graph import save
+    from windtunnel.systems.kernels.evolving import read_result
+    from windtunnel.systems.kernels.variant import gain_text, place_winners
+    from windtunnel.simulate import replay
+
+    if output is not None:
+        require_free(output, force=force)
+    winners = [read_result(folder) for folder in folders]
+    with Progress("replaying", heartbeat=True) as progress:
+        timeline = replay(open_graph(graph, progress=progress))
+        changed, placed = place_winners(timeline, winners, operator)
+        gain = timeline.makespan_ns / replay(changed).makespan_ns
+    if output is not None:
+        save(changed, output, overwrite=force)
+    if as_json:
+        about = {"schema": "windtunnel.evolve-place/1", "speedup": gain}
+        print_json({**about, "placed": [one.to_dict() for one in placed]})
+        return
+    rows = [(one.kernel, one.operator, gain_text(one.measured), one.label, gain_text(one.step)) for one in placed]
+    print_table(("kernel", "operator", "measured", "its edits are", "step gains"), rows, numbers=(2, 4), gives_way=1)
+    say_wrapped(f"all together: {gain:.3f}x, if the step's operators are what the searches began with")
+    if output is not None:
+        advise(f"next: windtunnel diff {graph} {output}")

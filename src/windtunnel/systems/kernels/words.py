@@ -1,0 +1,117 @@
+"""Edits in words: what is dropped, moved, promised, at which line (room kernels).
+
+In: an edit, and the function for which it was found. Out: a sentence without a full stop. Not here: whether it is safe
+(``verdict``).
+"""
+
+from __future__ import annotations
+
+import re
+
+from windtunnel.systems.kernels.edits import Edit
+from windtunnel.systems.kernels.ir import Function, Instruction
+
+__all__ = ["describe"]
+
+_NAMES = {
+    "load": "load", "store": "store", "icmp": "comparison", "fcmp": "comparison", "select": "choice",
+    "getelementptr": "address", "call": "call", "zext": "widening", "sext": "widening", "fpext": "widening to double",
+    "fptrunc": "rounding to float", "trunc": "cut to fewer bits", "add": "addition", "fadd": "addition",
+    "sub": "subtraction", "fsub": "subtraction", "mul": "product", "fmul": "product", "fdiv": "division",
+    "sdiv": "division", "udiv": "division", "shl": "shift", "lshr": "shift", "ashr": "shift", "freeze": "freeze",
+}  # fmt: skip
+_CALLS = {"smin": "clamp (minimum)", "smax": "clamp (maximum)", "umin": "clamp (minimum)", "umax": "clamp (maximum)",
+          "minnum": "clamp (minimum)", "maxnum": "clamp (maximum)", "fabs": "absolute value", "sqrt": "root",
+          "exp": "exponential", "log": "logarithm", "fmuladd": "product with sum", "fma": "product with sum",
+          "memset": "filling of memory", "memcpy": "copying of memory"}  # fmt: skip
+_HINTS = {
+    "vectorize.width": "tells the compiler to do {} turns of the loop at line {} at once",
+    "interleave.count": "tells the compiler to interleave {} turns of the loop at line {}",
+    "unroll.count": "tells the compiler to unroll the loop at line {1} {0} times",
+    "unroll.disable": "tells the compiler not to unroll the loop at line {1}",
+    "vectorize.predicate.enable": "tells the compiler to mask the last turns of the loop at line {1}",
+    "distribute.enable": "tells the compiler to split the loop at line {1}",
+    "unpredictable": "tells the compiler that the branch at line {1} cannot be predicted",
+    "prefer-vector-width": "tells the compiler to use vectors of {} bits",
+}
+
+
+def describe(function: Function, edit: Edit) -> str:
+    """What an edit does, with lines of the source."""
+    op, text = edit[0]
+    if op == "-h":
+        return _hint(function, text)
+    if op == "-a":
+        return _promise(function, text)
+    names = text.split(",")
+    first = _of(function, names[0])
+    if op == "-c":
+        return _deleted(function, first, edit)
+    if op == "-p":
+        slot, value = names
+        uid, _, place = slot.rpartition(".OP")
+        return f"gives {_named(_of(function, uid), uid)} {_value(function, value)} as operand {int(place) + 1}"
+    if op == "-x":
+        return f"reads past the nearest cache at {_named(first, names[0])}"
+    second = _named(_of(function, names[1]), names[1])
+    one = _named(first, names[0])
+    return {"-i": f"does {one} once more before {second}", "-m": f"moves {one} before {second}",
+            "-r": f"puts a copy of {one} in place of {second}", "-s": f"exchanges {one} and {second}"}[op]  # fmt: skip
+
+
+def _deleted(function: Function, one: Instruction | None, edit: Edit) -> str:
+    uid = edit[0][1]
+    values = {text.split(",")[1] for op, text in edit[1:] if op == "-p"}
+    users = [_of(function, text.split(".OP")[0]) for op, text in edit[1:] if op == "-p"]
+    if one is not None and one.type == "i1" and values == {"C1"}:
+        branches = [user for user in users if user is not None and user.opcode == "br"]
+        what = "the branch" if branches else "it"
+        return f"takes {_named(one, uid)} as always true" + (f", so {what} has one way" if branches else "")
+    words = f"drops {_named(one, uid)}"
+    return f"{words}, and uses {_value(function, next(iter(values)))} instead" if values else words
+
+
+def _of(function: Function, uid: str) -> Instruction | None:
+    return function.find(uid) or function.find(re.split(r"\.[imrsdn]\d*$", uid)[0].split(".")[0])
+
+
+def _named(one: Instruction | None, uid: str) -> str:
+    if one is None:
+        return uid
+    name = _NAMES.get(one.opcode, one.opcode)
+    if one.opcode == "call":
+        callee = one.callee.removeprefix("@").removeprefix("llvm.").split(".")[0]
+        name = _CALLS.get(callee, f"call of {callee}")
+    return f"the {name}{f' at line {one.line}' if one.line else ''} ({uid})"
+
+
+def _value(function: Function, value: str) -> str:
+    if value == "C1":
+        return "1 (or true, or null)"
+    if value.startswith("A"):
+        return f"argument {value[1:]}"
+    return _named(_of(function, value), value)
+
+
+def _hint(function: Function, text: str) -> str:
+    uid, _, rest = text.partition(",")
+    name, _, value = rest.partition("=")
+    one = _of(function, uid)
+    return _HINTS[name].format(value, one.line if one is not None and one.line else uid)
+
+
+def _promise(function: Function, text: str) -> str:
+    uid, _, what = text.partition(",")
+    if uid.startswith("A"):
+        return {
+            "noalias": f"promises that argument {uid[1:]} overlaps no other",
+            "align=64": f"promises that argument {uid[1:]} begins at a multiple of 64 bytes",
+        }.get(what, f"promises that argument {uid[1:]} is {what}")
+    where = "everywhere" if uid == "F" else f"at {_named(_of(function, uid), uid)}"
+    if what == "narrow":
+        return f"computes with floats instead of doubles {where}"
+    meaning = {"contract": "products and sums may be fused", "reassoc": "sums may be taken in another order",
+               "nsz": "the sign of zero does not matter", "arcp": "a division may be a product with the reciprocal",
+               "nnan ninf": "there are no infinities and only numbers", "afn": "functions may be approximated",
+               "fast": "all rules of floats may be bent"}  # fmt: skip
+    return f"assumes that {meaning.get(what, what)} {where}"

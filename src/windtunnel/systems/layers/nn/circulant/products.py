@@ -1,0 +1,164 @@
+"""Products with matrices of circulant blocks, in several ways (room nn).
+
+In: rows [..., n] and first columns [p, q, k]. Out: rows [..., m], differentiable by both. The ways give the same
+numbers, but for the order in which floats are added:
+
+- ``fft`` transforms each block of the input once, multiplies per frequency, and transforms each block of the output
+  back once;
+- ``dft`` does the same with the transform as a product of matrices, in real numbers, which wins for small blocks;
+- ``dense`` makes the dense matrix first, and wins for many rows and small matrices.
+
+All are made of torch's operators, so that they compile and export. Not here: layers (``layers``).
+
+Source: CirCNN, MICRO 2017: accumulate in the frequency domain, one transform back per row of blocks.
+"""
+
+# R rows, p x q blocks of k, F = k // 2 + 1 frequencies of real numbers
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+
+from windtunnel.errors import InputError
+from windtunnel.systems.layers.nn.choice import coarse, quickest
+from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense
+
+__all__ = ["AUTOMATIC", "WAYS", "checked_way", "multiply", "multiply_prepared", "prepared", "way_for"]
+
+Tensor = torch.Tensor
+Prepare = Callable[[Tensor, Blocks], Tensor]
+Apply = Callable[[Tensor, Tensor, Blocks], Tensor]
+AUTOMATIC = "auto"
+
+
+def _cut(x: Tensor, blocks: Blocks) -> Tensor:
+    """Rows [R, n] as blocks [R, q, k], padded with zeros."""
+    _, q, k = blocks.shape
+    columns = blocks.padding[1]
+    padded = torch.nn.functional.pad(x, (0, columns)) if columns else x
+    return padded.reshape(-1, q, k)
+
+
+def _joined(y: Tensor, blocks: Blocks) -> Tensor:
+    """Blocks [R, p, k] as rows [R, m]."""
+    return y.reshape(len(y), -1)[:, : blocks.num_outputs]
+
+
+def _spectrum(weight: Tensor) -> Tensor:
+    """Frequencies of first columns, [F, q, p] complex."""
+    frequencies: Tensor = torch.fft.rfft(weight)
+    return frequencies.permute(2, 1, 0).contiguous()
+
+
+def _by_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
+    frequencies = torch.fft.rfft(_cut(x, blocks)).permute(2, 0, 1)  # [F, R, q]
+    product = torch.bmm(frequencies, made)  # [F, R, p]
+    return _joined(torch.fft.irfft(product.permute(1, 2, 0), n=blocks.size), blocks)
+
+
+@cache
+def _transform(k: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Real transform [k, 2 F] (cosines, then sines) and its inverse [2 F, k]."""
+    num_frequencies = k // 2 + 1
+    angle = 2 * math.pi / k * torch.outer(torch.arange(k), torch.arange(num_frequencies)).remainder(k).double()
+    ahead = torch.cat([angle.cos(), -angle.sin()], dim=1)
+    counts = torch.full((num_frequencies,), 2.0, dtype=torch.double)  # each stands for its conjugate too
+    counts[0] = 1.0
+    if k % 2 == 0:
+        counts[-1] = 1.0  # the highest one is real
+    back = torch.cat([(angle.cos() * counts).t(), -(angle.sin() * counts).t()]) / k
+    return ahead.to(dtype=dtype, device=device), back.to(dtype=dtype, device=device)
+
+
+def _real_spectrum(weight: Tensor, blocks: Blocks) -> Tensor:
+    """The same in real numbers, [F, 2 q, 2 p]: real and imaginary parts of inputs to those of outputs."""
+    p, q, k = blocks.shape
+    ahead, _ = _transform(k, weight.dtype, weight.device.type)
+    real, imaginary = (weight @ ahead).view(p, q, 2, k // 2 + 1).permute(2, 3, 1, 0)  # [F, q, p]
+    return torch.cat([torch.cat([real, imaginary], dim=2), torch.cat([-imaginary, real], dim=2)], dim=1)
+
+
+def _by_real_spectrum(x: Tensor, made: Tensor, blocks: Blocks) -> Tensor:
+    p, q, k = blocks.shape
+    num_frequencies = k // 2 + 1
+    ahead, back = _transform(k, x.dtype, x.device.type)
+    cut = _cut(x, blocks)
+    # frequencies first: what is copied lies in rows of q and of p
+    parts = (ahead.t() @ cut.reshape(-1, k).t()).view(2, num_frequencies, len(cut), q)
+    product = torch.bmm(parts.permute(1, 2, 0, 3).reshape(num_frequencies, len(cut), 2 * q), made)  # [F, R, 2 p]
+    both = product.view(num_frequencies, len(cut), 2, p).permute(2, 0, 1, 3).reshape(2 * num_frequencies, -1)
+    return _joined((both.t() @ back).view(len(cut), p, k), blocks)
+
+
+WAYS: dict[str, tuple[Prepare, Apply]] = {
+    "fft": (lambda weight, _: _spectrum(weight), _by_spectrum),
+    "dft": (_real_spectrum, _by_real_spectrum),
+    "dense": (dense, lambda x, made, _: torch.nn.functional.linear(x, made)),
+}
+"""What is made of the weights, which may be kept while they do not change, and the product of rows with it."""
+
+
+def checked_way(name: str) -> str:
+    """The name, if it is that of a way.
+
+    Raises
+    ------
+    InputError
+        It is not.
+    """
+    if name not in (AUTOMATIC, *WAYS):
+        raise InputError(
+            f"no way of a circulant product is called {name!r}", fix=f"use one of {AUTOMATIC}, {', '.join(WAYS)}"
+        )
+    return name
+
+
+def multiply(x: Tensor, weight: Tensor, blocks: Blocks, way: str = "fft") -> Tensor:
+    """Rows times the transposed matrix, as ``linear`` does: [..., n] to [..., m].
+
+    Parameters
+    ----------
+    x : [..., n]
+    weight : [p, q, k]
+        First columns.
+    blocks : Blocks
+    way : str
+    """
+    return multiply_prepared(x, prepared(weight, blocks, way), blocks, way)
+
+
+def prepared(weight: Tensor, blocks: Blocks, way: str) -> Tensor:
+    """What the way multiplies with."""
+    return WAYS[way][0](weight, blocks)
+
+
+def multiply_prepared(x: Tensor, made: Tensor, blocks: Blocks, way: str) -> Tensor:
+    """The product with what ``prepared`` gave."""
+    rows = WAYS[way][1](x.reshape(-1, x.shape[-1]), made, blocks)
+    return rows.reshape(*x.shape[:-1], blocks.num_outputs)
+
+
+def way_for(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, *, trains: bool) -> str:
+    """The quickest way for so many rows here, measured once; ``dense`` unless another is clearly quicker."""
+    return _quickest(blocks, coarse(num_rows), dtype, device, trains, torch.get_num_threads())
+
+
+@cache
+def _quickest(blocks: Blocks, num_rows: int, dtype: torch.dtype, device: str, trains: bool, threads: int) -> str:
+    del threads
+    x = torch.full((num_rows, blocks.num_inputs), 0.01, dtype=dtype, device=device, requires_grad=trains)
+    weight = torch.full(blocks.shape, 0.01, dtype=dtype, device=device, requires_grad=trains)
+    if trains:
+        return quickest({name: partial(_trained, name, x, weight, blocks) for name in WAYS}, plain="dense")
+    with torch.no_grad():
+        ways = {name: partial(multiply_prepared, x, prepared(weight, blocks, name), blocks, name) for name in WAYS}
+        return quickest(ways, plain="dense")
+
+
+def _trained(way: str, x: Tensor, weight: Tensor, blocks: Blocks) -> None:
+    with torch.enable_grad():
+        torch.autograd.grad(multiply(x, weight, blocks, way).sum(), [x, weight])

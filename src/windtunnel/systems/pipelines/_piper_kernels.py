@@ -1,0 +1,269 @@
+"""The hot loops of Piper's programme, compiled (room planning, private): what stages cost, and the best of them.
+
+In: plain arrays. Out: plain arrays. What they mean is said in ``piper``; the lattice is that of ``downsets``.
+"""
+
+# N layers, T tensor degrees, V variants, E edges, I downsets, J a downset inside of I, S = I \ J a stage
+# K devices in use, D data degrees summed over a stage and all behind it
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from windtunnel.search._downset_kernels import _has
+
+__all__ = ["choose", "level", "node_times"]
+
+_LESS = 1e-9  # relative: differences of sums may be off by it
+_SAME = 1e-13  # relative: sums of the same times in another order
+
+
+@numba.njit(cache=True)
+def _longer(old: Any, capacity: int) -> Any:
+    new = np.empty(capacity, old.dtype)
+    new[: old.size] = old
+    return new
+
+
+@numba.njit(cache=True)
+def _multiplier(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any) -> float:
+    """Time per byte for which the cheapest variants just fit: the dual of the choice; fills what they are."""
+    num, num_variants = time_NV.shape
+    low, high = 0.0, 1e-18
+    is_found = False
+    for _ in range(400):
+        rate = high if not is_found else 0.5 * (low + high)
+        used = 0.0
+        for n in range(num):
+            best = 0
+            for v in range(1, num_variants):
+                if time_NV[n, v] + rate * memory_NV[n, v] < time_NV[n, best] + rate * memory_NV[n, best]:
+                    best = v
+            used += memory_NV[n, best]
+        if used <= limit:
+            is_found, high = True, rate
+        elif is_found:
+            low = rate
+        else:
+            low, high = high, 4.0 * high
+        if is_found and high - low <= 1e-9 * high:
+            break
+    for n in range(num):
+        choice_N[n] = 0
+        for v in range(1, num_variants):
+            if time_NV[n, v] + high * memory_NV[n, v] < time_NV[n, choice_N[n]] + high * memory_NV[n, choice_N[n]]:
+                choice_N[n] = v
+    return high
+
+
+@numba.njit(cache=True)
+def choose(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any) -> float:
+    """The least sum of times with one variant of each layer whose memory together is within the limit.
+
+    Exact: a front of (memory, time) grows layer by layer, and what the dual says cannot win is dropped. A variant that
+    does not exist has an infinite time. Infinite where none fits; ``choice_N`` is filled where one does.
+    """
+    num, num_variants = time_NV.shape
+    total, used, least = 0.0, 0.0, 0.0
+    for n in range(num):
+        best, small = 0, -1
+        for v in range(num_variants):
+            if time_NV[n, v] < time_NV[n, best] or (
+                time_NV[n, v] == time_NV[n, best] and memory_NV[n, v] < memory_NV[n, best]
+            ):
+                best = v
+            if time_NV[n, v] < np.inf and (small < 0 or memory_NV[n, v] < memory_NV[n, small]):
+                small = v
+        if small < 0:
+            return np.inf
+        choice_N[n] = best
+        total += time_NV[n, best]
+        used += memory_NV[n, best]
+        least += memory_NV[n, small]
+    if used <= limit:
+        return total
+    if least > limit:
+        return np.inf
+    rate = _multiplier(time_NV, memory_NV, limit, choice_N)
+    best_time = 0.0
+    for n in range(num):
+        best_time += time_NV[n, choice_N[n]]
+    behind_time, behind_memory = np.zeros(num + 1), np.zeros(num + 1)  # of the layers from n on: dual, least memory
+    for n in range(num - 1, -1, -1):
+        cheap, small_bytes = np.inf, np.inf
+        for v in range(num_variants):
+            if time_NV[n, v] < np.inf:
+                cheap = min(cheap, time_NV[n, v] + rate * memory_NV[n, v])
+                small_bytes = min(small_bytes, memory_NV[n, v])
+        behind_time[n] = behind_time[n + 1] + cheap
+        behind_memory[n] = behind_memory[n + 1] + small_bytes
+    return _front(time_NV, memory_NV, limit, choice_N, rate, best_time, behind_time, behind_memory)
+
+
+@numba.njit(cache=True)
+def _front(time_NV: Any, memory_NV: Any, limit: float, choice_N: Any, rate: float, best_time: float,
+           behind_time: Any, behind_memory: Any) -> float:  # fmt: skip
+    """All choices that are not worse than another in both, and may still win."""
+    num, num_variants = time_NV.shape
+    parent, variant = np.full(64, -1, np.int64), np.zeros(64, np.int64)
+    first, count = 0, 1  # rows of the front
+    memory, time = np.zeros(1), np.zeros(1)
+    for n in range(num):
+        made_memory, made_time = np.empty(count * num_variants), np.empty(count * num_variants)
+        made_from = np.empty(count * num_variants, np.int64)
+        num_made = 0
+        for at in range(count):
+            for v in range(num_variants):
+                if time_NV[n, v] == np.inf:
+                    continue
+                one_memory, one_time = memory[at] + memory_NV[n, v], time[at] + time_NV[n, v]
+                if one_memory + behind_memory[n + 1] > limit:
+                    continue
+                if one_time + behind_time[n + 1] - rate * (limit - one_memory) >= best_time * (1 - _SAME):
+                    continue
+                made_memory[num_made], made_time[num_made] = one_memory, one_time
+                made_from[num_made] = at * num_variants + v
+                num_made += 1
+        if num_made == 0:
+            return best_time
+        order = np.argsort(made_memory[:num_made], kind="mergesort")
+        next_memory, next_time = np.empty(num_made), np.empty(num_made)
+        start, kept = first + count, 0
+        if start + num_made > parent.size:
+            capacity = 2 * (start + num_made)
+            parent, variant = _longer(parent, capacity), _longer(variant, capacity)
+        for row in order:
+            if kept > 0 and made_time[row] >= next_time[kept - 1] * (1 - _SAME):
+                continue
+            if kept > 0 and made_memory[row] == next_memory[kept - 1]:
+                kept -= 1
+            next_memory[kept], next_time[kept] = made_memory[row], made_time[row]
+            parent[start + kept] = first + made_from[row] // num_variants
+            variant[start + kept] = made_from[row] % num_variants
+            kept += 1
+        memory, time, first, count = next_memory[:kept], next_time[:kept], start, kept
+    best_time, at = time[count - 1], first + count - 1
+    for n in range(num - 1, -1, -1):
+        choice_N[n] = variant[at]
+        at = parent[at]
+    return best_time
+
+
+@numba.njit(cache=True)
+def node_times(inside_N: Any, t: int, time_NTV: Any, src: Any, dst: Any, sent_E: Any, sync_in_ETV: Any,
+               sync_out_ETV: Any, bandwidth: float, time_NV: Any) -> None:  # fmt: skip
+    """Time of each layer and variant of a stage on one pipeline, what crosses the stage's edges both ways with it."""
+    num_variants = time_NV.shape[1]
+    time_NV[:] = time_NTV[:, t]
+    for e in range(src.size):
+        if inside_N[src[e]] == inside_N[dst[e]]:
+            continue
+        for v in range(num_variants):
+            if inside_N[dst[e]]:
+                time_NV[dst[e], v] += 2.0 * (sent_E[e] + sync_in_ETV[e, t, v]) / bandwidth
+            else:
+                time_NV[src[e], v] += 2.0 * (sent_E[e] + sync_out_ETV[e, t, v]) / bandwidth
+
+
+@numba.njit(cache=True)
+def _helps(i: int, j: int, used: int, d: int, y: int, load: float, best_IKD: Any) -> bool:
+    """Whether a stage of such a load, y-th from the end, makes any state better."""
+    num = best_IKD.shape[1]
+    for devices in range(used, num):
+        for before in range(max(0, (y - 2) * d + 1), min((y - 1) * d + 1, num - d)):
+            if max(best_IKD[j, devices - used, before], load) < best_IKD[i, devices, before + d]:
+                return True
+    return False
+
+
+@numba.njit(cache=True)
+def _may_help(i: int, j: int, degree: int, data_D: Any, compute: float, best_IKD: Any) -> bool:
+    """Whether a stage of at least so much compute can make any state better, with any data degree."""
+    num = best_IKD.shape[1]
+    for d in data_D:
+        if degree * d >= num:
+            break
+        for y in range(1, num // d + 2):
+            if _helps(i, j, degree * d, d, y, compute / d, best_IKD):
+                return True
+    return False
+
+
+@numba.njit(cache=True)
+def _relax(i: int, j: int, used: int, d: int, y: int, load: float, best_IKD: Any, code: int, choice_IKD: Any) -> None:
+    """Take a stage into all states that it makes better."""
+    num = best_IKD.shape[1]
+    for devices in range(used, num):
+        for before in range(max(0, (y - 2) * d + 1), min((y - 1) * d + 1, num - d)):
+            value = max(best_IKD[j, devices - used, before], load)
+            if value < best_IKD[i, devices, before + d]:
+                best_IKD[i, devices, before + d] = value
+                choice_IKD[i, devices, before + d] = code
+
+
+@numba.njit(cache=True, parallel=True)
+def level(num_threads: int, first: int, last: int, best_IKD: Any, choice_IKD: Any, words_IW: Any, parent_I: Any,
+          added_I: Any, quickest_IT: Any, none_IT: Any, degrees_T: Any, data_D: Any, time_NTV: Any, weights_NTV: Any,
+          kept_NTV: Any, fixed_NTV: Any, src: Any, dst: Any, sent_E: Any, sync_in_ETV: Any, sync_out_ETV: Any,
+          limit: float, bandwidth: float, num_microbatches: int) -> None:  # fmt: skip
+    """The least time of the slowest stage for downsets ``first`` to ``last``, all of one size, and where it is from.
+
+    For at most so many devices and every sum of data degrees; smaller downsets are final. A stage with y microbatches
+    under way is y-th from the end, counted in its own data degrees; ``quickest_IT`` sums each layer's quickest variant,
+    ``none_IT`` counts layers without one. A choice is coded as (downset inside, tensor degree, data degree).
+    """
+    num_layers, num_degrees, num_variants = time_NTV.shape
+    num = best_IKD.shape[1]
+    for thread in numba.prange(num_threads):
+        inside_I = np.zeros(last, np.bool_)
+        inside_N = np.zeros(num_layers, np.bool_)
+        all_NV = np.empty((num_layers, num_variants))
+        for i in range(first + thread, last, num_threads):
+            inside_I[0] = True
+            for j in range(1, i):
+                inside_I[j] = inside_I[parent_I[j]] and _has(words_IW[i], added_I[j])
+            for j in range(i):
+                if not inside_I[j]:
+                    continue
+                is_priced = False
+                for t in range(num_degrees):
+                    if degrees_T[t] >= num:
+                        break
+                    if none_IT[i, t] != none_IT[j, t]:
+                        continue
+                    compute = (quickest_IT[i, t] - quickest_IT[j, t]) * (1 - _LESS)
+                    if not _may_help(i, j, degrees_T[t], data_D, compute, best_IKD):
+                        continue
+                    if not is_priced:
+                        is_priced = True
+                        for n in range(num_layers):
+                            inside_N[n] = _has(words_IW[i], n) and not _has(words_IW[j], n)
+                        rows = np.flatnonzero(inside_N)
+                        one_NV, memory_NV = np.empty((rows.size, num_variants)), np.empty((rows.size, num_variants))
+                        choice_N = np.zeros(rows.size, np.int64)
+                    node_times(inside_N, t, time_NTV, src, dst, sent_E, sync_in_ETV, sync_out_ETV, bandwidth, all_NV)
+                    for d in data_D:
+                        used = degrees_T[t] * d
+                        if used >= num:
+                            break
+                        fastest = 0.0
+                        sync = 4.0 * (d - 1) / (d * num_microbatches * bandwidth)
+                        for at in range(rows.size):
+                            quick = np.inf
+                            for v in range(num_variants):
+                                one_NV[at, v] = all_NV[rows[at], v] / d + sync * weights_NTV[rows[at], t, v]
+                                quick = min(quick, one_NV[at, v])
+                            fastest += quick
+                        for y in range(1, num // d + 2):
+                            if not _helps(i, j, used, d, y, fastest, best_IKD):
+                                continue
+                            for at in range(rows.size):
+                                for v in range(num_variants):
+                                    memory_NV[at, v] = kept_NTV[rows[at], t, v] * y + fixed_NTV[rows[at], t, v]
+                            load = choose(one_NV, memory_NV, limit, choice_N)
+                            if load == np.inf:
+                                break
+                            _relax(i, j, used, d, y, load, best_IKD, (j * num_degrees + t) * num + d, choice_IKD)

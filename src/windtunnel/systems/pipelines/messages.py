@@ -1,0 +1,87 @@
+"""How the ranks of a pipeline wait for messages (room planning).
+
+In: a line that is being built, and a rank. Out: its passes and messages in that line, each behind what it waits for.
+The order of passes is the schedule's; a rule says only who waits for which message when. Not here: what is waited for
+(``timed``).
+
+Source of the exchange: Megatron-LM 3.0, megatron/schedules.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from windtunnel.systems.pipelines.schedules import Action, Schedule
+    from windtunnel.systems.pipelines.timed import Line, Message
+
+__all__ = ["RULES"]
+
+
+def _buffered(line: Line, rank: int) -> None:
+    """Receives are posted ahead, nobody waits for what it sent."""
+    for at, action in enumerate(line.row(rank)):
+        line.expect(action)
+        line.compute(rank, action)
+        line.update(rank, at)
+
+
+def _crossing(line: Line, rank: int) -> None:
+    """1F1B: where a rank turns round, what it sends is waited for with what it receives."""
+    row = line.row(rank)
+    sent: list[Message] = []  # of the pass before, in the same direction
+    held: list[Message] = []  # goes with the next receive
+    for at, action in enumerate(row):
+        line.wait(rank, line.post(rank, [*held, *line.into(action)]))
+        line.compute(rank, action)
+        line.wait(rank, sent)
+        turns = not line.ends_batch(rank, at) and row[at + 1].kind != action.kind
+        held = line.out(action) if turns else []
+        sent = [] if turns else line.post(rank, line.out(action))
+        if line.ends_batch(rank, at):
+            line.wait(rank, sent)
+            sent = []
+        line.update(rank, at)
+
+
+def _exchanged(line: Line, rank: int) -> None:
+    """Several stages per rank: all messages are exchanged between two rounds, and everybody waits for its own."""
+    row = line.row(rank)
+    begins = [0, *(at + 1 for at in range(len(row)) if line.ends_batch(rank, at))]
+    rounds = [one for first, last in pairwise(begins) for one in _rounds(row[first:last])]
+    first, at = 0, -1
+    line.wait(rank, line.post(rank, _all(line.into, rounds[0])))
+    for one, following in zip(rounds, [*rounds[1:], ()], strict=True):
+        for action in one:
+            line.compute(rank, action)
+        at += len(one)
+        line.wait(rank, line.post(rank, [*_all(line.out, one), *_all(line.into, following)]))
+        if line.ends_batch(rank, at):  # all stages of a rank are updated then
+            for place in range(first, at + 1):
+                line.update(rank, place)
+            first = at + 1
+
+
+def _rounds(row: Sequence[Action]) -> list[tuple[Action, ...]]:
+    """Of a batch: a pass, or, where some go forward when the first comes back, one forward with the next backward."""
+    rounds: list[tuple[Action, ...]] = []
+    is_paired = any((one.kind, other.kind) == ("B", "F") for one, other in pairwise(row))
+    for action in row:
+        if is_paired and action.kind == "B" and rounds and [one.kind for one in rounds[-1]] == ["F"]:
+            rounds[-1] += (action,)
+        else:
+            rounds.append((action,))
+    return rounds
+
+
+def _all(messages_of: Callable[[Action], list[Message]], actions: Iterable[Action]) -> list[Message]:
+    return [message for action in actions for message in messages_of(action)]
+
+
+RULES: dict[str, Callable[[Schedule], Callable[[Line, int], None]]] = {
+    "buffered": lambda _: _buffered,
+    "exchanged": lambda schedule: _exchanged if schedule.num_stages > schedule.num_ranks else _crossing,
+}
+"""Rules by name, each for a schedule."""

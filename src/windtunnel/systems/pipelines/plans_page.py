@@ -1,0 +1,74 @@
+"""Every plan of a pipeline as a page (room reports): what is quickest, what it holds, what cannot be and why.
+
+In: a ``PlanTable`` with its replays. Out: a page: the memory of each stage of the best plan by what it is, the plans
+that fit, those that do not. Not here: computing plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from windtunnel.systems.pipelines.replayed import Played
+from windtunnel.systems.pipelines.two_bw import PlanRow, PlanTable
+from windtunnel.reports.charts import escape
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
+from windtunnel.units import format_duration, format_size
+
+__all__ = ["plans_page"]
+
+
+def plans_page(
+    table: PlanTable, played: Sequence[Played], path: str | Path, *, title: str = "", note: str = "",
+    overwrite: bool = False,
+) -> Path:  # fmt: skip
+    """Write the page.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    best = played[0]
+    name = title or "pipeline"
+    head = f"<h1>{escape(name)}: {format_duration(round(best.step_ns))} per batch by {escape(str(best.row))}</h1>"
+    lead = f'<p class="lead">{len(table.feasible)} of {len(table.rows)} combinations fit. {escape(note)}</p>'
+    sections = [_memory(best.row), _fitting(table, played), _barred(table)]
+    return write_text(Path(path), _page(name, head + lead, sections), overwrite=overwrite)
+
+
+def _memory(row: PlanRow) -> Section:
+    """A row per stage."""
+    names = list(asdict(row.memory[0]))
+    cells = [
+        [str(stage), *(format_size(round(asdict(one)[name])) for name in names), format_size(round(one.total))]
+        for stage, one in enumerate(row.memory)
+    ]
+    head = ["stage", *names, "all"]
+    body = render_table(head, cells, numbers=range(1, len(head)))
+    return Section("memory", "memory", "What a worker of each stage of the best plan holds at its peak", body)
+
+
+def _fitting(table: PlanTable, played: Sequence[Played]) -> Section:
+    replayed = {id(one.row): one.step_ns for one in played}
+    rows = [one.row for one in played] + [row for row in table.feasible if id(row) not in replayed]
+    cells = [
+        [
+            row.schedule, str(row.width), str(row.depth), str(row.num_microbatches), str(row.microbatch),
+            "yes" if row.recomputes else "no", format_duration(round(row.step_ns)),
+            format_duration(round(replayed[id(row)])) if id(row) in replayed else "",
+            format_size(round(row.peak_bytes)),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    head = ["schedule", "width", "depth", "microbatches", "of", "computes again", "planner", "replay", "memory"]
+    body = render_table(head, cells, numbers=range(1, len(head)))
+    return Section("fits", "what fits", f"{len(rows)} plans fit, ranked by their replay where there is one", body)
+
+
+def _barred(table: PlanTable) -> Section:
+    rows = [row for row in table.rows if not row.is_feasible]
+    body = render_table(["plan", "why not"], [[escape(str(row)), escape(row.reason)] for row in rows])
+    return Section("barred", "what cannot be", f"{len(rows)} plans cannot be", body)

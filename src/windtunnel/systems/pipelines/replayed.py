@@ -1,0 +1,197 @@
+"""Plans ranked by the replay of their schedule (room planning): what the cost functions of a planner leave out.
+
+In: rows of a ``PlanTable``, ``Blocks``, links. Out: the step of each by its schedule's own waits: filling and emptying,
+uneven stages, messages on links, the exchange of gradients, updates. Not here: which rows there are (``two_bw``),
+measured conditions of a host (``training``).
+"""
+
+# w pipelines beside each other, S stages, R ranks
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.graph import Graph
+from windtunnel.search.blocks import Blocks, cut_evenly
+from windtunnel.systems.pipelines.generate import generate
+from windtunnel.systems.pipelines.schedules import Action, Schedule
+from windtunnel.systems.pipelines.timed import StageTimes, scheduled
+from windtunnel.systems.pipelines.two_bw import Job, Links, PlanRow
+from windtunnel.base.progress import Progress
+from windtunnel.simulate import replay
+
+__all__ = [
+    "Played",
+    "alike",
+    "batch_ns",
+    "beside",
+    "ranked_by_replay",
+    "reads_of",
+    "ring_ns_per_byte",
+    "side_by_side",
+    "stage_of_modules",
+    "stage_times",
+    "table_of",
+]
+
+Floats = NDArray[np.float64]
+_FIRST, _LAST = 2, 4  # batches: a pipeline that is never emptied takes its time from the difference
+
+
+@dataclass(frozen=True)
+class Played:
+    """A row, and the step that its replay takes."""
+
+    row: PlanRow
+    step_ns: float
+
+
+def ranked_by_replay(
+    rows: Sequence[PlanRow], profiles: Mapping[int, Blocks], job: Job, *, progress: Progress | None = None
+) -> list[Played]:
+    """Rows with their replayed steps, the quickest first.
+
+    Workers have devices of their own, so that pipelines beside each other take the same time.
+    """
+    found = []
+    for done, row in enumerate(rows):
+        if progress is not None:
+            progress("replaying plans", done, len(rows))
+        times = stage_times(row, profiles[row.microbatch], job.links)
+        found.append(Played(row, batch_ns(row, times)))
+    return sorted(found, key=lambda one: one.step_ns)
+
+
+def batch_ns(
+    row: PlanRow, times: StageTimes, step_ns: Callable[[Graph], float] | None = None, *, width: int = 1
+) -> float:
+    """The time of one batch.
+
+    Parameters
+    ----------
+    row : PlanRow
+    times : StageTimes
+        Of the stages of all pipelines.
+    step_ns : callable, optional
+        What a graph takes; by default its replay's makespan.
+    width : int
+        Pipelines beside each other that are replayed.
+    """
+    spent = step_ns or (lambda graph: float(replay(graph).makespan_ns))
+
+    def taken_ns(num_batches: int) -> float:
+        table = side_by_side(table_of(row, num_batches), width)
+        return spent(scheduled(table, times, reads=reads_of(row.depth, width), alike=alike(row.depth, width)))
+
+    if row.schedule != "2bw":
+        return taken_ns(1)
+    return (taken_ns(_LAST) - taken_ns(_FIRST)) / (_LAST - _FIRST)
+
+
+def table_of(row: PlanRow, num_batches: int = 1) -> Schedule:
+    """The schedule of one pipeline of a row."""
+    name = "1f1b" if row.schedule == "none" else row.schedule
+    return generate(name, row.depth, row.num_microbatches, num_batches=num_batches)
+
+
+def stage_of_modules(row: PlanRow, blocks: Blocks) -> dict[str, int]:
+    """The stage of each module, by its path."""
+    ends = [last for _, last in cut_evenly(blocks.num_blocks, row.depth)]
+    stage_U = np.searchsorted(ends, np.arange(blocks.num_units), side="right").tolist()
+    return {name: stage_U[unit] for name, unit in blocks.unit_of.items() if name}
+
+
+def stage_times(row: PlanRow, blocks: Blocks, links: Links, *, latency_ns: float = 0.0) -> StageTimes:
+    """What the stages of a row take.
+
+    Parameters
+    ----------
+    row : PlanRow
+    blocks : Blocks
+        Of its microbatch.
+    links : Links
+    latency_ns : float
+        Of a message without bytes.
+    """
+    stages = cut_evenly(blocks.num_blocks, row.depth)
+    backward_U = blocks.backward_ns + (blocks.again_ns if row.recomputes else 0.0)
+    forward, backward, update, weights = (
+        np.array([values[first:last].sum() for first, last in stages])
+        for values in (blocks.forward_ns, backward_U, blocks.update_ns, blocks.weight_bytes)
+    )
+    ring = ring_ns_per_byte(row.width, links.across(row.width))
+    per_byte = 1e9 / links.across(row.depth)
+    messages = np.array([latency_ns + per_byte * blocks.crossing_bytes(first) for first, _ in stages[1:]])
+    return StageTimes(
+        forward_ns=forward, backward_ns=backward, update_ns=update, message_ns=messages,
+        exchange_ns=ring * weights if row.width > 1 else None,
+    )  # fmt: skip
+
+
+def ring_ns_per_byte(width: int, bandwidth_bytes_per_s: float) -> float:
+    """What averaging gradients over so many replicas takes: a ring moves 2 (w - 1) / w of them."""
+    return 2.0 * (width - 1) / width / bandwidth_bytes_per_s * 1e9
+
+
+def side_by_side(schedule: Schedule, width: int) -> Schedule:
+    """So many pipelines as one table; stages and ranks of each follow those of the one before."""
+    if width == 1:
+        return schedule
+    num_ranks, num_stages, each = schedule.num_ranks, schedule.num_stages, range(width)
+
+    def moved(action: Action, which: int) -> Action:
+        return action._replace(stage=action.stage + which * num_stages)
+
+    return dataclasses.replace(
+        schedule,
+        actions=tuple(tuple(one and moved(one, which) for one in row) for which in each for row in schedule.actions),
+        rank_of=tuple(which * num_ranks + rank for which in each for rank in schedule.rank_of),
+        replicas=tuple(
+            tuple(which * num_ranks + rank for rank in ranks) for which in each for ranks in schedule.replicas
+        ),
+        most_in_flight=schedule.most_in_flight * width,
+        overlaps=frozenset(moved(one, which) for which in each for one in schedule.overlaps),
+    )
+
+
+def reads_of(num_stages: int, width: int) -> list[set[int]]:
+    """Whose outputs each stage of pipelines side by side reads: the first one of each reads nobody's."""
+    return [{stage - 1} if stage % num_stages else set() for stage in range(num_stages * width)]
+
+
+def alike(num_stages: int, width: int) -> list[set[int]]:
+    """Stages of pipelines side by side that have the same weights."""
+    return [set(range(stage, num_stages * width, num_stages)) for stage in range(num_stages)]
+
+
+def beside(times: StageTimes, num_stages: int, width: int) -> StageTimes:
+    """The times of one pipeline for so many side by side."""
+    if width == 1:
+        return times
+
+    def tiled(values: ArrayLike | None, number: int, more: int = 0) -> Floats | None:
+        if values is None:
+            return None
+        one = np.append(np.broadcast_to(np.asarray(values, float), number), np.zeros(more))
+        return np.tile(one, width)[: number * width + more * (width - 1)]
+
+    of_stages: dict[str, Any] = {
+        name: tiled(getattr(times, name), num_stages)
+        for name in (
+            "forward_ns",
+            "backward_ns",
+            "input_ns",
+            "weights_ns",
+            "update_ns",
+            "agree_ns",
+            "exchange_ns",
+            "kept_bytes",
+        )
+    }
+    return dataclasses.replace(times, **of_stages, message_ns=tiled(times.message_ns, num_stages - 1, 1))

@@ -1,0 +1,30 @@
+"""What the stages of a rank hold (room training): measured, storage by storage.
+
+In: a part of a training. Out: bytes: the peak, what lay there before, the most of each category. Versions of weights
+are weights, what a microbatch leaves for its backward pass are feature maps. Not here: what a plan says (``planning``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from windtunnel.sources.memory.profile import CATEGORIES
+from windtunnel.sources.memory.watch import Watch
+from windtunnel.systems.pipelines.training.runtime import StageRun
+
+__all__ = ["watched"]
+
+
+def watched(train: Callable[[], None], stages: Sequence[StageRun]) -> dict[str, int]:
+    """Bytes of these stages while ``train`` runs: ``peak``, ``base``, and by category."""
+    watch = Watch()
+    optimizers = [one.weights.optimizer for one in stages if one.weights.optimizer is not None]
+    modules = [copy for one in stages for copy in one.weights.copies]
+    watch.discovery.add(modules, optimizers)
+    with watch.learning():
+        assert watch.tracker is not None
+        base_bytes = watch.tracker.live_bytes
+        train()
+        profile = watch.profile()
+    most = profile.at_most()
+    return {"peak": profile.peak_bytes, "base": base_bytes, **{name: most[name] for name in CATEGORIES}}

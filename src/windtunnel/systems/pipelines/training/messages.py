@@ -1,0 +1,172 @@
+"""What the ranks of a pipeline send each other (room training): nobody waits for a send.
+
+In: a table of actions and a place in it. Out: values from one pass to the next, over gloo or within the rank. Each
+rank asks for what its next passes need before it computes, so that messages travel meanwhile; a send is done when the
+table says that its receiver has gone on from there. Not here: passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.errors import FlightError
+from windtunnel.systems.pipelines.schedules import Action, Schedule
+
+__all__ = ["Mail", "Way"]
+
+_AHEAD = 2  # one forward, one backward
+_TAGS = 1 << 16  # microbatches that can be told apart
+
+
+class Way(NamedTuple):
+    """What a pass gives to the next one: activations of a stage, or, backward, gradients for them."""
+
+    source: int
+    target: int
+    microbatch: int
+
+    @classmethod
+    def into(cls, action: Action, num_stages: int) -> Way | None:
+        """What an action waits for; None where it needs no other stage."""
+        other = action.reads(num_stages)
+        return None if other is None else cls(other, action.stage, action.microbatch)
+
+    @classmethod
+    def out_of(cls, action: Action, num_stages: int) -> Way | None:
+        """What an action gives."""
+        other = action.feeds(num_stages)
+        return None if other is None else cls(action.stage, other, action.microbatch)
+
+
+@dataclass
+class _Sent:
+    """Until its receiver has it."""
+
+    works: list[Any]
+    consumed_at: int  # place in the receiver's row
+
+
+class Mail:
+    """The line of one rank to all others, for one run of a table.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    place : int
+        Whose row this is.
+    rank_of_place : callable
+        The process of a place.
+    shapes : mapping of int to sequence of (shape, dtype)
+        What each stage hands on.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        place: int,
+        rank_of_place: Callable[[int], int],
+        shapes: Mapping[int, Sequence[tuple[torch.Size, torch.dtype]]],
+    ) -> None:
+        self._schedule, self._place, self._rank_of_place, self._shapes = schedule, place, rank_of_place, shapes
+        self._made, self._used = _positions(schedule)
+        self._own: dict[Way, list[torch.Tensor]] = {}
+        self._asked: dict[Way, tuple[list[Any], list[torch.Tensor]]] = {}
+        self._sent: dict[int, list[_Sent]] = {}
+        ways = (Way.into(one, schedule.num_stages) for one in schedule.actions[place] if one is not None)
+        self._coming = [one for one in ways if one is not None and self._from(one) != place]
+        self._next = 0
+
+    def take(self, way: Way) -> list[torch.Tensor]:
+        """Wait for values.
+
+        Raises
+        ------
+        FlightError
+            Who sends them is gone.
+        """
+        if way in self._own:
+            return self._own.pop(way)
+        self._ask(1 + _AHEAD)
+        works, values = self._asked.pop(way)
+        source = self._from(way)
+        for work in works:
+            self._waited(work, source, "sends nothing")
+        self._ask(_AHEAD)
+        self._forget(source, self._made[way])
+        return values
+
+    def give(self, way: Way, values: list[torch.Tensor]) -> None:
+        """Hand values on; they must not change from now on."""
+        target = self._schedule.rank(way.target, way.microbatch)
+        if target == self._place:
+            self._own[way] = values
+            return
+        rank = self._rank_of_place(target)
+        works = [dist.isend(value, rank, tag=_tag(way, at)) for at, value in enumerate(values)]
+        self._sent.setdefault(target, []).append(_Sent(works, self._used[way]))
+
+    def end(self) -> None:
+        """Wait until all was received."""
+        for place in list(self._sent):
+            self._forget(place, len(self._schedule.actions[place]))
+
+    def _from(self, way: Way) -> int:
+        return self._schedule.rank(way.source, way.microbatch)
+
+    def _ask(self, number: int) -> None:
+        """So many messages are asked for, in the order in which they are needed."""
+        while len(self._asked) < number and self._next < len(self._coming):
+            way = self._coming[self._next]
+            rank = self._rank_of_place(self._from(way))
+            values = [torch.empty(shape, dtype=kind) for shape, kind in self._shapes[min(way.source, way.target)]]
+            works = [dist.irecv(value, rank, tag=_tag(way, at)) for at, value in enumerate(values)]
+            self._asked[way] = (works, values)
+            self._next += 1
+
+    def _forget(self, place: int, row: int) -> None:
+        """A place has come to that row: it has all that it used before."""
+        kept = []
+        for one in self._sent.get(place, ()):
+            if one.consumed_at < row:
+                for work in one.works:
+                    self._waited(work, place, "takes nothing")
+            else:
+                kept.append(one)
+        self._sent[place] = kept
+
+    def _waited(self, work: Any, place: int, what: str) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            rank = self._rank_of_place(place)
+            raise FlightError(
+                f"rank {rank} was lost: it {what}", where=f"rank {self._rank_of_place(self._place)} of the pipeline",
+                fix="look for what ended it; --resume goes on from the last checkpoint",
+            ) from error  # fmt: skip
+
+
+def _tag(way: Way, at: int) -> int:
+    """Tells apart what may be on its way between two processes at one time."""
+    return ((2 * way.source + (way.source > way.target)) * 64 + at) * _TAGS + way.microbatch % _TAGS
+
+
+def _positions(schedule: Schedule) -> tuple[dict[Way, int], dict[Way, int]]:
+    """In which slot of its rank's row each value is made, and is used."""
+    made: dict[Way, int] = {}
+    used: dict[Way, int] = {}
+    for row in schedule.actions:
+        for slot, action in enumerate(row):
+            if action is None:
+                continue
+            for slots, way in (
+                (made, Way.out_of(action, schedule.num_stages)),
+                (used, Way.into(action, schedule.num_stages)),
+            ):
+                if way is not None:
+                    slots[way] = slot
+    return made, used

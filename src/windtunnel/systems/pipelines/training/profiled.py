@@ -1,0 +1,129 @@
+"""A workload's pipelines on this host, planned (room training): captured microbatches, measured processes.
+
+In: a workload, how many processes, plans of ``planning.pipelines``. Out: ``Blocks`` for every size of a microbatch,
+each really captured on one thread; what the processes stand on; the step of each plan by a replay on the cores that
+they share; a plan as a pipeline that can train. Not here: which plans there are (``planning``), running one (``run``).
+"""
+
+# R ranks of all pipelines
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from windtunnel.graph import Graph
+from windtunnel.search.blocks import Blocks, blocks_of
+from windtunnel.systems.pipelines.generate import generate
+from windtunnel.systems.pipelines.replayed import Played, batch_ns, beside, stage_of_modules, stage_times, table_of
+from windtunnel.systems.pipelines.two_bw import Links, PlanRow
+from windtunnel.base.progress import Progress
+from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
+from windtunnel.systems.pipelines.training.model import HostConditions, median_ns, on_cores
+from windtunnel.systems.pipelines.training.run import captured_microbatch, conditions_of
+
+__all__ = ["captured_blocks", "conditions_for", "links_of", "pipeline_of", "ranked_on_host"]
+
+_LEAST_BYTES, _USUAL_BYTES = 1 << 12, 1 << 16
+
+
+def captured_blocks(
+    workload: str, parameters: Mapping[str, Any], batch: int, sizes: Sequence[int], *, progress: Progress | None = None
+) -> dict[int, Blocks]:
+    """Blocks by samples of a microbatch, each size captured by itself.
+
+    Raises
+    ------
+    NotApplicableError
+        The step is more than a model and a loss, or the model has no equal blocks.
+    InputError
+        A size does not divide the batch.
+    """
+    found = {}
+    for done, size in enumerate(sizes):
+        if progress is not None:
+            progress("capturing microbatches", done, len(sizes))
+        graph, _ = captured_microbatch(workload, {**parameters, "batch_size": batch}, batch // size)
+        found[size] = blocks_of(graph, size, num_held=batch)
+    return found
+
+
+def conditions_for(
+    workload: str, parameters: Mapping[str, Any], profiles: Mapping[int, Blocks], num_ranks: int, batch: int
+) -> HostConditions:
+    """What so many processes of this host stand on, with messages as this model sends them.
+
+    Raises
+    ------
+    FlightError
+        A process failed.
+    """
+    size = sorted(profiles)[len(profiles) // 2]
+    blocks = profiles[size]
+    usual = int(np.median([blocks.crossing_bytes(unit) for unit in range(1, blocks.num_units)])) // 4 * 4
+    number = max(2, num_ranks)
+    # a workload's batch has to have as many parts as there are ranks, whatever is planned
+    parts = next((batch // one for one in sorted(profiles, reverse=True) if batch // one >= number), batch)
+    given = {**parameters, "batch_size": batch}
+    table = generate("1f1b", number, parts)
+    return conditions_of(workload, given, table, (_LEAST_BYTES, max(usual, _USUAL_BYTES)))
+
+
+def links_of(conditions: HostConditions, num_ranks: int) -> Links:
+    """All processes are on one server."""
+    return Links(conditions.bandwidth_bytes_per_s, conditions.bandwidth_bytes_per_s, num_ranks + 1)
+
+
+def ranked_on_host(
+    rows: Sequence[PlanRow],
+    profiles: Mapping[int, Blocks],
+    conditions: HostConditions,
+    *,
+    progress: Progress | None = None,
+) -> list[Played]:
+    """Rows with the steps that replays on the cores of this host take, the quickest first."""
+    found = []
+    for done, row in enumerate(rows):
+        if progress is not None:
+            progress("replaying plans", done, len(rows))
+        found.append(Played(row, _step_ns(row, profiles[row.microbatch], conditions)))
+    return sorted(found, key=lambda one: one.step_ns)
+
+
+def _step_ns(row: PlanRow, blocks: Blocks, conditions: HostConditions) -> float:
+    one = stage_times(row, blocks, links_of(conditions, row.num_workers), latency_ns=conditions.latency_ns)
+    own = conditions.overhead_ns / 2 if row.depth > 1 else 0.0  # what a schedule does itself per pass
+    more: dict[str, Any] = {name: np.asarray(getattr(one, name), float) + own for name in ("forward_ns", "backward_ns")}
+    times = beside(dataclasses.replace(one, **more), row.depth, row.width)
+
+    def taken_ns(graph: Graph) -> float:
+        return float(median_ns(on_cores(graph, conditions, row.num_workers), conditions))
+
+    return batch_ns(row, times, taken_ns, width=row.width)
+
+
+def pipeline_of(
+    one: Played, profiles: Mapping[int, Blocks], workload: str, parameters: Mapping[str, Any], batch: int
+) -> PlannedPipeline:
+    """A plan as the pipeline that runs exactly it.
+
+    Parameters
+    ----------
+    one : Played
+    profiles : mapping of int to Blocks
+        By samples of a microbatch.
+    workload, parameters
+    batch : int
+        Samples of an update.
+    """
+    row, blocks = one.row, profiles[one.row.microbatch]
+    spec = PipelineSpec(
+        workload, {**parameters, "batch_size": batch}, row.depth, row.num_microbatches, table_of(row).name,
+        num_replicas=row.width, recomputes=row.recomputes,
+    )  # fmt: skip
+    pass_ns = float(blocks.forward_ns.sum() + blocks.backward_ns.sum())
+    alone_ns = batch / row.microbatch * pass_ns + float(blocks.update_ns.sum())
+    return PlannedPipeline(spec, stage_of_modules(row, blocks), one.step_ns, alone_ns)

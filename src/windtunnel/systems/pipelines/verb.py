@@ -1,0 +1,16 @@
+"""``windtunnel pipeline``: plan and run pipelines, look at their schedules (room cli)."""
+
+from __future__ import annotations
+
+from windtunnel import registry
+from windtunnel.systems.pipelines import verb_plan as pipeline_plan  # noqa: F401 - each registers its verbs
+from windtunnel.systems.pipelines import verb_run as pipeline_run  # noqa: F401 - each registers its verbs
+from windtunnel.systems.pipelines import verb_show as pipeline_show  # noqa: F401 - each registers its verbs
+
+
+@registry.verb("pipeline", source="PipeDream-2BW")
+def _group() -> None:
+    """Example: windtunnel pipeline plan layers.json --devices 8
+
+    Pipelines of stages: plan and run them, look at their schedules.
+    """

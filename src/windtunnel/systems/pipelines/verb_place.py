@@ -1,0 +1,86 @@
+"""``windtunnel place fly``: a plan as a pipeline that really trains (room cli)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli._stdout import stdout_to_stderr
+
+if TYPE_CHECKING:
+    from windtunnel.flights import Receipt
+    from windtunnel.search.placement.throughput import Plan
+    from windtunnel.systems.pipelines.training.model import PipelineJob
+
+__all__ = ["fly"]
+
+_SHOWN_LAYERS = 3
+
+
+@registry.verb("place fly", source="optimal device placement")
+def fly(
+    target: Annotated[str, typer.Argument(metavar="WORKLOAD", help="Such as mlp, or vit:size=tiny,batch_size=256.")],
+    devices: Annotated[int, typer.Option(min=1, metavar="N", help="Processes of this host.")],
+    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Per step.")] = 8,
+    schedule: Annotated[str, typer.Option(help="1f1b or gpipe.")] = "1f1b",
+    compare: Annotated[bool, typer.Option("--compare", help="Fly the exact plan and the even split, too.")] = False,
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel place fly mlp --devices 2 --compare
+
+    Place a workload's layers on processes of this host, really train with these stages, keep the receipts.
+    """
+    from windtunnel.flights import Ledger
+    from windtunnel.systems.pipelines.flight import fly_pipelines
+    from windtunnel.search.placement.baselines import even
+    from windtunnel.search.placement.search import place
+    from windtunnel.systems.pipelines.training.run import job_of
+    from windtunnel.systems.pipelines.training.search import improve
+    from windtunnel.whatifs import parse_step
+
+    chosen = parse_step(target, kind="workload")
+    with Progress("flying") as progress, stdout_to_stderr():
+        job = job_of(chosen.name, chosen.parameters, devices, microbatches, progress=progress)
+        exact = place(job.layers.problem)
+        plans = [improve(job, exact, schedule)]  # type: ignore[arg-type]
+        if compare:
+            plans += [exact] * (plans[0] is not exact) + [even(job.layers.problem)]
+        receipts = fly_pipelines(job, plans, schedule=schedule, progress=progress)  # type: ignore[arg-type]
+    kept = Ledger(ledger)
+    for receipt in receipts:
+        kept.add(receipt)
+    if as_json:
+        rows = [
+            {**receipt.to_dict(), "stages": _stages(job, plan)} for receipt, plan in zip(receipts, plans, strict=True)
+        ]
+        print_json({"schema": "windtunnel.place-flight/1", "flights": rows})
+        return
+    _print(job, plans, receipts)
+    advise("next: windtunnel db receipts")
+
+
+def _stages(job: PipelineJob, plan: Plan) -> list[list[str]]:
+    from windtunnel.systems.pipelines.training.model import stage_of_modules
+
+    stage_of = stage_of_modules(job, plan)
+    return [[name for name, stage in stage_of.items() if stage == at] for at in range(len(plan.kind))]
+
+
+def _print(job: PipelineJob, plans: list[Plan], receipts: list[Receipt]) -> None:
+    from windtunnel.units import format_duration
+
+    rows = [
+        (plan.solver, format_duration(one.predicted_ns), format_duration(one.changed.value), f"{one.predicted:.2f}x",
+         f"{one.measured:.2f}x", "{:.2f}-{:.2f}".format(*one.measured_interval), f"{one.error_ratio:+.1%}")
+        for plan, one in zip(plans, receipts, strict=True)
+    ]  # fmt: skip
+    print_table(("split", "predicted", "measured", "of one process", "measured", "90 %", "error"), rows,
+                numbers=(1, 2, 3, 4, 5, 6), gives_way=0)  # fmt: skip
+    say()
+    for at, names in enumerate(_stages(job, plans[0])):
+        say(f"stage {at}: {len(names)} layers, {', '.join(filter(None, names[:_SHOWN_LAYERS]))} ...")

@@ -1,0 +1,270 @@
+"""``windtunnel pipeline plan``: stages, replicas and what is computed again, for devices with little memory (room cli).
+
+Three kinds of input: a workload, captured here for processes of this host; a graph, on any device; layers with variants
+in Piper's form.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, suggest
+from windtunnel.cli._files import derived, open_graph, require_free
+from windtunnel.cli._options import Force, Json, MostDownsets, whole_numbers
+from windtunnel.systems.pipelines.verb_machines import plan_machines
+from windtunnel.systems.pipelines.plans_output import piper_document, print_piper, print_plans, table_document
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.base.documents import json_text
+from windtunnel.errors import InputError
+from windtunnel.base.outputs import whole
+
+if TYPE_CHECKING:
+    from windtunnel.search.blocks import Blocks
+    from windtunnel.systems.pipelines.replayed import Played
+    from windtunnel.systems.pipelines.two_bw import Job, Links, PlanTable
+
+__all__ = ["plan"]
+
+_AGAIN = {"auto": (False, True), "yes": (True,), "no": (False,)}
+_SCHEDULES = {"auto": ("2bw", "1f1b"), "2bw": ("2bw",), "1f1b": ("1f1b",), "flush": ("1f1b",)}
+
+
+class _Asked(NamedTuple):
+    """What of the search was asked for."""
+
+    batch: int
+    microbatches: list[int]
+    memory: str
+    schedules: tuple[str, ...]
+    widths: list[int]
+    depths: list[int]
+    again: tuple[bool, ...]
+    precision: str
+    base: str
+    num_replayed: int
+
+
+@registry.verb("pipeline plan", source="PipeDream-2BW")
+def plan(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="mlp:depth=9, train.wt, or layers in Piper's form.")],
+    devices: Annotated[str, typer.Option(metavar="LIST", help="8, or of a graph 8xh100.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of each device; by default its own.")] = "",
+    batch: Annotated[int, typer.Option(min=0, metavar="N", help="Samples of one update.")] = 0,
+    schedule: Annotated[str, typer.Option(help="auto, 2bw (never emptied), 1f1b (emptied after a batch).")] = "auto",
+    microbatches: Annotated[str, typer.Option(metavar="LIST", help="Samples to try; powers of two by default.")] = "",
+    width: Annotated[str, typer.Option(metavar="LIST", help="Pipelines beside each other; all by default.")] = "",
+    depth: Annotated[str, typer.Option(metavar="LIST", help="Stages; all by default.")] = "",
+    recompute: Annotated[str, typer.Option(help="Compute activations again: auto, yes, no.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, or mixed: weights of half the size beside masters.")] = "fp32",
+    base: Annotated[str, typer.Option(metavar="SIZE", help="What a process holds before anything else.")] = "0B",
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Between devices; measured for a workload.")] = "",
+    network: Annotated[str, typer.Option(metavar="RATE", help="Between servers; like --bandwidth by default.")] = "",
+    per_server: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a server.")] = 8,
+    at_least: Annotated[
+        float,
+        typer.Option("--at-least", min=0.0, metavar="N", help="Of a graph: the cheapest machines for N samples per s."),
+    ] = 0.0,
+    machines: Annotated[int, typer.Option(min=1, metavar="N", help="Of a kind at most, with --at-least.")] = 8,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Of a graph's step; as captured by default.")] = 0,
+    replay: Annotated[int, typer.Option(min=1, metavar="K", help="Rank so many of the best by replay.")] = 16,
+    time_unit: Annotated[str, typer.Option(metavar="UNIT", help="Of times in Piper's form: s, ms, us.")] = "s",
+    most_downsets: MostDownsets = 40_000,
+    shows_all: Annotated[bool, typer.Option("--all", help="Show every combination.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="JSON", help="For pipeline run --plan; of a workload WORKLOAD.plan.json."
+        ),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="All of it as a page.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel pipeline plan mlp:depth=9 --devices 2 --memory 2GiB --batch 64
+
+    How deep, how wide, which microbatch, what is computed again, emptied or not: what fits, and what is quickest.
+    """
+    from windtunnel.search.blocks import cut_evenly
+    from windtunnel.systems.pipelines.piper_format import is_piper
+
+    path = Path(target)
+    name = Path(target.partition(":")[0].strip())
+    is_workload = not (path.exists() or name.suffix)
+    if is_workload:
+        output = derived(name, ".plan.json", output)
+    for one in filter(None, (output, report)):
+        require_free(one, force=force)
+    if is_piper(path):
+        _plan_piper(path, devices, memory, bandwidth, time_unit, most_downsets, as_json=as_json)
+        return
+    if batch < 1:
+        raise InputError("how many samples an update has is missing", where="--batch", fix="--batch 64")
+    samples_of, widths, depths = (
+        whole_numbers(text, option, least=1)
+        for text, option in ((microbatches, "--microbatches"), (width, "--width"), (depth, "--depth"))
+    )
+    asked = _Asked(
+        batch, samples_of, memory, _one_of(schedule, _SCHEDULES, "--schedule"), widths, depths,
+        _one_of(recompute, _AGAIN, "--recompute"), precision, base, replay,
+    )  # fmt: skip
+    if at_least:
+        plan_machines(path, devices, batch, asked.microbatches, at_least, machines, samples, replay, as_json=as_json)
+        return
+    with Progress("planning") as progress, stdout_to_stderr():
+        if is_workload:
+            found = _of_workload(target, devices, asked, progress)
+        else:
+            links = _links(bandwidth or "16 GB/s", network, per_server)
+            found = _of_graph(path, devices, samples, links, asked, progress)
+    stages = [list(found.blocks.names[first:last]) for first, last in cut_evenly(found.blocks.num_blocks, found.depth)]
+    document = {**table_document(found.table, found.played, stages, found.note, batch), **found.runs}
+    if output is not None:
+        with whole(output) as scratch:
+            scratch.write_text(json_text(document, indent=1) + "\n")
+    if report is not None:
+        from windtunnel.systems.pipelines.plans_page import plans_page
+
+        plans_page(found.table, found.played, report, title=path.stem, note=found.note, overwrite=True)
+    if as_json:
+        print_json(document)
+    else:
+        print_plans(found.table, found.played, stages, found.note, batch, shows_all=shows_all)
+    for one in filter(None, (output, report)):
+        advise(f"written: {one}")
+    if is_workload:
+        suggest("windtunnel", "pipeline", "run", "--plan", output)
+
+
+class _Found(NamedTuple):
+    """Every combination, the best by their replays, the blocks, what is worth knowing, what ``pipeline run`` reads."""
+
+    table: PlanTable
+    played: list[Played]
+    blocks: Blocks
+    note: str
+    runs: dict[str, Any]
+
+    @property
+    def depth(self) -> int:
+        """Stages of the best."""
+        return self.played[0].row.depth
+
+
+def _of_graph(path: Path, devices: str, samples: int, links: Links, asked: _Asked, progress: Progress) -> _Found:
+    """A graph on devices of its own."""
+    from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
+    from windtunnel.systems.pipelines.replayed import ranked_by_replay
+    from windtunnel.search.placement.fleet import fleet_of
+    from windtunnel.whatifs.another_batch import batch_of
+
+    graph = open_graph(path, progress=progress, needs_times=False)
+    types, chips = fleet_of(f"{devices}xhere" if devices.isdigit() else devices)
+    if len(types) != 1:
+        raise InputError(f"{len(types)} kinds of devices in one pipeline", where="--devices", fix="one kind: 8xh100")
+    profiles = profiles_of(
+        graph, samples or batch_of(graph), sizes_of(asked.batch, asked.microbatches), chips[0], progress=progress
+    )
+    job = _job(types[0].count, types[0].memory_bytes, links, asked)
+    table = _table(profiles, job, asked)
+    played = ranked_by_replay(table.feasible[: asked.num_replayed], profiles, job, progress=progress)
+    note = "times of other microbatches are in proportion to samples" if chips[0] is None else ""
+    return _Found(table, played, next(iter(profiles.values())), note, {})
+
+
+def _of_workload(target: str, devices: str, asked: _Asked, progress: Progress) -> _Found:
+    """A workload on processes of this host, which share its cores."""
+    import math
+
+    from windtunnel.systems.pipelines.profiles import sizes_of
+    from windtunnel.systems.pipelines.training import profiled
+    from windtunnel.systems.pipelines.training.plan_file import plan_fields
+    from windtunnel.units import format_duration, format_rate
+    from windtunnel.whatifs import parse_step
+
+    if not devices.isdigit() or not int(devices):
+        raise InputError(f"--devices {devices!r} is no number of processes", where=target, fix="--devices 2")
+    chosen = parse_step(target, kind="workload")
+    number = int(devices)
+    sizes = sizes_of(asked.batch, asked.microbatches)
+    profiles = profiled.captured_blocks(chosen.name, chosen.parameters, asked.batch, sizes, progress=progress)
+    conditions = profiled.conditions_for(chosen.name, chosen.parameters, profiles, number, asked.batch)
+    job = _job(number, math.inf, profiled.links_of(conditions, number), asked)
+    table = _table(profiles, job, asked)
+    played = profiled.ranked_on_host(table.feasible[: asked.num_replayed], profiles, conditions, progress=progress)
+    note = (
+        f"processes of this host share its cores: messages {format_duration(round(conditions.latency_ns))} and "
+        f"{format_rate(conditions.bandwidth_bytes_per_s)}, {conditions.slowdown[-1]:.2f} times slower all at once"
+    )
+    runs = plan_fields(profiled.pipeline_of(played[0], profiles, chosen.name, chosen.parameters, asked.batch))
+    return _Found(table, played, next(iter(profiles.values())), note, runs)
+
+
+def _job(number: int, own_bytes: float, links: Links, asked: _Asked) -> Job:
+    from windtunnel.systems.pipelines.two_bw import Job
+    from windtunnel.units import parse_size
+
+    if asked.precision not in ("fp32", "mixed"):
+        raise InputError(f"no precision is called {asked.precision!r}", where="--precision", fix="fp32 or mixed")
+    limit = float(parse_size(asked.memory)) if asked.memory else own_bytes
+    base = float(parse_size(asked.base))
+    return Job(number, limit, asked.batch, links, asked.precision, base)  # type: ignore[arg-type]
+
+
+def _table(profiles: dict[int, Blocks], job: Job, asked: _Asked) -> PlanTable:
+    """Every combination; an error where none fits."""
+    from windtunnel.systems.pipelines.two_bw import plan_2bw
+
+    table = plan_2bw(
+        profiles, job, schedules=asked.schedules,  # type: ignore[arg-type]
+        widths=asked.widths, depths=asked.depths, recomputes=asked.again,
+    )  # fmt: skip
+    _ = table.best
+    return table
+
+
+def _links(bandwidth: str, network: str, per_server: int) -> Links:
+    from windtunnel.systems.pipelines.two_bw import Links
+    from windtunnel.units import parse_rate
+
+    inside, between = parse_rate(bandwidth), parse_rate(network or bandwidth)
+    if min(inside, between) <= 0:
+        raise InputError("a bandwidth of 0", where="--bandwidth", fix="above 0")
+    return Links(inside, between, per_server)
+
+
+def _one_of(text: str, known: dict[str, Any], where: str) -> Any:
+    if text not in known:
+        raise InputError(f"{text!r} is not known", where=where, fix=", ".join(known))
+    return known[text]
+
+
+def _plan_piper(
+    path: Path, devices: str, memory: str, bandwidth: str, time_unit: str, most_downsets: int, *, as_json: bool
+) -> None:
+    from windtunnel.systems.pipelines.piper import equal_stages, plan_piper, require_memory
+    from windtunnel.systems.pipelines.piper_format import read_piper
+    from windtunnel.units import parse_rate, parse_size
+
+    if devices and not devices.isdigit():
+        raise InputError(f"--devices {devices!r} is no number", where=str(path), fix="--devices 8")
+    seconds = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+    with Progress("planning") as progress:
+        problem = read_piper(
+            path,
+            num_devices=int(devices) if devices else None,
+            memory_bytes=float(parse_size(memory)) if memory else None,
+            bandwidth_bytes_per_s=parse_rate(bandwidth) if bandwidth else None,
+            seconds_per_unit=_one_of(time_unit, seconds, "--time-unit"),
+        )
+        found = plan_piper(problem, cap=most_downsets, progress=progress)
+        equal = equal_stages(problem)
+    if found is None:
+        require_memory(problem)
+    elif as_json:
+        print_json(piper_document(problem, found, equal))
+    else:
+        print_piper(problem, found, equal)

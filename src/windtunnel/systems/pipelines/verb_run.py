@@ -1,0 +1,194 @@
+"""``windtunnel pipeline run``: a workload trains as a pipeline, by any schedule (room cli)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
+    from windtunnel.systems.pipelines.training.train import Trained
+
+__all__ = ["run"]
+
+_SCHEMA = "windtunnel.pipeline-run/1"
+_SHOWN = 10
+_RANKS, _MICROBATCHES, _SCHEDULE = 4, 8, "2bw"  # where neither options nor a plan say it
+
+
+@registry.verb("pipeline run", source="PipeDream-2BW")
+def run(
+    target: Annotated[str, typer.Argument(metavar="[WORKLOAD]", help="Such as mlp, or decoder-lm:size=tiny.")] = "",
+    plan: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="What pipeline plan has written: exactly that is run.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of a pipeline; 4.")] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help="Per batch and pipeline; 8.")] = None,
+    schedule: Annotated[
+        str, typer.Option(help="2bw, 1f1b, gpipe, pipedream, interleaved, zb-h1, zbv, dualpipev ...; 2bw.")
+    ] = "",
+    chunks: Annotated[int, typer.Option(min=0, metavar="N", help="Stages per rank of interleaved.")] = 0,
+    width: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pipelines that share the batch; 1.")] = None,
+    recompute: Annotated[bool, typer.Option("--recompute", help="Run forward again instead of keeping it.")] = False,
+    clip: Annotated[
+        float, typer.Option(min=0.0, metavar="NORM", help="Clip gradients; unless flushed, by the norm a batch before.")
+    ] = 0.0,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Batches, those before a checkpoint included.")] = 20,
+    checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep what training goes on with.")] = None,
+    every: Annotated[int, typer.Option(min=0, metavar="N", help="Steps between checkpoints; 0: the last only.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Follow what each rank holds, which is slow.")] = False,
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel pipeline run mlp --ranks 2 --schedule 2bw --steps 20
+
+    Train a workload as a pipeline of processes of this host, and put its step beside the predicted one.
+
+    Under torchrun it uses torchrun's processes: torchrun --nproc-per-node 2 -m windtunnel pipeline run mlp --ranks 2
+    """
+    from windtunnel.systems.pipelines.training.job import planned_pipeline
+    from windtunnel.systems.pipelines.training.train import train_pipeline
+
+    if resume and checkpoint is None:
+        raise InputError("there is nothing to resume from", where="--resume", fix="name its folder with --checkpoint")
+    own = {
+        "--ranks": ranks, "--microbatches": microbatches, "--schedule": schedule, "--chunks": chunks,
+        "--width": width, "--recompute": recompute,
+    }  # fmt: skip
+    if plan is None:
+        spec = _spec(target, ranks, microbatches, schedule, chunks, width, recompute=recompute, max_norm=clip)
+        known = _kept(spec, checkpoint) if resume else None
+    else:
+        known = _read(plan, target, [name for name, value in own.items() if value], max_norm=clip)
+        spec = known.spec
+    more: dict[str, Any] = {
+        "num_batches": steps, "folder": checkpoint, "every": every, "resumes": resume, "watches_memory": memory
+    }  # fmt: skip
+    with Progress("training") as progress, stdout_to_stderr():
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            from windtunnel.systems.pipelines.training.elastic import train_elastic
+
+            found = train_elastic(spec, known=known, progress=progress, **more)
+            if found is None:  # another rank speaks
+                return
+            planned, trained = found
+        else:
+            planned = known or planned_pipeline(spec, progress=progress)
+            orders = planned.orders(num_alone=0 if memory else 3, **more)
+            trained = train_pipeline(orders, progress=progress)
+    receipt = None
+    if trained.step_ns is not None and planned.predicted_ns is not None and trained.alone_ns is not None:
+        from windtunnel.flights import Ledger
+        from windtunnel.systems.pipelines.flight import receipt_of_training
+
+        receipt = receipt_of_training(planned, trained)
+        Ledger(ledger).add(receipt)
+    document = _document(planned, trained)
+    if as_json:
+        print_json({**document, "receipt": None if receipt is None else receipt.to_dict()})
+        return
+    _print(document)
+    if receipt is not None:
+        advise("next: windtunnel db receipts")
+
+
+def _spec(
+    target: str,
+    ranks: int | None,
+    microbatches: int | None,
+    schedule: str,
+    chunks: int,
+    width: int | None,
+    *,
+    recompute: bool,
+    max_norm: float,
+) -> PipelineSpec:
+    """What the options ask for."""
+    from windtunnel.systems.pipelines.training.job import PipelineSpec
+    from windtunnel.whatifs import parse_step
+
+    if not target:
+        raise InputError("there is no workload", where="WORKLOAD", fix="name one, such as mlp, or a plan: --plan JSON")
+    chosen = parse_step(target, kind="workload")
+    return PipelineSpec(
+        chosen.name, dict(chosen.parameters), ranks or _RANKS, microbatches or _MICROBATCHES, schedule or _SCHEDULE,
+        chunks or None, width or 1, recompute, max_norm or None,
+    )  # fmt: skip
+
+
+def _kept(spec: PipelineSpec, checkpoint: Path | None) -> PlannedPipeline | None:
+    from windtunnel.systems.pipelines.training.job import kept_pipeline
+
+    return None if checkpoint is None else kept_pipeline(spec, checkpoint)
+
+
+def _read(plan: Path, target: str, own: list[str], *, max_norm: float) -> PlannedPipeline:
+    """A plan as it is written: nothing but clipping can be added."""
+    from windtunnel.cli._files import require_there
+    from windtunnel.systems.pipelines.training.plan_file import read_plan
+
+    said = [*([target] if target else []), *own]
+    if said:
+        raise InputError(
+            f"the plan says what runs, not {', '.join(said)}", where=str(plan), fix="leave one of them out"
+        )
+    require_there(plan)
+    found = read_plan(plan)
+    return dataclasses.replace(found, spec=dataclasses.replace(found.spec, max_norm=max_norm or None))
+
+
+def _document(planned: PlannedPipeline, trained: Trained) -> dict[str, Any]:
+    spec, step = planned.spec, trained.step_ns
+    return {
+        "schema": _SCHEMA,
+        "workload": spec.workload,
+        "parameters": spec.parameters,
+        "schedule": spec.schedule,
+        "ranks": spec.num_ranks,
+        "width": spec.num_replicas,
+        "microbatches": spec.num_microbatches,
+        "recompute": spec.recomputes,
+        "clipped_norm": spec.max_norm,
+        "stages": planned.stages,
+        "first_step": trained.first_batch,
+        "losses": list(trained.losses),
+        "step_ns": None if step is None else step.value,
+        "step_interval_ns": None if step is None else [step.low, step.high],
+        "predicted_step_ns": planned.predicted_ns,
+        "one_process_ns": None if trained.alone_ns is None else trained.alone_ns.value,
+        "memory_bytes": [one.memory for one in trained.reports if one.memory],
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    from windtunnel.units import format_duration, format_size
+
+    first, losses = document["first_step"], document["losses"]
+    jump = max(1, -(-len(losses) // _SHOWN))
+    shown = sorted({*range(0, len(losses), jump), len(losses) - 1})
+    print_table(("step", "loss"), [(str(first + at + 1), f"{losses[at]:.4f}") for at in shown], numbers=(0, 1))
+    say()
+    for name, key in (("step", "step_ns"), ("predicted", "predicted_step_ns"), ("one process", "one_process_ns")):
+        if document[key] is not None:
+            say(f"{name:12} {format_duration(document[key])}")
+    if document["memory_bytes"]:
+        kinds = ("base", "peak", "weight", "gradient", "optimizer state", "feature map")
+        rows = [
+            (str(rank), *(format_size(one[kind]) for kind in kinds))
+            for rank, one in enumerate(document["memory_bytes"])
+        ]
+        print_table(("rank", "before", "peak", *kinds[2:]), rows, numbers=tuple(range(7)))
+    say()
+    for at, names in enumerate(document["stages"]):
+        say(f"stage {at}: {len(names)} layers, {', '.join(filter(None, names[:3]))} ...")

@@ -1,0 +1,124 @@
+"""``windtunnel pipeline show``: a schedule, checked and drawn (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import COLUMNS, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.pipelines.played import PlayedSchedule
+    from windtunnel.systems.pipelines.schedules import Schedule
+    from windtunnel.systems.pipelines.timed import StageTimes
+
+__all__ = ["show"]
+
+_SCHEMA = "windtunnel.pipeline-show/1"
+_SHOWN_BATCHES = 3  # the first fills the pipeline, the last drains it
+
+
+@registry.verb("pipeline show", source="PipeDream-2BW")
+def show(
+    schedule: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCHEDULE",
+            help="gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipe, dualpipev, forward-only, 2bw, pipedream; or a file "
+            "that torch's pipelining loads (.csv).",
+        ),
+    ],
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Of a name.")] = 4,
+    microbatches: Annotated[int, typer.Option(min=1, metavar="N", help="Per batch; of a name.")] = 8,
+    batches: Annotated[
+        int, typer.Option(min=0, metavar="N", help="One after the other; by default 1, or 3 where none is waited for.")
+    ] = 0,
+    chunks: Annotated[int, typer.Option(min=0, metavar="N", help="Stages per rank of interleaved; 2.")] = 0,
+    versions: Annotated[str, typer.Option(help="Of a file: flush, 2bw or stash.")] = "flush",
+    forward: Annotated[str, typer.Option(metavar="TIME", help="Of a pass; a list has one per stage.")] = "1ms",
+    backward: Annotated[str, typer.Option(metavar="TIME", help="The same; by default twice as long.")] = "",
+    message: Annotated[str, typer.Option(metavar="TIME", help="Between two ranks.")] = "0ms",
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write it as torch loads it.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="HTML", help="Draw it as a page.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel pipeline show zbv --ranks 4 --microbatches 8
+
+    Draw a schedule, after a check that it can run, and say how long its ranks are idle.
+    """
+    from windtunnel.systems.pipelines.played import play
+    from windtunnel.systems.pipelines.schedule_file import write_schedule
+    from windtunnel.systems.pipelines.page import pipeline_page
+
+    for path in filter(None, (csv, output)):
+        require_free(path, force=force)
+    table = _table(schedule, ranks, microbatches, batches, chunks, versions)
+    played = play(table, _times(forward, backward, message))
+    if csv is not None:
+        write_schedule(table, csv)
+        advise(f"wrote {csv}")
+    if output is not None:
+        pipeline_page(played, output, overwrite=force)
+        advise(f"wrote {output}")
+    if as_json:
+        print_json({"schema": _SCHEMA, **played.json()})
+    else:
+        _print(played)
+        if output is None:
+            advise("next: --output page.html draws it, --csv FILE writes it for torch")
+
+
+def _table(name: str, ranks: int, microbatches: int, batches: int, chunks: int, versions: str) -> Schedule:
+    from windtunnel.systems.pipelines.generate import NEVER_EMPTIED, generate
+    from windtunnel.systems.pipelines.schedule_file import read_schedule
+
+    batches = batches or (_SHOWN_BATCHES if name in NEVER_EMPTIED else 1)
+    if not name.endswith(".csv"):
+        return generate(name, ranks, microbatches, num_batches=batches, num_chunks=chunks or None)
+    if versions not in ("flush", "2bw", "stash"):
+        raise InputError(f"no rule is called {versions!r}", where="--versions", fix="flush, 2bw or stash")
+    return read_schedule(Path(name), num_batches=batches, versions=versions)  # type: ignore[arg-type]
+
+
+def _times(forward: str, backward: str, message: str) -> StageTimes:
+    from windtunnel.systems.pipelines.timed import StageTimes
+
+    forward_ns, message_ns = _durations(forward), _durations(message)
+    return StageTimes(
+        forward_ns=forward_ns,
+        backward_ns=_durations(backward) if backward else [2 * one for one in forward_ns],
+        message_ns=message_ns if any(message_ns) else None,
+    )
+
+
+def _durations(text: str) -> list[float]:
+    from windtunnel.units import parse_duration
+
+    return [float(parse_duration(one)) for one in text.split(",")]
+
+
+def _print(played: PlayedSchedule) -> None:
+    from windtunnel.systems.pipelines.verify import in_flight, weight_versions
+    from windtunnel.systems.pipelines.page import pipeline_lines
+    from windtunnel.units import format_duration, format_ratio
+
+    schedule = played.schedule
+    for line in pipeline_lines(played, COLUMNS):
+        say(line)
+    say()
+    ranks = zip(played.idle_ratios, in_flight(schedule), weight_versions(schedule), strict=True)
+    rows = [(str(at), format_ratio(idle), str(held), str(versions)) for at, (idle, held, versions) in enumerate(ranks)]
+    print_table(("rank", "idle", "passes in flight", "versions of weights"), rows, numbers=(0, 1, 2, 3))
+    say()
+    batches = f"{schedule.num_batches} batches of " if schedule.num_batches > 1 else ""
+    say(
+        f"{schedule.name}: {batches}{schedule.num_microbatches} microbatches, {schedule.num_stages} stages, "
+        f"{format_duration(played.makespan_ns)}, idle {format_ratio(played.idle_ratio)}"
+    )

@@ -1,0 +1,85 @@
+"""A placement as people read it (room cli, private): its proof, devices, rivals, moves and bandwidths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.cli._console import print_table, say, say_wrapped
+
+if TYPE_CHECKING:
+    from windtunnel.search.placement.throughput import Plan
+
+__all__ = ["print_comparison", "print_moves", "print_plan", "print_spread"]
+
+
+def print_plan(document: dict[str, Any], plan: Plan) -> None:
+    """The value, its proof, and what every device does."""
+    from windtunnel.units import format_duration, format_ratio, format_size
+
+    value, bound = (format_duration(round(document[name])) for name in ("value_ns", "bound_ns"))
+    proof = f"no {plan.searched} is below it"
+    quality = proof if plan.is_optimal else f"at least {bound}: at most {format_ratio(plan.gap)} above the best"
+    say_wrapped(f"{value} per sample by {plan.solver} in {plan.seconds:.2f} s; {quality}")
+    if plan.note:
+        say_wrapped(f"  {plan.note}")
+    say()
+    columns = {"load": ["load_ns"], "compute": ["compute_ns"], "sends": ["sent_ns"], "receives": ["received_ns"]}
+    if (plan.replicas > 1).any():  # all of them side by side are too wide
+        moved = columns.pop("sends") + columns.pop("receives")
+        columns |= {"transfers": moved, "agrees": ["sync_ns"]}
+    rows = []
+    for at, one in enumerate(document["devices"]):
+        name = f"{at} {one['kind']}" + (f" x {one['replicas']}" if one["replicas"] > 1 else "")
+        times = [format_duration(round(sum(one[name] for name in names))) for names in columns.values()]
+        rows.append([name, str(one["num_nodes"]), *times, format_size(round(one["memory_bytes"])), one["bound_by"]])
+    head = ["device", "nodes", *columns, "memory", "bound"]
+    print_table(head, rows, numbers=range(1, len(head) - 1), gives_way=0)
+
+
+def print_comparison(document: dict[str, Any]) -> None:
+    """What simple rules reach."""
+    from windtunnel.units import format_duration
+
+    if not document.get("others"):
+        return
+    say()
+    rows = [
+        [one["solver"], format_duration(round(one["value_ns"])), _of_plan(one, document), one["note"]]
+        for one in document["others"]
+    ]
+    print_table(["rule", "value", "of the plan", ""], rows, numbers=(1, 2), gives_way=3)
+
+
+def _of_plan(one: dict[str, Any], document: dict[str, Any]) -> str:
+    return f"{one['value_ns'] / document['value_ns']:.2f}x" if document["value_ns"] else ""
+
+
+def print_moves(document: dict[str, Any]) -> None:
+    """What moving one node would cost."""
+    from windtunnel.units import format_duration
+
+    if not document.get("moves"):
+        return
+    say()
+    say("cheapest moves of one node to a neighboring device:")
+    rows = [
+        [", ".join(one["nodes"][:3]), f"{one['source']} to {one['target']}",
+         f"{'+' if one['change_ns'] >= 0 else ''}{format_duration(round(one['change_ns']))}"]
+        for one in document["moves"]
+    ]  # fmt: skip
+    print_table(["node", "devices", "costs"], rows, numbers=(2,), gives_way=0)
+
+
+def print_spread(document: dict[str, Any]) -> None:
+    """For which bandwidths the solver's plan stays the best."""
+    from windtunnel.units import format_ratio
+
+    robust = document.get("robust")
+    if not robust:
+        return
+    say()
+    say(f"best for bandwidths of {robust['best_from']:.3g} to {robust['best_to']:.3g} times the stated one;")
+    plans = f"{robust['num_plans']} plan{'s' if robust['num_plans'] > 1 else ''} compared"
+    say(f"  at worst {format_ratio(robust['regret'])} above the best, {plans}")
+    if not robust["is_stated_chosen"]:
+        say(f"  another plan loses at most {format_ratio(robust['least_regret'])} (--json has it)")

@@ -1,0 +1,234 @@
+"""``windtunnel place``: which device runs which operator (room cli).
+
+Three verbs: a graph or a problem (the one that needs no name), a profile for PipeDream's planner, a flight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.systems.pipelines import verb_place as place_fly  # noqa: F401 - each registers its verbs
+from windtunnel.systems.pipelines import verb_pipedream as place_pipedream  # noqa: F401 - each registers its verbs
+from windtunnel.cli._console import Progress, advise, print_json, quoted
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, MostDownsets
+from windtunnel.systems.placement.output import print_comparison, print_moves, print_plan, print_spread
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.placement.compare import Comparison
+    from windtunnel.search.placement.model import Problem
+    from windtunnel.search.placement.throughput import Plan
+
+_SCHEMA = "windtunnel.place/1"
+_SHOWN_MOVES = 5
+
+
+@registry.verb("place split", source="optimal device placement")
+def split(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A .wt folder, a trace, or a problem (.json).")],
+    objective: Annotated[
+        str, typer.Option(help="throughput; flush: a pipeline that is emptied; latency: of one sample.")
+    ] = "throughput",
+    devices: Annotated[
+        str, typer.Option(metavar="LIST", help="Of a graph: 2xh100,1xcpu; of a problem: accelerators, 6.")
+    ] = "",
+    cpus: Annotated[int, typer.Option(min=-1, metavar="N", help="Of a problem: CPUs; -1: as it says.")] = -1,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of each accelerator; by default its own.")] = "",
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of a graph: accelerator to host.")] = "16 GB/s",
+    links: Annotated[
+        str, typer.Option(metavar="LIST", help="Of a graph, between types: h100:h100=900GB/s,h100:a100=32GB/s.")
+    ] = "",
+    replicas: Annotated[int, typer.Option(min=1, metavar="N", help="Devices of a type that may share a stage.")] = 1,
+    sync: Annotated[str, typer.Option(help="How replicas agree, over --bandwidth: pipedream, ring.")] = "pipedream",
+    solver: Annotated[str, typer.Option(help="auto, dp, dpl, ilp, ilp-any, cp-sat, greedy.")] = "auto",
+    combine: Annotated[str, typer.Option(help="Compute and transfers: sum, overlap, duplex, overlap-duplex.")] = "sum",
+    pieces: Annotated[int, typer.Option(min=1, help="Of latency: contiguous pieces per accelerator.")] = 1,
+    most_downsets: MostDownsets = 60_000,
+    time_limit: Annotated[str, typer.Option("--time-limit", metavar="TIME", help="Of integer programmes.")] = "2m",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Try simple rules, too; one that is better becomes the plan.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="What binds each device, what a move costs.")] = False,
+    robust: Annotated[
+        str, typer.Option(metavar="LOW-HIGH", help="Try bandwidths of 0.25-4 times the stated one.")
+    ] = "",
+    output: Annotated[Path | None, typer.Option("--out", "-o", metavar="JSON", help="The split, public form.")] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="HTML", help="The graph, colored by device.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
+
+    Say which device runs which operator, how good that is, and what no other placement is below.
+    """
+    from windtunnel.systems.placement.compare import Comparison
+    from windtunnel.systems.placement.compare import compare as compared
+    from windtunnel.search.placement.search import place as best_plan
+    from windtunnel.units import parse_duration
+
+    for path in filter(None, (output, picture)):
+        require_free(path, force=force)
+    with Progress("placing") as progress:
+        problem = _problem(source, devices, cpus, memory, bandwidth, links)
+        if replicas > 1:
+            problem = _replicated(problem, replicas, bandwidth, sync)
+        plan = best_plan(
+            problem,
+            objective=objective,  # type: ignore[arg-type]
+            solver=solver,  # type: ignore[arg-type]
+            combine=combine,  # type: ignore[arg-type]
+            num_pieces=pieces,
+            time_limit_s=parse_duration(time_limit) / 1e9,
+            most_downsets=most_downsets,
+            progress=progress,
+        )
+        found = Comparison(plan, [], {})
+        if compare:
+            found = compared(plan, objective=objective, combine=combine)  # type: ignore[arg-type]
+        spread = _robust(problem, robust, progress) if robust else None
+    _write(found.plan, output, picture)
+    document = _document(found, objective, spread, is_compared=compare, is_explained=explain)
+    if as_json:
+        print_json(document)
+        return
+    print_plan(document, found.plan)
+    print_comparison(document)
+    print_moves(document)
+    print_spread(document)
+    for rule, reason in found.refused.items():
+        advise(f"{rule}: {reason}")
+
+
+def _document(
+    found: Comparison, objective: str, spread: dict[str, Any] | None, *, is_compared: bool, is_explained: bool
+) -> dict[str, Any]:
+    """All that is known of the answer, in raw units."""
+    plan = found.plan
+    assignment = dict(zip(plan.problem.names, plan.device.tolist(), strict=True))
+    document = {"schema": _SCHEMA, "objective": objective, **_row(plan), "devices": _devices(plan)}
+    if is_compared:
+        document["others"] = [_row(one) for one in found.others]
+        document["refused"] = found.refused
+    if is_explained:
+        document["moves"] = _moves(plan, objective)
+    if spread is not None:
+        document["robust"] = spread
+    return {**document, "assignment": assignment}
+
+
+def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str, links: str) -> Problem:
+    from windtunnel.cli._files import open_graph
+    from windtunnel.systems.placement.formats import is_problem, read_problem
+    from windtunnel.units import parse_rate, parse_size
+
+    memory_bytes = float(parse_size(memory)) if memory else None
+    _require_this_verb(source)
+    if is_problem(source):
+        if devices and not devices.isdigit():
+            raise InputError(f"--devices {devices!r} is no number", where=str(source), fix="--devices 6 --cpus 1")
+        if links:
+            raise InputError("a problem states the cost of each transfer itself", where="--links")
+        return read_problem(
+            source,
+            num_accelerators=int(devices) if devices else None,
+            num_cpus=cpus if cpus >= 0 else None,
+            memory_bytes=memory_bytes,
+        )
+    from windtunnel.search.placement.fleet import problem_on
+
+    return problem_on(open_graph(source), devices, parse_rate(bandwidth), memory_bytes, links)
+
+
+def _require_this_verb(source: Path) -> None:
+    """Send profiles and workloads to the verbs that know them."""
+    if source.suffix == ".txt":
+        raise InputError(
+            "a profile of layers goes to PipeDream's planner",
+            where=str(source),
+            fix=f"windtunnel place pipedream {quoted(source)} --levels 4@8GB/s",
+        )
+    name = str(source).partition(":")[0]
+    if not source.exists() and name in registry.all("workload"):
+        raise InputError(
+            f"{name} is a workload, and no graph", fix=f"windtunnel place fly {quoted(source)} --devices 2 flies it"
+        )
+
+
+def _replicated(problem: Problem, replicas: int, bandwidth: str, sync: str) -> Problem:
+    from windtunnel.search.placement.fleet import with_replicas
+    from windtunnel.units import parse_rate
+
+    return with_replicas(problem, replicas, parse_rate(bandwidth), sync)  # type: ignore[arg-type]
+
+
+def _row(plan: Plan) -> dict[str, Any]:
+    names = ("solver", "value_ns", "bound_ns", "gap", "is_optimal", "searched", "seconds", "note")
+    return {name: getattr(plan, name) for name in names}
+
+
+def _devices(plan: Plan) -> list[dict[str, Any]]:
+    from windtunnel.search.placement.explain import device_rows
+
+    return [dataclasses.asdict(one) for one in device_rows(plan)]
+
+
+def _moves(plan: Plan, objective: str) -> list[dict[str, Any]]:
+    from windtunnel.search.placement.explain import is_in_stages, moves
+
+    if objective != "throughput" or (plan.replicas > 1).any():
+        return []
+    found = moves(plan, is_contiguous=is_in_stages(plan))
+    return [dataclasses.asdict(one) for one in found if one.is_allowed][:_SHOWN_MOVES]
+
+
+def _robust(problem: Problem, interval: str, progress: Any) -> dict[str, Any]:
+    from windtunnel.systems.placement.robust import robust_plan
+
+    try:
+        low, high = map(float, interval.split("-"))
+    except ValueError as error:
+        raise InputError(f"{interval!r} is no interval", where="--robust", fix="--robust 0.25-4") from error
+    found = robust_plan(problem, low, high, progress=progress)
+    low, high = found.range_of(found.stated)
+    return {
+        "bandwidth_factors": found.factor_B.tolist(),
+        "best_ns": found.best_ns.tolist(),
+        "num_plans": len(found.plans),
+        "best_from": low,
+        "best_to": high,
+        "regret": float(found.regrets[found.stated]),
+        "least_regret": float(found.regrets[found.chosen]),
+        "is_stated_chosen": found.chosen == found.stated,
+        "chosen": dict(zip(problem.names, found.plans[found.chosen].device.tolist(), strict=True)),
+    }
+
+
+def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:
+    from windtunnel.base.documents import json_text
+    from windtunnel.systems.placement.formats import split_document
+    from windtunnel.reports.page import write_text
+    from windtunnel.systems.placement.page import placement_page
+
+    if output is not None:
+        document = split_document(plan.problem, plan.device, plan.kind, plan.value_ns)
+        write_text(output, json_text(document, indent=1) + "\n", overwrite=True)
+        advise(f"wrote {output}")
+    if picture is not None:
+        placement_page(plan, picture, title=picture.stem, overwrite=True)
+        advise(f"wrote {picture}")
+
+
+@registry.verb("place", source="optimal device placement", default="split")
+def _group() -> None:
+    """Example: windtunnel place train.wt --devices 4xh100,1xcpu --explain
+
+    Say which device runs which operator, and what no other placement is below; fly it.
+
+    A graph or a problem needs no verb: place FILE is place split FILE, whose options place split --help shows.
+    """

@@ -1,0 +1,131 @@
+"""A profile from a few of its cells (room serving): which cell to measure next, what the others are taken to be.
+
+In: the cells that there could be, a way to measure one, batches that will be asked for. Out: the measured cells, when
+the chosen splits rest on measured ones alone, or when as many are measured as may be. Not here: how a cell is measured
+(``run``), which split is best (``search``).
+"""
+
+# C cells
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.base.progress import Progress
+from windtunnel.systems.serving.profile import Cell, Profile
+from windtunnel.systems.serving.search import best_split
+
+__all__ = ["estimated", "measured_few"]
+
+_POWERS = np.linspace(0.2, 1.4, 13)  # of threads, by which the time of an input falls
+_REACH = 0.7  # octaves over which a measured cell corrects its neighbors
+_LEAST = 5
+
+Floats = NDArray[np.float64]
+
+
+def measured_few(
+    measure: Callable[[Cell], float],
+    threads: Sequence[int],
+    batches: Sequence[int],
+    num_threads: int,
+    *,
+    most_share: float = 0.25,
+    progress: Progress | None = None,
+) -> dict[Cell, float]:
+    """Measure the cells on which the choice of splits rests.
+
+    The corners and the middle come first. Then, again and again, the cell that most of the splits chosen for these
+    batches rest on without its being measured: a cell that looks better than it is will be measured, and no longer
+    chosen.
+
+    Parameters
+    ----------
+    measure : callable
+        (threads, batch) -> latency in ns.
+    threads, batches : sequences of int
+        Of the cells that there could be.
+    num_threads : int
+        Of the server.
+    most_share : float
+        Of all cells that may be measured; at least five are.
+    progress : callable, optional
+
+    Raises
+    ------
+    InputError
+        There is no cell.
+    """
+    grid = [(t, b) for t in sorted(set(threads)) for b in sorted(set(batches))]
+    if not grid:
+        raise InputError("there is no cell to measure", fix="give threads and batches")
+    most = min(max(_LEAST, int(most_share * len(grid))), len(grid))
+    found: dict[Cell, float] = {}
+
+    def add(cell: Cell) -> None:
+        found[cell] = measure(cell)
+        if progress is not None:
+            progress("profiling", len(found), most)
+
+    for cell in _first(grid):
+        add(cell)
+    while len(found) < most:
+        profile = estimated(found, grid)
+        splits = [best_split(profile, num_threads, one) for one in sorted(set(batches))]
+        needed = Counter(cell for split in splits for cell in set(split.cells) if cell not in found)
+        if not needed:
+            break
+        add(max(needed, key=lambda one: (needed[one], one)))
+    return found
+
+
+def _first(grid: Sequence[Cell]) -> list[Cell]:
+    """The corners, and the cell nearest to their middle by logarithms."""
+    few, many = grid[0][0], grid[-1][0]
+    small, large = grid[0][1], grid[-1][1]
+    middle = (math.log(few * many) / 2, math.log(small * large) / 2)
+    center = min(grid, key=lambda one: math.dist(np.log(one), middle))
+    return list(dict.fromkeys([(few, small), (few, large), (many, small), (many, large), center]))
+
+
+def estimated(found: dict[Cell, float], grid: Sequence[Cell]) -> Profile:
+    """All cells: measured ones as they are, the others by the law a + b (c / t^g + d), corrected by near ones.
+
+    The law is a start, work that threads share, and work that they do not. It is fitted by relative error; what is left
+    of a measured cell is carried over to its neighbors, less with their distance in octaves.
+    """
+    cells = np.array(list(found), dtype=np.float64)
+    times = np.array(list(found.values()))
+    fits = [_fit(cells, times, power) for power in _POWERS]
+    _, power, weights = min(fits, key=lambda one: one[0])
+    rest = np.log(times / _law(cells, power, weights))
+    all_cells = np.array(grid, dtype=np.float64)
+    apart = np.log2(all_cells)[:, None] - np.log2(cells)[None]
+    near = np.exp(-0.5 * (apart**2).sum(axis=2) / _REACH**2)
+    carried = (near * rest).sum(axis=1) / (near.sum(axis=1) + 0.1)
+    guesses = _law(all_cells, power, weights) * np.exp(carried)
+    return Profile.of({cell: found.get(cell, float(guess)) for cell, guess in zip(grid, guesses, strict=True)})
+
+
+def _terms(cells: Floats, power: float) -> Floats:
+    threads, batch = cells.T
+    return np.stack([np.ones_like(batch), batch / threads**power, batch], axis=1)
+
+
+def _law(cells: Floats, power: float, weights: Floats) -> Floats:
+    found: Floats = _terms(cells, power) @ weights
+    return found
+
+
+def _fit(cells: Floats, times: Floats, power: float) -> tuple[float, float, Floats]:
+    """Weights that are not negative, by the relative error; at least one of them is above 0."""
+    from scipy.optimize import nnls
+
+    weights, error = nnls(_terms(cells, power) / times[:, None], np.ones(len(times)))
+    return float(error), power, weights

@@ -1,0 +1,63 @@
+"""Receipts of servers that really answered batches or requests (room flights).
+
+In: what is served, splits or servers as they ran in turns, the one instance with all threads among them. Out: a
+``Receipt`` per other one. Not here: processes (``serving``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windtunnel.flights.receipt import Receipt
+from windtunnel.measure.fingerprint import machine
+from windtunnel.measure.stats import estimate_median, estimate_speedup
+from windtunnel.systems.serving.run import FlownSplit
+from windtunnel.systems.serving.sizing import Sized
+from windtunnel.systems.serving.tail import Answered
+
+__all__ = ["receipt_of_requests", "receipts_of_splits"]
+
+
+def receipts_of_splits(job: str, flown: Sequence[FlownSplit], baseline: FlownSplit) -> list[Receipt]:
+    """How much sooner each split answers than the baseline, predicted and measured, in the order given."""
+    return [
+        Receipt(
+            whatif="serving-split",
+            predicted_baseline_ns=baseline.split.latency_ns,
+            predicted_ns=one.split.latency_ns,
+            baseline=baseline.latency,
+            changed=one.latency,
+            speedup=estimate_speedup(baseline.latency_ns_R, one.latency_ns_R),
+            parameters={"split": str(one.split), "over": str(baseline.split), "batch": one.split.batch},
+            target=job,
+            hardware_fingerprint=machine(),
+            num_rounds=len(one.latency_ns_R),
+        )
+        for one in flown
+        if one is not baseline
+    ]
+
+
+def receipt_of_requests(
+    job: str,
+    requests: str,
+    share: float,
+    baseline: tuple[Sized, Sequence[Answered]],
+    changed: tuple[Sized, Sequence[Answered]],
+) -> Receipt:
+    """How much sooner a share of the requests is answered than by the baseline, by rounds of both."""
+    (base, base_flown), (one, flown) = baseline, changed
+    base_ns, taken_ns = ([it.latency_ns(share) for it in rounds] for rounds in (base_flown, flown))
+    return Receipt(
+        whatif="serving-requests",
+        predicted_baseline_ns=base.latency_ns,
+        predicted_ns=one.latency_ns,
+        baseline=estimate_median(base_ns),
+        changed=estimate_median(taken_ns),
+        speedup=estimate_speedup(base_ns, taken_ns),
+        parameters={"server": str(one.server), "over": str(base.server), "requests": requests, "share": share},
+        target=job,
+        hardware_fingerprint=machine(),
+        num_rounds=len(flown),
+        notes=("flown once: no interval is known",) if len(flown) == 1 else (),
+    )

@@ -1,0 +1,90 @@
+"""Processes that hold a served model each, on cores of their own (room serving).
+
+In: what is served, cores. Out: processes that answer batches, and how long one took. Not here: what they are asked, and
+when (``run`` for profiles and splits, ``live`` for requests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.hardware.cores import socket_cores
+from windtunnel.hardware.host import cpu_quota_cores
+from windtunnel.measure.workers import Workers
+
+__all__ = ["Config", "Order", "fitting", "instances", "server_cores"]
+
+_PATIENCE_S = 600.0
+# pools that wait must not burn the cores of their neighbors
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What instances are told once: what is served, threads by rank, the largest batch."""
+
+    job: str
+    threads: tuple[int, ...]
+    most_inputs: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """A batch. The answer: ns from the moment on, what ``Served.answers`` gives where there are bodies, and memory.
+
+    Parameters
+    ----------
+    inputs : int
+    moment_ns : int
+        When to begin.
+    bodies : list, optional
+        What requests have brought; without it the model's own inputs are taken.
+    asks_bytes : bool
+        The most memory that the process has ever held for itself is told, too.
+    """
+
+    inputs: int
+    moment_ns: int
+    bodies: list[Any] | None = None
+    asks_bytes: bool = False
+
+
+def server_cores() -> tuple[int, ...]:
+    """Cores that instances may be given: physical ones of one socket, within the affinity mask and the quota."""
+    largest = max(socket_cores(), key=len)
+    quota = cpu_quota_cores()
+    return largest if quota is None else largest[: max(1, int(quota))]
+
+
+def fitting(threads: Sequence[int]) -> Sequence[int]:
+    """The same numbers of threads.
+
+    Raises
+    ------
+    InputError
+        There are fewer cores than the largest; names both.
+    """
+    cores = len(server_cores())
+    if max(threads) > cores:
+        raise InputError(
+            f"{max(threads)} threads do not fit on {cores} cores",
+            where="threads",
+            fix=f"ask for {cores} or fewer: more threads than cores only wait for each other",
+        )
+    return threads
+
+
+def instances(job: str, cores: Sequence[Sequence[int]], most_inputs: int) -> Workers:
+    """A process for each set of cores; it says "ready" when its model is."""
+    return Workers(
+        "windtunnel.systems.serving._instance",
+        Config(job, tuple(map(len, cores)), most_inputs),
+        num_ranks=len(cores),
+        title="instance",
+        cores=cores,
+        environment=_ENVIRONMENT,
+        patience_s=_PATIENCE_S,
+    )

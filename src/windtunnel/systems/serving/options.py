@@ -1,0 +1,74 @@
+"""What the verbs of serving share: the profile, and what busy neighbors cost (room cli)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.serving.model import Slowdown
+    from windtunnel.systems.serving.profile import Profile
+
+__all__ = [
+    "FlownPath",
+    "JobName",
+    "MemoryLimit",
+    "NumThreads",
+    "ProfilePath",
+    "memory_limit",
+    "profile_of",
+    "slowdown_of",
+]
+
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="A workload, such as resnet50:size=tiny, or my_model.py:make.")
+]
+NumThreads = Annotated[int, typer.Option(min=0, metavar="N", help="Of the server; 0: as the profile has.")]
+
+ProfilePath = Annotated[Path, typer.Argument(metavar="PROFILE", help="That serve profile wrote, or one like it.")]
+FlownPath = Annotated[
+    Path | None,
+    typer.Option("--flown", metavar="FILE", help="That serve fly wrote: what busy neighbors cost is taken from it."),
+]
+MemoryLimit = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="That all instances together may have, as 8GiB.")
+]
+
+
+def memory_limit(text: str) -> float:
+    """In bytes; without end where nothing is said."""
+    from windtunnel.units import parse_size
+
+    return parse_size(text) if text else math.inf
+
+
+def profile_of(path: Path, flown: Path | None, where: Sequence[str] | None = None) -> Profile:
+    """Of instances beside busy neighbors, where a file says what these cost; else of one alone.
+
+    Raises
+    ------
+    InputError
+        Also where a condition is none.
+    """
+    from windtunnel.systems.serving.profile import read_profile
+
+    pairs = [one.partition("=") for one in where or ()]
+    if not all(sign for _, sign, _ in pairs):
+        raise InputError("a condition names a column and its text", where="--where", fix="write it like mode=graph")
+    known = read_profile(path, {column: text for column, _, text in pairs})
+    slowdown = slowdown_of(known, flown)
+    return known if slowdown is None else slowdown.of(known)
+
+
+def slowdown_of(profile: Profile, flown: Path | None) -> Slowdown | None:
+    """What busy neighbors cost, by a file of instances that ran at once, where there is one."""
+    from windtunnel.systems.serving.model import fit_slowdown
+    from windtunnel.systems.serving.profile import read_cells
+
+    return None if flown is None else fit_slowdown(profile, [(row.cell, row.latency_ns) for row in read_cells(flown)])

@@ -1,0 +1,101 @@
+"""Processes of a server that goes on: which stay for another split, which are new, which are warm (room serving).
+
+In: a split, who runs. Out: a process for each of its instances, on cores that no other of them has. Not here: when new
+ones are used (``live``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from windtunnel.measure.together import moment_in, wait_for
+from windtunnel.measure.workers import Workers
+from windtunnel.systems.serving.instances import Order, instances, server_cores
+from windtunnel.systems.serving.model import Split
+
+__all__ = ["Running", "close_all", "is_warm", "placed", "started"]
+
+_WARMUP = 2
+_LOOK_NS = 5_000_000
+
+
+@dataclass(eq=False)
+class Running:
+    """An instance that runs, on cores that are its own until it ends."""
+
+    cores: tuple[int, ...]
+    workers: Workers
+
+
+def started(job: str, split: Split, alive: Sequence[Running], most_inputs: int) -> list[Running]:
+    """New processes for the instances of a split that nobody of those alive is.
+
+    Parameters
+    ----------
+    job : str
+        As for ``served``.
+    split : Split
+    alive : sequence of Running
+        Who stays if the split has an instance of as many threads; the new ones may share cores with the others.
+    most_inputs : int
+        The largest batch.
+    """
+    places = placed(split, alive)
+    held = {core for one in places if one is not None for core in one.cores}
+    free = iter([core for core in server_cores() if core not in held])
+    new: list[Running] = []
+    try:
+        for instance, place in zip(split.instances, places, strict=True):
+            if place is None:
+                cores = tuple(next(free) for _ in range(instance.threads))
+                new.append(Running(cores, instances(job, [cores], most_inputs).__enter__()))
+    except BaseException:
+        close_all(new)
+        raise
+    return new
+
+
+def placed(split: Split, alive: Sequence[Running]) -> list[Running | None]:
+    """For each instance one that runs and has as many threads, as long as there are such."""
+    left = list(alive)
+    found: list[Running | None] = []
+    for instance in split.instances:
+        same = next((one for one in left if len(one.cores) == instance.threads), None)
+        if same is not None:
+            left.remove(same)
+        found.append(same)
+    return found
+
+
+def is_warm(new: Sequence[Running], split: Split, is_wanted: Callable[[], bool]) -> bool:
+    """Wait until all have answered batches of all powers of two, and whole ones; no if they are not wanted any more.
+
+    No more than that: who serves meanwhile has the same cores.
+
+    Raises
+    ------
+    WorkerError
+        One has ended.
+    """
+    most = max(one.batch for one in split.instances)
+    sizes = [*(1 << power for power in range((most - 1).bit_length())), *[most] * _WARMUP]
+    for one in new:
+        for inputs in sizes:
+            one.workers.send(Order(inputs, moment_in(0)))
+    left = {id(one): len(sizes) + 1 for one in new}  # "ready", then an answer to each
+    while any(left.values()):
+        if not is_wanted():
+            return False
+        for one in new:
+            while left[id(one)] and one.workers.has_answer():
+                one.workers.receive()
+                left[id(one)] -= 1
+        wait_for(moment_in(_LOOK_NS))
+    return True
+
+
+def close_all(processes: Sequence[Running]) -> None:
+    """End them."""
+    for one in processes:
+        one.workers.close()

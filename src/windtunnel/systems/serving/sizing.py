@@ -1,0 +1,113 @@
+"""Which server answers requests in time with the fewest threads (room serving).
+
+In: a profile, when requests come, a limit that a share of the answers has to keep. Out: a ``Server`` with what is
+foretold of it. Tried are all numbers of threads, batches by powers of two, and a few times to wait. Not here: what is
+foretold of one (``tail``), a real one (``run``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.base.progress import Progress
+from windtunnel.systems.serving.model import Slowdown
+from windtunnel.systems.serving.profile import Profile
+from windtunnel.systems.serving.search import best_splits
+from windtunnel.systems.serving.tail import Answered, Server, answer, batch_latencies
+
+__all__ = ["Sized", "foretold", "sized_servers"]
+
+_WAITS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the limit
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A server and what is foretold of it.
+
+    Parameters
+    ----------
+    server : Server
+    answered : Answered
+    latency_ns : float
+        Within which the asked share is answered.
+    """
+
+    server: Server
+    answered: Answered
+    latency_ns: float
+
+
+def sized_servers(
+    profile: Profile,
+    arrival_ns_R: NDArray[np.int64],
+    limit_ns: int,
+    *,
+    share: float = 0.99,
+    num_threads: int = 0,
+    slowdown: Slowdown | None = None,
+    most_bytes: float = math.inf,
+    progress: Progress | None = None,
+) -> list[Sized]:
+    """The best server of every number of threads, in ascending order; the first in time is the one to take.
+
+    Parameters
+    ----------
+    profile : Profile
+        Of one instance alone.
+    arrival_ns_R : int64 [R]
+        Ascending.
+    limit_ns : int
+        For an answer.
+    share : float
+        Of the answers that have to keep it, in (0, 1].
+    num_threads : int
+        At most; 0 as the profile has.
+    slowdown : Slowdown, optional
+        By busy neighbors.
+    most_bytes : float
+        Memory of all instances together.
+    progress : callable, optional
+
+    Raises
+    ------
+    InputError
+        There is no time limit, the share is none, or the profile knows no server of that size.
+    """
+    if limit_ns <= 0 or not 0 < share <= 1:
+        raise InputError(
+            f"{share:.3g} of the answers within {limit_ns} ns is no aim", fix="give a limit above 0 and a share up to 1"
+        )
+    most = num_threads or profile.most_threads
+    beside_busy = profile if slowdown is None else slowdown.of(profile)
+    found = []
+    for threads in range(1, most + 1):
+        try:
+            splits = best_splits(beside_busy, threads, most_bytes)
+        except InfeasibleError:
+            splits = {}
+        tried = [
+            foretold(Server(split, round(limit_ns * wait)), arrival_ns_R, latency_ns_B, share)
+            for split in splits.values()
+            for latency_ns_B in [batch_latencies(profile, split, slowdown)]
+            for wait in _WAITS
+        ]
+        if tried:
+            found.append(min(tried, key=lambda one: one.latency_ns))
+        if progress is not None:
+            progress("sizing", threads, most)
+    if not found:
+        raise InfeasibleError(
+            "no server of these threads has an instance in the profile that fits", fix="profile more threads"
+        )
+    return found
+
+
+def foretold(server: Server, arrival_ns_R: NDArray[np.int64], latency_ns_B: NDArray[np.float64], share: float) -> Sized:
+    """What a server will do, which takes so long for a batch of so many inputs (``batch_latencies``)."""
+    answered = answer(arrival_ns_R, server, latency_ns_B)
+    return Sized(server, answered, answered.latency_ns(share))

@@ -1,0 +1,157 @@
+"""How long requests wait for a server and its answer (room serving).
+
+In: when requests come, a split, how many a batch takes and how long it waits for more. Out: when each is answered. A
+batch begins when it is full or its first request has waited long enough, and the batch before is answered; all that
+have come by then take part. Not here: which server (``sizing``), a real one (``run``).
+"""
+
+# R requests, B inputs
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.systems.serving.model import Slowdown, Split
+from windtunnel.systems.serving.profile import Profile
+
+__all__ = ["Answered", "Server", "answer", "batch_latencies"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A split that answers requests in batches.
+
+    Parameters
+    ----------
+    split : Split
+        Its batch is the most that is answered together.
+    wait_ns : int
+        A request waits at most so long for others, if nobody is being answered.
+    """
+
+    split: Split
+    wait_ns: int
+
+    def __str__(self) -> str:
+        return f"{self.split}, at most {self.split.batch} together"
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """When requests came and were answered.
+
+    Parameters
+    ----------
+    arrival_ns_R, answered_ns_R : int64 [R]
+    num_batches : int
+    """
+
+    arrival_ns_R: Ints
+    answered_ns_R: Ints
+    num_batches: int
+
+    @property
+    def latencies_ns(self) -> Ints:
+        """From arrival to answer, int64 [R]."""
+        return self.answered_ns_R - self.arrival_ns_R
+
+    def latency_ns(self, quantile: float) -> float:
+        """So many of all requests are answered within that time."""
+        return float(np.quantile(self.latencies_ns, quantile))
+
+
+def answer(arrival_ns_R: Ints, server: Server, latency_ns_B: Floats) -> Answered:
+    """Let requests come to a server.
+
+    Parameters
+    ----------
+    arrival_ns_R : int64 [R]
+        Ascending.
+    server : Server
+    latency_ns_B : float64 [B + 1]
+        Of a batch of so many inputs, from ``batch_latencies``.
+
+    Examples
+    --------
+    >>> from windtunnel.systems.serving.model import Instance
+    >>> server = Server(Split((Instance(1, 2, 10.0),), 2), wait_ns=4)
+    >>> answer(np.array([0, 1, 2, 50]), server, np.array([0.0, 6.0, 10.0])).latencies_ns.tolist()
+    [11, 10, 15, 10]
+    """
+    arrivals, durations, most = arrival_ns_R.tolist(), latency_ns_B.round().astype(int).tolist(), server.split.batch
+    answered = np.empty(len(arrivals), dtype=np.int64)
+    at, free_ns, num_batches = 0, 0, 0
+    while at < len(arrivals):
+        begun_ns = max(_closes_ns(arrivals, at, most, server.wait_ns), free_ns)
+        upto = min(bisect_right(arrivals, begun_ns, lo=at), at + most)
+        free_ns = begun_ns + durations[upto - at]
+        answered[at:upto] = free_ns
+        at, num_batches = upto, num_batches + 1
+    return Answered(arrival_ns_R, answered, num_batches)
+
+
+def _closes_ns(arrivals_ns: list[int], at: int, most: int, wait_ns: int) -> int:
+    """When a batch whose first request is number ``at`` need not wait for more: it is full, or that one's time is over.
+
+    Examples
+    --------
+    >>> _closes_ns([0, 5, 9], 0, 2, 100), _closes_ns([0, 5, 9], 1, 3, 100)
+    (5, 105)
+    """
+    limit_ns = arrivals_ns[at] + wait_ns
+    return min(limit_ns, arrivals_ns[at + most - 1]) if at + most <= len(arrivals_ns) else limit_ns
+
+
+def batch_latencies(profile: Profile, split: Split, slowdown: Slowdown | None = None) -> Floats:
+    """Latency of every batch that a split may get, ns, float64 [B + 1], row 0 is 0.
+
+    Between batches of the profile it is linear, below the smallest it stays. With a slow-down instances pay for
+    neighbors that have inputs, too, by the share of the other threads that these have.
+
+    Parameters
+    ----------
+    profile : Profile
+        Of one instance alone.
+    split : Split
+    slowdown : Slowdown, optional
+
+    Raises
+    ------
+    InputError
+        The profile has no instance with such threads, or none with so large a batch.
+    """
+    known = {one.threads: _column(profile, one.threads) for one in split.instances}
+    for one in split.instances:
+        if one.batch > known[one.threads][0][-1]:
+            raise InputError(
+                f"the profile has no instance of {one.threads} threads with a batch of {one.batch}",
+                fix="profile larger batches",
+            )
+    found = np.zeros(split.batch + 1)
+    for inputs in range(1, split.batch + 1):
+        parts = split.parts(inputs)
+        busy = sum(one.threads for one, part in zip(split.instances, parts, strict=True) if part)
+        times = [0.0]
+        for one, part in zip(split.instances, parts, strict=True):
+            if part:
+                alone_ns = float(np.interp(part, *known[one.threads]))
+                share = (busy - one.threads) / max(1, split.threads - one.threads)
+                more = 0.0 if slowdown is None else slowdown.at(one.threads) - 1
+                times.append(alone_ns * (1 + more * share))
+        found[inputs] = max(times)
+    return found
+
+
+def _column(profile: Profile, threads: int) -> tuple[Ints, Floats]:
+    own = profile.threads_C == threads
+    if not own.any():
+        raise InputError(f"the profile has no instance of {threads} threads", fix="profile one")
+    return profile.batch_C[own], profile.latency_ns_C[own]

@@ -1,0 +1,276 @@
+"""``windtunnel serve``: how many instances of a model a processor should run (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.systems.serving import verb_run as serve_run  # noqa: F401 - each registers its verbs
+from windtunnel.systems.serving import verb_size as serve_size  # noqa: F401 - each registers its verbs
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
+from windtunnel.systems.serving.options import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.serving.model import Split
+    from windtunnel.systems.serving.profile import Profile
+    from windtunnel.systems.serving.run import FlownSplit
+    from windtunnel.systems.serving.search import Rule
+
+
+@registry.verb("serve", source="Packrat")
+def _group() -> None:
+    """Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8
+
+    Split a processor's threads among instances of a served model.
+    """
+
+
+@registry.verb("serve profile", source="Packrat")
+def profile(
+    job: JobName,
+    threads: Annotated[int, typer.Option(min=0, metavar="N", help="At most; 0: one per core.")] = 0,
+    batches: Annotated[str, typer.Option(metavar="LIST", help="Inputs of an instance.")] = "1,2,4,8,16,32,64",
+    few: Annotated[
+        str, typer.Option(metavar="RATIO", help="Measure at most this share of the cells, those that matter.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=5, metavar="N", help="Each cell is measured so often, at most.")] = 20,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="No round begins later; five are always run.")
+    ] = "5min",
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel serve profile resnet50:size=tiny --batches 1,2,4,8
+
+    Measure one instance alone, with every number of threads and every batch.
+
+    With --few, cells are measured on which the best splits rest; all others are left out of the file.
+    """
+    from windtunnel.systems.serving.few_shot import measured_few
+    from windtunnel.systems.serving.instances import server_cores
+    from windtunnel.systems.serving.profile import Profile, write_profile
+    from windtunnel.systems.serving.run import measure_cells, measuring
+    from windtunnel.units import parse_duration, parse_ratio
+
+    path = require_free(output if output is not None else Path(f"{_stem(job)}.profile.csv"), force=force)
+    inputs = whole_numbers(batches, "--batches", least=1)
+    if not inputs:
+        raise InputError("there is no batch to measure", where="--batches", fix="write it like --batches 1,2,4")
+    counts = range(1, (threads or len(server_cores())) + 1)
+    limit_s = parse_duration(time_limit) / 1e9
+    with Progress("profiling") as progress:
+        if few:
+            num_cells = len(counts) * len(set(inputs))
+            share = parse_ratio(few)
+            with measuring(job, counts, max(inputs), rounds=rounds, budget_s=limit_s / num_cells) as measure:
+                few_cells = measured_few(measure, counts, inputs, counts[-1], most_share=share, progress=progress)
+            found = Profile.of(few_cells)
+        else:
+            cells = [(t, b) for t in counts for b in sorted(set(inputs))]
+            found = measure_cells(job, cells, rounds=rounds, budget_s=limit_s, progress=progress)
+    sizes = found.own_bytes
+    write_profile(path, found.cells.items(), sizes)
+    if as_json:
+        rows = [
+            {"num_threads": t, "batch_size": b, "latency_ns": ns, "memory_bytes": sizes and sizes[t, b]}
+            for (t, b), ns in found.cells.items()
+        ]
+        print_json({"schema": "windtunnel.serve-profile/1", "job": job, "cells": rows, "written": str(path)})
+        return
+    _print_cells(found.cells)
+    advise(f"written: {path}")
+    suggest("windtunnel", "serve", "plan", path, "--batch", max(inputs))
+
+
+def _stem(job: str) -> str:
+    name = job.partition(":")[0]
+    return Path(name).stem if name.endswith(".py") else name
+
+
+def _print_cells(found: dict[tuple[int, int], float]) -> None:
+    from windtunnel.units import format_duration
+
+    counts, inputs = (sorted({cell[at] for cell in found}) for at in (0, 1))
+    head = ["batch", *(f"{one} thread{'s' * (one > 1)}" for one in counts)]
+    rows = [[f"{b}", *(format_duration(found[t, b]) if (t, b) in found else "" for t in counts)] for b in inputs]
+    print_table(head, rows, numbers=range(len(head)))
+
+
+@registry.verb("serve plan", source="Packrat")
+def plan(
+    profile: ProfilePath,
+    batch: Annotated[str, typer.Option(metavar="LIST", help="Inputs that are answered together: 8,16,32.")],
+    threads: NumThreads = 0,
+    rule: Annotated[
+        str, typer.Option(metavar="RULE", help="ragged, at-most (whole batches) or exact (and no idle thread).")
+    ] = "ragged",
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=TEXT", help="Only such rows of the profile; may be repeated.")
+    ] = None,
+    flown: FlownPath = None,
+    memory: MemoryLimit = "",
+    page: Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Latencies as a picture.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel serve plan resnet50.profile.csv --batch 8,16 --threads 2
+
+    Find the instances that answer a batch soonest, beside one with all threads and one per thread.
+    """
+    if page is not None:
+        require_free(page, force=force)
+    known = profile_of(profile, flown, where)
+    num_threads = threads or known.most_threads
+    batches = whole_numbers(batch, "--batch", least=1)
+    if not batches:
+        raise InputError("there is no batch to plan for", where="--batch", fix="write it like --batch 8,16")
+    most_bytes = memory_limit(memory)
+    plans = [_plan(known, num_threads, one, rule, most_bytes) for one in batches]  # type: ignore[arg-type]
+    if page is not None:
+        from windtunnel.systems.serving.page import serving_page
+
+        serving_page(profile.name, num_threads, plans, page, overwrite=force)
+    if as_json:
+        print_json({"schema": "windtunnel.serve-plan/1", "threads": num_threads, "rule": rule,
+                    "plans": [_document(known, one) for one in plans]})  # fmt: skip
+    else:
+        _print_plans(known, plans)
+    if page is not None:
+        advise(f"written: {page}")
+
+
+def _plan(known: Profile, num_threads: int, batch: int, rule: Rule, most_bytes: float) -> dict[str, Split | None]:
+    """The best split, and the two that are usual."""
+    from windtunnel.systems.serving.search import best_split, equal_split
+
+    return {
+        "best": best_split(known, num_threads, batch, rule, most_bytes),
+        "one": equal_split(known, num_threads, 1, batch),
+        "thin": equal_split(known, num_threads, num_threads, batch),
+    }
+
+
+def _document(known: Profile, plans: dict[str, Split | None]) -> dict[str, Any]:
+    return {
+        name: None if one is None else {
+            "batch": one.batch, "latency_ns": one.latency_ns, "threads": one.threads,
+            "memory_bytes": known.bytes_of(one.cells),
+            "instances": [{"threads": it.threads, "batch": share, "latency_ns": it.latency_ns}
+                          for it, share in zip(one.instances, one.shares(), strict=True)],
+        }
+        for name, one in plans.items()
+    }  # fmt: skip
+
+
+def _print_plans(known: Profile, plans: Sequence[dict[str, Split | None]]) -> None:
+    from windtunnel.units import format_duration, format_size
+
+    rows = []
+    for one in plans:
+        best, others = one["best"], (one["one"], one["thin"])
+        assert best is not None
+        gains = [f"{other.latency_ns / best.latency_ns:.2f}x" if other is not None else "" for other in others]
+        size = known.bytes_of(best.cells)
+        memory = [] if size is None else [format_size(size)]
+        rows.append([f"{best.batch:,}", str(best), format_duration(best.latency_ns), *gains, *memory])
+    head = ["batch", "instances <threads,batch>", "latency", "over one instance", "over one per thread"]
+    head += ["memory"] * (known.own_bytes is not None)
+    print_table(head, rows, numbers=(0, *range(2, len(head))), gives_way=1)
+
+
+@registry.verb("serve fly", source="Packrat")
+def fly(
+    job: JobName,
+    profile: ProfilePath,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Inputs that are answered together.")],
+    threads: NumThreads = 0,
+    flown: FlownPath = None,
+    memory: MemoryLimit = "",
+    most: Annotated[int, typer.Option(min=1, metavar="N", help="Splits that are flown, the best ones.")] = 8,
+    rounds: Annotated[int, typer.Option(min=5, metavar="N", help="At most; in each, each split answers once.")] = 20,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="No round begins later; five are always run.")
+    ] = "2min",
+    ledger: LedgerPath = None,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel serve fly resnet50:size=tiny resnet50.profile.csv --batch 8
+
+    Really answer batches with the best splits in turns, and put each beside its prediction.
+    """
+    from windtunnel.flights import Ledger
+    from windtunnel.systems.serving.flight import receipts_of_splits
+    from windtunnel.systems.serving.profile import write_profile
+    from windtunnel.systems.serving.run import fly_splits
+    from windtunnel.systems.serving.search import shortlist
+    from windtunnel.units import parse_duration
+
+    path = require_free(output if output is not None else Path(f"{_stem(job)}.flown.csv"), force=force)
+    known = profile_of(profile, flown)
+    num_threads = threads or known.most_threads
+    splits = shortlist(known, num_threads, batch, most, memory_limit(memory))
+    with Progress("flying") as progress:
+        found = fly_splits(job, splits, rounds=rounds, budget_s=parse_duration(time_limit) / 1e9, progress=progress)
+    whole = next((one for one in found if [num_threads] == [it.threads for it in one.split.instances]), None)
+    if whole is not None:
+        kept = Ledger(ledger)
+        for receipt in receipts_of_splits(job, found, whole):
+            kept.add(receipt)
+    busy = [row for one in found if one.split.threads == num_threads for row in _full(one)]
+    if busy:
+        write_profile(path, busy)
+    if as_json:
+        rows = [
+            {
+                "split": str(one.split),
+                "predicted_ns": one.split.latency_ns,
+                "latency_ns": one.latency.value,
+                "low_ns": one.latency.low,
+                "high_ns": one.latency.high,
+                "error_ratio": one.error_ratio,
+            }
+            for one in found
+        ]
+        print_json({"schema": "windtunnel.serve-flight/1", "job": job, "batch": batch, "flights": rows,
+                    "written": str(path) if busy else None})  # fmt: skip
+        return
+    _print_flown(found)
+    if whole is None:
+        advise("no receipts: the profile has no instance with all threads for that batch")
+    if not busy:
+        advise("nothing is written: no server with all threads busy had whole batches")
+        return
+    advise(f"written: {path}")
+    if flown is None:
+        suggest("windtunnel", "serve", "plan", profile, "--batch", batch, "--flown", path)
+
+
+def _full(one: FlownSplit) -> list[tuple[tuple[int, int], float]]:
+    """Instances that had whole batches."""
+    rows = zip(one.split.instances, one.split.shares(), one.instances_ns, strict=True)
+    return [((it.threads, it.batch), ns) for it, share, ns in rows if share == it.batch]
+
+
+def _print_flown(found: Sequence[FlownSplit]) -> None:
+    from windtunnel.units import format_duration
+
+    rows = [
+        [str(one.split), format_duration(one.split.latency_ns), format_duration(one.latency.value),
+         f"{format_duration(one.latency.low)} to {format_duration(one.latency.high)}", f"{one.error_ratio:+.1%}"]
+        for one in found
+    ]  # fmt: skip
+    head = ["instances <threads,batch>", "predicted", "measured", "90 %", "error"]
+    print_table(head, rows, numbers=(1, 2, 3, 4), gives_way=0)
+    best = min(found, key=lambda one: one.latency.value)
+    say()
+    say(f"soonest as flown: {best.split}")

@@ -1,0 +1,140 @@
+"""``windtunnel serve run``: a server that answers requests, and whose instances follow its queue (room cli)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._options import Json
+from windtunnel.systems.serving.options import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
+from windtunnel.errors import InputError
+from windtunnel.units import format_duration
+
+if TYPE_CHECKING:
+    from windtunnel.systems.serving.live import LiveServer
+    from windtunnel.systems.serving.record import Batch
+    from windtunnel.systems.serving.tail import Answered
+
+__all__ = ["run"]
+
+
+@registry.verb("serve run", source="Packrat")
+def run(
+    job: JobName,
+    profile: ProfilePath,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Answered together at first, a power of two.")] = 1,
+    fixed: Annotated[bool, typer.Option("--fixed", help="Keep these instances, whatever waits.")] = False,
+    wait: Annotated[str, typer.Option(metavar="TIME", help="A request waits at most so long for others.")] = "5ms",
+    period: Annotated[str, typer.Option(metavar="TIME", help="After each the instances may change.")] = "1s",
+    threads: NumThreads = 0,
+    flown: FlownPath = None,
+    memory: MemoryLimit = "",
+    requests: Annotated[
+        str, typer.Option(metavar="PATTERN", help="Let such requests come, and end: as for serve size.")
+    ] = "",
+    host: Annotated[str, typer.Option(metavar="NAME", help="To listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8000,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel serve run resnet50:size=tiny resnet50.profile.csv --requests poisson:rate=20,seconds=5
+
+    Answer requests over HTTP, or such as a pattern says, with the instances that are best for the queue.
+
+    POST / answers one request, GET /status says what serves. Ctrl-C answers what waits, and ends it.
+    """
+    from windtunnel.systems.serving.adapt import followed
+    from windtunnel.systems.serving.drive import send
+    from windtunnel.systems.serving.live import LiveServer
+    from windtunnel.systems.serving.requests import requests_of
+    from windtunnel.systems.serving.search import best_splits
+    from windtunnel.systems.serving.tail import Server
+    from windtunnel.systems.serving.web import listening, serve_http
+    from windtunnel.units import parse_duration
+
+    known = profile_of(profile, flown)
+    splits = best_splits(known, threads or known.most_threads, memory_limit(memory))
+    if batch not in splits:
+        raise InputError(
+            f"a server cannot begin with batches of {batch}",
+            where="--batch",
+            fix=f"choose one of {', '.join(map(str, splits))}",
+        )
+    arrivals = requests_of(requests) if requests else None
+    period_s, wait_ns = parse_duration(period) / 1e9, parse_duration(wait)
+    if period_s <= 0 or wait_ns < 0:
+        raise InputError("a period has to be above 0, and nobody waits less than 0", where="--period, --wait")
+    server, answered = Server(splits[batch], wait_ns), None
+    with ExitStack() as held:
+        address = None if arrivals is not None else held.enter_context(listening(host, port))
+        live = held.enter_context(LiveServer(job, server, most_inputs=max(splits)))
+        if not fixed:
+            held.enter_context(followed(live, splits, period_s))
+        if address is not None:
+            serve_http(live, address, lambda url: advise(f"serving at {url}, as {live.split}"))
+        elif arrivals is not None:
+            with Progress("answering") as progress:
+                answered = send(live, arrivals, progress=progress)
+    if as_json:
+        print_json(_document(live, answered))
+    else:
+        _print(live, answered)
+
+
+def _by_split(live: LiveServer) -> dict[str, list[Batch]]:
+    found: dict[str, list[Batch]] = {}
+    for one in live.batches:
+        found.setdefault(f"{one.split}, {one.split.batch} together", []).append(one)
+    return found
+
+
+def _full_ns(batches: list[Batch]) -> float | None:
+    """What a full batch took, the median; None if there was none."""
+    full = [one.answered_ns - one.begun_ns for one in batches if one.inputs == one.split.batch]
+    return median(full) if full else None
+
+
+def _document(live: LiveServer, answered: Answered | None) -> dict[str, Any]:
+    return {
+        "schema": "windtunnel.serve-run/1",
+        "job": live.job,
+        "num_requests": sum(one.inputs for one in live.batches) if answered is None else len(answered.arrival_ns_R),
+        "latency_ns": None if answered is None else {str(part): answered.latency_ns(part) for part in (0.5, 0.99)},
+        "splits": [
+            {"split": str(taken[0].split), "batch": taken[0].split.batch, "num_batches": len(taken),
+             "num_requests": sum(one.inputs for one in taken),
+             "predicted_ns": taken[0].split.latency_ns, "full_batch_ns": _full_ns(taken)}
+            for taken in _by_split(live).values()
+        ],
+        "changes": [
+            {"before": str(one.before), "after": str(one.after), "batch": one.after.batch,
+             "starting_ns": one.serving_ns - one.begun_ns, "draining_ns": one.ended_ns - one.serving_ns,
+             "failed": one.failed or None}
+            for one in live.changes
+        ],
+    }  # fmt: skip
+
+
+def _print(live: LiveServer, answered: Answered | None) -> None:
+    rows = []
+    for taken in _by_split(live).values():
+        split, full_ns = taken[0].split, _full_ns(taken)
+        rows.append([
+            str(split), f"{split.batch}", f"{len(taken):,}", f"{sum(one.inputs for one in taken):,}",
+            format_duration(split.latency_ns), "" if full_ns is None else format_duration(full_ns),
+            "" if full_ns is None else f"{split.latency_ns / full_ns - 1:+.1%}",
+        ])  # fmt: skip
+    head = ["instances <threads,batch>", "together", "batches", "requests", "full, predicted", "measured", "error"]
+    print_table(head, rows, numbers=range(1, 7), gives_way=0)
+    say()
+    for one in live.changes:
+        words = f"{one.before} to {one.after}, {one.after.batch} together"
+        took = format_duration(one.ended_ns - one.begun_ns)
+        say(f"failed, {words}: {one.failed}" if one.failed else f"changed in {took}: {words}")
+    if answered is not None:
+        half, tail = (format_duration(answered.latency_ns(part)) for part in (0.5, 0.99))
+        say(f"{len(answered.arrival_ns_R):,} requests answered, half of them in {half}, 99 % in {tail}")

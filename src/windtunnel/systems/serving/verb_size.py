@@ -1,0 +1,167 @@
+"""``windtunnel serve size``: threads, instances and batch of a server that has to answer in time (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.systems.serving.options import FlownPath, MemoryLimit, ProfilePath, memory_limit, slowdown_of
+from windtunnel.units import format_duration
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from windtunnel.systems.serving.model import Slowdown
+    from windtunnel.systems.serving.profile import Profile
+    from windtunnel.systems.serving.sizing import Sized
+    from windtunnel.systems.serving.tail import Answered
+
+__all__ = ["size"]
+
+
+@registry.verb("serve size", source="Packrat")
+def size(
+    profile: ProfilePath,
+    requests: Annotated[
+        str, typer.Option(metavar="PATTERN", help="poisson:rate=20,seconds=30, constant, bursts; or a file.csv.")
+    ],
+    limit: Annotated[str, typer.Option(metavar="TIME", help="In which a request has to be answered.")],
+    share: Annotated[str, typer.Option(metavar="RATIO", help="So many of them.")] = "99%",
+    threads: Annotated[int, typer.Option(min=0, metavar="N", help="At most; 0: as the profile has.")] = 0,
+    flown: FlownPath = None,
+    memory: MemoryLimit = "",
+    job: Annotated[
+        str, typer.Option("--fly", metavar="JOB", help="Answer such requests really: a workload or my_model.py:make.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Of the flight, beside one instance.")] = 1,
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel serve size resnet50.profile.csv --requests poisson:rate=20,seconds=30 --limit 500ms
+
+    Find the fewest threads with which a server answers requests in time, and with which instances and batches.
+
+    Exit code 1: no server does.
+    """
+    from windtunnel.flights import Ledger
+    from windtunnel.systems.serving.flight import receipt_of_requests
+    from windtunnel.systems.serving.profile import read_profile
+    from windtunnel.systems.serving.requests import requests_of
+    from windtunnel.systems.serving.sizing import sized_servers
+    from windtunnel.units import parse_duration, parse_ratio
+
+    known, limit_ns, part = read_profile(profile), parse_duration(limit), parse_ratio(share)
+    slowdown = slowdown_of(known, flown)
+    arrivals = requests_of(requests)
+    with Progress("sizing") as progress:
+        found = sized_servers(
+            known, arrivals, limit_ns, share=part, num_threads=threads, slowdown=slowdown,
+            most_bytes=memory_limit(memory), progress=progress,
+        )  # fmt: skip
+    chosen = next((one for one in found if one.latency_ns <= limit_ns), None)
+    best = chosen if chosen is not None else min(found, key=lambda one: one.latency_ns)
+    flights: list[tuple[Sized, list[Answered]]] = []
+    if job:
+        flights = _fly(job, [best, *_one_instance(known, best, arrivals, part, slowdown)], rounds)
+        if len(flights) > 1:
+            Ledger(ledger).add(receipt_of_requests(job, requests, part, flights[1], flights[0]))
+    if as_json:
+        print_json({
+            "schema": "windtunnel.serve-size/1", "num_requests": len(arrivals), "limit_ns": limit_ns, "share": part,
+            "servers": [_document(one, part) for one in found],
+            "chosen": None if chosen is None else _document(chosen, part),
+            "flights": [{"foretold": _document(one, part), "measured": [_latencies(it, part) for it in taken]}
+                        for one, taken in flights],
+        })  # fmt: skip
+    else:
+        _print_sized(found, limit_ns, part)
+        say()
+        if chosen is None:
+            say(f"no server answers {part:.4g} of {len(arrivals):,} requests within {format_duration(limit_ns)}")
+        else:
+            say(f"fewest threads in time: {chosen.server.split.threads}, as {chosen.server}")
+        if flights:
+            say()
+            _print_flights(flights, part)
+        else:
+            advise("to answer such requests really: --fly, with what the profile is of")
+    if chosen is None:
+        raise typer.Exit(1)
+
+
+def _one_instance(
+    known: Profile, best: Sized, arrivals: NDArray[np.int64], part: float, slowdown: Slowdown | None
+) -> list[Sized]:
+    """The same threads as one instance, where that is another server and the profile has it."""
+    from windtunnel.systems.serving.search import equal_split
+    from windtunnel.systems.serving.sizing import foretold
+    from windtunnel.systems.serving.tail import Server, batch_latencies
+
+    split = best.server.split
+    whole = equal_split(known, split.threads, 1, split.batch)
+    if whole is None or whole.cells == split.cells:
+        return []
+    return [foretold(Server(whole, best.server.wait_ns), arrivals, batch_latencies(known, whole, slowdown), part)]
+
+
+def _fly(job: str, sized: Sequence[Sized], rounds: int) -> list[tuple[Sized, list[Answered]]]:
+    """Each server in its turn in every round."""
+    from windtunnel.systems.serving.drive import fly_requests
+
+    found: list[tuple[Sized, list[Answered]]] = [(one, []) for one in sized]
+    with Progress("answering") as progress:
+        for _ in range(rounds):
+            for one, taken in found:
+                taken.append(fly_requests(job, one.server, one.answered.arrival_ns_R, progress=progress))
+    return found
+
+
+def _latencies(one: Answered, part: float) -> dict[str, Any]:
+    return {
+        "median_ns": one.latency_ns(0.5),
+        "latency_ns": one.latency_ns(part),
+        "num_batches": one.num_batches,
+    }
+
+
+def _document(one: Sized, part: float) -> dict[str, Any]:
+    split = one.server.split
+    instances = [{"threads": it.threads, "batch": it.batch} for it in split.instances]
+    return {"threads": split.threads, "batch": split.batch, "wait_ns": one.server.wait_ns, "instances": instances,
+            **_latencies(one.answered, part)}  # fmt: skip
+
+
+def _print_sized(found: Sequence[Sized], limit_ns: int, part: float) -> None:
+    rows = []
+    for one in found:
+        server = one.server
+        rows.append([
+            f"{server.split.threads}", str(server.split), f"{server.split.batch}", format_duration(server.wait_ns),
+            *_shown(one.answered, part), "yes" if one.latency_ns <= limit_ns else "",
+        ])  # fmt: skip
+    head = ["threads", "instances <threads,batch>", "together", "waits", "half of all", f"{part:.4g} of all", "in time"]
+    print_table(head, rows, numbers=(0, 2, 3, 4, 5), gives_way=1)
+
+
+def _shown(one: Answered, part: float) -> list[str]:
+    return [format_duration(one.latency_ns(level)) for level in (0.5, part)]
+
+
+def _print_flights(flights: Sequence[tuple[Sized, list[Answered]]], part: float) -> None:
+    rows = []
+    for one, taken in flights:
+        middle, tail = (median(it.latency_ns(level) for it in taken) for level in (0.5, part))
+        rows.append([
+            str(one.server.split), *_shown(one.answered, part), format_duration(middle), format_duration(tail),
+            f"{one.latency_ns / tail - 1:+.1%}",
+        ])  # fmt: skip
+    head = ["instances <threads,batch>", "half of all, foretold", f"{part:.4g} of all", "half of all, measured",
+            f"{part:.4g} of all", "error"]  # fmt: skip
+    print_table(head, rows, numbers=(1, 2, 3, 4, 5), gives_way=0)

@@ -1,0 +1,257 @@
+"""Stalls as differences of runs (room cluster; what is predicted).
+
+In: times per iteration of runs that differ in one thing, several of each, taken in turns. Out: ``Stalls``: each cause
+with its interval and its share, the bottleneck, what a cache would do. Source: Stash, ICDCS 2023; DS-Analyzer, VLDB
+2021. Not here: the runs (``run``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.systems.stalls.features import Features
+from windtunnel.errors import InputError
+from windtunnel.measure.stats import Estimate, estimate_median, is_above_zero
+
+__all__ = ["CAUSES", "RUNS", "Reading", "Stall", "Stalls", "stalls_of"]
+
+RUNS: dict[str, str] = {
+    "alone": "one rank, a batch that rests in memory",
+    "apart": "all ranks at once, each for itself",
+    "together": "gradients averaged within the machine",
+    "network": "gradients averaged over the network",
+    "cached": "together, from files in memory",
+    "cold": "together, from files on the disk",
+    "everything": "over the network, from files on the disk",
+}
+"""Runs by name. Stash's own are alone, together, cold, cached and network."""
+
+CAUSES: dict[str, tuple[str, str, str]] = {
+    "contention": ("apart", "alone", "memory and caches are shared"),
+    "exchange": ("together", "apart", "averaging within the machine"),
+    "network": ("network", "together", "averaging over the network"),
+    "prep": ("cached", "together", "decoding samples"),
+    "fetch": ("cold", "cached", "reading samples"),
+}
+"""By cause: the run that has it, the run that has not, and what it is."""
+
+_LEAST_SHARE = 0.02
+_CONFIDENCE = 1 - (1 - 0.99) / len(CAUSES)
+"""Of one cause; where each is asked at 90 %, a third of all jobs without any cause has one."""
+_INTERCONNECT = ("together", "alone")  # as published: contention and exchange in one
+
+
+@dataclass(frozen=True)
+class Stall:
+    """What one cause takes of each iteration.
+
+    Attributes
+    ----------
+    cause : str
+    what : str
+    per_iteration_ns : Estimate
+        Median over turns of the difference of two runs, with its 90 % interval; not below 0.
+    share : float
+        Of the time of the run that has it.
+    is_detected : bool
+        Above 0 by a t-test over turns, at a confidence of 99 % for all causes together, and 2 % or more of the time.
+    is_clamped : bool
+        The run that has it was the faster one.
+    """
+
+    cause: str
+    what: str
+    per_iteration_ns: Estimate
+    share: float
+    is_detected: bool
+    is_clamped: bool
+
+    def __str__(self) -> str:
+        if not self.is_detected:
+            return f"not detected (< {max(self.per_iteration_ns.high, 0) / 1e6:.2f} ms)"
+        low, high = self.per_iteration_ns.low / 1e6, self.per_iteration_ns.high / 1e6
+        return f"{self.per_iteration_ns.value / 1e6:.2f} ms ({low:.2f}-{high:.2f})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Rates of the data's way, samples per second and bytes.
+
+    Attributes
+    ----------
+    bytes_per_sample : float
+        In a file.
+    memory_bytes_per_s, disk_bytes_per_s : float
+        At which files are read that rest in memory, and that do not.
+    prep_per_core_per_s : float
+        Samples that one core decodes and changes.
+    """
+
+    bytes_per_sample: float
+    memory_bytes_per_s: float
+    disk_bytes_per_s: float
+    prep_per_core_per_s: float
+
+    def fetch_per_s(self, cached_share: float) -> float:
+        """Samples per second that are read where such a share of them rests in memory (DS-Analyzer)."""
+        slow = (1 - cached_share) / self.disk_bytes_per_s
+        return 1 / (self.bytes_per_sample * (cached_share / self.memory_bytes_per_s + slow))
+
+    def useful_cache(self, wanted_per_s: float) -> float | None:
+        """The least share in memory with which reading keeps up; None where even memory does not."""
+        fast, slow = 1 / self.memory_bytes_per_s, 1 / self.disk_bytes_per_s
+        if self.fetch_per_s(0.0) >= wanted_per_s:
+            return 0.0
+        if self.fetch_per_s(1.0) < wanted_per_s or slow <= fast:
+            return None
+        return (slow - 1 / (wanted_per_s * self.bytes_per_sample)) / (slow - fast)
+
+    def useful_cores(self, wanted_per_s: float) -> int:
+        """Cores that prepare as many samples."""
+        return math.ceil(wanted_per_s / self.prep_per_core_per_s)
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """What a job loses, and to what.
+
+    Attributes
+    ----------
+    job : str
+    num_ranks, batch_size : int
+    features : Features
+        What the job sends.
+    times_ns : mapping
+        By run: time per iteration in each turn, mean over ranks.
+    stalls : tuple of Stall
+        In the order of ``CAUSES``, those whose runs were made.
+    reading : Reading, optional
+    environment : mapping
+        What was measured of links, disks and machine before the runs.
+    warnings : tuple of str
+    """
+
+    job: str
+    num_ranks: int
+    batch_size: int
+    features: Features
+    times_ns: Mapping[str, NDArray[np.float64]]
+    stalls: tuple[Stall, ...]
+    reading: Reading | None
+    environment: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+    @property
+    def bottleneck(self) -> str:
+        """The detected cause that takes longest, or ``compute``."""
+        found = [one for one in self.stalls if one.is_detected]
+        return max(found, key=lambda one: one.per_iteration_ns.value).cause if found else "compute"
+
+    def median_ns(self, run: str) -> float:
+        """Time per iteration of a run."""
+        return float(np.median(self.times_ns[run]))
+
+    def samples_per_s(self, run: str) -> float:
+        """Of all ranks together."""
+        num = 1 if run == "alone" else self.num_ranks
+        return num * self.batch_size / self.median_ns(run) * 1e9
+
+    def interconnect(self) -> Stall | None:
+        """As Stash counts it: what ranks of one machine lose to each other, for whatever reason."""
+        if any(one not in self.times_ns for one in _INTERCONNECT):
+            return None
+        return _stall("interconnect", *_INTERCONNECT, "as published: contention and exchange", self.times_ns)
+
+    def sum_over_everything(self) -> float | None:
+        """All differences and the time alone, over the run that has every cause; None if it was not made."""
+        if "everything" not in self.times_ns or len(self.stalls) < len(CAUSES):
+            return None
+        lost = sum(self.median_ns(has) - self.median_ns(has_not) for has, has_not, _ in CAUSES.values())
+        return (self.median_ns("alone") + lost) / self.median_ns("everything")
+
+    def advice(self) -> list[str]:
+        """What a cache and cores would do, in words; nothing where no file was read."""
+        if self.reading is None:
+            return []
+        wanted = self.samples_per_s("together")
+        share, cores = self.reading.useful_cache(wanted), self.reading.useful_cores(wanted)
+        said = [f"{cores} core{'s' if cores > 1 else ''} prepare{'' if cores > 1 else 's'} as fast as is trained"]
+        if share is None:
+            said.append("not even memory reads as fast as is trained")
+        elif share > 0:
+            said.append(f"reading keeps up from {share:.0%} of the samples in memory on")
+        else:
+            said.append("the disk alone reads as fast as is trained")
+        return said
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        listed = [*self.stalls, *filter(None, [self.interconnect()])]
+        return {
+            "job": self.job,
+            "num_ranks": self.num_ranks,
+            "batch_size": self.batch_size,
+            "features": vars(self.features),
+            "runs": {
+                name: {"iteration_ns": times.tolist(), "samples_per_s": self.samples_per_s(name)}
+                for name, times in self.times_ns.items()
+            },
+            "stalls": [
+                {
+                    "cause": one.cause, "what": one.what, "ns": one.per_iteration_ns.value,
+                    "low_ns": one.per_iteration_ns.low, "high_ns": one.per_iteration_ns.high, "share": one.share,
+                    "detected": one.is_detected, "clamped": one.is_clamped,
+                }
+                for one in listed
+            ],
+            "bottleneck": self.bottleneck,
+            "sum_over_everything": self.sum_over_everything(),
+            "reading": None if self.reading is None else vars(self.reading),
+            "environment": dict(self.environment),
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+def stalls_of(times_ns: Mapping[str, Sequence[float] | NDArray[np.float64]]) -> tuple[Stall, ...]:
+    """The stalls that runs show.
+
+    Parameters
+    ----------
+    times_ns : mapping
+        By run, ``RUNS``: time per iteration, [turns]; the n-th of each was taken in the same turn.
+
+    Raises
+    ------
+    InputError
+        A run is not known, there are no turns or not as many of each, or a time is not above 0.
+    """
+    unknown = sorted(set(times_ns) - set(RUNS))
+    if unknown:
+        raise InputError(f"no run is called {unknown[0]!r}", where="runs", fix=f"known: {', '.join(RUNS)}")
+    taken = {name: np.asarray(times, dtype=np.float64) for name, times in times_ns.items()}
+    if len({len(one) for one in taken.values()}) != 1 or not all(len(one) for one in taken.values()):
+        counts = ", ".join(f"{name} {len(one)}" for name, one in taken.items())
+        raise InputError("runs are compared turn by turn", where=counts or "no runs", fix="make as many of each")
+    for name, times in taken.items():
+        if not (np.isfinite(times) & (times > 0)).all():
+            raise InputError(f"run {name!r} has a time that is not above 0", where=str(times.tolist())[:200])
+    return tuple(
+        _stall(cause, has, has_not, what, taken)
+        for cause, (has, has_not, what) in CAUSES.items()
+        if has in taken and has_not in taken
+    )
+
+
+def _stall(cause: str, has: str, has_not: str, what: str, times_ns: Mapping[str, NDArray[np.float64]]) -> Stall:
+    differences_ns = times_ns[has] - times_ns[has_not]
+    lost = estimate_median(differences_ns)
+    kept = Estimate(max(lost.value, 0.0), max(lost.low, 0.0), max(lost.high, 0.0))
+    share = kept.value / float(np.median(times_ns[has]))
+    is_detected = share >= _LEAST_SHARE and is_above_zero(differences_ns, confidence=_CONFIDENCE)
+    return Stall(cause, what, kept, share, is_detected, lost.value < 0)

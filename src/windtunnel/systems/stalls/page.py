@@ -1,0 +1,82 @@
+"""What a job loses to its surroundings, as a page (room reports).
+
+In: ``Stalls``. Out: one page: each cause as a step on the way from the time alone to that of everything, runs beside
+each other, rates of the data's way. Not here: the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from windtunnel.systems.stalls.model import RUNS, Stalls
+from windtunnel.reports.charts import Part, escape, stacked_bar
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
+from windtunnel.units import format_duration, format_ratio
+
+__all__ = ["stalls_page"]
+
+_COLORS = {
+    "compute": "#0072b2", "contention": "#56b4e9", "exchange": "#d55e00", "network": "#e69f00", "prep": "#009e73",
+    "fetch": "#cc79a7",
+}  # fmt: skip
+
+
+def stalls_page(found: Sequence[Stalls], path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the page.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    sections = [section for number, one in enumerate(found) for section in _sections(one, number)]
+    title = f"Stalls of {', '.join(one.job for one in found)}"
+    return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
+
+
+def _sections(found: Stalls, number: int) -> list[Section]:
+    ranks = f"{found.job}: {found.num_ranks} ranks, {found.batch_size} samples each; {found.bottleneck} takes most"
+    sections = [
+        Section(f"causes-{number}", "Causes", ranks, _causes(found)),
+        Section(f"runs-{number}", "Runs", "Each run leaves out one cause", _runs(found)),
+    ]
+    if found.reading is not None:
+        sections.append(Section(f"data-{number}", "Data", "How fast samples could come", _data(found)))
+    return sections
+
+
+def _causes(found: Stalls) -> str:
+    alone_ns = found.median_ns("alone")
+    lost = {one.cause: one.per_iteration_ns.value for one in found.stalls if one.is_detected}
+    whole = alone_ns + sum(lost.values())
+    parts = [Part(name, taken, taken / whole, _COLORS[name]) for name, taken in {"compute": alone_ns, **lost}.items()]
+    rows = [(one.cause, str(one), format_ratio(one.share) if one.is_detected else "", one.what) for one in found.stalls]
+    table = render_table(("cause", "per iteration (90 %)", "share of its run", "why"), rows, numbers=(2,))
+    return stacked_bar(parts, "time of an iteration by cause") + table
+
+
+def _runs(found: Stalls) -> str:
+    rows = [
+        (
+            name, format_duration(found.median_ns(name)), format_duration(float(times.min())),
+            format_duration(float(times.max())), f"{found.samples_per_s(name):,.0f}", RUNS[name],
+        )
+        for name, times in found.times_ns.items()
+    ]  # fmt: skip
+    return render_table(("run", "median", "least", "most", "samples/s", "what runs"), rows, numbers=(1, 2, 3, 4))
+
+
+def _data(found: Stalls) -> str:
+    assert found.reading is not None
+    rows = [
+        ("used by compute with averaging", f"{found.samples_per_s('together'):,.0f}"),
+        ("prepared by one core", f"{found.reading.prep_per_core_per_s:,.0f}"),
+        *(
+            (f"read with {share:.0%} in memory", f"{found.reading.fetch_per_s(share):,.0f}")
+            for share in (0.0, 0.5, 0.9, 1.0)
+        ),
+    ]
+    told = "".join(f"<p>{escape(line)}</p>" for line in found.advice())
+    return render_table(("samples per second", ""), rows, numbers=(1,)) + told

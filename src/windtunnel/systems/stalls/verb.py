@@ -1,0 +1,177 @@
+"""``windtunnel stalls``: what a job loses to its surroundings, by runs that each leave out one cause (room cli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.stalls.features import StallModel
+    from windtunnel.systems.stalls.layers import NetworkForecast
+    from windtunnel.systems.stalls.model import Stalls
+    from windtunnel.systems.stalls.run import Surroundings
+
+__all__ = ["stalls"]
+
+_SHOWN_LAYERS = 4
+
+
+@registry.verb("stalls", source="Stash")
+def stalls(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="Workloads, such as relu-network:family=vgg, or 'my_job.py:make --its arguments'."
+        ),
+    ],
+    bandwidth: Annotated[
+        str, typer.Option(metavar="RATE", help="Of a network between ranks, such as 50MB/s; none by default.")
+    ] = "",
+    latency: Annotated[str, typer.Option(metavar="TIME", help="Of that network, one way.")] = "0us",
+    disk: Annotated[
+        str, typer.Option(metavar="RATE", help="To which reading is limited; by default the disk as it is.")
+    ] = "",
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="On the disk that is meant; files go when the runs end.")
+    ] = None,
+    files: Annotated[bool, typer.Option("--files/--no-files", help="Make the runs that read files.")] = True,
+    ranks: Annotated[int, typer.Option(min=2, metavar="N", help="One core each.")] = 2,
+    batches: Annotated[int, typer.Option(min=1, metavar="N", help="In each turn of each run.")] = 20,
+    turns: Annotated[int, typer.Option(min=2, metavar="N", help="More make intervals narrower.")] = 5,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also foretell the network by replay: which layers wait, what would help.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Also write a page.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel stalls relu-network:family=vgg --bandwidth 50MB/s --disk 20MB/s
+
+    Really run a job with and without each cause of waiting, in turns, and say what each takes.
+
+    Of four jobs or more it also says what a collective and a byte take.
+    """
+    from windtunnel.systems.stalls.features import fit_tiers
+    from windtunnel.systems.stalls.run import Surroundings, measure_stalls
+    from windtunnel.units import parse_duration, parse_rate
+
+    path = None if output is None else require_free(output, force=force)
+    around = Surroundings(
+        parse_rate(bandwidth) if bandwidth else None,
+        parse_duration(latency),
+        folder,
+        parse_rate(disk) if disk else 0.0,
+        files,
+    )
+    if layers and not bandwidth:
+        raise InputError(
+            "which layers wait for a network is not known without one", where="--layers", fix="add --bandwidth 50MB/s"
+        )
+    found = []
+    for job in jobs:
+        with Progress(f"stalls of {job}") as progress, stdout_to_stderr():
+            found.append(
+                measure_stalls(job, around, num_ranks=ranks, num_batches=batches, num_turns=turns, progress=progress)
+            )
+    models, forecasts = fit_tiers(found), [_forecast(job, ranks, around) for job in jobs if layers]
+    if path is not None:
+        from windtunnel.systems.stalls.page import stalls_page
+
+        stalls_page(found, path, overwrite=force)
+    if as_json:
+        fitted = {tier: asdict(model) for tier, model in models.items()}
+        print_json({"schema": "windtunnel.stalls/1", "jobs": [one.to_dict() for one in found], "models": fitted,
+                    "forecasts": [asdict(one) for one in forecasts]})  # fmt: skip
+        return
+    for one, forecast in zip_longest(found, forecasts):
+        _print(one)
+        if forecast is not None:
+            _print_forecast(forecast, one)
+    for tier, model in models.items():
+        _print_model(tier, model)
+
+
+def _forecast(job: str, num_ranks: int, around: Surroundings) -> NetworkForecast:
+    from windtunnel.systems.stalls.layers import network_forecast
+
+    assert around.bandwidth_bytes_per_s is not None
+    with Progress(f"replaying {job}") as progress, stdout_to_stderr():
+        return network_forecast(job, num_ranks, around.bandwidth_bytes_per_s, around.latency_ns, progress=progress)
+
+
+def _print_forecast(forecast: NetworkForecast, found: Stalls) -> None:
+    from windtunnel.units import format_duration, format_ratio, format_size
+
+    off = forecast.iteration_ns / found.median_ns("network") - 1
+    say()
+    taken = format_duration(forecast.iteration_ns)
+    say(f"over the network by replay: {taken} an iteration ({format_ratio(off)} against the run)")
+    rows = [
+        (format_duration(one.exposed_ns), format_size(one.size_bytes), _shortened(one.layers))
+        for one in forecast.buckets
+    ]
+    print_table(("waits", "sends", "layers"), rows, numbers=(0, 1))
+    for one in forecast.remedies:
+        say(f"{format_duration(one.iteration_ns)} a batch with {one.request.partition('+')[2]}")
+    if forecast.remedies:
+        advise(f"next: windtunnel verify {found.job} --whatif {forecast.remedies[0].request}")
+
+
+def _shortened(layers: Sequence[str]) -> str:
+    return ", ".join(layers) if len(layers) <= _SHOWN_LAYERS else f"{layers[0]} ... {layers[-1]} ({len(layers)})"
+
+
+def _print_model(tier: str, model: StallModel) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    say()
+    say(
+        f"{tier}: {format_duration(model.collective_ns)} for each of the {model.counts}, "
+        f"{model.bandwidth_bytes_per_s / 1e6:.1f} MB/s, {format_duration(model.rest_ns)} besides; a job that was left "
+        f"out is foretold within {format_ratio(median(model.left_out_errors))} in the median"
+    )
+
+
+def _print(found: Stalls) -> None:
+    from windtunnel.systems.stalls.model import RUNS
+    from windtunnel.units import format_duration, format_ratio
+
+    say(f"{found.job}: {found.num_ranks} ranks, {found.batch_size} samples each")
+    say()
+    rows = [
+        (name, format_duration(found.median_ns(name)), f"{found.samples_per_s(name):,.0f}", RUNS[name])
+        for name in found.times_ns
+    ]
+    print_table(("run", "iteration", "samples/s", "what runs"), rows, numbers=(1, 2))
+    say()
+    stalled = [(one.cause, str(one), format_ratio(one.share) if one.is_detected else "", one.what)
+               for one in found.stalls]  # fmt: skip
+    print_table(("stall", "per iteration (90 %)", "share", "why"), stalled, numbers=(2,))
+    say()
+    say(f"bottleneck: {found.bottleneck}")
+    both = found.interconnect()
+    if both is not None:
+        say(f"interconnect as published (contention and exchange): {both}, {format_ratio(both.share)}")
+    for line in found.advice():
+        say(line)
+    link = found.environment.get("link")
+    if link is not None:
+        say(f"the link carries {link['measured_bytes_per_s'] / 1e6:.2f} of {link['bytes_per_s'] / 1e6:g} MB/s "
+            f"({link['how']})")  # fmt: skip
+    if "disk" in found.environment:
+        say(f"the disk is {found.environment['disk']}")
+    for text in found.warnings:
+        say(f"note: {text}")

@@ -1,0 +1,259 @@
+"""What the suite consists of, without training it (room suite).
+
+In: registered workloads that have a domain. Out: their domain, source, parameters and FLOP per sample, counted under
+fake tensors where the workload lets itself be built so, and what a cell will need of memory. Not here: measuring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from windtunnel import registry
+from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
+from windtunnel.measure.fingerprint import installed_versions
+from windtunnel.base.progress import Progress
+from windtunnel.sources.targets import build_workload
+from windtunnel.systems.suite.results import Cell, write_whole
+
+if TYPE_CHECKING:
+    from windtunnel.workloads import Workload
+
+__all__ = [
+    "Entry",
+    "NeededMemory",
+    "fitting_parameters",
+    "listed",
+    "predicted_memory",
+    "suite_plugins",
+    "workload_plugins",
+]
+
+Answer = TypeVar("Answer")
+_OPTIONS = ("size", "batch_size")
+_CACHE = Path(".windtunnel") / "suite.json"
+
+
+def suite_plugins() -> dict[str, registry.Plugin]:
+    """The workloads of the suite by name: those that say which domain they stand for."""
+    return {name: plugin for name, plugin in registry.all("workload").items() if plugin.domain}
+
+
+def workload_plugins(names: Sequence[str] | None) -> dict[str, registry.Plugin]:
+    """The workloads with these names, or the suite.
+
+    Raises
+    ------
+    InputError
+        There is no workload of a name; the nearest are offered. Or the suite is empty.
+    """
+    if names:
+        return {name: registry.get("workload", name) for name in names}
+    found = suite_plugins()
+    if not found:
+        raise InputError("no installed workload has a domain", fix="name workloads: windtunnel list workloads")
+    return found
+
+
+def fitting_parameters(cell: Cell) -> dict[str, Any]:
+    """What the workload is built with: its size where it has sizes, the batch size where one is asked for.
+
+    Raises
+    ------
+    InputError
+        The workload does not let its batch size be chosen.
+    """
+    known = registry.get("workload", cell.workload).parameters
+    parameters: dict[str, Any] = {"size": cell.size} if "size" in known else {}
+    if cell.batch_size and "batch_size" not in known:
+        raise InputError(f"the batch size of {cell.workload} cannot be chosen", fix="leave the batch size out")
+    return parameters | ({"batch_size": cell.batch_size} if cell.batch_size else {})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the suite's table.
+
+    Attributes
+    ----------
+    num_parameters, flops_per_sample : int or None
+        FLOP of a whole training step over its samples. None where they cannot be told; ``note`` says why.
+    """
+
+    name: str
+    domain: str
+    source: str
+    summary: str
+    num_parameters: int | None = None
+    flops_per_sample: float | None = None
+    batch_size: int | None = None
+    unit: str = ""
+    data: str = ""
+    note: str = ""
+
+
+def listed(
+    size: str = "tiny",
+    names: Sequence[str] | None = None,
+    *,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Entry]:
+    """The table of the suite.
+
+    Every workload is built and steps once under fake tensors, or really where it cannot be faked and ``size`` is tiny.
+    What was counted is kept in ``cache`` (``~/.windtunnel/suite.json``) until the workload's source file changes.
+    """
+    path = Path.home() / _CACHE if cache is None else cache
+    kept = _read_cache(path)
+    entries: list[Entry] = []
+    plugins = workload_plugins(names)
+    for index, (name, plugin) in enumerate(plugins.items()):
+        key = f"{name} {size} {_digest(plugin)}"
+        if key not in kept:
+            if progress is not None:
+                progress(name, index, len(plugins))
+            counted = _counted(name, size)
+            if counted["num_parameters"] is not None:
+                kept[key] = counted
+                write_whole(path, json.dumps(kept, indent=1).encode())
+        else:
+            counted = kept[key]
+        entries.append(Entry(name, plugin.domain, plugin.source, plugin.summary, **counted))
+    return entries
+
+
+def _read_cache(path: Path) -> dict[str, Any]:
+    try:
+        kept = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # a cache that is not there or broken is made anew
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _digest(plugin: registry.Plugin) -> str:
+    """Of the file that the workload is written in and the versions that count."""
+    try:
+        text = Path(inspect.getsourcefile(plugin.function) or "").read_bytes()
+    except OSError:  # a plug-in without a file is known by its name only
+        text = plugin.name.encode()
+    versions = json.dumps(installed_versions(), sort_keys=True).encode()
+    return hashlib.sha256(text + versions).hexdigest()[:12]
+
+
+def _counted(name: str, size: str) -> dict[str, Any]:
+    """Parameters, FLOP per sample and batch size; a note where something cannot be had."""
+    parameters = fitting_parameters(Cell(name, size))
+    try:
+        return _faked(name, parameters, _count)
+    except WindtunnelError as error:
+        return _unknown(error.message)
+    except Exception as error:  # not every workload can be faked: a real step counts the same
+        if size != "tiny":
+            return _unknown(f"not counted: {type(error).__name__} under fake tensors; try size tiny")
+    try:
+        return _real(name, parameters, _count)
+    except Exception as error:
+        return _unknown(f"not counted: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+
+def _unknown(note: str) -> dict[str, Any]:
+    unknown = asdict(Entry("", "", "", "", note=note))
+    return {key: value for key, value in unknown.items() if key not in ("name", "domain", "source", "summary")}
+
+
+def _faked(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
+    """Build a workload of tensors without data and ask it something."""
+    from windtunnel.sources.memory.tracking import predict_memory
+
+    answers: list[Answer] = []
+
+    def build() -> Callable[[], None]:
+        answers.append(_real(name, parameters, ask))
+        return lambda: None
+
+    predict_memory(build, warmup=1)
+    return answers[0]
+
+
+def _real(name: str, parameters: Mapping[str, Any], ask: Callable[[Workload], Answer]) -> Answer:
+    built = build_workload(name, parameters)
+    try:
+        return ask(built)
+    finally:
+        built.close()
+
+
+def _count(built: Workload) -> dict[str, Any]:
+    from windtunnel.sources.torch.flop_count import count
+
+    flops = count(built.step).total
+    return {
+        "num_parameters": sum(each.numel() for model in built.models for each in model.parameters()),
+        "flops_per_sample": flops / built.batch_size,
+        "batch_size": built.batch_size,
+        "unit": built.unit,
+        "data": built.data,
+        "note": "",
+    }
+
+
+@dataclass(frozen=True)
+class NeededMemory:
+    """What the tensors of a training step need at the peak, by category, in bytes.
+
+    Where that cannot be told there are no categories, and ``reason`` says why.
+    """
+
+    by_category: Mapping[str, int]
+    reason: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        """All categories together."""
+        return sum(self.by_category.values())
+
+    @property
+    def largest(self) -> str:
+        """The category to cut."""
+        return max(self.by_category, key=lambda category: self.by_category[category])
+
+    @property
+    def advice(self) -> str:
+        """How to cut it."""
+        return _ADVICE.get(self.largest, "choose a smaller --size")
+
+
+_ADVICE = {
+    "feature map": "a smaller batch, or activation-checkpointing",
+    "temporary": "a smaller batch",
+    "input": "a smaller batch",
+    "optimizer state": "an optimizer that keeps less, or a smaller --size",
+}
+
+
+def predicted_memory(name: str, parameters: Mapping[str, Any]) -> NeededMemory:
+    """What a step will hold at its peak, without allocating it; no categories where its form hangs on values.
+
+    Raises
+    ------
+    MissingExtraError, InputError
+        The workload cannot be built at all.
+    """
+    from windtunnel.sources.memory.tracking import predict_memory
+
+    try:
+        profile = predict_memory(lambda: build_workload(name, parameters), warmup=1)
+    except (MissingExtraError, InfeasibleError):
+        raise
+    except Exception as error:  # what cannot be faked is built for real, and measured
+        if isinstance(error, InputError) and error.where in _OPTIONS:
+            raise
+        message = error.message if isinstance(error, WindtunnelError) else f"{type(error).__name__}: {error}"
+        return NeededMemory({}, message.partition("\n")[0])
+    return NeededMemory(profile.by_category())

@@ -1,0 +1,278 @@
+"""``windtunnel suite``: train, list, compare and report the benchmark suite (room cli)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, Output, whole_numbers
+
+if TYPE_CHECKING:
+    from windtunnel.systems.suite.comparison import Compared, Comparison
+    from windtunnel.systems.suite.results import Result, SuiteRun
+
+SOME_FAILED = 1
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAMES", help="Workloads; the whole suite if none is named.")
+]
+Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="tiny, small or paper.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What windtunnel suite run wrote.")]
+
+
+@registry.verb("suite", source="TBD")
+def _group() -> None:
+    """Example: windtunnel suite run --output today
+
+    Train and measure the benchmark suite; compare and report what came out.
+    """
+
+
+@registry.verb("suite run", source="TBD")
+def run(
+    names: Names = None,
+    size: Size = "tiny",
+    batch_sizes: Annotated[str, typer.Option(metavar="LIST", help="Sweep these, such as 1,2,4,8.")] = "",
+    threads: Annotated[str, typer.Option(metavar="LIST", help="Threads of a rank; all cores by default.")] = "",
+    ranks: Annotated[str, typer.Option(metavar="LIST", help="Processes that train data-parallel over gloo.")] = "1",
+    link: Annotated[str, typer.Option(metavar="RATE", help="Slow the link between ranks, such as 125MB.")] = "",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Sample each cell for at most this time.")] = "20s",
+    patience: Annotated[str, typer.Option(metavar="TIME", help="Give up a silent process after it.")] = "",
+    output: Output = None,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Keep the captured graph of each workload.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what is measured, go on with the rest.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel suite run --size tiny --output today
+
+    Train each workload in a process of its own and measure throughput and utilization.
+    """
+    from windtunnel.systems.suite.run import run_suite
+    from windtunnel.units import parse_duration, parse_size
+
+    folder = output or Path(f"suite-{size}")
+    with Progress("training the suite", heartbeat=True) as progress:
+        done = run_suite(
+            names,
+            output=folder,
+            size=size,
+            batch_sizes=whole_numbers(batch_sizes, "--batch-sizes"),
+            num_threads=whole_numbers(threads, "--threads"),
+            num_ranks=whole_numbers(ranks, "--ranks"),
+            link_bytes_per_s=parse_size(link) if link else 0,
+            budget_s=parse_duration(budget) / 1e9,
+            patience_s=parse_duration(patience) / 1e9 if patience else None,
+            keep_graphs=graphs,
+            resume=resume,
+            progress=progress,
+        )
+    if as_json:
+        print_json({"schema": "windtunnel.systems.suite/1", "folder": str(folder), "results": _documents(done)})
+    else:
+        _print_run(done)
+    suggest("windtunnel", "suite", "report", folder)
+    if len(done.measured) < len(done.results):
+        raise typer.Exit(SOME_FAILED)
+
+
+@registry.verb("suite list", source="TBD")
+def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) -> None:
+    """Example: windtunnel suite list
+
+    List the workloads with their domain, source, parameters and FLOP per sample.
+    """
+    from windtunnel.systems.suite.model import listed
+
+    with Progress("counting", heartbeat=True) as progress:
+        entries = listed(size, names, progress=progress)
+    if as_json:
+        print_json({"schema": "windtunnel.systems.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))})
+    else:
+        rows = [
+            (
+                each.name,
+                ": ".join(filter(None, (each.domain, each.source))),
+                _scaled(each.num_parameters),
+                _scaled(each.flops_per_sample),
+            )
+            for each in entries
+        ]
+        print_table(("workload", "domain: source", "parameters", "FLOP/sample"), rows, numbers=(2, 3), gives_way=1)
+        for each in entries:
+            if each.note:
+                say_wrapped(f"{each.name}: {each.note}")
+    advise(f"next: windtunnel suite run --size {size}")
+
+
+@registry.verb("suite compare", source="TBD")
+def compare_runs(
+    first: Annotated[str, typer.Argument(metavar="BEFORE", help="Results; a checkout, commit or command.")],
+    second: Annotated[str, typer.Argument(metavar="NOW", help="The same, of what is compared with it.")],
+    interleave: Annotated[bool, typer.Option("--interleave", help="Run both in turns, and test pairs.")] = False,
+    workloads: Annotated[str, typer.Option(metavar="NAMES", help="What checkouts run, with commas.")] = "",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each that count.")] = 8,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Sampling of a workload per round.")] = "3s",
+    size: Size = "tiny",
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel suite compare yesterday today
+
+    Compare two runs workload by workload; with --interleave run two programs in turns.
+    """
+    from windtunnel.systems.suite.comparison import compare
+    from windtunnel.systems.suite.interleaved import compare_interleaved, side_of
+
+    if not interleave:
+        found = compare(first, second)
+    else:
+        names = [name for name in workloads.split(",") if name]
+        with Progress("running in turns") as progress, side_of(first) as before, side_of(second) as now:
+            arguments = ("--budget", budget, "--size", size)
+            found = compare_interleaved(
+                before, now, workloads=names, arguments=arguments, rounds=rounds, progress=progress
+            )
+    if as_json:
+        print_json(_comparison_document(found))
+    else:
+        _print_comparison(found)
+    advise("next: windtunnel suite report NOW --against BEFORE" if not interleave else "next: windtunnel suite run")
+
+
+@registry.verb("suite report", source="TBD")
+def report_suite(
+    folder: Folder,
+    against: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Compare with these results.")] = None,
+    mllog: Annotated[bool, typer.Option("--mllog", help="Print MLPerf-style result lines instead.")] = False,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel suite report today
+
+    Write a page with the table, bars per metric, batch sweeps and the observations.
+    """
+    from windtunnel.systems.suite.mllog import mllog_lines
+    from windtunnel.systems.suite.page import write_suite_report
+    from windtunnel.systems.suite.comparison import compare
+    from windtunnel.systems.suite.results import load_run
+    from windtunnel.units import format_size
+
+    done = load_run(folder)
+    if mllog:
+        for line in mllog_lines(done):
+            say(line)
+        return
+    path = require_free(output or folder / "suite.html", force=force)
+    comparison = compare(against, done) if against is not None else None
+    write_suite_report(done, path, comparison=comparison, overwrite=force)
+    if as_json:
+        print_json({"schema": "windtunnel.report/1", "path": str(path), "size_bytes": path.stat().st_size})
+    else:
+        say(f"{path}: {format_size(path.stat().st_size)}, works offline")
+    advise(f"next: open {path} in a browser")
+
+
+def _comparison_document(found: Comparison) -> dict[str, Any]:
+    def plain(row: Compared) -> dict[str, Any]:
+        low, high = row.speedup.low, row.speedup.high
+        facts = {"speedup": row.speedup.value, "low": low, "high": high, "verdict": row.verdict}
+        p_value = None if math.isnan(row.p_value) else row.p_value
+        return {
+            "label": row.label,
+            "unit": row.unit,
+            "first": row.first,
+            "second": row.second,
+            "p_value": p_value,
+        } | facts
+
+    return {
+        "schema": "windtunnel.comparison/1",
+        "rows": [plain(row) for row in found.rows],
+        "overall": plain(found.overall),
+        "only_first": found.only_first,
+        "only_second": found.only_second,
+        "notes": found.notes,
+    }
+
+
+def _print_comparison(found: Comparison) -> None:
+    rows = [
+        (row.label, f"{row.first:.4g}", f"{row.second:.4g}", row.text, _verdict(row))
+        for row in (*found.rows, found.overall)
+    ]
+    print_table(("workload", "before", "now", "speed-up (95 %)", ""), rows, numbers=(1, 2, 3))
+    for which, labels in (("before", found.only_first), ("now", found.only_second)):
+        if labels:
+            say_wrapped(f"only {which}: {', '.join(labels)}")
+    for note in found.notes:
+        say_wrapped(note)
+
+
+def _verdict(row: Compared) -> str:
+    return row.verdict if math.isnan(row.p_value) else f"{row.verdict}, p={row.p_value:.3f}"
+
+
+def _print_run(done: SuiteRun) -> None:
+    rows = [
+        (
+            _label(result),
+            f"{result.throughput.value:.4g} {result.unit}/s",
+            f"±{result.throughput.half_width_ratio:.1%}" + (" unstable" if result.is_unstable else ""),
+            _percent(result.compute_utilization),
+            _percent(sum(result.arithmetic_utilization.values()) if result.flops else None),
+            _percent(result.cpu_utilization),
+        )
+        for result in done.measured
+    ]
+    print_table(("workload", "throughput", "95 %", "compute", "arithmetic", "CPU"), rows, numbers=(1, 2, 3, 4, 5))
+    for result in done.results:
+        if not result.is_measured:
+            say_wrapped(f"{result.cell.workload} {result.status}: {result.message}")
+            say_wrapped(f"  fix: {result.fix}") if result.fix else None
+        for note in result.notes:
+            say_wrapped(f"{result.cell.workload}: {note}")
+    disturbed = [result for result in done.measured if result.is_disturbed]
+    if disturbed:
+        worst = max(result.waited_ratio for result in disturbed)
+        say_wrapped(
+            f"other programs had the cores for up to {worst:.0%} of the time in {len(disturbed)} cells: "
+            "measure again on a quiet machine"
+        )
+    sources = {result.energy_source for result in done.measured if result.energy_j is None}
+    for source in sorted(filter(None, sources)):
+        say(clean(source, 200))
+
+
+def _label(result: Result) -> str:
+    ranks = f" x {result.cell.num_ranks} ranks" if result.cell.num_ranks > 1 else ""
+    return f"{result.cell.workload} b{result.batch_size} t{result.cell.num_threads}{ranks}"
+
+
+def _percent(ratio: float | None) -> str:
+    from windtunnel.units import format_ratio
+
+    return "–" if ratio is None else format_ratio(ratio)
+
+
+def _scaled(count: float | None) -> str:
+    from windtunnel.units import format_rate
+
+    return "" if count is None else format_rate(count, "").strip()
+
+
+def _documents(done: SuiteRun) -> list[dict[str, Any]]:
+    import msgspec
+
+    documents: list[dict[str, Any]] = [msgspec.to_builtins(result) for result in done.results]
+    return documents
+
+
+def _as_dict(entry: Any) -> dict[str, Any]:
+    return dataclasses.asdict(entry)

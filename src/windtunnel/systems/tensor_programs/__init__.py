@@ -1,0 +1,14 @@
+"""Tensor programs and what they cost (row 5): loop nests built, measured, learned from, searched.
+
+In: the operators that networks are made of. Out: a predictor of programs that nobody ran, a pricer of graphs, the
+fastest schedule of a task. ``run`` builds and measures (extra ``tvm``), ``model`` predicts, ``search`` decides.
+
+Source: CDMPP (Hu et al., EuroSys 2024).
+"""
+
+from windtunnel import registry
+from windtunnel.systems.tensor_programs.pricer import AstPricer
+
+__all__ = ["AstPricer"]
+
+registry.discover(__name__)

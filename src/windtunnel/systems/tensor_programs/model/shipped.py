@@ -1,0 +1,45 @@
+"""What comes with the package (room programs): measured tensor programs and the predictor that learned from them.
+
+In: nothing. Out: the set, the predictor, where they lie. ``DATASHEET.md`` beside them says how both were made and how
+far to trust them. Not here: making them (``windtunnel cost sample``, ``cost train programs``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
+
+if TYPE_CHECKING:
+    from windtunnel.systems.tensor_programs.model.predictor import Predictor
+
+__all__ = ["DATA_SHEET", "PREDICTOR", "PROGRAMS", "predictor_of", "shipped_programs"]
+
+FOLDER = Path(__file__).parent / "shipped_files"
+PROGRAMS, PREDICTOR, DATA_SHEET = FOLDER / "programs.npz", FOLDER / "cdmpp.safetensors", FOLDER / "DATASHEET.md"
+
+
+@functools.cache
+def shipped_programs() -> ProgramSet | None:
+    """Programs measured on six targets of two CPUs; None where the package was built without them."""
+    return ProgramSet.load(PROGRAMS) if PROGRAMS.is_file() else None
+
+
+def predictor_of(path: str | os.PathLike[str] = "") -> Predictor | None:
+    """The predictor of a file, or the shipped one; None where the package was built without it.
+
+    Raises
+    ------
+    InputError
+        The file is no predictor.
+    MissingExtraError
+        The extra ``learn`` is not installed.
+    """
+    if not path and not PREDICTOR.is_file():
+        return None
+    from windtunnel.systems.tensor_programs.model.checkpoint import load_predictor
+
+    return load_predictor(path or PREDICTOR)

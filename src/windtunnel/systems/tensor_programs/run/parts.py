@@ -1,0 +1,152 @@
+"""Batches of programs that are measured, each a file beside the set that they will be (room programs, programs).
+
+In: what a run is for, and its batches as they come. Out: those of an earlier run, if they are of the same plan, and
+what is known from them. Not here: what is measured, when a set is complete (``generate``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.base.outputs import whole
+from windtunnel.systems.tensor_programs.program_set import ProgramSet
+from windtunnel.systems.tensor_programs.run import pages
+from windtunnel.systems.tensor_programs.run.measure import Canary
+
+__all__ = ["Parts", "open_parts"]
+
+_PLAN = "plan.json"
+
+
+def open_parts(plan: dict[str, Any], output: Path, *, resume: bool) -> Path:
+    """The folder of a run's batches, with a note of its plan.
+
+    Raises
+    ------
+    InputError
+        Batches of another plan, or of an earlier run without ``resume``, are there.
+    """
+    folder = output.with_name(f"{output.name}.parts")
+    note = folder / _PLAN
+    if note.exists():
+        if not resume:
+            raise InputError(
+                f"{folder} holds batches of an earlier run", fix="go on with it by --resume, or remove the folder"
+            )
+        found = json.loads(note.read_text(encoding="utf-8"))
+        differing = [name for name, value in plan.items() if found.get(name) != value]
+        if differing:
+            raise InputError(
+                f"{folder} was begun with other {', '.join(differing)}",
+                fix="use the same options again, or another output",
+            )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole(note) as scratch:
+        scratch.write_text(json.dumps(plan), encoding="utf-8")
+    return folder
+
+
+@dataclass
+class Parts:
+    """The batches that are done, by number."""
+
+    folder: Path
+    sets: dict[int, ProgramSet] = field(default_factory=dict)
+    begun: ProgramSet | None = None
+    empty: set[int] = field(default_factory=set)
+    """Batches of this run of which nothing could be measured."""
+
+    @classmethod
+    def read(cls, folder: Path, begun: ProgramSet | None = None) -> Parts:
+        """The batches that lie in a folder."""
+        paths = sorted(folder.glob("batch-*.npz"))
+        return cls(folder, {int(path.stem.removeprefix("batch-")): ProgramSet.load(path) for path in paths}, begun)
+
+    @property
+    def num_batches_before(self) -> int:
+        """Of the set that was begun."""
+        return 0 if self.begun is None else int(self.begun.meta["num_batches"])
+
+    @property
+    def num_batches(self) -> int:
+        """That are done."""
+        return len(self.sets) + len(self.empty)
+
+    def has(self, batch: int) -> bool:
+        """Whether a batch is done."""
+        return batch in self.sets or batch in self.empty
+
+    @property
+    def all_sets(self) -> list[ProgramSet]:
+        """What was begun, and the batches in their order."""
+        return [one for one in (self.begun,) if one is not None] + [self.sets[batch] for batch in sorted(self.sets)]
+
+    @property
+    def num_programs(self) -> int:
+        """That are measured, with those of the set that was begun."""
+        return sum(part.num_programs for part in self.all_sets)
+
+    def keep(self, batch: int, part: ProgramSet) -> None:
+        """A batch is done."""
+        part.save(self.folder / _file(batch), overwrite=True)
+        self.sets[batch] = part
+
+    def known(self) -> set[tuple[int, bytes]]:
+        """Tasks and schedules that need not be drawn again."""
+        return {
+            (int(task), sched.tobytes())
+            for part in self.all_sets
+            for task, sched in zip(part.task, part.sched, strict=True)
+        }
+
+    def usual_s(self) -> dict[str, float]:
+        """By which times of the canary the batches were judged, by number of threads; not those of the begun set."""
+        seen = [part.meta["canary_usual_s"] for part in self.sets.values()]
+        names = {name for one in seen for name in one}
+        return {name: min(one[name] for one in seen if name in one) for name in names}
+
+    def begun_rates(self) -> list[dict[str, float]]:
+        """Rates of the set that was begun."""
+        names = (
+            "peak_flops_per_s",
+            "bandwidth_bytes_per_s",
+            "cache_bandwidth_bytes_per_s",
+            *pages.RATES,
+            "clock_hz",
+        )
+        devices = () if self.begun is None else self.begun.devices
+        return [{name: device[name] for name in names if name in device} for device in devices]
+
+    def drop_outdated(self, canary: Canary) -> None:
+        """Batches that were judged by a canary which itself was disturbed, as is known by now, are measured again."""
+        for batch in [one for one, part in self.sets.items() if canary.is_outdated(part.meta["canary_usual_s"])]:
+            (self.folder / _file(batch)).unlink()
+            del self.sets[batch]
+
+    def clocks(self) -> list[dict[str, Any]]:
+        """Every bridge between days, with the batches that crossed it."""
+        found = [] if self.begun is None else list(self.begun.meta.get("clocks", []))
+        for batch in sorted(self.sets):
+            clock = self.sets[batch].meta["clock"]
+            if clock["num_times"] and (not found or found[-1] | {"batches": 0} != clock | {"batches": 0}):
+                found.append(clock | {"batches": [batch, batch]})
+            elif clock["num_times"]:
+                found[-1]["batches"][1] = batch
+        return found
+
+    def dropped(self) -> Counter[str]:
+        """Programs that are not in the batches, by reason."""
+        total: Counter[str] = Counter()
+        for part in self.all_sets:
+            total.update(part.meta["dropped"])
+        return total
+
+
+def _file(batch: int) -> str:
+    return f"batch-{batch:05d}.npz"

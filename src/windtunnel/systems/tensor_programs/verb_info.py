@@ -1,0 +1,192 @@
+"""``windtunnel cost info``: what cost models there are, and what a model or a set of programs is (room cli)."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._options import Json
+
+if TYPE_CHECKING:
+    from windtunnel.measure import ProfileDatabase
+    from windtunnel.measure.database import Measurement
+
+__all__ = ["info"]
+
+_SCHEMA = "windtunnel.cost.info/1"
+
+
+@registry.verb("cost info", source="CDMPP")
+def info(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A model or a set of programs.")] = None,
+    kept: Annotated[bool, typer.Option("--kept", help="What was measured on this host and is used again.")] = False,
+    drop: Annotated[
+        str | None, typer.Option(metavar="CHANGE", help="Forget what was measured of such changes; 'all': everything.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost info cdmpp.safetensors
+
+    Say which cost models there are; or of a file, what it learned from and how good it was; or with --kept what was
+    measured here, how long ago and how sure it is, which --drop forgets.
+    """
+    if kept or drop is not None:
+        _about_kept(drop, as_json=as_json)
+        return
+    document = _of_file(file) if file is not None else _of_package()
+    if as_json:
+        print_json({"schema": _SCHEMA, **document})
+    elif file is not None:
+        _print_file(document)
+    else:
+        _print_package(document)
+
+
+def _of_package() -> dict[str, Any]:
+    from windtunnel.systems.tensor_programs.model.shipped import DATA_SHEET, PREDICTOR, PROGRAMS
+
+    models = [
+        {"name": name, "source": one.source, "about": one.summary}
+        for name, one in sorted(registry.all("cost_model").items())
+    ]
+    shipped = {"programs": PROGRAMS, "predictor": PREDICTOR, "data_sheet": DATA_SHEET}
+    return {
+        "models": models,
+        "shipped": {name: str(path) if path.is_file() else None for name, path in shipped.items()},
+    }
+
+
+def _about_kept(drop: str | None, *, as_json: bool) -> None:
+    from windtunnel.measure import ProfileDatabase
+
+    database = ProfileDatabase()
+    num_dropped = 0 if drop is None else database.drop("" if drop == "all" else drop)
+    rows = _kept_by_change(database)
+    if as_json:
+        document = {"path": database.path, "num_dropped": num_dropped, "kept": rows}
+        print_json({"schema": _SCHEMA, **document})
+        return
+    if drop is not None:
+        say(f"{num_dropped:,} measurements are forgotten")
+    table = [
+        (
+            row["change"],
+            f"{row['num_measurements']:,}",
+            _age(row["newest_age_s"]),
+            _age(row["oldest_age_s"]),
+            f"{row['median_spread_ratio']:.0%}",
+            "this one" if row["is_this_host"] else "another",
+        )
+        for row in rows
+    ]
+    print_table(("change", "kept", "newest", "oldest", "spread", "host"), table, numbers=(1, 2, 3, 4), gives_way=0)
+    say(f"{len(database):,} measurements in {database.path}")
+    advise("next: windtunnel whatif GRAPH --all --fresh measures anew; --drop CHANGE forgets")
+
+
+def _age(seconds: int) -> str:
+    for unit, factor in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= factor:
+            return f"{seconds // factor} {unit}"
+    return f"{seconds} s"
+
+
+def _label(one: Measurement) -> str:
+    """What was changed, without the list of calls that it was changed in."""
+    if one.phase != "update":
+        label = one.change.partition(" -> ")[2] or one.change
+        return re.sub(r"=\(\(.*?\)\)", "", label.partition(" (method")[0])
+    options, frozen, threads = json.loads(one.change)
+    parts = [name for name, value in options.items() if value is True]
+    parts += ["fewer parameters"] * bool(frozen) + [f"threads={threads}"] * bool(threads)
+    return f"update: {', '.join(parts) or 'as captured'}"
+
+
+def _kept_by_change(database: ProfileDatabase) -> list[dict[str, Any]]:
+    from windtunnel.measure.fingerprint import machine
+
+    groups: dict[tuple[str, bool], list[Measurement]] = {}
+    for one in database:
+        label = _label(one)
+        groups.setdefault((label, one.machine == machine()), []).append(one)
+    now = time.time()
+    return [
+        {
+            "change": label,
+            "num_measurements": len(some),
+            "newest_age_s": max(0, round(now - max(one.measured_at for one in some))),
+            "oldest_age_s": max(0, round(now - min(one.measured_at for one in some))),
+            "median_spread_ratio": statistics.median(one.spread_ratio for one in some),
+            "is_this_host": is_here,
+        }
+        for (label, is_here), some in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def _print_package(document: dict[str, Any]) -> None:
+    rows = [(one["name"], one["about"], one["source"]) for one in document["models"]]
+    print_table(("model", "prices", "after"), rows, gives_way=1)
+    say()
+    for name, path in document["shipped"].items():
+        say(f"shipped {name.replace('_', ' ')}: {path or 'none in this build'}")
+    if document["shipped"]["predictor"]:
+        advise(f"next: windtunnel cost info {document['shipped']['predictor']}")
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    return {"path": str(path), **(_of_programs(path) if path.suffix == ".npz" else _of_model(path))}
+
+
+def _of_programs(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet
+
+    programs = ProgramSet.load(path)
+    kinds = Counter(str(programs.tasks[task].get("kind", "")) for task in programs.task.tolist())
+    return {
+        "kind": "programs",
+        "num_programs": programs.num_programs,
+        "num_tasks": len({*programs.task.tolist()}),
+        "num_networks": len(programs.networks()),
+        "devices": list(programs.device_names),
+        "measured_ratio": float(np.isfinite(programs.mean_s).mean()) if programs.num_programs else 0.0,
+        "programs_by_kind": dict(kinds.most_common()),
+        "meta": programs.meta,
+    }
+
+
+def _of_model(path: Path) -> dict[str, Any]:
+    from windtunnel.cost.model_file import header_of
+
+    header = header_of(path)
+    return {name: value for name, value in header.items() if name not in ("features", "device_sheets", "intervals")}
+
+
+def _print_file(document: dict[str, Any]) -> None:
+    flat = {name: value for name, value in document.items() if not isinstance(value, dict)}
+    for name, value in flat.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        say_wrapped(f"{name.replace('_', ' ')}: {text}")
+    for name, value in document.items():
+        if isinstance(value, dict) and value:
+            say()
+            rows = [(key.replace("_", " "), _short(one)) for key, one in value.items()]
+            print_table((name.replace("_", " "), ""), rows, gives_way=1)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
+    return ", ".join(map(_short, value)) if isinstance(value, list) else str(value)

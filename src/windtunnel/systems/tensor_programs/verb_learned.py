@@ -1,0 +1,233 @@
+"""``windtunnel cost train programs`` and ``cost eval programs``: CDMPP on measured tensor programs (room cli)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+from windtunnel.systems.tensor_programs.verb_search import needed_predictor
+
+if TYPE_CHECKING:
+    from windtunnel.cost.metrics import Errors
+    from windtunnel.systems.tensor_programs.model.predictor import Recipe
+    from windtunnel.systems.tensor_programs.model.splits import Split
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet
+
+__all__ = ["eval_programs", "train_programs"]
+
+Data = Annotated[Path, typer.Option("--data", metavar="NPZ", help="Measured programs: what cost sample wrote.")]
+By = Annotated[
+    str,
+    typer.Option("--hold-out", metavar="WHAT", help="tasks, networks, a device, or with it its host."),
+]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="Of the set; by default its first. @HOST: of a host. all: all of them.")
+]
+
+
+@registry.verb("cost train programs", source="CDMPP")
+def train_programs(
+    data: Data,
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
+    recipe: Annotated[str, typer.Option(help="code, efficiency, paper-small or paper.")] = "code",
+    start: Annotated[
+        str, typer.Option("--from", metavar="MODEL", help="Train this one on (also: shipped), for --device's programs.")
+    ] = "",
+    device: Device = "",
+    hold_out: By = "tasks",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Train for at most this time.")] = "5m",
+    tune: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Search N recipes near paper-small or paper, each in --budget."),
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost train programs --data programs.npz --out cdmpp.safetensors
+
+    Learn what tensor programs take from those that were measured, and judge it on those held out.
+    """
+    from windtunnel.errors import InputError
+    from windtunnel.systems.tensor_programs.model.checkpoint import save_predictor
+    from windtunnel.systems.tensor_programs.model.predictor import RECIPES, going_on, train, with_intervals
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet
+    from windtunnel.units import parse_duration
+
+    path = require_free(output, force=force)
+    if recipe not in RECIPES:
+        raise InputError(f"unknown recipe {recipe!r}", where="--recipe", fix=", ".join(RECIPES))
+    programs = ProgramSet.load(data)
+    chosen, begun = RECIPES[recipe], None
+    if start:
+        programs = _measured_on(programs, device)
+        begun = needed_predictor(None if start == "shipped" else Path(start))
+        chosen = going_on(chosen, begun)
+    split = _split(programs, device, hold_out, seed)
+    budget_s = parse_duration(budget) / 1e9
+    if tune:
+        chosen = _tuned(programs, split, chosen, num_trials=tune, budget_s=budget_s, seed=seed, is_begun=bool(start))
+    training = replace(chosen.training, budget_s=budget_s, seed=seed)
+    with Progress("training") as progress:
+        predictor, history = train(
+            programs,
+            split,
+            replace(chosen, training=training),
+            start=begun,
+            on_epoch=lambda epoch, _: progress("epochs", epoch + 1, training.max_epochs),
+        )
+    errors = _errors(predictor, programs, split)
+    judged = with_intervals(predictor, programs, split.test)
+    judged.header["test"] = errors.row()
+    save_predictor(judged, path, overwrite=force)
+    if as_json:
+        print_json({"path": str(path), **_summary(errors, split), "validation_mape": history.best_error})
+        return
+    say(f"learned from {len(split.train):,} samples in {history.training_s:.0f} s ({history.reason})")
+    _print_errors(errors, split)
+    advise(f"wrote {path}")
+    advise(f"next: windtunnel cost eval programs {path} --data {data} --hold-out {hold_out}")
+
+
+@registry.verb("cost eval programs", source="CDMPP")
+def eval_programs(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What cost train programs wrote.")],
+    data: Data,
+    device: Device = "",
+    hold_out: By = "tasks",
+    profile: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="TASKS", help="With --hold-out device or host: tasks of it that may be measured."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost eval programs cdmpp.safetensors --data programs.npz
+
+    Compare a model's prices of held-out programs with what was measured.
+
+    With --profile, what the model missed on the other devices (of other hosts) is transferred to the held-out one.
+    """
+    from windtunnel.errors import InputError
+    from windtunnel.systems.tensor_programs.model.checkpoint import load_predictor
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet
+
+    if profile is not None and hold_out not in ("device", "host"):
+        raise InputError("tasks are profiled on a held-out device", where="--profile", fix="--hold-out device")
+    predictor = load_predictor(model)
+    programs = ProgramSet.load(data)
+    split = _split(programs, device, hold_out, seed)
+    known = predictor.header.get("split", {}).get("digest")
+    judged = predictor
+    if profile is not None:
+        judged = _transferred(predictor, programs, split, profile, seed, of_other_hosts=hold_out == "host")
+    errors = _errors(judged, programs, split)
+    if as_json:
+        summary = {"model": str(model), **_summary(errors, split), "is_split_of_training": known == split.digest()}
+        print_json(summary if profile is None else {**summary, "num_profiled_tasks": profile})
+        return
+    _print_errors(errors, split)
+    if known != split.digest():
+        advise("this model was trained on another split: some of these programs may be among what it learned from")
+
+
+def _tuned(
+    programs: ProgramSet, split: Split, base: Recipe, *, num_trials: int, budget_s: float, seed: int, is_begun: bool
+) -> Recipe:
+    """The recipe of the least validation error in CDMPP's search space."""
+    from windtunnel.errors import InputError
+    from windtunnel.systems.tensor_programs.model.network import NetworkConfig
+    from windtunnel.systems.tensor_programs.model.tuner import tune
+
+    if is_begun:
+        raise InputError("a model that is trained on keeps its recipe", where="--tune", fix="leave out --from")
+    if not isinstance(base.network, NetworkConfig):
+        raise InputError("only CDMPP's own network is searched", where="--tune", fix="--recipe paper-small")
+    with Progress("tuning") as progress:
+        found = tune(
+            programs,
+            split,
+            num_trials=num_trials,
+            trial_budget_s=budget_s,
+            base=base,
+            seed=seed,
+            on_trial=lambda trial: progress("recipes", trial, num_trials),
+        )
+    advise(f"best of {num_trials} recipes: validation error {100 * found.error:.1f} %")
+    return found.recipe
+
+
+def _measured_on(programs: ProgramSet, device: str) -> ProgramSet:
+    """The programs that have a time there."""
+    import numpy as np
+
+    columns = programs.columns(device or programs.device_names[0])
+    return programs.select(np.isfinite(programs.mean_s[:, columns]).any(axis=1))
+
+
+def _split(programs: ProgramSet, device: str, hold_out: str, seed: int) -> Split:
+    from windtunnel.errors import InputError
+    from windtunnel.systems.tensor_programs.model.splits import split_by_device, split_by_network, split_by_task
+
+    splits: dict[str, Any] = {
+        "tasks": split_by_task,
+        "networks": split_by_network,
+        "device": split_by_device,
+        "host": functools.partial(split_by_device, of_other_hosts=True),
+    }
+    if hold_out not in splits:
+        raise InputError(f"cannot hold out {hold_out!r}", where="--hold-out", fix=", ".join(splits))
+    found: Split = splits[hold_out](programs, device or programs.device_names[0], seed=seed)
+    return found
+
+
+def _transferred(
+    predictor: Any, programs: ProgramSet, split: Split, num_tasks: int, seed: int, *, of_other_hosts: bool
+) -> Any:
+    """The predictor's prices on the held-out device, after so many of its tasks were measured."""
+    import numpy as np
+
+    from windtunnel.systems.tensor_programs.model.residual_transfer import fit_residual_transfer
+    from windtunnel.systems.tensor_programs.model.sampling import rows_to_measure
+
+    column, profiled = int(split.target[0, 1]), split.target[:0]
+    if num_tasks:
+        rows = rows_to_measure(programs, num_tasks, seed=seed, among=split.target[:, 0])
+        profiled = np.column_stack([rows, np.full(len(rows), column)])
+    return fit_residual_transfer(
+        predictor, programs, programs.device_names[column], profiled, of_other_hosts=of_other_hosts
+    )
+
+
+def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:
+    from windtunnel.systems.tensor_programs.model.ranks import ranked_errors
+    from windtunnel.systems.tensor_programs.model.samples import labels_of
+
+    predicted = predictor.predict(programs, split.test)
+    return ranked_errors(predicted, labels_of(programs, split.test), programs.task[split.test[:, 0]])
+
+
+def _summary(errors: Errors, split: Split) -> dict[str, Any]:
+    return {"schema": "windtunnel.cost.programs/1", "split": split.kind, "digest": split.digest(), **errors.row()}
+
+
+def _print_errors(errors: Errors, split: Split) -> None:
+    say(f"{errors.num_samples:,} held-out programs, {split.kind}:")
+    rows = [
+        ["mean |error|", f"{100 * errors.mape:.1f} %"],
+        ["median |error|", f"{100 * errors.median_ape:.1f} %"],
+        ["mean error", f"{100 * errors.signed_mean:+.1f} %"],
+        ["geometric mean", f"{errors.geometric_mean_ratio:.3f}x"],
+        ["within 10 %", f"{100 * errors.within_10:.0f} %"],
+        ["pairs in order", f"{100 * errors.rank_accuracy:.0f} %"],
+        ["best of 5 predicted", f"{100 * errors.top_5:.0f} % of the best"],
+    ]
+    print_table(["measure", "value"], rows, numbers=(1,))

@@ -1,0 +1,181 @@
+"""``windtunnel cost sample`` and ``cost harvest``: measured tensor programs (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json
+
+if TYPE_CHECKING:
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet
+    from windtunnel.systems.tensor_programs.run.generate import Sampled
+
+__all__ = ["harvest", "sample"]
+
+NUM_PROGRAMS = 8000
+
+
+@registry.verb("cost sample", source="CDMPP")
+def sample(
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The set (.npz).")],
+    programs: Annotated[
+        int | None, typer.Option(min=1, help="How many programs.  [default: 8000, or all of --of]")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the batches beside FILE.")] = False,
+    onto: Annotated[
+        Path | None, typer.Option(metavar="NPZ", help="A smaller set that was measured here: add to it.")
+    ] = None,
+    of: Annotated[
+        Path | None, typer.Option(metavar="NPZ", help="A set of another host: measure its programs, no new ones.")
+    ] = None,
+    profile: Annotated[
+        int | None, typer.Option(min=1, metavar="TASKS", help="With --of: only so many tasks, chosen by KMeans.")
+    ] = None,
+    per_task: Annotated[
+        int | None, typer.Option(min=1, help="With --of: of each task.  [default: all, or 6 with --profile]")
+    ] = None,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Begin nothing new after this, such as 100min.")] = "",
+    targets: Annotated[str, typer.Option(metavar="A,B", help="Such as avx2-1,avx2-2, or cuda; all of the CPU.")] = "",
+    tasks: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks of cost harvest; those shipped.")] = None,
+    max_spread: Annotated[float, typer.Option(min=0.0, help="Keep a time up to this deviation over mean.")] = 0.05,
+    canary_tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, help="Keep a look whose canary was no further from its usual time than this share."),
+    ] = 0.05,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost sample --programs 8000 --out programs.npz --budget 100min
+
+    Draw, build and measure tensor programs on this host's processor, or with --targets cuda on its GPU.
+
+    With --of, the programs of a set (also: shipped) are measured here too, and this host's devices join the set's own.
+    Needs the extra tvm and a machine on which nothing else runs. Every batch that is measured is kept beside FILE, so
+    that the same command with --resume goes on after an interruption.
+    """
+    from windtunnel.base.extras import require
+    from windtunnel.systems.tensor_programs.model.sampling import rows_to_measure
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet, parts_of
+    from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets, targets_here
+    from windtunnel.systems.tensor_programs.run.description import named_after_host
+    from windtunnel.systems.tensor_programs.run.generate import Plan, sample_programs
+    from windtunnel.systems.tensor_programs.run.tasks import read_tasks
+    from windtunnel.units import parse_duration
+
+    path = require_free(output, force=force)
+    _require_sense(of, {"--profile": profile, "--per-task": per_task}, {"--onto": onto, "--tasks": tasks})
+    require("tvm", extra="tvm")
+    here = targets_here()
+    cpus = tuple(target for target in here if not target.is_gpu)
+    chosen = tuple(parse_target(name) for name in targets.split(",")) if targets else cpus
+    require_targets(chosen, here)
+    options: dict[str, Any] = {"seed": seed, "canary_tolerance": canary_tolerance, "max_spread": max_spread}
+    if of is not None:
+        known = _set_of(of)
+        rows = rows_to_measure(known, profile, per_task, seed)[:programs]
+        plan = Plan.of_known(known, rows.tolist(), chosen, **options)
+    else:
+        plan = Plan(read_tasks(tasks), chosen, programs or NUM_PROGRAMS, **options)
+    with Progress("measuring programs") as progress:
+        sampled = sample_programs(
+            plan,
+            path,
+            begun=ProgramSet.load(onto) if onto is not None else None,
+            resume=resume,
+            overwrite=force,
+            budget_s=parse_duration(budget) / 1e9 if budget else None,
+            progress=progress,
+        )
+    host = parts_of(named_after_host(chosen[0].name))[1]
+    more = "" if of is None else f" --from shipped --device @{host}"
+    _print(sampled, plan.num_programs, path, f"windtunnel cost train programs --data {path}{more}", as_json=as_json)
+
+
+def _require_sense(of: Path | None, needing: dict[str, object], excluding: dict[str, object]) -> None:
+    from windtunnel.errors import InputError
+
+    wrong = [name for name, value in (needing if of is None else excluding).items() if value is not None]
+    if wrong:
+        names = ", ".join(wrong)
+        reason = f"{names} chooses programs of a set" if of is None else f"{names} is for new programs"
+        raise InputError(reason, where=wrong[0], fix="name the set by --of" if of is None else "leave out --of")
+
+
+def _set_of(path: Path) -> ProgramSet:
+    """The set of a file, or the shipped one by that word."""
+    from windtunnel.systems.tensor_programs.model.shipped import shipped_programs
+    from windtunnel.systems.tensor_programs.program_set import ProgramSet
+
+    shipped = shipped_programs() if str(path) == "shipped" else None
+    return ProgramSet.load(path) if shipped is None else shipped
+
+
+def _print(sampled: Sampled, num_wanted: int, path: Path, then: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "path": sampled.path,
+                "num_programs": sampled.num_programs,
+                "num_noisy_batches": sampled.num_noisy,
+                "dropped": dict(sampled.dropped),
+                "elapsed_s": round(sampled.elapsed_s, 3),
+            }
+        )
+    else:
+        say(f"{sampled.num_programs} of {num_wanted} programs measured, {sampled.elapsed_s:.0f} s")
+        if sampled.dropped:
+            rows = [(reason, str(count)) for reason, count in sampled.dropped.most_common()]
+            print_table(("not in the set", "programs"), rows, numbers=(1,))
+    if sampled.num_noisy:
+        advise(f"{sampled.num_noisy} batches were given up: the canary moved, something else runs on this machine")
+    if sampled.path is None:
+        advise(f"the same command with --resume goes on with {path}.parts")
+    else:
+        advise(f"next: {then}")
+
+
+@registry.verb("cost harvest", source="CDMPP")
+def harvest(
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="CSV", help="The table of tasks.")],
+    count: Annotated[int, typer.Option(min=1, help="How many tasks, of all kinds and networks.")] = 960,
+    networks: Annotated[str, typer.Option(metavar="A,B", help="Such as resnet50,bert:tiny; a fixed list.")] = "",
+    onto: Annotated[Path | None, typer.Option(metavar="CSV", help="Tasks chosen before: they come first.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost harvest --out tasks.csv
+
+    Run the suite's networks once and collect the tasks that they are made of.
+    """
+    from windtunnel.systems.tensor_programs.run.harvest import NETWORKS, choose
+    from windtunnel.systems.tensor_programs.run.harvest import harvest as collect
+    from windtunnel.systems.tensor_programs.run.tasks import format_tasks, read_tasks
+
+    path = require_free(output, force=force)
+    with Progress("running networks") as progress:
+        found = collect(networks.split(",") if networks else NETWORKS, progress)
+    chosen = choose(found.tasks, count, read_tasks(onto) if onto is not None else ())
+    path.write_text(format_tasks(chosen), encoding="utf-8")
+    if as_json:
+        print_json(
+            {
+                "path": path,
+                "num_tasks": len(chosen),
+                "num_found": len(found.tasks),
+                "num_too_large": found.num_too_large,
+                "num_too_small": found.num_too_small,
+                "uncovered": dict(found.uncovered),
+            }
+        )
+        return
+    say(f"{len(chosen)} of {len(found.tasks)} tasks; {found.num_too_large} are too large, {found.num_too_small} small")
+    rows = [(name, str(calls)) for name, calls in found.uncovered.most_common(8)]
+    print_table(("operator that no task covers", "calls"), rows, numbers=(1,))
+    advise(f"next: windtunnel cost sample --tasks {path} --out programs.npz")

@@ -1,0 +1,125 @@
+"""``windtunnel cost search``: a good schedule for a tensor program, found with the learned model (room cli)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._options import Json
+
+if TYPE_CHECKING:
+    from windtunnel.systems.tensor_programs.model.predictor import Predictor
+    from windtunnel.systems.tensor_programs.run.tasks import Task
+    from windtunnel.systems.tensor_programs.search import Candidate
+
+__all__ = ["needed_predictor", "search"]
+
+_SHOWN = 10
+
+
+@registry.verb("cost search", source="CDMPP")
+def search(
+    task: Annotated[str, typer.Argument(metavar="TASK", help='Such as "matmul m=128 n=256 k=64 bias+relu".')],
+    target: Annotated[str, typer.Option(metavar="NAME", help="Instruction set and threads of this host.")] = "avx2-1",
+    model: Annotated[Path | None, typer.Option(metavar="FILE", help="Of cost train programs; the shipped one.")] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="Schedules to draw and rank.")] = 64,
+    measured: Annotated[int, typer.Option(min=1, help="Of these, how many to build and run.")] = 8,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel cost search "matmul m=128 n=256 k=64" --target avx2-1
+
+    Draw schedules of one operator, rank them with the learned model, and measure the most promising.
+
+    Needs the extras tvm and learn. A task is written as in the table of windtunnel cost harvest, with its extents by
+    name and what follows it on each element.
+    """
+    from windtunnel.base.extras import require
+    from windtunnel.systems.tensor_programs.run.build import parse_target, require_targets, targets_here
+    from windtunnel.systems.tensor_programs.run.tasks import parse_task
+    from windtunnel.systems.tensor_programs.run.worker import Worker
+    from windtunnel.systems.tensor_programs.search import search as find
+    from windtunnel.systems.tensor_programs.search import sheet_of
+
+    asked = parse_task(task)
+    require("tvm", extra="tvm")
+    predictor = needed_predictor(model)
+    chosen = parse_target(target)
+    require_targets([chosen], targets_here())
+    with Progress("searching") as progress, Worker() as worker:
+        found = find(
+            worker,
+            asked,
+            chosen,
+            predictor,
+            sheet_of(worker, chosen),
+            num_candidates=candidates,
+            num_measured=measured,
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        print_json({"schema": "windtunnel.cost.search/1", "task": asked.name, "target": target, **_as_dict(found)})
+        return
+    _print(asked, found)
+    advise("in Python: windtunnel.systems.tensor_programs.run.schedules.replay(task, steps) builds it; --json prints the steps")
+
+
+def needed_predictor(model: Path | None) -> Predictor:
+    """The predictor of a file, or the shipped one.
+
+    Raises
+    ------
+    InputError
+        None is shipped with this build.
+    """
+    from windtunnel.errors import InputError
+    from windtunnel.systems.tensor_programs.model.shipped import predictor_of
+
+    found = predictor_of(model or "")
+    if found is None:
+        raise InputError(
+            "no predictor comes with this build of the package",
+            where="--model",
+            fix="train one: windtunnel cost train programs",
+        )
+    return found
+
+
+def _as_dict(found: list[Candidate]) -> dict[str, Any]:
+    return {
+        "candidates": [
+            {
+                "predicted_s": one.predicted_s,
+                "measured_s": one.timing.mean_s if one.timing else None,
+                "spread_s": one.timing.std_s if one.timing else None,
+            }
+            for one in found
+        ],
+        "steps": found[0].drawn.sched.tolist(),
+    }
+
+
+def _print(task: Task, found: list[Candidate]) -> None:
+    from windtunnel.units import format_duration
+
+    best = found[0]
+    assert best.timing is not None
+    rate = task.flops / best.timing.mean_s / 1e9
+    say(f"{task.name}: {format_duration(round(1e9 * best.timing.mean_s))}, {rate:.1f} Gflop/s")
+    rows = [
+        (
+            str(place),
+            format_duration(round(1e9 * one.predicted_s)),
+            format_duration(round(1e9 * one.timing.mean_s)) if one.timing else "",
+            str(int(one.drawn.sched.any(axis=1).sum())),
+        )
+        for place, one in enumerate(found[:_SHOWN], start=1)
+    ]
+    print_table(("", "predicted", "measured", "steps"), rows, numbers=(1, 2, 3))
+    if len(found) > _SHOWN:
+        say(f"and {len(found) - _SHOWN} more, not measured")

@@ -1,0 +1,184 @@
+"""A node as drivers see it: a strategy's state machine whose sums are made of messages (room training).
+
+In: what happens to the node. Out: ``Step``, ``Send``, ``Timer`` and ``Probe`` actions only. Not here: time, links,
+gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from windtunnel.errors import FlightError, InputError
+from windtunnel.systems.uneven.fleet import Fleet
+from windtunnel.systems.uneven.policy import (
+    Action,
+    Batch,
+    Finished,
+    Message,
+    Node,
+    Policy,
+    Probe,
+    Reduce,
+    Send,
+    Server,
+    Step,
+    Timer,
+    Worker,
+)
+from windtunnel.systems.uneven.reduction import Ring, Star, StarCenter
+from windtunnel.units import format_duration
+
+__all__ = ["Endpoint", "check_policy", "goes_on"]
+
+Outward = Step | Send | Timer | Probe
+_SUM = "sum:"
+
+
+class Endpoint:
+    """One node with its strategy.
+
+    Parameters
+    ----------
+    node : Node
+    policy : Policy
+    over_server : bool
+        Sums go over the server instead of around the ring of workers.
+    """
+
+    def __init__(self, node: Node, policy: Policy, *, over_server: bool = False) -> None:
+        self.node = node
+        node.sum_ratio = 2.0 if over_server else 2 * (node.num_workers - 1) / node.num_workers
+        self.batch_size = node.batch_size
+        self._over_server = over_server
+        self.is_server = node.rank == node.num_workers
+        self._serves = policy.server is not None
+        self._logic: Worker | Server
+        if self.is_server:
+            self._logic = (policy.server or Server)(node)
+        else:
+            self._logic = policy.worker(node)
+        self._sums: dict[str, Ring | Star] = {}
+        self._centers: dict[str, StarCenter] = {}
+
+    def start(self) -> list[Outward]:
+        """Training begins, at time 0."""
+        return self._outward(self._logic.start(0), 0)
+
+    def stepped(self, step: Finished, now_ns: int) -> list[Outward]:
+        """A local step ended.
+
+        Raises
+        ------
+        FlightError
+            The loss or the gradient is no number; names the worker.
+        """
+        # the sum of numbers is a number, unless it is too large
+        if not math.isfinite(step.gradient.sum()) and not torch.isfinite(step.gradient).all():
+            raise FlightError(
+                f"worker {self.node.rank} has a gradient that is no number (loss {step.loss})",
+                where=f"its step that began at {step.begun_ns / 1e9:.3f} s",
+                fix="lower the learning rate, clip the gradients, or look at this worker's data",
+            )
+        assert isinstance(self._logic, Worker)
+        return self._outward(self._logic.stepped(step, now_ns), now_ns)
+
+    def received(self, message: Message, now_ns: int) -> list[Outward]:
+        """A message arrived."""
+        if not message.tag.startswith(_SUM):
+            return self._outward(self._logic.received(message, now_ns), now_ns)
+        if self.is_server:
+            center = self._centers.setdefault(message.tag, StarCenter(self.node, message.tag))
+            return self._closed(message.tag, center.received(message))
+        return self._outward(self._advanced(message.tag, self._sum(message.tag).received(message), now_ns), now_ns)
+
+    def fired(self, tag: str, now_ns: int) -> list[Outward]:
+        """A timer ran out."""
+        return self._outward(self._logic.fired(tag, now_ns), now_ns)
+
+    def probed(self, tag: str, loss: float, accuracy: float, now_ns: int) -> list[Outward]:
+        """Weights were judged on this worker's samples."""
+        assert isinstance(self._logic, Worker)
+        return self._outward(self._logic.probed(tag, loss, accuracy, now_ns), now_ns)
+
+    def lost(self, worker: int, now_ns: int) -> list[Outward]:
+        """A worker is gone for good."""
+        self.node.lost.add(worker)
+        sums = [send for tag, one in list(self._centers.items()) for send in self._closed(tag, one.whole())]
+        return [*sums, *self._outward(self._logic.lost(worker, now_ns), now_ns)]
+
+    def _closed(self, tag: str, sends: Sequence[Send]) -> list[Outward]:
+        if sends:
+            del self._centers[tag]
+        return list(sends)
+
+    def retune(self, number: float) -> None:
+        """Go on with another value of the number that the strategy lets change."""
+        self._logic.retune(number)
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is a server whose weights are the job's."""
+        return self.is_server and self._serves
+
+    def model(self) -> torch.Tensor:
+        """What this node would be judged by."""
+        return self._logic.model()
+
+    def _outward(self, actions: Iterable[Action], now_ns: int) -> list[Outward]:
+        out: list[Outward] = []
+        for action in actions:
+            if isinstance(action, Reduce):
+                tag = _SUM + action.tag
+                out += self._outward(self._advanced(tag, self._sum(tag).add(action.values), now_ns), now_ns)
+            elif isinstance(action, Batch):
+                self.batch_size = action.num_samples
+            else:
+                out.append(action)
+        return out
+
+    def _advanced(self, tag: str, sends: Sequence[Send], now_ns: int) -> list[Action]:
+        """What is sent, and, where the sum is whole, what the strategy does with it."""
+        total = self._sums[tag].total
+        if total is None:
+            return list(sends)
+        del self._sums[tag]
+        assert isinstance(self._logic, Worker)
+        return [*sends, *self._logic.reduced(tag.removeprefix(_SUM), total, now_ns)]
+
+    def _sum(self, tag: str) -> Ring | Star:
+        if tag not in self._sums:
+            self._sums[tag] = (Star if self._over_server else Ring)(self.node, tag)
+        return self._sums[tag]
+
+
+def check_policy(name: str, policy: Policy, fleet: Fleet) -> None:
+    """Refuse a strategy that needs a server where there is none, or a worker that is lost.
+
+    Raises
+    ------
+    InputError
+    """
+    if policy.server is not None and not fleet.has_server:
+        raise InputError(
+            f"{name} needs a parameter server, and the cluster has none",
+            where="cluster file",
+            fix="add a [server] table to it, or choose a strategy without one",
+        )
+    lost = [one for one in fleet.workers if one.lost_ns is not None]
+    if lost and not goes_on(policy, fleet):
+        is_ring = policy.goes_on == "over-server"
+        raise InputError(
+            f"{name} cannot go on without {lost[0].name}, which is lost at {format_duration(lost[0].lost_ns or 0)}"
+            + (": its sums go around a ring of all workers" if is_ring else ""),
+            where=f"cluster {fleet.name}",
+            fix=("add a [server] table, " if is_ring else "")
+            + "choose a strategy such as asp, ssp, adsp, hop or dlion",
+        )
+
+
+def goes_on(policy: Policy, fleet: Fleet) -> bool:
+    """Whether a strategy trains on when a worker is lost."""
+    return policy.goes_on == "always" or (policy.goes_on == "over-server" and fleet.has_server)

@@ -1,0 +1,100 @@
+"""A training run as a graph (room training): what workers computed, what went over links, who waited for whom.
+
+In: a ``Run`` and its fleet. Out: a graph with a task for each step and each message, whose replay starts each when it
+started. In virtual time causes are known to the nanosecond: a step begins, or a message leaves, when a step ends or a
+message arrives on that node; there an edge says so, and a changed duration moves what follows. A message behind
+another leaves so long after it. What has no such cause (a timer, a real process) has its start as ``earliest_ns``.
+Not here: pictures.
+"""
+
+# S steps, M messages, T = S + M tasks
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, ResourceKind, Strings
+from windtunnel.systems.uneven.fleet import Fleet
+from windtunnel.systems.uneven.goal import Run
+
+__all__ = ["run_graph"]
+
+Ints = NDArray[np.int64]
+
+
+def run_graph(run: Run, fleet: Fleet) -> Graph:
+    """Steps on workers, messages between nodes; ranks are nodes, the server's comes last."""
+    steps = run.steps[np.lexsort((run.steps[:, 1], run.steps[:, 0]))]
+    worker, begin, end, _ = steps.T
+    source, target, sent, arrived, size = run.messages.T
+    num, num_steps = len(steps) + len(run.messages), len(steps)
+    start_ns, finish_ns = np.concatenate([begin, sent]), np.concatenate([end, arrived])
+    one_after = np.flatnonzero(worker[1:] == worker[:-1])
+    here, there = np.concatenate([worker, source]), np.concatenate([worker, target])
+    src, dst = _met(there, finish_ns, here, start_ns, may_cause=finish_ns > start_ns)
+    is_next = (dst == src + 1) & (dst < num_steps)  # the next step of a worker follows anyway
+    src, dst = np.concatenate([one_after, src[~is_next]]), np.concatenate([one_after + 1, dst[~is_next]])
+    kinds = np.where(src < num_steps, EdgeKind.DATA, EdgeKind.MESSAGE).astype(np.int8)
+    kinds[: len(one_after)] = EdgeKind.ORDER
+    is_caused = np.zeros(num, bool)
+    is_caused[dst[finish_ns[src] == start_ns[dst]]] = True
+    pairs, pair = np.unique(np.stack([source, target], axis=1), axis=0, return_inverse=True)
+    pair = pair.reshape(-1)
+    ahead, behind = _queued(pair, sent, arrived, is_caused[num_steps:])
+    is_caused[num_steps + behind] = True
+    edges = {
+        "src": np.concatenate([src, num_steps + ahead]).astype(np.int32),
+        "dst": np.concatenate([dst, num_steps + behind]).astype(np.int32),
+        "kind": np.concatenate([kinds, np.full(len(ahead), EdgeKind.ORDER, np.int8)]),
+        "lag_ns": np.concatenate([np.zeros(len(src), np.int64), sent[behind] - sent[ahead]]),
+        "from_start": np.concatenate([np.zeros(len(src), bool), np.ones(len(ahead), bool)]),
+    }
+    names = [fleet.node_name(node) for node in range(fleet.num_nodes)]
+    links = [f"{names[one]} → {names[other]}" for one, other in pairs.tolist()]
+    return Graph.from_columns(
+        tasks={
+            "name": Strings.of([*(f"step of {names[one]}" for one in worker.tolist()),
+                                *(links[one] for one in pair.tolist())]),
+            "kind": np.concatenate([np.full(num_steps, Kind.COMPUTE), np.full(len(source), Kind.COMM)]).astype(np.int8),
+            "rank": np.concatenate([worker, source]).astype(np.int32),
+            "peer": np.concatenate([np.full(num_steps, -1), target]).astype(np.int32),
+            "message_bytes": np.concatenate([np.zeros(num_steps, np.int64), size]),
+            "resource": np.concatenate([worker, len(names) + pair]).astype(np.int32),
+            "duration_ns": finish_ns - start_ns,
+            "earliest_ns": np.where(is_caused, 0, start_ns),
+        },
+        edges=edges,
+        resources={
+            "name": Strings.of([*names, *links]),
+            "kind": np.array([ResourceKind.DEVICE] * len(names) + [ResourceKind.LINK] * len(links), np.int8),
+            "machine": np.array([*range(len(names)), *pairs[:, 0].tolist()], np.int32),
+            "discipline": np.full(len(names) + len(links), Discipline.FIFO, np.int8),
+            # messages of a pair overlap: one travels on while the next one leaves
+            "slots": np.array([1] * len(names) + np.bincount(pair, minlength=len(links)).tolist(), np.int32),
+        },
+        meta={"source": f"windtunnel train: {run.strategy}"},
+    )  # fmt: skip
+
+
+def _met(there: Ints, finish_ns: Ints, here: Ints, start_ns: Ints, may_cause: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Tasks that ended on a node at the very time at which others began there.
+
+    Those that take no time are left out, so that starts only grow along edges.
+    """
+    where: dict[tuple[int, int], list[int]] = {}
+    for row in np.flatnonzero(may_cause).tolist():
+        where.setdefault((int(there[row]), int(finish_ns[row])), []).append(row)
+    keys = zip(here.tolist(), start_ns.tolist(), strict=True)
+    found = np.array([(one, row) for row, key in enumerate(keys) for one in where.get(key, ())], np.int64).reshape(
+        -1, 2
+    )
+    return found[:, 0], found[:, 1]
+
+
+def _queued(pair: Ints, sent: Ints, arrived: Ints, is_caused: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Messages that nothing else made leave while the one before on their way was still under way, and those."""
+    order = np.lexsort((sent, pair))
+    ahead, behind = order[:-1], order[1:]
+    waits = (pair[ahead] == pair[behind]) & (sent[behind] <= arrived[ahead]) & ~is_caused[behind]
+    return ahead[waits], behind[waits]

@@ -1,0 +1,269 @@
+"""Machines of unequal speed and the links between them, as a cluster file says (room training).
+
+In: TOML. Out: a ``Fleet``: workers, perhaps a server, wires with a rate and a latency, how samples are shared out. Not
+here: what is trained.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.systems.uneven.partitions import Partition
+from windtunnel.systems.uneven.trace import Trace, read_trace
+from windtunnel.units import parse_duration, parse_rate
+
+__all__ = ["Fleet", "FleetWorker", "Wire", "read_fleet"]
+
+_RATE_COLUMN, _SPEED_COLUMN = "bytes_per_s", "speed"
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One direction of a link.
+
+    Parameters
+    ----------
+    name : str
+    bytes_per_s : Trace
+    latency_ns : int
+    """
+
+    name: str
+    bytes_per_s: Trace
+    latency_ns: int = 0
+
+
+@dataclass(frozen=True)
+class FleetWorker:
+    """One worker: a step takes ``step_ns / speed``; from ``lost_ns`` on it is gone."""
+
+    name: str
+    speed: Trace
+    lost_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Who trains, and what lies between.
+
+    Parameters
+    ----------
+    name : str
+    workers : tuple of FleetWorker
+    wires : tuple of Wire
+    routes : mapping of (source, target) to a tuple of numbers of wires
+        The server is the node behind the last worker.
+    has_server : bool
+    step_ns : int
+        Of a step with the job's batch at speed 1.
+    overhead_ns : int
+        Part of ``step_ns`` that does not grow with the batch.
+    partition : Partition
+    """
+
+    name: str
+    workers: tuple[FleetWorker, ...]
+    wires: tuple[Wire, ...]
+    routes: Mapping[tuple[int, int], tuple[int, ...]]
+    has_server: bool
+    step_ns: int
+    overhead_ns: int = 0
+    partition: Partition = field(default_factory=Partition)
+
+    @property
+    def num_workers(self) -> int:
+        """Without the server."""
+        return len(self.workers)
+
+    @property
+    def num_nodes(self) -> int:
+        """With the server, if there is one."""
+        return len(self.workers) + self.has_server
+
+    def node_name(self, node: int) -> str:
+        """Of a worker or the server."""
+        return self.workers[node].name if node < self.num_workers else "server"
+
+    def step_end_ns(self, worker: int, now_ns: int, batch_ratio: float = 1.0) -> int:
+        """When a step that begins now ends; ``batch_ratio`` is its batch over the job's."""
+        work_ns = self.overhead_ns + (self.step_ns - self.overhead_ns) * batch_ratio
+        return self.workers[worker].speed.finish_ns(now_ns, work_ns)
+
+    def probe_end_ns(self, worker: int, now_ns: int, batch_ratio: float) -> int:
+        """When a look at samples that begins now ends: a third of the time of steps on them."""
+        work_ns = (self.step_ns - self.overhead_ns) * batch_ratio / 3
+        return self.workers[worker].speed.finish_ns(now_ns, self.overhead_ns + work_ns)
+
+    def route(self, source: int, target: int) -> tuple[int, ...]:
+        """Wires from one node to another.
+
+        Raises
+        ------
+        InputError
+            There are none.
+        """
+        if (source, target) not in self.routes:
+            ends = f"{self.node_name(source)} → {self.node_name(target)}"
+            raise InputError(
+                f"no route {ends}",
+                where=f"cluster {self.name}",
+                fix="add a [[links]] entry, give both workers `up` and `down`, or choose a strategy over a server",
+            )
+        return self.routes[source, target]
+
+    def latency_ns(self, source: int, target: int) -> int:
+        """Of all wires on the way."""
+        return sum(self.wires[one].latency_ns for one in self.route(source, target))
+
+
+def read_fleet(path: Path) -> Fleet:
+    """A cluster file.
+
+    ``step_time`` and ``overhead_time`` are durations (``"20 ms"``), ``[partition]`` has a ``kind`` and its numbers,
+    each ``[[workers]]`` a ``speed`` (a number, or a CSV file ``t_s,speed``), ``count``, perhaps ``lost_at`` (a time at
+    which it is gone), and the rates ``up`` and ``down`` of its card (or a CSV file ``t_s,bytes_per_s``) with a
+    ``latency``; ``[server]`` has a card likewise; ``[[links]]`` of
+    two names (``from``, ``to``, ``rate``, ``latency``; both directions unless ``one_way``) come before cards.
+
+    Raises
+    ------
+    InputError
+        A field is missing, unknown or means nothing; names it.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"the cluster file cannot be read: {error}", where=str(path), fix="check its path") from error
+    try:
+        return _fleet(document, path)
+    except InputError as error:
+        raise InputError(error.message, where=f"{path}: {error.where}".rstrip(": "), fix=error.fix) from error
+
+
+_KNOWN = {
+    "": {"name", "step_time", "overhead_time", "partition", "workers", "server", "links"},
+    "workers": {"name", "speed", "count", "lost_at", "up", "down", "latency"},
+    "server": {"up", "down", "latency"},
+    "links": {"from", "to", "rate", "latency", "one_way"},
+}
+
+
+def _fleet(document: Mapping[str, Any], path: Path) -> Fleet:
+    _check(document, "")
+    tables = [dict(one) for one in _tables(document, "workers") for _ in range(_count(one))]
+    if not tables:
+        raise InputError("there are no workers", where="[[workers]]", fix='add "[[workers]]" with a speed')
+    names = [str(one.get("name", "w")) + (str(at) if one.get("count") or "name" not in one else "")
+             for at, one in enumerate(tables)]  # fmt: skip
+    if len(set(names)) < len(names):
+        twice = next(one for one in names if names.count(one) > 1)
+        raise InputError(f"two workers are called {twice}", where="[[workers]]", fix="give each its own name")
+    workers = tuple(
+        FleetWorker(
+            name,
+            _trace(one.get("speed", 1.0), _SPEED_COLUMN, path, f"speed of {name}"),
+            _duration(one, "lost_at") if "lost_at" in one else None,
+        )
+        for name, one in zip(names, tables, strict=True)
+    )
+    if all(one.lost_ns is not None for one in workers):
+        raise InputError("all workers are lost", where="lost_at", fix="let one stay")
+    server = document.get("server")
+    if server is not None:
+        _check(server, "server")
+    cards = [*tables, *([server] if server is not None else [])]
+    nodes = [*names, *(["server"] if server is not None else [])]
+    wires, routes = _wired(cards, nodes, _tables(document, "links"), path)
+    about = dict(document.get("partition", {}))
+    partition = Partition(str(about.pop("kind", "iid")), seed=int(about.pop("seed", 0)), parameters=about)
+    step_ns = _duration(document, "step_time")
+    overhead_ns = _duration(document, "overhead_time") if "overhead_time" in document else 0
+    if not 0 <= overhead_ns < step_ns:
+        raise InputError("overhead_time is a part of step_time", where="overhead_time", fix="make it the smaller one")
+    name = str(document.get("name", path.stem))
+    return Fleet(name, workers, wires, routes, server is not None, step_ns, overhead_ns, partition)
+
+
+def _wired(
+    cards: Sequence[Mapping[str, Any]], nodes: Sequence[str], links: Sequence[Mapping[str, Any]], path: Path
+) -> tuple[tuple[Wire, ...], dict[tuple[int, int], tuple[int, ...]]]:
+    """Wires, and the way between any two nodes that have one: a link of their own, else their cards."""
+    wires: list[Wire] = []
+    at: dict[tuple[int, str], int] = {}
+    for node, card in enumerate(cards):
+        # half of a card's latency is the sender's, half the receiver's
+        latency_ns = parse_duration(str(card["latency"])) if "latency" in card else 0
+        for way, own_ns in (("up", latency_ns - latency_ns // 2), ("down", latency_ns // 2)):
+            if way in card:
+                name = f"{nodes[node]} {way}"
+                at[node, way] = len(wires)
+                wires.append(Wire(name, _trace(card[way], _RATE_COLUMN, path, name), own_ns))
+    routes: dict[tuple[int, int], tuple[int, ...]] = {
+        (one, other): (at[one, "up"], at[other, "down"])
+        for one in range(len(nodes))
+        for other in range(len(nodes))
+        if one != other and (one, "up") in at and (other, "down") in at
+    }
+    for link in links:
+        ends = [str(link.get(end, "")) for end in ("from", "to")]
+        strangers = [one for one in ends if one not in nodes]
+        if strangers or ends[0] == ends[1] or "rate" not in link:
+            what = f"{strangers[0]!r} is no node" if strangers else "it needs two ends and a rate"
+            raise InputError(f"no such link: {what}", where="[[links]]", fix=f"nodes: {', '.join(nodes)}")
+        source, target = map(nodes.index, ends)
+        latency_ns = parse_duration(str(link["latency"])) if "latency" in link else 0
+        for one, other in ((source, target),) if link.get("one_way") else ((source, target), (target, source)):
+            name = f"{nodes[one]} → {nodes[other]}"
+            routes[one, other] = (len(wires),)
+            wires.append(Wire(name, _trace(link["rate"], _RATE_COLUMN, path, name), latency_ns))
+    return tuple(wires), routes
+
+
+def _tables(document: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    tables = document.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(one, Mapping) for one in tables):
+        raise InputError(f"{name} must be tables", where=name, fix=f"write [[{name}]]")
+    for one in tables:
+        _check(one, name)
+    return tables
+
+
+def _check(table: Mapping[str, Any], name: str) -> None:
+    unknown = set(table) - _KNOWN[name]
+    if unknown:
+        raise InputError(
+            f"{sorted(unknown)[0]!r} is no field here", where=name, fix=f"known: {', '.join(sorted(_KNOWN[name]))}"
+        )
+
+
+def _count(table: Mapping[str, Any]) -> int:
+    count = table.get("count", 1)
+    if not isinstance(count, int) or count < 1:
+        raise InputError(f"count must be 1 or more, not {count}", where="[[workers]]", fix="leave the entry out")
+    return count
+
+
+def _duration(document: Mapping[str, Any], field_name: str) -> int:
+    if field_name not in document:
+        raise InputError(
+            f"{field_name} is missing", where="cluster file", fix=f'{field_name} = "20 ms", of a worker of speed 1'
+        )
+    return parse_duration(str(document[field_name]))
+
+
+def _trace(value: Any, column: str, path: Path, where: str) -> Trace:
+    """A number, a rate such as ``"10 MB/s"``, or the name of a CSV file beside the cluster file."""
+    try:
+        if isinstance(value, str) and value.endswith(".csv"):
+            return read_trace(path.parent / value, column)
+        if isinstance(value, str):
+            value = parse_rate(value)
+        return Trace.constant(float(value))
+    except (InputError, TypeError, ValueError) as error:
+        message = error.message if isinstance(error, InputError) else f"{value!r} is no number"
+        raise InputError(message, where=where, fix="a number above 0, or a CSV file") from error

@@ -1,0 +1,57 @@
+"""Receipts of strategies that were really trained with (room flights).
+
+In: a comparison. Out: a ``Receipt`` per strategy that was really run and came to the target. Not here: processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from windtunnel.flights.receipt import Receipt
+from windtunnel.measure.fingerprint import machine
+from windtunnel.measure.stats import estimate_median, estimate_speedup
+
+if TYPE_CHECKING:
+    from windtunnel.systems.uneven.search import Comparison, Outcome
+
+__all__ = ["receipts_of_comparison"]
+
+
+def receipts_of_comparison(found: Comparison) -> list[Receipt]:
+    """Times to the target, with those of the comparison's first strategy as the baseline, in turns.
+
+    A strategy that came to the target in some of its rounds only has no receipt: a median of the others would say too
+    little.
+    """
+    base = found.of_baseline
+    base_ns = _reached(base)
+    if base.predicted_ns is None or not base_ns:
+        return []
+    once = ("flown once: no interval is known",) if len(base_ns) == 1 else ()
+    return [
+        Receipt(
+            whatif="synchronization",
+            predicted_baseline_ns=base.predicted_ns,
+            predicted_ns=one.predicted_ns,
+            baseline=estimate_median(base_ns),
+            changed=estimate_median(times_ns),
+            speedup=estimate_speedup(base_ns, times_ns),
+            parameters={
+                "strategy": str(one.candidate),
+                "baseline": str(base.candidate),
+                "cluster": found.fleet.name,
+                "loss": round(found.target_loss, 6),
+            },
+            target=found.job,
+            hardware_fingerprint=machine(),
+            num_rounds=len(times_ns),
+            notes=("time to a loss", f"links: {found.links}", *once),
+        )
+        for one in found.outcomes
+        if one.predicted_ns is not None and (times_ns := _reached(one))
+    ]
+
+
+def _reached(outcome: Outcome) -> list[float]:
+    """Times of all rounds, or none if one of them did not come to the target."""
+    return [] if outcome.median_ns is None else outcome.reached_ns

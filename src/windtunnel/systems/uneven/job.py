@@ -1,0 +1,203 @@
+"""A model with data that workers train together, on one flat vector of weights (room training).
+
+In: a model, a loss, samples, a local rule. Out: gradients at given weights, losses on samples that were held back. Not
+here: who trains when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.systems.uneven.policy import Node, Probe, spans
+
+__all__ = ["FlatModel", "Samples", "TrainJob", "step_seed"]
+
+_EVALUATED = 500
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What is trained. A function of one's own returns one: ``windtunnel train compare ... --job my_job.py:make``.
+
+    Parameters
+    ----------
+    name : str
+    model : callable
+        Makes the model; called right after the seed of torch was set.
+    loss : callable
+        Of the model's output and the targets, a mean over samples.
+    inputs, targets : tensors
+        Training samples, in front: [samples, ...].
+    test_inputs, test_targets : tensors
+        Samples that were held back.
+    optimizer : callable
+        Of a list with one parameter (all weights in a row), the local rule: ``lambda ps: torch.optim.SGD(ps, lr=0.1)``.
+    batch_size : int
+        Samples per worker and step.
+    schedule : callable, optional
+        Of that optimizer, a learning-rate scheduler that is stepped with it.
+    labels : int array [samples], optional
+        What partitioners go by; the targets where they are whole numbers.
+    """
+
+    name: str
+    model: Callable[[], torch.nn.Module]
+    loss: Callable[[Any, torch.Tensor], torch.Tensor]
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    test_inputs: torch.Tensor
+    test_targets: torch.Tensor
+    optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+    batch_size: int = 32
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
+    labels: NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets) or len(self.test_inputs) != len(self.test_targets):
+            raise InputError(
+                f"{len(self.inputs)} inputs have {len(self.targets)} targets, "
+                f"{len(self.test_inputs)} test inputs {len(self.test_targets)}",
+                where=f"job {self.name}",
+                fix="give each sample its target",
+            )
+        if not len(self.inputs) or not len(self.test_inputs) or self.batch_size < 1:
+            raise InputError("a job needs samples, samples to test, and a batch size of 1 or more", where=self.name)
+
+    def sample_labels(self) -> NDArray[Any]:
+        """What partitioners go by, [samples]; all equal where nothing is known."""
+        if self.labels is not None:
+            return np.asarray(self.labels)
+        if self.targets.dtype in (torch.int64, torch.int32, torch.uint8) and self.targets.ndim == 1:
+            return self.targets.numpy()
+        return np.zeros(len(self.targets), np.int64)
+
+
+class FlatModel:
+    """A model whose parameters lie in one vector, as do their gradients.
+
+    One of them serves any number of workers in turn, each of which has weights (and buffers, such as the statistics of
+    batch norms) of its own.
+
+    Attributes
+    ----------
+    initial : tensor [n]
+        Of float32, or float64 where the model is.
+    shapes : tuple of int
+        Entries of each parameter.
+    """
+
+    def __init__(self, job: TrainJob, seed: int) -> None:
+        self.job = job
+        torch.manual_seed(seed)
+        self.module = job.model()
+        parameters = [one for one in self.module.parameters() if one.requires_grad]
+        if not parameters:
+            raise InputError("the model has nothing to train", where=f"job {job.name}", fix="give it parameters")
+        self.shapes = tuple(one.numel() for one in parameters)
+        dtype = torch.promote_types(torch.float32, parameters[0].dtype)
+        self._weights = torch.cat([one.detach().reshape(-1).to(dtype) for one in parameters])
+        self._gradient = torch.zeros_like(self._weights)
+        for one, span in zip(parameters, spans(self.shapes), strict=True):
+            one.data = self._weights[span].view(one.shape)
+            one.grad = self._gradient[span].view(one.shape)
+        self._buffers = [one for one in self.module.buffers() if one.is_floating_point()]
+        self._buffer_spans = spans([one.numel() for one in self._buffers])
+        self.initial = self._weights.clone()
+        self.initial_buffers = self.buffers()
+
+    def buffers(self) -> torch.Tensor:
+        """All buffers in a row, a copy."""
+        if not self._buffers:
+            return torch.empty(0)
+        return torch.cat([one.detach().reshape(-1) for one in self._buffers])
+
+    def gradient(
+        self, weights: torch.Tensor, buffers: torch.Tensor, chosen: torch.Tensor, seed: int
+    ) -> tuple[torch.Tensor, float]:
+        """The gradient of the mean loss over chosen samples, [n], and that loss; ``buffers`` change in place."""
+        self._enter(weights, buffers)
+        self._gradient.zero_()
+        self.module.train()
+        # for dropout: nothing hangs on who was computed before; torch.manual_seed would ask for devices each time
+        torch.default_generator.manual_seed(seed)
+        loss = self.job.loss(self.module(self.job.inputs[chosen]), self.job.targets[chosen])
+        loss.backward()
+        if self._buffers:
+            buffers.copy_(self.buffers())
+        return self._gradient.clone(), float(loss.detach())
+
+    def evaluate(self, weights: torch.Tensor, buffers: torch.Tensor) -> tuple[float, float]:
+        """Mean loss over the samples that were held back, and the share that is classified right (nan if no class)."""
+        return self.judged(weights, buffers, self.job.test_inputs, self.job.test_targets)
+
+    def probe(self, probe: Probe, indices: NDArray[np.int64]) -> tuple[float, float]:
+        """Loss and accuracy over evenly spaced ones of a worker's samples."""
+        num = min(probe.num_samples, len(indices))
+        chosen = torch.as_tensor(indices[np.arange(num) * len(indices) // num])
+        return self.judged(probe.weights, probe.buffers, self.job.inputs[chosen], self.job.targets[chosen])
+
+    def judged(
+        self, weights: torch.Tensor, buffers: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[float, float]:
+        """The same over any samples."""
+        self._enter(weights, buffers)
+        self.module.eval()
+        loss, right, counted = 0.0, 0, 0
+        with torch.no_grad():
+            for x, y in zip(inputs.split(_EVALUATED), targets.split(_EVALUATED), strict=True):
+                out = self.module(x)
+                loss += float(self.job.loss(out, y)) * len(x)
+                if not y.is_floating_point():
+                    right += int((out.argmax(1) == y).sum())
+                    counted += y.numel()
+        return loss / len(inputs), right / counted if counted else float("nan")
+
+    def node(self, rank: int, num_workers: int, num_samples: int = 0) -> Node:
+        """What a worker (or the server) begins with."""
+        parameter = torch.nn.Parameter(self.initial.clone())
+        optimizer = self.job.optimizer([parameter])
+        schedule = None if self.job.schedule is None else self.job.schedule(optimizer)
+        return Node(
+            rank,
+            num_workers,
+            parameter.data,
+            self.initial_buffers.clone(),
+            optimizer,
+            self.job.batch_size,
+            self.shapes,
+            schedule,
+            num_samples=num_samples,
+        )
+
+    def _enter(self, weights: torch.Tensor, buffers: torch.Tensor) -> None:
+        self._weights.copy_(weights)
+        for one, span in zip(self._buffers, self._buffer_spans, strict=True):
+            one.copy_(buffers[span].view(one.shape))
+
+
+class Samples:
+    """One worker's samples in an endless random order; what comes next hangs on the seed and the worker alone."""
+
+    def __init__(self, indices: NDArray[np.int64], seed: int, rank: int) -> None:
+        self._indices, self._random = torch.as_tensor(indices), np.random.default_rng([seed, rank])
+        self._left = torch.empty(0, dtype=torch.int64)
+
+    def draw(self, num: int) -> torch.Tensor:
+        """The next ``num`` indices."""
+        while len(self._left) < num:
+            order = torch.as_tensor(self._random.permutation(len(self._indices)))
+            self._left = torch.cat([self._left, self._indices[order]])
+        drawn, self._left = self._left[:num], self._left[num:]
+        return drawn
+
+
+def step_seed(seed: int, rank: int, step: int) -> int:
+    """Of the random numbers within one step of one worker."""
+    return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,154 @@
+"""Strategies on an uneven fleet as a page (room reports): loss against time, waiting, traffic, what each worker did.
+
+In: a comparison. Out: one page. Lines and bars of virtual time are hollow or thin, those of real runs solid. Not here:
+training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
+from windtunnel.systems.uneven.fleet import Fleet
+from windtunnel.systems.uneven.goal import Run
+from windtunnel.systems.uneven.search import Comparison, Outcome
+from windtunnel.units import format_duration, format_ratio, format_size
+
+__all__ = ["training_page"]
+
+_HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 340.0, 60.0, 36.0, 14.0, 190.0
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333", "#8a6d3b")
+_ROW, _SHOWN_STEPS = 16.0, 3000
+
+
+def training_page(found: Comparison, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the page.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    title = f"{found.job} on {found.fleet.name}"
+    sections = [
+        Section("loss", "Loss", _title(found), _losses(found)),
+        Section("times", "Times", f"Time to a loss of {found.target_loss:.3f}", _table(found)),
+        Section("waiting", "Waiting", "Share of the time in which a worker does not compute", _waits(found)),
+        Section("traffic", "Traffic", "Bytes from node to node", _traffic(found)),
+        *(
+            Section(f"workers-{at}", f"Workers: {one.candidate}", f"What the workers did under {one.candidate}",
+                    _gantt(found.fleet, one.flown[0] if one.flown else one.predicted))
+            for at, one in enumerate(found.outcomes[:3])
+        ),
+    ]  # fmt: skip
+    return write_text(Path(path), _page(title, f"<h1>{escape(title)}</h1>", sections), overwrite=overwrite)
+
+
+def _title(found: Comparison) -> str:
+    best, base = found.outcomes[0], found.of_baseline
+    if best.predicted_ns is None or base.predicted_ns is None:
+        return "Loss on samples that were held back"
+    ratio = base.predicted_ns / best.predicted_ns
+    return f"{best.candidate} comes to {found.target_loss:.3f} {ratio:.2f} times as fast as {base.candidate}"
+
+
+def _losses(found: Comparison) -> str:
+    runs = [run for one in found.outcomes for run in (one.predicted, *one.flown)]
+    most_ns = max(run.elapsed_ns for run in runs)
+    most = 1.05 * max(run.points[0].loss for run in runs)
+    frame = Frame(_LEFT, _TOP, _HEIGHT - _BOTTOM, WIDTH - _RIGHT)
+    body = frame.axes([format_duration(step / 4 * most_ns) for step in range(5)],
+                      [f"{step / 4 * most:.2f}" for step in range(5)])  # fmt: skip
+    y = frame.y(found.target_loss / most)
+    body.append(f'<path d="M{_LEFT},{y:.1f}H{frame.right}" stroke="#8a9099" stroke-dasharray="2 4"/>')
+    for at, one in enumerate(found.outcomes):
+        color = _COLORS[at % len(_COLORS)]
+        for run, width, dash in ((one.predicted, 1.6, "5 3"), *((run, 2.6, "") for run in one.flown)):
+            line = " ".join(
+                f"{frame.x(point.time_ns / most_ns):.1f},{frame.y(min(point.loss, most) / most):.1f}"
+                for point in run.points
+            )
+            body.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}" '
+                        f'stroke-dasharray="{dash}"><title>{escape(run.strategy)}</title></polyline>')  # fmt: skip
+        key = _TOP + 16 * at
+        body.append(f'<rect x="{frame.right + 14:.0f}" y="{key:.0f}" width="10" height="10" fill="{color}"/>')
+        body.append(words(frame.right + 30, key + 9, str(one.candidate), "start"))
+    note = f"<p>Dashed: in virtual time. Solid: really run (links: {escape(found.links)}).</p>"
+    return drawing(_HEIGHT, body, "loss over time") + note
+
+
+def _table(found: Comparison) -> str:
+    rows = [
+        (
+            str(one.candidate),
+            _time(one.predicted_ns),
+            _time(one.median_ns) if one.flown else "",
+            _error(one),
+            f"{one.predicted.points[-1].loss:.3f}",
+            f"{one.predicted.points[-1].accuracy:.3f}",
+            format_size(sum(one.predicted.bytes_by_pair().values())),
+        )
+        for one in found.outcomes
+    ]
+    head = ("strategy", "predicted", "really", "off by", "last loss", "accuracy", "sent")
+    return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
+
+
+def _time(time_ns: float | None) -> str:
+    return "not reached" if time_ns is None else format_duration(time_ns)
+
+
+def _error(one: Outcome) -> str:
+    if one.predicted_ns is None or one.median_ns is None:
+        return ""
+    return format_ratio(one.predicted_ns / one.median_ns - 1)
+
+
+def _waits(found: Comparison) -> str:
+    names = [worker.name for worker in found.fleet.workers]
+    rows = [
+        (f"{one.candidate}{how}", *(format_ratio(share) for share in run.wait_shares()))
+        for one in found.outcomes
+        for run, how in ((one.predicted, ""), *((run, ", really run") for run in one.flown))
+    ]
+    return render_table(("strategy", *names), rows, numbers=tuple(range(1, len(names) + 1)))
+
+
+def _traffic(found: Comparison) -> str:
+    pairs = sorted({pair for one in found.outcomes for pair in one.predicted.bytes_by_pair()})
+    rows = []
+    for source, target in pairs:
+        sizes = [one.predicted.bytes_by_pair().get((source, target), 0) for one in found.outcomes]
+        names = found.fleet.node_name(source), found.fleet.node_name(target)
+        rows.append((" → ".join(names), *(format_size(size) for size in sizes)))
+    head = ("link", *(str(one.candidate) for one in found.outcomes))
+    return render_table(head, rows, numbers=tuple(range(1, len(head))))
+
+
+def _gantt(fleet: Fleet, run: Run) -> str:
+    """The first steps of each worker; a gap is waiting."""
+    steps = run.steps[run.steps[:, 1].argsort(kind="stable")][:_SHOWN_STEPS]
+    if not len(steps):
+        return "<p>No step ended.</p>"
+    until_ns = int(steps[:, 2].max())
+    window_ns = min(until_ns, max(10 * int((steps[:, 2] - steps[:, 1]).max()), 1))
+    steps = steps[steps[:, 1] < window_ns]
+    scale = (WIDTH - _LEFT - 60) / window_ns
+    body = []
+    for worker in range(run.num_workers):
+        y = _TOP + worker * (_ROW + 4)
+        body.append(words(_LEFT - 6, y + 12, fleet.node_name(worker), "end"))
+        for _, begin_ns, end_ns, _ in _of(steps.tolist(), worker):
+            left, width = _LEFT + begin_ns * scale, max((min(end_ns, window_ns) - begin_ns) * scale - 0.5, 0.4)
+            body.append(f'<rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_ROW}" fill="#0072b2"/>')
+    height = _TOP + run.num_workers * (_ROW + 4) + 24
+    body.append(words(_LEFT, height - 8, "0", "start"))
+    body.append(words(WIDTH - 60, height - 8, format_duration(window_ns), "end"))
+    return drawing(height, body, "steps of workers")
+
+
+def _of(steps: Sequence[Sequence[int]], worker: int) -> list[Sequence[int]]:
+    return [one for one in steps if one[0] == worker]

@@ -1,0 +1,121 @@
+"""Sums over all workers, by messages (room training): around a ring, or over the server.
+
+In: what one worker adds, what arrives. Out: what it sends next, at last the sum. Not here: when messages travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from windtunnel.systems.uneven.policy import CONTROL_BYTES, Message, Node, Send, dense_bytes
+
+__all__ = ["Ring", "Star", "StarCenter"]
+
+
+class Ring:
+    """One worker's part of a ring all-reduce in which chunk ``c`` ends up whole on rank ``c`` before it is handed on.
+
+    Rank r sends chunk r - 1 - j at step j of the first round (all modulo k), so the sum of a chunk has one order, on
+    whatever driver. Source: Patarasu and Yuan, JPDC 2009.
+    """
+
+    def __init__(self, node: Node, tag: str) -> None:
+        self._rank, self._num, self._tag = node.rank, node.num_workers, tag
+        self._chunks: list[torch.Tensor] = []
+        self._values: torch.Tensor | None = None
+        self._early: list[Message] = []
+        self._num_received = 0
+
+    @property
+    def total(self) -> torch.Tensor | None:
+        """The sum, once it is there."""
+        is_done = self._values is not None and self._num_received == 2 * (self._num - 1)
+        return self._values if is_done else None
+
+    def add(self, values: torch.Tensor) -> list[Send]:
+        """This worker's part is ready."""
+        self._values = values.clone()
+        self._chunks = list(_chunked(self._values, self._num))
+        if self._num == 1:
+            return []
+        early, self._early = self._early, []
+        return [self._send(self._rank - 1), *(one for message in early for one in self._taken(message))]
+
+    def received(self, message: Message) -> list[Send]:
+        """A chunk arrived; it waits where this worker's part is not ready."""
+        if self._values is None:
+            self._early.append(message)
+            return []
+        return self._taken(message)
+
+    def _taken(self, message: Message) -> list[Send]:
+        at = int(message.about["chunk"])
+        if self._num_received < self._num - 1:
+            self._chunks[at] += message.values
+        else:
+            self._chunks[at].copy_(message.values)
+        self._num_received += 1
+        return [self._send(at)] if self._num_received < 2 * (self._num - 1) else []
+
+    def _send(self, chunk: int) -> Send:
+        at = chunk % self._num
+        values = self._chunks[at].clone()
+        return Send(
+            (self._rank + 1) % self._num, self._tag, values, dense_bytes(values) or CONTROL_BYTES, {"chunk": at}
+        )
+
+
+class Star:
+    """One worker's part of a sum over the server: its vector up, the sum down."""
+
+    def __init__(self, node: Node, tag: str) -> None:
+        self._server, self._tag = node.server, tag
+        self.total: torch.Tensor | None = None
+
+    def add(self, values: torch.Tensor) -> list[Send]:
+        """This worker's part is ready."""
+        return [Send(self._server, self._tag, values.clone(), dense_bytes(values))]
+
+    def received(self, message: Message) -> list[Send]:
+        """The sum arrived."""
+        self.total = message.values.clone()
+        return []
+
+
+class StarCenter:
+    """The server's part: vectors are added in the order of ranks once all are there.
+
+    Where a worker is lost before it sent its own, the sum is that of the others, scaled to the number of all, so that
+    who divides by that number has a mean.
+    """
+
+    def __init__(self, node: Node, tag: str) -> None:
+        self._node, self._tag = node, tag
+        self._parts: dict[int, torch.Tensor] = {}
+
+    def received(self, message: Message) -> list[Send]:
+        """A worker's vector arrived."""
+        self._parts[message.source] = message.values
+        return self.whole()
+
+    def whole(self) -> list[Send]:
+        """The sum to all workers, once nobody's part is missing."""
+        alive = self._node.alive
+        if not all(rank in self._parts for rank in alive):
+            return []
+        first, *others = sorted(self._parts)
+        total = self._parts[first].clone()
+        for rank in others:
+            total += self._parts[rank]
+        if len(self._parts) < self._node.num_workers:
+            total *= self._node.num_workers / len(self._parts)
+        return [Send(rank, self._tag, total, dense_bytes(total)) for rank in alive]
+
+
+def _chunked(values: torch.Tensor, num: int) -> Iterator[torch.Tensor]:
+    """Views of ``num`` parts, whose sizes differ by one entry at most."""
+    total = values.numel()
+    for at in range(num):
+        yield values[at * total // num : (at + 1) * total // num]

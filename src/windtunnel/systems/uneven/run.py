@@ -1,0 +1,215 @@
+"""Training by real processes of this host, throttled to a fleet's speeds and links (room training; the real thing).
+
+In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. Links are buckets of tokens in
+user space, or are shaped by the kernel. What nodes looked like every now and then is judged after the run, so that
+judging takes no time from it. Not here: the processes (``_node``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from windtunnel import registry
+from windtunnel.errors import FlightError
+from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.links import USER_SPACE
+from windtunnel.measure.rounds import elapsed_ns, quiet
+from windtunnel.measure.wires import SHAPED, ShapedWires, shaped_wires
+from windtunnel.measure.workers import Workers
+from windtunnel.systems.uneven._node import NodeOrders, NodeReport
+from windtunnel.systems.uneven.endpoint import check_policy, goes_on
+from windtunnel.systems.uneven.fleet import Fleet
+from windtunnel.systems.uneven.goal import Goal, Point, Run
+from windtunnel.systems.uneven.job import FlatModel, TrainJob
+from windtunnel.systems.uneven.jobs import train_job
+
+__all__ = ["check_room", "links_of", "train_really"]
+
+_HEADROOM_NS = 500_000_000
+_MOST_LATE = 0.02
+_MOST_BUSY = 0.8
+_NUM_TIMED = 8
+_PATIENCE_S = 120.0
+
+
+def train_really(
+    job: str,
+    fleet: Fleet,
+    strategy: str,
+    numbers: Mapping[str, Any],
+    goal: Goal,
+    *,
+    seed: int = 0,
+    is_in_kernel: bool = False,
+    heard: Callable[[str], None] | None = None,
+) -> Run:
+    """Train for ``goal.duration_ns`` with one process per node; the goal's loss does not end it.
+
+    Parameters
+    ----------
+    job : str
+        As ``train_job`` reads it.
+    numbers : mapping
+        Parameters of the strategy.
+    is_in_kernel : bool
+        Each node has a network namespace of its own, and the kernel shapes its wires, headers of packets counted.
+
+    Raises
+    ------
+    InputError
+        The fleet lacks a server or a route, or the kernel cannot shape its wires here.
+    FlightError
+        This host is too small for the fleet's steps, a process died, nodes begin with other weights, or a gradient is
+        no number.
+    """
+    policy = registry.get("strategy", strategy).function(**numbers)
+    check_policy(strategy, policy, fleet)
+    made = train_job(job)
+    check_room(made, fleet)
+    cores = allowed_cores()
+    mine = [[cores[rank % len(cores)]] for rank in range(fleet.num_nodes)]
+    patience_s = goal.duration_ns / 1e9 + _PATIENCE_S
+    with _wired(fleet, is_in_kernel=is_in_kernel) as wires:
+        orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns, wires.addresses)
+        with Workers(
+            "windtunnel.systems.uneven._node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
+            environment={"OMP_NUM_THREADS": "1", **wires.environment}, patience_s=patience_s, prefixes=wires.prefixes,
+        ) as workers:  # fmt: skip
+            _check_equal(fleet, [workers.receive(rank) for rank in range(fleet.num_nodes)])
+            if heard is not None:
+                heard(f"{fleet.num_nodes} processes train for {goal.duration_ns / 1e9:.0f} s")
+            zero_ns = time.monotonic_ns() + _HEADROOM_NS
+            for rank in range(fleet.num_nodes):
+                workers.send(zero_ns, rank)
+            may_die = range(fleet.num_workers) if goes_on(policy, fleet) else ()
+            with _changing(fleet, wires, zero_ns):
+                reports: list[NodeReport] = [one or NodeReport() for one in workers.gather(may_die=may_die)]
+    _check_late(fleet, reports)
+    return _run(made, fleet, strategy, reports, goal, seed)
+
+
+def links_of(*, is_in_kernel: bool) -> str:
+    """What shapes the links of a real run, in words."""
+    return SHAPED if is_in_kernel else USER_SPACE
+
+
+@contextlib.contextmanager
+def _wired(fleet: Fleet, *, is_in_kernel: bool) -> Iterator[ShapedWires]:
+    """Wires that the kernel shapes; or none, and messages wait in user space."""
+    if not is_in_kernel:
+        yield ShapedWires((), (), {}, {})
+        return
+    rates = [wire.bytes_per_s.at(0) for wire in fleet.wires]
+    with shaped_wires(fleet.num_nodes, fleet.routes, rates) as wires:
+        yield wires
+
+
+@contextlib.contextmanager
+def _changing(fleet: Fleet, wires: ShapedWires, zero_ns: int) -> Iterator[None]:
+    """Change the rates of shaped wires when their traces do, beside the run."""
+    changes = sorted(
+        (at_ns, number, rate)
+        for number in wires.ends
+        for at_ns, rate in zip(
+            fleet.wires[number].bytes_per_s.times_ns[1:], fleet.wires[number].bytes_per_s.values[1:], strict=True
+        )
+    )
+    is_over = threading.Event()
+
+    def work() -> None:
+        for at_ns, number, rate in changes:
+            if is_over.wait(max(zero_ns + at_ns - time.monotonic_ns(), 0) / 1e9):
+                return
+            wires.set_rate(number, rate)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def check_room(job: TrainJob, fleet: Fleet) -> None:
+    """Refuse a fleet whose steps this host cannot do in their time.
+
+    Raises
+    ------
+    FlightError
+        Says how long a step takes here, and from which ``step_time`` on it would do.
+    """
+    flat = FlatModel(job, 0)
+    chosen = torch.arange(min(job.batch_size, len(job.inputs)))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        took_ns = [
+            elapsed_ns(lambda: flat.gradient(flat.initial, flat.buffers(), chosen, 0)) for _ in range(_NUM_TIMED)
+        ]
+    finally:
+        torch.set_num_threads(num_threads)
+    step_ns = quiet(took_ns)
+    busy = sum(step_ns / fleet.step_ns * max(worker.speed.values) for worker in fleet.workers)
+    room = _MOST_BUSY * len(allowed_cores())
+    if busy > room:
+        needed_ms = fleet.step_ns * busy / room / 1e6
+        raise FlightError(
+            f"this host is too small: a step takes {step_ns / 1e6:.1f} ms here, and {fleet.num_workers} workers would "
+            f"keep {busy:.1f} of {len(allowed_cores())} cores busy",
+            where=f"step_time of cluster {fleet.name}",
+            fix=f"make it {needed_ms:.0f} ms or more, or take fewer workers",
+        )
+
+
+def _check_equal(fleet: Fleet, fingerprints: list[str]) -> None:
+    for rank, one in enumerate(fingerprints):
+        if one != fingerprints[0]:
+            raise FlightError(
+                f"{fleet.node_name(rank)} begins with other weights than {fleet.node_name(0)}",
+                where=f"{fleet.num_nodes} processes that made the model with the same seed",
+                fix="draw first weights by torch alone, whose seed is set before the model is made",
+            )
+
+
+def _check_late(fleet: Fleet, reports: list[NodeReport]) -> None:
+    for rank, one in enumerate(reports):
+        if one.steps and one.num_late > _MOST_LATE * len(one.steps) + 1:
+            needed_ms, target_ms = np.quantile(one.computed_ns, 0.98) / 1e6, fleet.step_end_ns(rank, 0) / 1e6
+            raise FlightError(
+                f"this host is too busy: {one.num_late} of {len(one.steps)} steps of {fleet.node_name(rank)} were late "
+                f"({needed_ms:.0f} ms until it is computed, {target_ms:.0f} ms a step)",
+                where=f"step_time of cluster {fleet.name}",
+                fix="let nothing else run, or give it a longer step_time",
+            )
+
+
+def _run(job: TrainJob, fleet: Fleet, strategy: str, reports: list[NodeReport], goal: Goal, seed: int) -> Run:
+    flat = FlatModel(job, seed)
+    lost = {rank: at_ns for one in reports for rank, at_ns in one.lost.items()}
+    workers = reports[: fleet.num_workers]
+    points, weights = [], flat.initial
+    for at in range(min(len(one.looks) for rank, one in enumerate(reports) if rank not in lost)):
+        alive = [one for one in workers if at < len(one.looks)]
+        judged = [reports[-1]] if reports[-1].serves else alive
+        weights = torch.as_tensor(np.mean([one.looks[at][1] for one in judged], axis=0, dtype=np.float64)).float()
+        buffers = torch.as_tensor(np.mean([one.looks[at][2] for one in alive], axis=0))
+        time_ns = int(np.median([one.looks[at][0] for one in judged]))
+        num_steps = sum(one.looks[min(at, len(one.looks) - 1)][3] for one in workers if one.looks)
+        points.append(Point(time_ns, *flat.evaluate(weights, buffers), num_steps))
+    steps = sorted((step for one in reports for step in one.steps), key=lambda step: (step[2], step[0]))
+    messages = sorted((message for one in reports for message in one.messages), key=lambda one: (one[3], one[0]))
+    return Run(
+        strategy, tuple(points), goal.duration_ns, np.array(steps, np.int64).reshape(-1, 4),
+        np.array(messages, np.int64).reshape(-1, 5), fleet.num_workers, weights.numpy(),
+        tuple(dict.fromkeys(text for one in reports for text in one.warnings)),
+        tuple((rank, one.under_way) for rank, one in enumerate(reports) if one.under_way is not None),
+        tuple(sorted(lost.items())),
+    )  # fmt: skip

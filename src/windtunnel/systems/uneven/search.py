@@ -1,0 +1,181 @@
+"""Which strategy reaches a loss first on a fleet (room training; what is decided).
+
+In: a job by name, a fleet, strategies by name. Out: each one's run in virtual time, best first, and real runs of the
+best. Not here: how a run is done (``model``, ``run``).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from windtunnel import registry
+from windtunnel.errors import InputError
+from windtunnel.base.progress import Progress
+from windtunnel.systems.uneven.fleet import Fleet
+from windtunnel.systems.uneven.goal import Goal, Run
+from windtunnel.systems.uneven.jobs import train_job
+from windtunnel.systems.uneven.model import train_virtually
+from windtunnel.systems.uneven.run import links_of, train_really
+
+__all__ = ["Candidate", "Comparison", "Outcome", "compare"]
+
+_SLACK = 1.25
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy by name with its numbers."""
+
+    name: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        numbers = ",".join(f"{key}={value}" for key, value in self.numbers.items())
+        return f"{self.name}:{numbers}" if numbers else self.name
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One strategy.
+
+    Attributes
+    ----------
+    candidate : Candidate
+    predicted : Run
+        In virtual time.
+    predicted_ns : float or None
+        To the target; None if it was not reached.
+    flown : tuple of Run
+        Real runs, one a round.
+    flown_ns : tuple of float or None
+        Of each of them, to the target; None if it was not reached.
+    """
+
+    candidate: Candidate
+    predicted: Run
+    predicted_ns: float | None
+    flown: tuple[Run, ...] = ()
+    flown_ns: tuple[float | None, ...] = ()
+
+    @property
+    def reached_ns(self) -> list[float]:
+        """Real times to the target, of the runs that reached it."""
+        return [one for one in self.flown_ns if one is not None]
+
+    @property
+    def median_ns(self) -> float | None:
+        """Median of real times to the target; None if a run did not reach it, or there was none."""
+        reached = self.reached_ns
+        return statistics.median(reached) if reached and len(reached) == len(self.flown_ns) else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All strategies on one fleet, those that reach the target first in front.
+
+    Attributes
+    ----------
+    baseline : Candidate
+        The first that was named; times are compared with its.
+    target_loss : float
+    links : str
+        What shaped the links of real runs.
+    """
+
+    job: str
+    fleet: Fleet
+    baseline: Candidate
+    target_loss: float
+    outcomes: tuple[Outcome, ...]
+    links: str
+
+    @property
+    def of_baseline(self) -> Outcome:
+        """The outcome that others are compared with."""
+        return next(one for one in self.outcomes if one.candidate == self.baseline)
+
+
+def compare(
+    job: str,
+    fleet: Fleet,
+    candidates: Sequence[Candidate],
+    goal: Goal,
+    *,
+    num_flown: int = 0,
+    num_rounds: int = 1,
+    is_in_kernel: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Train under each strategy in virtual time; really run the best, and the first that was named.
+
+    Parameters
+    ----------
+    job : str
+        As ``train_job`` reads it.
+    candidates : sequence of Candidate
+    goal : Goal
+        Without a loss, the target is what the first strategy comes to in the end.
+    num_flown : int
+        So many of the best are really run, the first that was named besides; 0 for none.
+    num_rounds : int
+        How often each of them is run, in turns.
+    is_in_kernel : bool
+        The kernel shapes the links of real runs, see ``train_really``.
+    progress : callable, optional
+        Of what is done, how much of it, and how much there is.
+
+    Raises
+    ------
+    InputError
+        No strategy, one twice, or the fleet lacks what one needs.
+    """
+    if not candidates:
+        raise InputError("there is no strategy to compare", where="policies", fix="name one, such as bsp")
+    if len({str(one) for one in candidates}) < len(candidates):
+        raise InputError("one strategy is named twice", where="policies", fix="name each once")
+    made = train_job(job)
+    total = len(candidates)
+    whole = replace(goal, loss=None)
+    runs: list[tuple[Candidate, Run]] = []
+    for at, one in enumerate(candidates):
+        if progress is not None:
+            progress(f"{one} in virtual time", at, total)
+        policy = registry.get("strategy", one.name).function(**one.numbers)
+        used = whole if at == 0 and goal.loss is None else goal
+        run = train_virtually(made, fleet, str(one), policy, used, seed=seed)
+        if goal.loss is None:
+            goal = replace(goal, loss=run.points[-1].loss)
+        runs.append((one, run))
+    assert goal.loss is not None
+    outcomes = [Outcome(one, run, run.time_to(loss=goal.loss)) for one, run in runs]
+    outcomes.sort(key=_rank)
+    chosen = {at for at, one in enumerate(outcomes) if at < num_flown or (num_flown and one.candidate == candidates[0])}
+    for number in range(num_rounds):
+        for at in sorted(chosen):
+            if progress is not None:
+                progress(f"{outcomes[at].candidate} really, round {number + 1}", at, total)
+            outcomes[at] = _flown(job, fleet, outcomes[at], goal, seed, is_in_kernel=is_in_kernel)
+    links = links_of(is_in_kernel=is_in_kernel)
+    return Comparison(made.name, fleet, candidates[0], goal.loss, tuple(outcomes), links)
+
+
+def _rank(outcome: Outcome) -> tuple[float, float]:
+    time_ns = math.inf if outcome.predicted_ns is None else outcome.predicted_ns
+    return time_ns, outcome.predicted.points[-1].loss
+
+
+def _flown(job: str, fleet: Fleet, outcome: Outcome, goal: Goal, seed: int, *, is_in_kernel: bool) -> Outcome:
+    """The same with one real run more, a quarter longer than it is said to take."""
+    wanted_ns = goal.duration_ns if outcome.predicted_ns is None else round(_SLACK * outcome.predicted_ns)
+    duration_ns = max(1, -(-wanted_ns // goal.every_ns)) * goal.every_ns
+    one = outcome.candidate
+    longer = replace(goal, duration_ns=duration_ns)
+    run = train_really(job, fleet, one.name, one.numbers, longer, seed=seed, is_in_kernel=is_in_kernel)
+    assert goal.loss is not None
+    times_ns = (*outcome.flown_ns, run.time_to(loss=goal.loss))
+    return replace(outcome, flown=(*outcome.flown, run), flown_ns=times_ns)

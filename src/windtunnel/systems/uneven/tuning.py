@@ -1,0 +1,150 @@
+"""A strategy's number, tried out on forks of one training (room training; what is decided).
+
+In: a job, a fleet, a strategy, values of the number that it lets change. Out: the value to go on with, period after
+period, and the run that took them. Every period the training is copied: each copy goes on from the same weights, with
+the same samples, under another value, so that what differs comes from the value alone. The copies are judged on the
+same samples of those that are trained on; the best goes on. Published searches train with one value after another
+instead (``rewards``), whose losses differ by when they were tried, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from windtunnel import registry
+from windtunnel.errors import InputError
+from windtunnel.base.progress import Progress
+from windtunnel.systems.uneven.fleet import Fleet
+from windtunnel.systems.uneven.goal import Goal, Run
+from windtunnel.systems.uneven.job import TrainJob
+from windtunnel.systems.uneven.model import VirtualTraining
+from windtunnel.systems.uneven.search import Candidate
+
+__all__ = ["Period", "Tuned", "tune"]
+
+_JUDGED = 500
+
+
+@dataclass(frozen=True)
+class Period:
+    """What was tried from one time on.
+
+    Attributes
+    ----------
+    begin_ns, end_ns : int
+    losses : tuple of (value, loss)
+        On samples that are trained on, at ``end_ns``, in the order in which they were tried.
+    chosen : float
+    """
+
+    begin_ns: int
+    end_ns: int
+    losses: tuple[tuple[float, float], ...]
+    chosen: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A training whose number was tuned.
+
+    Attributes
+    ----------
+    candidate : Candidate
+        The strategy with the value that most periods chose, the later of two.
+    number : str
+        What was tuned.
+    periods : tuple of Period
+    run : Run
+        Of the chosen forks, one after another.
+    """
+
+    candidate: Candidate
+    number: str
+    periods: tuple[Period, ...]
+    run: Run
+
+
+def tune(
+    job: TrainJob,
+    fleet: Fleet,
+    candidate: Candidate,
+    values: Sequence[float],
+    goal: Goal,
+    period_ns: int,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Train in virtual time; after each period go on with the best of the present value and its neighbors.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        A value of the tuned number in it is where to begin; else the first of ``values``.
+    values : sequence of float
+        Distinct; they are tried in order of size.
+    period_ns : int
+        ADSP's own period fits into it a whole number of times, or a value is judged before it counts.
+    progress : callable, optional
+
+    Raises
+    ------
+    InputError
+        The strategy lets no number change, or there are too few values, or no time.
+    """
+    plugin = registry.get("strategy", candidate.name)
+    number = plugin.function(**candidate.numbers).tuned
+    if not number:
+        able = [name for name, one in registry.all("strategy").items() if one.function().tuned]
+        raise InputError(
+            f"{candidate.name} has no number that may change while it trains",
+            where=str(candidate),
+            fix=f"these have: {', '.join(able)}",
+        )
+    grid = sorted(set(values) | ({candidate.numbers[number]} if number in candidate.numbers else set()))
+    if len(grid) < 2 or not 0 < period_ns <= goal.duration_ns:
+        raise InputError(
+            f"there is nothing to choose: {len(grid)} values, periods of {period_ns / 1e9:g} s in "
+            f"{goal.duration_ns / 1e9:g} s",
+            where=number,
+            fix="give two values or more, and a period within the run",
+        )
+    at = grid.index(candidate.numbers.get(number, values[0]))
+    policy = plugin.function(**{**candidate.numbers, number: grid[at]})
+    training = VirtualTraining(job, fleet, str(candidate), policy, goal, seed=seed)
+    periods: list[Period] = []
+    while not training.is_over and training.now_ns < goal.duration_ns:
+        if progress is not None:
+            progress(f"{number}={grid[at]:g}", training.now_ns // period_ns, -(-goal.duration_ns // period_ns))
+        begin_ns = training.now_ns
+        training, at, losses = _best(training, grid, at, begin_ns + period_ns)
+        periods.append(Period(begin_ns, training.now_ns, losses, grid[at]))
+    chosen = [one.chosen for one in periods]
+    most = max(reversed(chosen), key=chosen.count)
+    found = Candidate(candidate.name, {**candidate.numbers, number: most})
+    return Tuned(found, number, tuple(periods), training.run())
+
+
+def _best(
+    training: VirtualTraining, grid: Sequence[float], at: int, until_ns: int
+) -> tuple[VirtualTraining, int, tuple[tuple[float, float], ...]]:
+    """The best fork by the end of the period: uphill from the present value for as long as it gets better."""
+    tried: dict[int, tuple[float, VirtualTraining]] = {}
+
+    def loss_of(place: int) -> float:
+        if place not in tried:
+            fork = training.fork()
+            fork.retune(grid[place])
+            fork.advance(until_ns)
+            tried[place] = fork.judged(_JUDGED), fork
+        return tried[place][0]
+
+    best = at
+    loss_of(at)
+    for step in (1, -1):
+        while 0 <= best + step < len(grid) and loss_of(best + step) < loss_of(best):
+            best += step
+        if best != at:
+            break
+    return tried[best][1], best, tuple((grid[place], loss) for place, (loss, _) in tried.items())

@@ -1,0 +1,340 @@
+"""``windtunnel train``: strategies of synchronization on uneven machines and links (room cli)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.systems.layers import verb as train_layers  # noqa: F401 - each registers its verbs
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, LedgerPath, Output, numbers
+from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.uneven.goal import Goal, Run
+    from windtunnel.systems.uneven.search import Candidate, Comparison, Outcome
+
+_SCHEMA = "windtunnel.train/1"
+
+ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER", help="A TOML file of workers and links.")]
+JobName = Annotated[
+    str, typer.Option(metavar="JOB", help="mlp, lenet:norm=batch ..., or my_job.py:make, which returns a TrainJob.")
+]
+Duration = Annotated[str, typer.Option(metavar="TIME", help="At most, by the clock of the cluster.")]
+Every = Annotated[str, typer.Option(metavar="TIME", help="Between two looks at the model; by default a twentieth.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal runs in virtual time.")]
+KernelLinks = Annotated[
+    bool,
+    typer.Option("--kernel-links", help="Real links are shaped by the kernel (root and iproute2), not in user space."),
+]
+Loss = Annotated[float, typer.Option(metavar="LOSS", help="To come to; 0: what the first strategy comes to.")]
+
+
+@registry.verb("train", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+def _group() -> None:
+    """Example: windtunnel train compare cluster.toml --policies 'bsp adsp'
+
+    Train on uneven machines and links: predict each strategy, run the best.
+    """
+
+
+@registry.verb("train compare", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+def compare(
+    cluster: ClusterPath,
+    policies: Annotated[
+        str, typer.Option(metavar="LIST", help="With blanks between, such as 'bsp ssp:staleness=3 adsp'.")
+    ] = "bsp ssp local-sgd adsp",
+    job: JobName = "mlp",
+    loss: Loss = 0.0,
+    duration: Duration = "60s",
+    every: Every = "",
+    fly: Annotated[int, typer.Option(min=0, metavar="N", help="Really run the N best, and the first named.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="How often each is really run, in turns.")] = 1,
+    kernel_links: KernelLinks = False,
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of loss, waiting and traffic.")
+    ] = None,
+    force: Force = False,
+    ledger: LedgerPath = None,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train compare cluster.toml --policies 'bsp ssp adsp' --loss 1.0 --fly 1
+
+    Train under each strategy in virtual time, with real gradients; really run the best, throttled; keep receipts.
+    """
+    from windtunnel.flights import Ledger
+    from windtunnel.systems.uneven.flight import receipts_of_comparison
+    from windtunnel.systems.uneven.fleet import read_fleet
+    from windtunnel.systems.uneven.search import compare as compared
+
+    if output is not None:
+        require_free(output, force=force)
+    fleet = read_fleet(cluster)
+    candidates = [_candidate(one) for one in policies.split()]
+    with Progress("training") as progress, stdout_to_stderr():
+        found = compared(
+            job, fleet, candidates, _goal(loss, duration, every), num_flown=fly, num_rounds=rounds,
+            is_in_kernel=kernel_links, seed=seed, progress=progress,
+        )  # fmt: skip
+    kept = receipts_of_comparison(found)
+    if kept:
+        book = Ledger(ledger)
+        for receipt in kept:
+            book.add(receipt)
+    if output is not None:
+        from windtunnel.systems.uneven.page import training_page
+
+        training_page(found, output, overwrite=force)
+    if as_json:
+        print_json({**_document(found), "receipts": [one.to_dict() for one in kept]})
+        return
+    _print(found)
+    if kept:
+        advise("next: windtunnel db receipts")
+
+
+@registry.verb("train run", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+def run(
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=10.")] = "bsp",
+    job: JobName = "mlp",
+    loss: Loss = 0.0,
+    duration: Duration = "20s",
+    every: Every = "",
+    virtual: Annotated[bool, typer.Option("--virtual", help="In virtual time only; a loss ends it.")] = False,
+    kernel_links: KernelLinks = False,
+    seed: Seed = 0,
+    graph: Annotated[Path | None, typer.Option(metavar="PATH", help="Keep steps and messages as a graph.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train run cluster.toml --policy adsp:period_s=10 --duration 60s
+
+    Train under one strategy with throttled processes of this host, or in virtual time.
+    """
+    from windtunnel.systems.uneven.fleet import read_fleet
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.model import train_virtually
+    from windtunnel.systems.uneven.run import links_of, train_really
+
+    if graph is not None:
+        require_free(graph, force=force)
+    fleet, one, goal = read_fleet(cluster), _candidate(policy), _goal(loss, duration, every)
+    with Progress("training", heartbeat=True) as progress, stdout_to_stderr():
+        if virtual:
+            made = registry.get("strategy", one.name).function(**one.numbers)
+            total = goal.duration_ns // goal.every_ns
+            ran = train_virtually(
+                train_job(job), fleet, str(one), made, goal, seed=seed,
+                heard=lambda point: progress("training", min(point.time_ns // goal.every_ns, total), total),
+            )  # fmt: skip
+        else:
+            ran = train_really(job, fleet, one.name, one.numbers, goal, seed=seed, is_in_kernel=kernel_links)
+    if graph is not None:
+        from windtunnel.graph import save
+        from windtunnel.systems.uneven.events import run_graph
+
+        save(run_graph(ran, fleet), graph, overwrite=force)
+        advise(f"next: windtunnel replay {graph}")
+    if as_json:
+        kind = "virtual" if virtual else "real"
+        links = {} if virtual else {"links": links_of(is_in_kernel=kernel_links)}
+        print_json({"schema": _SCHEMA, "cluster": fleet.name, "job": job, "kind": kind, **links, **ran.to_dict()})
+        return
+    _print_run(ran, [fleet.node_name(rank) for rank in range(fleet.num_nodes)])
+
+
+@registry.verb("train predict", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+def predict(
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as local-sgd:tau=8.")] = "bsp",
+    weights: Annotated[str, typer.Option(metavar="SIZE", help="Of all weights on a link.")] = "100MB",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Of each worker.")] = 100,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train predict cluster.toml --policy local-sgd:tau=8 --weights 100MB
+
+    Price steps and waiting without gradients, for thousands of workers: a strategy as a graph, which -o keeps.
+    """
+    from windtunnel.graph import save
+    from windtunnel.simulate import replay
+    from windtunnel.systems.uneven.analytic import strategy_graph
+    from windtunnel.systems.uneven.endpoint import check_policy
+    from windtunnel.systems.uneven.fleet import read_fleet
+    from windtunnel.units import format_duration, format_ratio, parse_size
+
+    if output is not None:
+        require_free(output, force=force)
+    fleet, one = read_fleet(cluster), _candidate(policy)
+    made = registry.get("strategy", one.name).function(**one.numbers)
+    check_policy(one.name, made, fleet)
+    with Progress("predicting", heartbeat=True):
+        graph = strategy_graph(fleet, str(one), made, steps, parse_size(weights))
+        timeline = replay(graph)
+    num = fleet.num_workers * steps
+    finish_ns = timeline.finish_ns[:num].reshape(fleet.num_workers, steps)
+    busy_ns = graph.tasks["duration_ns"][:num].reshape(fleet.num_workers, steps).sum(axis=1)
+    waits = 1 - busy_ns / finish_ns[:, -1]
+    rate_per_s = float((steps / (finish_ns[:, -1] / 1e9)).sum())
+    if output is not None:
+        save(graph, output, overwrite=force)
+    document = {
+        "schema": _SCHEMA,
+        "cluster": fleet.name,
+        "strategy": str(one),
+        "num_workers": fleet.num_workers,
+        "steps_per_s": rate_per_s,
+        "elapsed_ns": int(timeline.makespan_ns),
+        "wait_shares": waits,
+    }
+    if as_json:
+        print_json(document)
+        return
+    say(f"{one} on {fleet.name}: {fleet.num_workers} workers, {rate_per_s:,.1f} steps per second together")
+    say(f"{steps} steps each end after {format_duration(float(timeline.makespan_ns))}")
+    say(f"workers wait {format_ratio(float(waits.mean()))} of the time, {format_ratio(float(waits.max()))} at most")
+
+
+@registry.verb("train tune", source="ADSP, DLion, Overlap Local-SGD, SkewScout")
+def tune(
+    cluster: ClusterPath,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Such as adsp:period_s=2.")] = "adsp",
+    values: Annotated[str, typer.Option(metavar="LIST", help="To try, with commas; the first is begun with.")] = "",
+    period: Annotated[str, typer.Option(metavar="TIME", help="After which a value is judged; a tenth of all.")] = "",
+    job: JobName = "mlp",
+    loss: Loss = 0.0,
+    duration: Duration = "60s",
+    every: Every = "",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel train tune cluster.toml --policy adsp:period_s=2 --values 1,2,4,8 --period 4s
+
+    Try a strategy's number (commits, threshold, local steps) on copies of one training in virtual time; keep the best.
+    """
+    from windtunnel.systems.uneven.fleet import read_fleet
+    from windtunnel.systems.uneven.jobs import train_job
+    from windtunnel.systems.uneven.tuning import tune as tuned
+    from windtunnel.units import format_duration, parse_duration
+
+    fleet, one, goal = read_fleet(cluster), _candidate(policy), _goal(loss, duration, every)
+    grid = numbers(values, "--values")
+    period_ns = parse_duration(period) if period else max(goal.duration_ns // 10, 1)
+    with Progress("tuning") as progress, stdout_to_stderr():
+        found = tuned(train_job(job), fleet, one, grid, goal, period_ns, seed=seed, progress=progress)
+    if as_json:
+        about = {"schema": _SCHEMA, "cluster": fleet.name, "job": job, "strategy": str(found.candidate)}
+        print_json({**about, "periods": [asdict(one) for one in found.periods], "run": found.run.to_dict()})
+        return
+    rows = [
+        (
+            format_duration(one.begin_ns),
+            "  ".join(f"{value:g}: {loss:.4f}" for value, loss in sorted(one.losses)),
+            f"{one.chosen:g}",
+        )
+        for one in found.periods
+    ]
+    print_table(("from", f"loss after it by {found.number}", "chosen"), rows, numbers=(0, 2))
+    last = found.run.points[-1]
+    say()
+    say(f"{found.candidate} on {fleet.name}: a loss of {last.loss:.4f} after {format_duration(last.time_ns)}")
+    advise(f"next: windtunnel train run {cluster} --policy {found.candidate} --job {job} --duration {duration}")
+
+
+def _candidate(text: str) -> Candidate:
+    from windtunnel.systems.uneven.search import Candidate
+    from windtunnel.whatifs import parse_step
+
+    step = parse_step(text, kind="strategy")
+    return Candidate(step.name, dict(step.parameters))
+
+
+def _goal(loss: float, duration: str, every: str) -> Goal:
+    from windtunnel.systems.uneven.goal import Goal
+    from windtunnel.units import parse_duration
+
+    duration_ns = parse_duration(duration)
+    every_ns = parse_duration(every) if every else max(duration_ns // 20, 1)
+    if not 0 < every_ns <= duration_ns:
+        raise InputError("the model is looked at within the run", where="--every", fix="make it a part of --duration")
+    return Goal(duration_ns, loss=loss or None, every_ns=every_ns)
+
+
+def _document(found: Comparison) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "cluster": found.fleet.name,
+        "job": found.job,
+        "target_loss": found.target_loss,
+        "baseline": str(found.baseline),
+        "links": found.links,
+        "outcomes": [
+            {
+                "strategy": str(one.candidate),
+                "predicted_ns": one.predicted_ns,
+                "flown_ns": one.median_ns,
+                "flown_rounds_ns": list(one.flown_ns),
+                "predicted": one.predicted.to_dict(),
+                "flown": [run.to_dict() for run in one.flown],
+            }
+            for one in found.outcomes
+        ],
+    }
+
+
+def _print(found: Comparison) -> None:
+    from windtunnel.units import format_duration, format_ratio, format_size
+
+    say(f"{found.job} on {found.fleet.name}, to a loss of {found.target_loss:.3f}")
+    say()
+    rows = []
+    for one in found.outcomes:
+        waits = one.predicted.wait_shares()
+        rows.append(
+            (
+                str(one.candidate),
+                "not reached" if one.predicted_ns is None else format_duration(one.predicted_ns),
+                _said_times(one),
+                f"{one.predicted.points[-1].loss:.3f}",
+                format_ratio(sum(waits) / len(waits)),
+                format_size(sum(one.predicted.bytes_by_pair().values())),
+            )
+        )
+    print_table(("strategy", "predicted", "really", "last loss", "waiting", "sent"), rows, numbers=(1, 2, 3, 4, 5))
+    for text in dict.fromkeys(text for one in found.outcomes for text in one.predicted.warnings):
+        say(f"note: {text}")
+
+
+def _said_times(one: Outcome) -> str:
+    """Real times to the target: their median, and the ends of what was seen where there were several."""
+    from windtunnel.units import format_duration
+
+    if not one.flown:
+        return ""
+    times_ns = one.reached_ns
+    if one.median_ns is None:
+        return f"reached {len(times_ns)} of {len(one.flown)} times" if len(one.flown) > 1 else "not reached"
+    spread = f" ({format_duration(min(times_ns))} to {format_duration(max(times_ns))})" if len(times_ns) > 1 else ""
+    return format_duration(one.median_ns) + spread
+
+
+def _print_run(ran: Run, names: list[str]) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    rows = [(format_duration(one.time_ns), f"{one.loss:.4f}", f"{one.accuracy:.3f}", str(one.num_steps))
+            for one in ran.points]  # fmt: skip
+    print_table(("time", "loss", "accuracy", "steps"), rows, numbers=(0, 1, 2, 3))
+    say()
+    for name, share in zip(names, ran.wait_shares(), strict=False):
+        say(f"{name:12} waits {format_ratio(share)}")
+    for text in ran.warnings:
+        say(f"note: {text}")

@@ -1,0 +1,126 @@
+"""The page about utilization (room reports).
+
+In: ``ModelUse``s, one per batch size. Out: an HTML page, or its sections: how much of the peak is reached, a waterfall
+from the whole time down to it, and the layers. Not here: computing any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from windtunnel import registry
+from windtunnel.graph import Graph
+from windtunnel.reports.charts import Step, escape, waterfall
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
+from windtunnel.systems.utilization.study import ModelUse, use_of_graph
+from windtunnel.units import format_count, format_duration, format_ratio
+
+__all__ = ["by_batch_size", "graph_sections", "utilization_page", "utilization_section"]
+
+_MAX_LAYERS = 25
+_COLORS = {
+    "framework": "#56b4e9",
+    "loading": "#117733",
+    "memory": "#e69f00",
+    "low intensity": "#cc79a7",
+    "quantization": "#ddcc77",
+    "kernel": "#8c939b",
+    "above peak": "#332288",
+    "overlap": "#44aa99",
+    "achieved": "#0072b2",
+}
+
+
+@registry.page("utilization", source="GPU-utilization study")
+def graph_sections(graph: Graph, *, name: str) -> list[Section]:
+    """Measure this host's peaks and show how much of them a captured graph reaches."""
+    from windtunnel.measure import ProfileDatabase
+
+    return [utilization_section(use_of_graph(graph, name=name, database=ProfileDatabase()))]
+
+
+def utilization_page(found: Sequence[ModelUse], path: str | Path, *, title: str = "", overwrite: bool = False) -> Path:
+    """Write the page of one job at several batch sizes.
+
+    Raises
+    ------
+    InputError
+        The file is there already and ``overwrite`` is False.
+    """
+    name = title or found[0].name
+    peak = found[0].peak
+    lead = (
+        f"Peak: {peak.flops_per_s / 1e9:.0f} GFLOP/s, the best matrix product measured here in {peak.dtype} on "
+        f"{peak.num_threads} thread{'s' if peak.num_threads > 1 else ''} ({peak.isa})."
+    )
+    head = f'<h1>{escape(f"{name}: utilization")}</h1><p class="lead">{escape(lead)}</p>'
+    return write_text(
+        Path(path), _page(name, head, [_overview(found), *map(utilization_section, found)]), overwrite=overwrite
+    )
+
+
+def by_batch_size(found: Sequence[ModelUse]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table that says how much is used at each batch size; all columns are numbers."""
+    rows: list[tuple[str, ...]] = [
+        (
+            str(one.batch_size or ""),
+            format_duration(one.use.duration_ns),
+            "" if one.predicted_ns is None else format_duration(one.predicted_ns),
+            format_count(one.use.flops),
+            format_ratio(one.use.value),
+            format_ratio(one.use.all_value),
+        )
+        for one in found
+    ]
+    return ("batch", "measured", "predicted", "FLOP", "utilization", "with elementwise"), rows
+
+
+def _overview(found: Sequence[ModelUse]) -> Section:
+    head, rows = by_batch_size(found)
+    best = max(found, key=lambda one: one.use.value)
+    return Section(
+        "sizes",
+        "batch sizes",
+        f"At best {format_ratio(best.use.value)} of the peak is used",
+        render_table(head, rows, numbers=tuple(range(len(head)))),
+    )
+
+
+def utilization_section(found: ModelUse) -> Section:
+    """Waterfall and layers at one batch size."""
+    use = found.use
+    losses = [loss for loss in use.waterfall if loss.name != "achieved"]
+    achieved = use.waterfall[0]
+    steps = [
+        Step(loss.name, loss.percent, _COLORS[loss.name], loss.meaning)
+        for loss in sorted(losses, key=lambda loss: -loss.percent)
+        if abs(loss.percent) >= 0.005
+    ]
+    steps.append(Step("achieved", achieved.percent, _COLORS["achieved"], achieved.meaning, is_rest=True))
+    largest = steps[0] if len(steps) > 1 else steps[-1]
+    size = f", batch {found.batch_size}" if found.batch_size else ""
+    return Section(
+        f"waterfall-{found.batch_size}",
+        f"waterfall{size}",
+        f"{format_ratio(use.value)} of the peak is used; most is lost to {largest.meaning}",
+        waterfall(steps, f"where the time of {found.name} goes") + _layers(found),
+    )
+
+
+def _layers(found: ModelUse) -> str:
+    rows = [
+        (
+            escape(one.layer or "(none)"),
+            format_duration(one.duration_ns),
+            format_ratio(one.duration_ns / found.use.duration_ns),
+            format_count(one.flops),
+            f"{one.intensity:.1f}",
+            format_ratio(one.utilization),
+            format_ratio(one.bound),
+        )
+        for one in found.use.layers[:_MAX_LAYERS]
+    ]
+    head = ("layer", "time", "share", "FLOP", "FLOP per byte", "utilization", "roofline allows")
+    return render_table(head, rows, numbers=(1, 2, 3, 4, 5, 6)) if rows else ""

@@ -1,0 +1,218 @@
+"""Shapes that would use the machine better (room suite).
+
+In: a measured graph and the ceilings of its host. Out: ``Advice``: pad channels to whole vectors, merge products that
+read the same tensor, take a larger batch; each with a predicted gain, and with kernels before and after wherever a
+layer alone can show it. Not here: trying it (``run``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from windtunnel.cost.ceilings import Ceilings, lanes_of
+from windtunnel.cost.kernels import Kernel, TensorShape, usual_stride
+from windtunnel.base.extras import require
+from windtunnel.graph import EdgeKind, Graph, Kind
+from windtunnel.systems.utilization.model import utilization
+
+__all__ = ["Advice", "advise"]
+
+_LEAST_GAIN = 1.02
+_LEAST_SHARE = 0.002  # of the whole time: what is shorter is not worth a change
+_BATCH_FACTOR = 4
+# where a captured convolution keeps stride, padding, dilation and groups among its arguments
+_SETTINGS = {
+    "aten::mkldnn_convolution": (4, 3, 5, 6),
+    "aten::_slow_conv2d_forward": (4, 5, None, None),
+    "aten::convolution": (3, 4, 5, 8),
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change of shape.
+
+    Parameters
+    ----------
+    kind : str
+        ``pad channels``, ``merge``, or ``batch``.
+    layers : tuple of str
+        Empty for the whole model.
+    text : str
+        What to do, in words.
+    predicted_gain : float
+        Work per second after, over before; work is flops when channels are added, samples otherwise.
+    share : float
+        Of the whole time that the layers take.
+    before, after : tuple of Kernel
+        What runs now and what would run; empty if only the whole model can show it.
+    work_ratio : float
+        Work after over before.
+    """
+
+    kind: str
+    layers: tuple[str, ...]
+    text: str
+    predicted_gain: float
+    share: float
+    before: tuple[Kernel, ...] = field(default=(), repr=False)
+    after: tuple[Kernel, ...] = field(default=(), repr=False)
+    work_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A convolution or a linear layer of the graph, with what its kernel needs."""
+
+    row: int
+    layer: str
+    images: tuple[int, ...]
+    weight: tuple[int, ...]
+    settings: tuple[Any, ...]  # stride, padding, dilation, groups; empty for a matrix product
+    duration_ns: float
+    host_ns: float
+
+    def kernel(self, images: Sequence[int], weight: Sequence[int]) -> Kernel:
+        """The same layer with other channels."""
+        tensors = _float(images), _float(weight)
+        if not self.settings:
+            return Kernel("aten::mm.default", tensors)
+        stride, padding, dilation, groups = self.settings
+        flat = (0,) * len(stride)
+        return Kernel("aten::convolution.default", (*tensors, None, stride, padding, dilation, False, flat, groups))
+
+
+def _float(shape: Sequence[int]) -> TensorShape:
+    torch = require("torch", extra="torch")
+    return TensorShape(tuple(shape), usual_stride(shape), torch.float32)
+
+
+def advise(graph: Graph, ceilings: Ceilings) -> list[Advice]:
+    """Propose changes of shape, greatest saving first.
+
+    Parameters
+    ----------
+    graph : Graph
+        Captured here, of float32 work.
+    ceilings : Ceilings
+
+    Raises
+    ------
+    PriceError
+        The graph has no utilization.
+
+    Notes
+    -----
+    Added channels are a gain only if the net is trained with them: they come at no time, not for no reason.
+    """
+    whole = utilization(graph, ceilings)
+    products = [one for one in _products(graph) if one.duration_ns >= _LEAST_SHARE * whole.duration_ns]
+    lanes = lanes_of(ceilings.peaks[ceilings.dtype])
+    found = [*_padding(products, lanes, whole.duration_ns), *_merging(graph, products, whole.duration_ns)]
+    lost = next(loss for loss in whole.waterfall if loss.name == "framework")
+    gain = whole.duration_ns / (whole.duration_ns - lost.duration_ns * (1 - 1 / _BATCH_FACTOR))
+    if gain >= _LEAST_GAIN:
+        text = (
+            f"take {_BATCH_FACTOR} times the batch: {lost.percent:.0f} % of the time is paid per call, not per sample"
+        )
+        found.append(Advice("batch", (), text, gain, 1.0, work_ratio=_BATCH_FACTOR))
+    return sorted(
+        (one for one in found if one.predicted_gain >= _LEAST_GAIN),
+        key=lambda one: -one.share * (1 - 1 / one.predicted_gain),
+    )
+
+
+def _products(graph: Graph) -> Iterator[_Product]:
+    if "input_shapes" not in graph.tasks or "input_args" not in graph.tasks:
+        return
+    columns = [graph.tasks.strings(name) for name in ("op", "layer", "input_shapes", "input_args", "input_dtypes")]
+    host = _host_ns(graph)
+    for row in np.flatnonzero(graph.select(kind=Kind.COMPUTE) & (graph.tasks["flops"] > 0)).tolist():
+        operator, layer, shapes, values, types = (column.decode(row) for column in columns)
+        if operator not in (*_SETTINGS, "aten::mm", "aten::addmm") or '"Tensor(float)"' not in types:
+            continue
+        first = 1 if operator == "aten::addmm" else 0
+        images, weight = (tuple(one) for one in json.loads(shapes)[first : first + 2])
+        duration_ns = float(graph.duration_ns[row])
+        settings = _settings(operator, json.loads(values), len(images) - 2)
+        yield _Product(row, layer, images, weight, settings, duration_ns, host.get(layer, 0.0))
+
+
+def _host_ns(graph: Graph) -> dict[str, float]:
+    """Time of the host's own tasks, by layer."""
+    spent: dict[str, float] = defaultdict(float)
+    layers = graph.tasks.strings("layer")
+    for row in np.flatnonzero(graph.select(kind=Kind.HOST)).tolist():
+        spent[layers.decode(row)] += float(graph.duration_ns[row])
+    return spent
+
+
+def _settings(operator: str, values: list[Any], num_dims: int) -> tuple[Any, ...]:
+    if operator not in _SETTINGS:
+        return ()
+    stride, padding, dilation, groups = _SETTINGS[operator]
+    ones = [1] * num_dims
+    parts = [values[stride], values[padding], ones if dilation is None else values[dilation]]
+    spread = [tuple(part) if len(part) == num_dims else tuple(part) * num_dims for part in parts]
+    return (*spread, 1 if groups is None else int(values[groups]))
+
+
+def _padding(products: Sequence[_Product], lanes: int, whole_ns: float) -> Iterator[Advice]:
+    """Output channels up to whole vectors: the kernel computes them anyway."""
+    by_shape: dict[tuple[Any, ...], list[_Product]] = defaultdict(list)
+    for one in products:
+        by_shape[one.images, one.weight, one.settings].append(one)
+    for (images, weight, settings), rows in by_shape.items():
+        side = 0 if settings else 1
+        size = weight[side]
+        wanted = math.ceil(size / lanes) * lanes
+        if wanted == size or (settings and settings[3] != 1) or size < lanes // 2:
+            continue
+        padded = tuple(wanted if place == side else one for place, one in enumerate(weight))
+        share = sum(one.duration_ns for one in rows) / whole_ns
+        text = f"{size} channels take as long as {wanted}: give the layer {wanted}"
+        old, new = rows[0].kernel(images, weight), rows[0].kernel(images, padded)
+        layers = tuple(one.layer for one in rows)
+        yield Advice("pad channels", layers, text, wanted / size, share, (old,), (new,), wanted / size)
+
+
+def _merging(graph: Graph, products: Sequence[_Product], whole_ns: float) -> Iterator[Advice]:
+    """Products of one tensor as one product with all their channels."""
+    src, dst = graph.edges["src"], graph.edges["dst"]
+    is_data = graph.edges["kind"] == EdgeKind.DATA
+    sources: dict[int, set[int]] = defaultdict(set)
+    for before, after in zip(src[is_data].tolist(), dst[is_data].tolist(), strict=True):
+        sources[after].add(before)
+    alike: dict[tuple[Any, ...], list[_Product]] = defaultdict(list)
+    for one in products:
+        tail = one.weight[1:] if one.settings else one.weight[:1]
+        if sources[one.row] and (not one.settings or one.settings[3] == 1):
+            alike[one.images, tail, one.settings, frozenset(sources[one.row])].append(one)
+    for rows in alike.values():
+        if len(rows) > 1:
+            yield _merged(rows, whole_ns)
+
+
+def _merged(rows: Sequence[_Product], whole_ns: float) -> Advice:
+    first, side = rows[0], 0 if rows[0].settings else 1
+    total = sum(one.weight[side] for one in rows)
+    weight = tuple(total if place == side else size for place, size in enumerate(first.weight))
+    now_ns = sum(one.duration_ns + one.host_ns for one in rows)
+    # the products stay, one call's worth of the host's time is paid instead of several
+    then_ns = sum(one.duration_ns for one in rows) + max(one.host_ns for one in rows)
+    return Advice(
+        "merge",
+        tuple(one.layer for one in rows),
+        f"{len(rows)} products read the same tensor: make them one with {total} channels and split its result",
+        now_ns / then_ns,
+        now_ns / whole_ns,
+        tuple(one.kernel(one.images, one.weight) for one in rows),
+        (first.kernel(first.images, weight),),
+    )

@@ -1,0 +1,348 @@
+"""``windtunnel utilization``: how much of its peak the machine reaches, and where the rest goes (room cli)."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel import registry
+from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
+from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli._options import Force, Json
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.systems.utilization.cells.run import CellStudy
+    from windtunnel.systems.utilization.inference import Survey
+    from windtunnel.systems.utilization.run import FlownAdvice
+    from windtunnel.systems.utilization.study import ModelUse
+
+__all__ = ["utilization"]
+
+_TOP_LAYERS = 8
+
+
+@registry.verb("utilization", source="GPU-utilization study")
+def utilization(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="A .wt folder, a vision model, cell-N, or a workload."),
+    ] = None,
+    batch_sizes: Annotated[str, typer.Option("--batch-sizes", metavar="N,N", help="Of a model's inference.")] = "1",
+    predict: Annotated[bool, typer.Option("--predict", help="Also predict the latency without running it.")] = False,
+    try_advice: Annotated[bool, typer.Option("--advise", help="Propose other shapes and really try them.")] = False,
+    survey: Annotated[bool, typer.Option("--survey", help="Measure and predict every vision model.")] = False,
+    search: Annotated[int, typer.Option("--search", min=0, metavar="N", help="Search 15,625 cells, N trials.")] = 0,
+    image_size: Annotated[int, typer.Option("--image-size", min=16, help="Pixels of a side.")] = 96,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads within operators.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Also write a page with the waterfall.")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Example: windtunnel utilization resnet50 --batch-sizes 1,4 --predict
+
+    Say how much of its measured peak a model or a captured graph reaches, and where each lost percent goes.
+
+    A survey and a search take some minutes.
+    """
+    from windtunnel.measure import ProfileDatabase
+
+    if (target is not None) + survey + bool(search) != 1:
+        raise InputError("name one job, or ask for the survey", fix="windtunnel utilization resnet18, or --survey")
+    sizes = _batch_sizes(batch_sizes)
+    path = None if output is None else require_free(output, force=force)
+    database = ProfileDatabase()
+    if search:
+        _search(search, sizes[0], threads, database, as_json=as_json)
+        return
+    if target is None:
+        _survey(sizes, image_size, threads, database, as_json=as_json)
+        return
+    with Progress(f"utilization of {target}") as progress:
+        found = _found(target, sizes, image_size, threads, predict, database, progress)
+        tried = _tried(found[-1], image_size) if try_advice else []
+    if as_json:
+        print_json({"schema": "windtunnel.utilization/1", "jobs": [_as_dict(one) for one in found]})
+    else:
+        _print_uses(found)
+        _print_waterfall(found[-1])
+        _print_layers(found[-1])
+        _print_advice(tried)
+    if path is not None:
+        from windtunnel.systems.utilization.page import utilization_page
+
+        utilization_page(found, path, overwrite=force)
+        advise(f"wrote {path}")
+    _advise_next(target, found[-1], tried)
+
+
+def _advise_next(target: str, found: ModelUse, tried: list[FlownAdvice]) -> None:
+    from windtunnel.systems.utilization.study import is_model
+
+    if is_model(found.name):
+        again = f"--batch-sizes {4 * found.batch_size}" if tried else "--advise"
+        advise(f"next: windtunnel utilization {quoted(target)} {again}")
+    elif Path(target).exists():
+        suggest("windtunnel", "whatif", target, "--all")
+    else:
+        suggest("windtunnel", "verify", target, "--whatif", "amp")
+
+
+def _batch_sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"batch sizes are whole numbers above 0, not {text!r}", fix="--batch-sizes 1,4,16")
+    return [int(part) for part in parts]
+
+
+def _found(
+    target: str, sizes: list[int], image_size: int, threads: int, predict: bool, database: Any, progress: Progress
+) -> list[ModelUse]:
+    from windtunnel.systems.utilization.study import fly_model, fly_workload, is_model, use_of_graph
+    from windtunnel.workloads.vision import vision_names
+
+    if is_model(target):
+        return [
+            fly_model(
+                target,
+                size,
+                image_size=image_size,
+                num_threads=threads,
+                predict=predict,
+                database=database,
+                progress=progress,
+            )
+            for size in sizes
+        ]
+    if target in registry.all("workload"):
+        return [fly_workload(target, database=database, progress=progress)]
+    if Path(target).exists() or "/" in target or target.endswith((".wt", ".json")):
+        return [use_of_graph(open_graph(Path(target), progress=progress), name=target, database=database)]
+    near = difflib.get_close_matches(target, [*vision_names(), *registry.all("workload")], n=3, cutoff=0.4)
+    fix = f"did you mean {', '.join(near)}?" if near else "windtunnel list workloads, or a .wt folder"
+    raise InputError(f"no model, workload or graph is called {target!r}", fix=fix)
+
+
+def _tried(found: ModelUse, image_size: int) -> list[FlownAdvice]:
+    from windtunnel.systems.utilization.study import fly_model_advice, is_model
+
+    if not is_model(found.name):
+        raise InputError("advice is tried on vision models and cells", where=found.name, fix="leave out --advise")
+    return fly_model_advice(found, image_size=image_size)
+
+
+def _as_dict(found: ModelUse) -> dict[str, Any]:
+    use, peak = found.use, found.peak
+    return {
+        "name": found.name,
+        "batch_size": found.batch_size,
+        "duration_ns": use.duration_ns,
+        "predicted_ns": found.predicted_ns,
+        "flops": use.flops,
+        "elementwise_flops": use.elementwise_flops,
+        "utilization": use.value,
+        "all_utilization": use.all_value,
+        "predicted_utilization": found.predicted_utilization,
+        "peak_flops_per_s": peak.flops_per_s,
+        "peak_spread": peak.spread,
+        "isa": peak.isa,
+        "num_threads": found.ceilings.num_threads,
+        "waterfall": {loss.name: loss.percent for loss in use.waterfall},
+        "layers": [
+            {
+                "layer": one.layer,
+                "flops": one.flops,
+                "duration_ns": one.duration_ns,
+                "utilization": one.utilization,
+                "intensity": one.intensity,
+                "bound": one.bound,
+            }
+            for one in use.layers
+        ],
+    }
+
+
+def _print_uses(found: list[ModelUse]) -> None:
+    from windtunnel.systems.utilization.page import by_batch_size
+
+    peak = found[0].peak
+    say_wrapped(
+        f"peak: {peak.flops_per_s / 1e9:.0f} GFLOP/s measured in {peak.dtype} on {peak.num_threads} "
+        f"thread{'s' if peak.num_threads > 1 else ''} ({peak.isa})"
+    )
+    if peak.spread > 0.1:
+        say_wrapped("its runs differed much: something else was running, so the peak may be too low")
+    head, rows = by_batch_size(found)
+    print_table(head, rows, numbers=tuple(range(len(head))), gives_way=len(head) - 1)
+
+
+def _print_waterfall(found: ModelUse) -> None:
+    losses = [loss for loss in found.use.waterfall if abs(loss.percent) >= 0.005]
+    rows = [(f"{loss.percent:.2f} %", loss.name, loss.meaning) for loss in losses]
+    say()
+    print_table(("share", "part", "meaning"), rows, numbers=(0,), gives_way=2)
+
+
+def _print_layers(found: ModelUse) -> None:
+    from windtunnel.units import format_duration, format_ratio
+
+    rows = [
+        (
+            one.layer or "(none)",
+            format_duration(one.duration_ns),
+            format_ratio(one.utilization),
+            format_ratio(one.bound),
+        )
+        for one in found.use.layers[:_TOP_LAYERS]
+    ]
+    if rows:
+        say()
+        print_table(("layer", "time", "utilization", "roofline"), rows, numbers=(1, 2, 3))
+
+
+def _print_advice(tried: list[FlownAdvice]) -> None:
+    rows = [
+        (
+            one.advice.text,
+            ", ".join(one.advice.layers[:2]),
+            f"{one.advice.predicted_gain:.2f}x",
+            f"{one.measured_gain:.2f}x",
+        )
+        for one in tried
+    ]
+    if rows:
+        say()
+        print_table(("advice", "layers", "predicted", "measured"), rows, numbers=(2, 3))
+        say_wrapped("gains are work per second: added channels are flops that the net must be trained to use")
+
+
+def _survey(sizes: list[int], image_size: int, threads: int, database: Any, *, as_json: bool) -> None:
+    from windtunnel.systems.utilization.inference import survey
+    from windtunnel.workloads.vision import vision_names
+
+    with Progress("survey") as progress:
+        found = survey(
+            vision_names(), sizes, image_size=image_size, num_threads=threads, database=database, progress=progress
+        )
+    if as_json:
+        print_json(_survey_dict(found))
+    else:
+        _print_survey(found)
+    advise("next: windtunnel utilization resnet18 --predict")
+
+
+def _survey_dict(found: Survey) -> dict[str, Any]:
+    return {
+        "schema": "windtunnel.survey/1",
+        "image_size": found.image_size,
+        "num_threads": found.num_threads,
+        "peak_flops_per_s": found.peak.flops_per_s,
+        "per_call_ns": found.overhead.per_call_ns,
+        "failures": found.failures,
+        "models": [
+            {
+                "name": row.net.name,
+                "batch_size": row.net.batch_size,
+                "measured_ns": row.net.measured_ns,
+                "predicted_ns": row.predicted_ns,
+                "flops": row.net.flops,
+                "parameters": row.net.num_parameters,
+                "utilization": row.utilization,
+                "predicted_utilization": row.predicted_utilization,
+                "is_fitted": row.is_fitted,
+            }
+            for row in found.rows
+        ],
+    }
+
+
+def _print_survey(found: Survey) -> None:
+    from windtunnel.units import format_count, format_duration, format_ratio
+
+    rows = [
+        (
+            row.net.name,
+            str(row.net.batch_size),
+            format_duration(row.net.measured_ns),
+            format_duration(row.predicted_ns) + (" *" if row.is_fitted else ""),
+            format_count(row.net.flops),
+            format_ratio(row.utilization),
+            format_ratio(row.predicted_utilization),
+        )
+        for row in sorted(found.rows, key=lambda row: -row.utilization)
+    ]
+    head = ("model", "batch", "measured", "predicted", "FLOP", "used", "predicted")
+    print_table(head, rows, numbers=(1, 2, 3, 4, 5, 6))
+    say_wrapped(
+        f"images of {found.image_size} pixels, {found.num_threads} threads, peak {found.peak.flops_per_s / 1e9:.0f} "
+        "GFLOP/s measured; * helped to fix the framework's constant"
+    )
+    for name, reason in found.failures.items():
+        say_wrapped(f"{name}: {reason}")
+
+
+def _search(num_trials: int, batch_size: int, threads: int, database: Any, *, as_json: bool) -> None:
+    from windtunnel.systems.utilization.cells.run import cell_prices, fly_searches
+
+    with Progress("searching cells", heartbeat=True) as progress:
+        prices = cell_prices(batch_size=batch_size, num_threads=threads, database=database)
+        study = fly_searches(prices, num_trials=num_trials, num_threads=threads, progress=progress)
+    if as_json:
+        print_json({"schema": "windtunnel.cells/1", "num_trials": num_trials, "searches": _fronts(study)})
+    else:
+        _print_fronts(study)
+    best = max(study.fronts, key=lambda front: front.area_ratio)
+    advise(f"next: windtunnel utilization cell-{best.flown[-1][0].cell.index} --predict")
+
+
+def _fronts(study: CellStudy) -> dict[str, Any]:
+    return {
+        front.name: {
+            "objectives": front.search.objectives,
+            "num_tried": len(front.search.tried),
+            "num_front": len(front.search.front),
+            "area_ratio": front.area_ratio,
+            "flown": [
+                {
+                    "cell": one.cell.index,
+                    "name": one.cell.name,
+                    "parameters": one.parameters,
+                    "flops": one.flops,
+                    "predicted_ns": one.latency_ns,
+                    "measured_ns": measured_ns,
+                    "predicted_utilization": one.utilization,
+                }
+                for one, measured_ns in front.flown
+            ],
+        }
+        for front in study.fronts
+    }
+
+
+def _print_fronts(study: CellStudy) -> None:
+    from windtunnel.units import format_count, format_duration, format_ratio
+
+    rows = [
+        (front.name, ", ".join(front.search.objectives), str(len(front.search.tried)), f"{front.area_ratio:.3f}")
+        for front in study.fronts
+    ]
+    print_table(("search by", "objectives", "cells tried", "area"), rows, numbers=(2, 3), gives_way=1)
+    say_wrapped("area: of parameters by measured latency that its winners cover, over that of the best search")
+    for front in study.fronts:
+        say()
+        found = [
+            (
+                f"cell-{one.cell.index}",
+                format_count(one.parameters),
+                format_duration(one.latency_ns),
+                format_duration(measured_ns),
+                format_ratio(one.utilization),
+            )
+            for one, measured_ns in front.flown
+        ]
+        print_table((f"by {front.name}", "parameters", "predicted", "measured", "used"), found, numbers=(1, 2, 3, 4))
