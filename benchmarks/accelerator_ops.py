@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from tests.shared_data import find_shared
 
 from benchmarks import bar
-from windtunnel.systems.chips.accelerators.pricer import accelerator, duration_ns
 from windtunnel.cost.work import Work
 from windtunnel.hardware import Accelerator, accelerators
 from windtunnel.hardware.accelerators import OperatorRate
+from windtunnel.systems.chips.accelerators.pricer import accelerator, duration_ns
 
 Floats = NDArray[np.float64]
 Build = Callable[[Sequence[float]], Accelerator]

@@ -19,17 +19,17 @@ from tests.systems.layers.nn.test_circulant import slow_dense
 from tests.systems.layers.nn.test_fixed import slow_product
 
 from benchmarks import bar
-from windtunnel.systems.chips.accelerators.fourier import BlockLayer, counted_cycles, engine_use
+from windtunnel.base.pareto import is_best
 from windtunnel.hardware import device
 from windtunnel.hardware.engines import FourierEngine
+from windtunnel.systems.chips import circulant
+from windtunnel.systems.chips.accelerators.fourier import BlockLayer, counted_cycles, engine_use
+from windtunnel.systems.chips.circulant import Layer, Limits, design
 from windtunnel.systems.layers.nn import BlockCirculantConv2d, BlockCirculantLinear
 from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense, nearest
 from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed, quantize, spectra_of
 from windtunnel.systems.layers.nn.circulant.layers import is_quicker
 from windtunnel.systems.layers.nn.circulant.products import WAYS, multiply
-from windtunnel.base.pareto import is_best
-from windtunnel.systems.chips import circulant
-from windtunnel.systems.chips.circulant import Layer, Limits, design
 from windtunnel.systems.layers.training.run import compare_layers
 from windtunnel.systems.layers.training.tasks import accuracy, train_images
 from windtunnel.workloads.image_sets import image_set

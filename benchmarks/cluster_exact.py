@@ -2,8 +2,8 @@
 
 Golden cases (one rack of two machines of 4 GPUs, three jobs); speeds of five models on four placements by the closed
 form, to 1e-6; 200 random workloads under all policies in a slow simulator of objects
-(``tests/systems/cluster/reference.py``): every segment of every job, with its machines; network sensitivity is the harmonic
-mean of speeds, work is conserved, and GPU time held, idle and in checkpoints is the capacity.
+(``tests/systems/cluster/reference.py``): every segment of every job, with its machines; network sensitivity is the
+harmonic mean of speeds, work is conserved, and GPU time held, idle and in checkpoints is the capacity.
 """
 
 import argparse
@@ -16,10 +16,12 @@ from tests.systems.cluster.worlds import INF, POLICIES, ShapeSpeeds, cluster, wo
 
 from benchmarks import bar
 from benchmarks.clusters import folder
-from windtunnel.systems.cluster import Jobs, Policy, simulate
+from windtunnel.search.shapes import parse_shape
+from windtunnel.search.speeds import LayerSpeeds, read_profiles
+from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.metrics import held_gpu_ns
-from windtunnel.cost.shapes import parse_shape
-from windtunnel.cost.speeds import LayerSpeeds, read_profiles
+from windtunnel.systems.cluster.model import simulate
+from windtunnel.systems.cluster.policy import Policy
 
 TARGET = "0 differing: golden cases, speeds to 1e-6, every event of 200 workloads x all policies, conservation to 1e-9"
 GOLDEN = ((0.0, True, 100.0), (INF, True, 110.0), (30.0, True, 130.0), (30.0, False, 110.0))

@@ -38,11 +38,12 @@ def ordered(one, other) -> float:
 
 
 def main() -> None:
-    from windtunnel.systems.cluster import read_policy, simulate
+    from windtunnel.hardware import Link
     from windtunnel.systems.cluster.layout import Cluster
+    from windtunnel.systems.cluster.model import simulate
+    from windtunnel.systems.cluster.policy import read_policy
     from windtunnel.systems.cluster.real.drive import drive, measured_speeds
     from windtunnel.systems.cluster.real.slots import real_slots
-    from windtunnel.hardware import Link
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from benchmarks import bar
 from benchmarks.clusters import SETTINGS, outcome, setting
-from windtunnel.systems.cluster import policy_of
+from windtunnel.systems.cluster.policy import policy_of
 
 TARGET = "<= 1 % in mean JCT and makespan, >= 50x fewer events, three settings"
 QUANTUM, MOST_OFF, LEAST_RATIO = 1000, 0.01, 50

@@ -10,7 +10,7 @@ import argparse
 
 from benchmarks import bar
 from benchmarks.clusters import HELD_OUT, INNER, SETTINGS, outcome, row, setting
-from windtunnel.systems.cluster import Cluster
+from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.metrics import honest_notes
 
 TARGET = "all checks hold"

@@ -18,15 +18,17 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tests.systems.cluster.reference import Reference
 from tests.shared_data import find_shared
+from tests.systems.cluster.reference import Reference
 
 from benchmarks import bar
-from windtunnel.systems.cluster import Cluster, Jobs, policy_of, simulate
-from windtunnel.systems.cluster.formats import read_jobs
-from windtunnel.systems.cluster.policy import Policy
-from windtunnel.cost.speeds import FreeCommunication
 from windtunnel.hardware import Link
+from windtunnel.search.speeds import FreeCommunication
+from windtunnel.systems.cluster.formats import read_jobs
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.model import simulate
+from windtunnel.systems.cluster.policy import Policy, policy_of
 
 TARGET = "<= 10 s on 512 GPUs, <= 30 s on 384, >= 50x a naive simulator, >= 20x AccaSim at an equal mean JCT (0.1 %)"
 WIRE = Link("wire", 1e9)

@@ -10,7 +10,7 @@ import argparse
 
 from benchmarks import bar
 from benchmarks.clusters import SETTINGS, outcome, setting, speeds_on
-from windtunnel.systems.cluster import Policy
+from windtunnel.systems.cluster.policy import Policy
 from windtunnel.systems.cluster.search import tune
 
 TARGET = "marginal timers <= 1.05 x the best fixed pair of 8 x 8 in mean JCT, on each of 4 loads"

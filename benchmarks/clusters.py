@@ -6,11 +6,13 @@ In: the shared data. Out: clusters, jobs, speeds, runs. Not here: any claim.
 from tests.shared_data import find_shared
 
 from benchmarks.bar import ROOT  # noqa: F401 - lets tests/ be imported
-from windtunnel.systems.cluster import Cluster, policy_of, simulate
-from windtunnel.systems.cluster.formats import read_jobs
-from windtunnel.systems.cluster.metrics import summarize
-from windtunnel.cost.speeds import LayerSpeeds, read_profiles
 from windtunnel.hardware import Link
+from windtunnel.search.speeds import LayerSpeeds, read_profiles
+from windtunnel.systems.cluster.formats import read_jobs
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.metrics import summarize
+from windtunnel.systems.cluster.model import simulate
+from windtunnel.systems.cluster.policy import policy_of
 
 INNER = Link("machine", 50e9)
 TEN, ONE = 1.25e9, 0.125e9  # bytes per s of 10 and of 1 Gbit/s

@@ -34,10 +34,10 @@ def row_of(name: str, worker, target, predictor, sheet) -> dict[str, object]:
     from windtunnel.cost.pricing import price
     from windtunnel.graph import Kind
     from windtunnel.hardware import Device
+    from windtunnel.simulate import replay
     from windtunnel.systems.tensor_programs.pricer import AstPricer
     from windtunnel.systems.tensor_programs.run.harvest import record
     from windtunnel.systems.tensor_programs.run.pages import OTHERS, RATES
-    from windtunnel.simulate import replay
 
     tasks, uncovered = record(name)
     library, candidates = library_of(worker, tasks, NUM_CANDIDATES)

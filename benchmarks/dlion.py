@@ -120,8 +120,8 @@ def spread_of(run) -> tuple[float, float]:
 
 def noting(used: list[float]):
     """``most_that_fits`` as it is, noting bytes over budget where a link carries some but not all."""
-    from windtunnel.systems.uneven.strategies import dlion
     from windtunnel.systems.uneven.policy import sparse_bytes
+    from windtunnel.systems.uneven.strategies import dlion
 
     chosen = dlion.most_that_fits
 

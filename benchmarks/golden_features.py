@@ -11,8 +11,8 @@ import sys
 import time
 
 import numpy as np
-from tests.systems.tensor_programs.model.golden_nests import GOLDEN, statement_features
 from tests.shared_data import find_shared
+from tests.systems.tensor_programs.model.golden_nests import GOLDEN, statement_features
 
 from benchmarks.bar import interleave, report
 from benchmarks.peers.nest_text import nest_from_printed

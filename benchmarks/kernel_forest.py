@@ -22,7 +22,13 @@ from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.measure.threads import threads
 from windtunnel.systems.tensor_programs.runtimes.layer_kernels import LayerKernel, read_prior, split
 from windtunnel.systems.tensor_programs.runtimes.model import PRESETS, KernelSample, fit_forests, sample_adaptively
-from windtunnel.systems.tensor_programs.runtimes.run import RUNTIMES, compile_for, find_fusions, in_turn, measure_kernels
+from windtunnel.systems.tensor_programs.runtimes.run import (
+    RUNTIMES,
+    compile_for,
+    find_fusions,
+    in_turn,
+    measure_kernels,
+)
 from windtunnel.workloads.vision import vision_model
 
 NETS = ("resnet10", "resnet18", "mobilenet_w1", "mobilenet_wd2", "fdmobilenet_w1", "mnasnet_b1", "fbnet_cb",

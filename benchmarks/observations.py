@@ -3,8 +3,8 @@
 Sweeps over batch sizes on one thread of two convolutional, two recurrent and two dense workloads of the suite, three
 of them on two threads too, two of them in two gloo processes over a free link, one of 1 Gb/s, and one that is as slow
 beside this processor as 1 Gb/s was beside the paper's GPU; feature maps as the fake run of the memory tracker tells
-them at size small. The verdicts are those of ``windtunnel.systems.suite.observations``: nothing is tuned towards the paper,
-and what is refuted is reported as refuted.
+them at size small. The verdicts are those of ``windtunnel.systems.suite.observations``: nothing is tuned towards the
+paper, and what is refuted is reported as refuted.
 
     python -m benchmarks.observations --verbose
     python -m benchmarks.observations --verbose --folder results     # kept, and gone on with

@@ -23,12 +23,12 @@ from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.flights import fly, verify
 from windtunnel.graph import Graph
 from windtunnel.measure import StopRule
+from windtunnel.sources.torch.launch import Ranks
+from windtunnel.sources.torch.ranks import capture_ranks
 from windtunnel.systems.strategy import search
 from windtunnel.systems.strategy.model import Chain, schedule
 from windtunnel.systems.strategy.optimizer import chain_of, optimize
 from windtunnel.systems.strategy.search import Plan, Worth, worth_of
-from windtunnel.sources.torch.launch import Ranks
-from windtunnel.sources.torch.ranks import capture_ranks
 from windtunnel.whatifs import whatif
 from windtunnel.whatifs.buckets import averaging_of
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tests.systems.chips.brute import exhaustive, least_cycles, random_job, random_network, random_operations
 from tests.shared_data import find_shared
+from tests.systems.chips.brute import exhaustive, least_cycles, random_job, random_network, random_operations
 
 from benchmarks.bar import is_verbose, report, table
 from windtunnel.errors import InfeasibleError

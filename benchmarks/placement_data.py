@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from tests.shared_data import find_shared
 
 from windtunnel.search.downsets import downsets
+from windtunnel.search.placement.model import Problem
 from windtunnel.systems.pipelines.profile import Profile
 from windtunnel.systems.pipelines.search import Level, LevelTable, States
 from windtunnel.systems.placement.formats import ACCELERATOR, CPU, read_problem
-from windtunnel.search.placement.model import Problem
 
 MISSING = "public data is not here"
 FOLDER = "placement/dnn_partitioning"

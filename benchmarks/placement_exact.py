@@ -25,11 +25,11 @@ from benchmarks.placement_data import (
 )
 from windtunnel.search.downsets import downsets
 from windtunnel.search.minmax import solve
-from windtunnel.systems.pipelines.profile import read_profile
-from windtunnel.systems.pipelines.search import Level, plan_stages
 from windtunnel.search.placement import baselines
 from windtunnel.search.placement.contraction import contract
 from windtunnel.search.placement.throughput import linearized
+from windtunnel.systems.pipelines.profile import read_profile
+from windtunnel.systems.pipelines.search import Level, plan_stages
 
 TARGET = "every count and value equal (1e-9, or all published digits)"
 

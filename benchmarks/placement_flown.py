@@ -27,9 +27,9 @@ TARGET = f"median error <= {MOST_ERROR:.0%}, and the planner's split within {MOS
 
 def flown(workload: str, parameters: dict, num_stages: int, num_random: int, time_limit_s: float):
     """Receipts of all splits, the planner's first."""
-    from windtunnel.systems.pipelines.flight import fly_pipelines
     from windtunnel.search.placement.baselines import even, random_cut
     from windtunnel.search.placement.search import place
+    from windtunnel.systems.pipelines.flight import fly_pipelines
     from windtunnel.systems.pipelines.training.run import job_of
     from windtunnel.systems.pipelines.training.search import improve
 

@@ -42,8 +42,13 @@ class Case:
     """A workload with all its plans, and what they were predicted to take."""
 
     def __init__(self, name: str, num_workers: int = WORKERS) -> None:
+        from windtunnel.systems.pipelines.training.profiled import (
+            captured_blocks,
+            conditions_for,
+            links_of,
+            ranked_on_host,
+        )
         from windtunnel.systems.pipelines.two_bw import Job, plan_2bw
-        from windtunnel.systems.pipelines.training.profiled import captured_blocks, conditions_for, links_of, ranked_on_host
 
         self.workload, self.parameters, self.batch, sizes = CASES[name]
         self.profiles = captured_blocks(self.workload, self.parameters, self.batch, sizes)

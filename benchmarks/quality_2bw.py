@@ -40,9 +40,9 @@ def main() -> None:
         bar.report("quality_2bw", 0.0, TARGET, False, reason=f"public data {TEXT} is not here")
         return
     from benchmarks.peers.delayed import delayed_training
-    from windtunnel.systems.pipelines.generate import generate
     from windtunnel.search.placement.baselines import even
     from windtunnel.search.placement.search import place
+    from windtunnel.systems.pipelines.generate import generate
     from windtunnel.systems.pipelines.training.model import stage_of_modules, step_ns
     from windtunnel.systems.pipelines.training.run import job_of
     from windtunnel.systems.pipelines.training.train import orders_of, train_pipeline

@@ -20,9 +20,9 @@ PAIRS = (("p2.8xlarge", "p2.16xlarge"), ("p3.8xlarge", "p3.16xlarge"))
 def main() -> None:
     from tests.search.advice.test_search import drawn, plain_quote
 
+    from windtunnel.hardware import instance
     from windtunnel.search.advice.model import Offer, Rented, StepTime, quoted
     from windtunnel.search.advice.search import advise_on
-    from windtunnel.hardware import instance
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--catalogs", type=int, default=1000)

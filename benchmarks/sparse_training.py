@@ -17,16 +17,16 @@ from tests.systems.chips.accelerators.sparse import slow
 
 from benchmarks import bar
 from windtunnel.base import bitmaps
+from windtunnel.hardware import device
+from windtunnel.hardware.engines import SparseGrid
+from windtunnel.sources.targets import build_workload
+from windtunnel.sources.zeros.records import ZeroRecords
+from windtunnel.sources.zeros.watch import watch_zeros
 from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
 from windtunnel.systems.chips.accelerators.sparse.costs import patch_costs
 from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
 from windtunnel.systems.chips.accelerators.sparse.tiles import tile_cycles
-from windtunnel.hardware import device
-from windtunnel.hardware.engines import SparseGrid
 from windtunnel.systems.chips.skipping import GridAnswer, miscounted, on_grid, zeros_of
-from windtunnel.sources.targets import build_workload
-from windtunnel.sources.zeros.records import ZeroRecords
-from windtunnel.sources.zeros.watch import watch_zeros
 from windtunnel.workloads.relu_networks import FAMILIES
 
 CHIP = device("sparse-grid")

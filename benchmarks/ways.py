@@ -89,10 +89,10 @@ def planned(folder: Path) -> None:
     """A model is captured, cut into stages, its plans ranked by replay, the best one run, and its step kept."""
     from windtunnel.flights import Ledger
     from windtunnel.systems.pipelines.flight import receipt_of_training
-    from windtunnel.systems.pipelines.two_bw import Job, plan_2bw
     from windtunnel.systems.pipelines.training.job import PipelineSpec, planned_pipeline
     from windtunnel.systems.pipelines.training.profiled import captured_blocks, conditions_for, links_of, ranked_on_host
     from windtunnel.systems.pipelines.training.train import train_pipeline
+    from windtunnel.systems.pipelines.two_bw import Job, plan_2bw
 
     name, parameters, batch, size = "mlp", {"depth": 5, "width": 64}, 8, 2
     profiles = captured_blocks(name, parameters, batch, [size])

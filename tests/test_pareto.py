@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.errors import InputError
 from windtunnel.base.pareto import fronts, hypervolume, is_best
+from windtunnel.errors import InputError
 
 GOALS = st.integers(1, 3)
 TABLES = GOALS.flatmap(

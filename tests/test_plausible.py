@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.errors import ImplausibleError
 from windtunnel.base.plausible import is_plausible_step, require_plausible
+from windtunnel.errors import ImplausibleError
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from windtunnel.errors import InputError, TraceError
 from windtunnel.base.reading import ReadLimit, free_memory_bytes, parse_json, read_json, shown, unpacked
+from windtunnel.errors import InputError, TraceError
 
 MIB = 1 << 20
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from windtunnel.outputs import whole
 
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.stages import Job
 from windtunnel.measure.devices import uses_gpu
-from windtunnel.outputs import whole
 
 MARK = "case:"
 LIMITS = ("grid", "block", "registers per thread", "shared memory")

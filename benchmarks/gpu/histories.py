@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from windtunnel.outputs import whole
 
 from benchmarks.gpu.stages import Job, Row
 from windtunnel.measure.devices import finish, uses_gpu
-from windtunnel.outputs import whole
 
 MAX_ENTRIES = 200_000
 MAX_TRACE_BYTES = 3 << 19  # 1.5 MiB

@@ -24,11 +24,11 @@ def run(unit: str, job: Job) -> Row:
     if missing:
         return {"pending": f"needs {', '.join(missing)}"}
     from tests.kernels import gpu_texts
-
-    from windtunnel.errors import NotApplicableError, WindtunnelError
     from windtunnel.kernels.compiling import ptx_of, read_module
     from windtunnel.kernels.evolving import evolve_kernel
     from windtunnel.kernels.search import Options
+
+    from windtunnel.errors import NotApplicableError, WindtunnelError
 
     kernel = {"mirror": gpu_texts.mirror_kernel, "scale": gpu_texts.scale_kernel}[unit]()
     row: Row = {"ptx_lines": len(ptx_of(read_module(kernel.function.render())).splitlines())}

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from windtunnel.outputs import whole
 
 from benchmarks.gpu import case_kernels as kernels
 from benchmarks.gpu import training_cases
@@ -30,7 +31,6 @@ from benchmarks.gpu.stages import Job, Row
 from windtunnel import hardware
 from windtunnel.measure.devices import IterationClock, finished_ns, uses_gpu
 from windtunnel.measure.rounds import quiet, rounds, spread_ratio
-from windtunnel.outputs import whole
 
 IS_APART = False
 UNIT_S = 10.0  # on an H200

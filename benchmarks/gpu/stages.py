@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from windtunnel.outputs import whole
+
 from benchmarks.bar import ROOT
 from windtunnel.measure.workers import run_to_end
-from windtunnel.outputs import whole
 
 Row = dict[str, Any]
 JUDGING = ("numba", "pyarrow", "msgspec")

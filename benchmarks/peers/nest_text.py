@@ -13,7 +13,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.systems.tensor_programs.model.nest import THREADS, Allocate, Attribute, Buffer, Expression, For, If, Nest, Node, Store
+from windtunnel.systems.tensor_programs.model.nest import (
+    THREADS,
+    Allocate,
+    Attribute,
+    Buffer,
+    Expression,
+    For,
+    If,
+    Nest,
+    Node,
+    Store,
+)
 
 __all__ = ["nest_from_printed"]
 

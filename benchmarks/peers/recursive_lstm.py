@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.cost.metrics import mape
 from windtunnel.base.extras import require
+from windtunnel.cost.metrics import mape
 from windtunnel.systems.tensor_programs.model.encoding import END
 from windtunnel.systems.tensor_programs.model.samples import labels_of
 from windtunnel.systems.tensor_programs.model.splits import Split

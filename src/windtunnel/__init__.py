@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from windtunnel.graph import load as load
     from windtunnel.graph import save as save
     from windtunnel.hardware import machine as machine
-    from windtunnel.search.placement.search import place as place
-    from windtunnel.systems.strategy.optimizer import optimize as optimize
     from windtunnel.reports import explain as explain
     from windtunnel.reports import report as report
+    from windtunnel.search.placement.search import place as place
     from windtunnel.simulate import Timeline as Timeline
     from windtunnel.simulate import replay as replay
     from windtunnel.sources.dry.run import dry_run as dry_run

@@ -11,7 +11,8 @@ writes one class, and inherits what ours are held to::
         def graphs(self):
             return [my_graph()]
 
-Not here: whether its numbers are true; a flight says that (``windtunnel verify``).
+Contracts of a subject's own plug-ins lie with it: ``windtunnel.systems.cluster.testing``,
+``windtunnel.systems.uneven.testing``. Not here: whether its numbers are true; a flight says that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -43,9 +43,7 @@ __all__ = [
     "FlightContract",
     "LayerContract",
     "PluginContract",
-    "PolicyContract",
     "SourceContract",
-    "StrategyContract",
     "WhatIfContract",
     "WorkloadContract",
 ]
@@ -294,59 +292,6 @@ class WorkloadContract(PluginContract):
             built.close()
 
 
-class StrategyContract(PluginContract):
-    """A synchronization strategy of ``training``; override ``job``, a text as of ``train compare --job``, if needed.
-
-    Two unequal workers with a server train for two seconds of virtual time.
-    """
-
-    kind = "strategy"
-    parameters: ClassVar[dict[str, Any]] = {}
-
-    def job(self, folder: Path) -> str:  # noqa: ARG002
-        """What is trained."""
-        return "mlp:hidden=8"
-
-    def trained(self, folder: Path, speeds: Sequence[float] = (1.0, 0.5), first: str = "") -> Any:
-        """A ``Run`` in virtual time; ``first`` is more about the first worker."""
-        from windtunnel.systems.uneven.fleet import read_fleet
-        from windtunnel.systems.uneven.goal import Goal
-        from windtunnel.systems.uneven.jobs import train_job
-        from windtunnel.systems.uneven.model import train_virtually
-
-        path = folder / "cluster.toml"
-        card = 'up = "10 MB/s"\ndown = "10 MB/s"\n'
-        workers = "".join(f"[[workers]]\nspeed = {speed}\n{card}" for speed in speeds)
-        workers = workers.replace("[[workers]]", f"[[workers]]\n{first}", 1)
-        path.write_text(f'step_time = "100 ms"\n[server]\n{card}{workers}', encoding="utf-8")
-        policy = self.plugin.function(**self.parameters)
-        goal = Goal(2 * 10**9, every_ns=10**9)
-        return train_virtually(train_job(self.job(folder)), read_fleet(path), self.name, policy, goal)
-
-    def test_it_trains_and_says_the_same_twice(self, tmp_path: Path) -> None:
-        """No worker stands still from the beginning, no loss is lost, and equal seeds give equal runs, bit for bit."""
-        first, second = self.trained(tmp_path), self.trained(tmp_path)
-        assert set(first.steps[:, 0].tolist()) == {0, 1}
-        assert all(math.isfinite(point.loss) for point in first.points)
-        assert first.weights.tobytes() == second.weights.tobytes()
-        assert first.steps.tobytes() == second.steps.tobytes()
-        assert first.messages.tobytes() == second.messages.tobytes()
-
-    def test_it_goes_on_without_a_worker_or_says_that_it_cannot(self, tmp_path: Path) -> None:
-        """Where the first of three workers is lost, the others learn on; nothing that it sent keeps them waiting."""
-        speeds, lost_ns = (1.0, 0.8, 0.5), 730_000_000
-        if self.plugin.function(**self.parameters).goes_on == "never":
-            with pytest.raises(InputError, match=r"w0.*lost at 730 ms"):
-                self.trained(tmp_path, speeds, 'lost_at = "730 ms"')
-            return
-        run = self.trained(tmp_path, speeds, 'lost_at = "730 ms"')
-        last_ns = [int(run.steps[run.steps[:, 0] == rank, 2].max()) for rank in range(3)]
-        assert last_ns[0] <= lost_ns
-        assert min(last_ns[1:]) > 1_600_000_000
-        assert all(math.isfinite(point.loss) for point in run.points)
-        assert run.lost == ((0, lost_ns),)
-
-
 class LayerContract(PluginContract):
     """A layer. Say an operator that it can replace, and arguments of it that can be computed."""
 
@@ -376,52 +321,3 @@ class LayerContract(PluginContract):
         """Nothing is replaced in silence."""
         with pytest.raises(InputError, match="aten::relu"):
             self.plugin.function("aten::relu", [], **self.parameters)
-
-
-class PolicyContract(PluginContract):
-    """A scheduling policy of ``cluster``: 60 jobs that crowd two racks of two machines of 4 GPUs."""
-
-    kind = "policy"
-    parameters: ClassVar[dict[str, Any]] = {}
-
-    def simulated(self) -> Any:
-        """A ``ClusterRun`` in which several GPUs of a model are slower on every further machine and rack."""
-        from windtunnel.systems.cluster import Cluster, Jobs, policy_of, simulate
-        from windtunnel.hardware import Link
-
-        wire = Link("wire", 1e9)
-        chance = np.random.default_rng(1)
-        cluster = Cluster(4, 2, 2, (wire, wire, wire), lease_ns=100 * 10**9)
-        jobs = Jobs.of(
-            arrival_s=chance.uniform(0, 4000, 60), gpus=chance.choice([1, 1, 2, 4, 7, 12], 60),
-            work_s=chance.exponential(300, 60) + 1, model=["vgg", "bert"] * 30,
-        )  # fmt: skip
-        return simulate(cluster, jobs, _SlowerApart(), policy_of(self.name, **self.parameters))
-
-    def test_every_job_ends_and_no_gpu_is_given_twice(self) -> None:
-        """All work is done, and held GPUs never exceed those of a machine."""
-        run = self.simulated()
-        assert (run.end_ns > 0).all()
-        done = np.bincount(run.segments["job"], run.segments["done"], minlength=len(run.jobs))
-        assert np.allclose(run.jobs.work_ns, done)
-        rows, places = run.segment_places
-        held = np.zeros(run.cluster.num_machines, np.int64)
-        starts, backs, count = run.segments["start"][rows], run.segments["back"][rows], run.places["gpus"][places]
-        time, sign = np.concatenate([backs, starts]), np.concatenate([-count, count])
-        machine = np.concatenate([run.places["machine"][places]] * 2)
-        for at in np.argsort(time, kind="stable"):  # what comes back at a time comes before what starts then
-            held[machine[at]] += sign[at]
-            assert 0 <= held[machine[at]] <= run.cluster.gpus_per_machine
-
-    def test_it_decides_the_same_twice(self) -> None:
-        """Equal state, equal decisions."""
-        first, second = self.simulated(), self.simulated()
-        assert first.segments.tobytes() == second.segments.tobytes()
-        assert first.places.tobytes() == second.places.tobytes()
-
-
-class _SlowerApart:
-    """Speeds for the contract of policies."""
-
-    def speed(self, model: str, batch: int, shape: Sequence[Sequence[int]]) -> float:  # noqa: ARG002
-        return 1.0 / (1.0 + 0.1 * len(model) * (sum(map(len, shape)) - 1) + 0.3 * (len(shape) - 1))

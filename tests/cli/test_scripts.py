@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.cli.command import windtunnel, windtunnel_process
+from windtunnel.base.outputs import whole
 from windtunnel.errors import InputError
 from windtunnel.graph import load
 from windtunnel.measure import ProfileDatabase
-from windtunnel.base.outputs import whole
 
 TRAINING = """import argparse, torch
 parser = argparse.ArgumentParser()

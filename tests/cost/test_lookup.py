@@ -12,9 +12,9 @@ from torch import nn
 from windtunnel.cost import lookup
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, Stand, fit_overhead, measure
+from windtunnel.cost.tracing import trace
 from windtunnel.errors import PriceError
 from windtunnel.measure.database import ProfileDatabase
-from windtunnel.cost.tracing import trace
 
 
 @pytest.fixture(autouse=True)

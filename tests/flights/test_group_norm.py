@@ -9,8 +9,8 @@ from windtunnel.errors import FlightError, InputError
 
 torch = pytest.importorskip("torch")
 
-from windtunnel.systems.layers.nn.group_norm import num_groups  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
+from windtunnel.systems.layers.nn.group_norm import num_groups  # noqa: E402
 from windtunnel.whatifs.normalization import group_norm  # noqa: E402
 
 flight = registry.get("flight", "group-norm").function

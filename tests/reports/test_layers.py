@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.systems.chips.page_layers import quality_page
+from windtunnel.systems.layers.page import quality_page
 from windtunnel.systems.layers.training.run import Qualities, Quality
 from windtunnel.systems.layers.training.tasks import Score
 

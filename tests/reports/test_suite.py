@@ -5,10 +5,10 @@ import re
 
 import msgspec
 
-from windtunnel.systems.suite.mllog import PREFIX, mllog_lines
-from windtunnel.systems.suite.page import write_suite_report
 from windtunnel.reports.curves import Bar, Curve, bars, curves
 from windtunnel.systems.suite.comparison import compare
+from windtunnel.systems.suite.mllog import PREFIX, mllog_lines
+from windtunnel.systems.suite.page import write_suite_report
 from windtunnel.systems.suite.results import Cell, Result, SuiteRun
 
 

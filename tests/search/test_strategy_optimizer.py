@@ -9,8 +9,8 @@ from tests.averaging_job import averaging_job
 from tests.cli.command import windtunnel
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import save
-from windtunnel.systems.strategy.optimizer import Strategy, chain_of, load_strategy, optimize
 from windtunnel.simulate import replay
+from windtunnel.systems.strategy.optimizer import Strategy, chain_of, load_strategy, optimize
 from windtunnel.whatifs import whatif
 from windtunnel.whatifs.buckets import averaging_of
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.comm.symbolic import contents, own, replayed_moves, whole
 from tests.shared_data import shared_path
+from windtunnel.base.reading import unpacked
 from windtunnel.errors import GraphError, TraceError
 from windtunnel.graph import Graph, Kind
-from windtunnel.base.reading import unpacked
 from windtunnel.simulate import replay
 from windtunnel.sources.chakra import load_chakra, save_chakra
 from windtunnel.sources.formats import format_of

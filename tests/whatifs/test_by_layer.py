@@ -9,8 +9,8 @@ from torch import nn
 from windtunnel.cost.rerun import Ratios
 from windtunnel.simulate import replay
 from windtunnel.sources.torch import capture
-from windtunnel.whatifs import Answer, parse_request, whatif
 from windtunnel.systems.layers.whatif_circulant import block_circulant
+from windtunnel.whatifs import Answer, parse_request, whatif
 from windtunnel.whatifs.by_layer import by_layer, worth_it
 
 

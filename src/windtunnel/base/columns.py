@@ -10,8 +10,8 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from windtunnel.errors import InputError
 from windtunnel.base.reading import ReadLimit, unpacked
+from windtunnel.errors import InputError
 
 __all__ = ["number", "read_rows", "whole_number"]
 

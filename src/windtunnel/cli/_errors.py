@@ -8,9 +8,9 @@ import tempfile
 import traceback
 from typing import Any
 
+from windtunnel.base.outputs import MAKE_ROOM, is_full
 from windtunnel.cli._console import clean, styled
 from windtunnel.errors import WindtunnelError
-from windtunnel.base.outputs import MAKE_ROOM, is_full
 
 __all__ = ["show_crash", "show_error", "show_usage_error"]
 

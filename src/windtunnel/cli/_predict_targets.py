@@ -111,9 +111,9 @@ def predicted_on(target: Target, found: Forecast, fabric: Fabric | None, batch_d
     ImplausibleError
         By a defect of ours, the answer cannot be true.
     """
-    from windtunnel.search.advice.steps import averaged_ns
-    from windtunnel.graph import Kind
     from windtunnel.base.plausible import require_plausible
+    from windtunnel.graph import Kind
+    from windtunnel.search.advice.steps import averaged_ns
     from windtunnel.whatifs.messages import fabric_of
     from windtunnel.whatifs.speed import speed_of
 

@@ -14,7 +14,6 @@ from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free
 from windtunnel.cli._options import Force, GraphPath, Json
-from windtunnel.systems.chips.predict_page import ChipFacts, chip_facts, print_chips
 from windtunnel.cli._predict_targets import HOST_NAMES, Predicted, predicted_on, print_whole, targets_of, with_types
 from windtunnel.errors import InputError
 
@@ -102,21 +101,21 @@ def predict(
         others = changes(captured, targets[0].device, made[0], **given, fabric=fabric) if len(made) == 1 else []
         if output is not None:
             save(made[0].graph, output, overwrite=force)
-    facts = chip_facts(found, [one.device for one in targets])
+    chips = registry.get("page", "predict-chips").function(found, [one.device for one in targets])
     ordered = [answers[id(one)] for one in found]
     for note in [*left_out, *_too_large(captured, targets)]:
         advise(f"note: {note}")
     if as_json:
-        print_json(_document(ordered, others, ranked_by, given["launch_ns"], facts))
+        print_json(_document(ordered, others, ranked_by, given["launch_ns"], chips.json()))
     elif len(found) == 1:
         _print_forecast(ordered[0])
-        print_chips(found, facts)
+        chips.print()
         _print_shares(found[0])
         _print_classes(found[0])
         _print_changes(found[0], others)
     else:
         _print_ranking(ordered, ranked_by)
-        print_chips(found, facts)
+        chips.print()
     asked = output or (None if never_run(captured).any() else graph)
     _advise_next(graph, on, found[0], others, asked)
     if not found[0].batch_size:
@@ -192,7 +191,7 @@ def _per_sample(found: Forecast) -> float:
 
 
 def _document(
-    answers: list[Predicted], others: list[Forecast], ranked_by: str, launch_ns: int, facts: dict[str, ChipFacts]
+    answers: list[Predicted], others: list[Forecast], ranked_by: str, launch_ns: int, facts: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     from windtunnel.cost.roofline import BOUND_ERROR
 
@@ -205,10 +204,10 @@ def _document(
     return {"schema": "windtunnel.forecast/2", **found, **common, "changes": changed}
 
 
-def _as_dict(found: Forecast, facts: Mapping[str, ChipFacts] = MappingProxyType({})) -> dict[str, Any]:
+def _as_dict(found: Forecast, facts: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
     shares = {name: [dataclasses.asdict(one) for one in getattr(found, name)] for name in ("sources", "bindings")}
     classes = [dataclasses.asdict(one) for one in found.classes]
-    chip = {"chip": facts[found.device].json()} if found.device in facts else {}
+    chip = {"chip": facts[found.device]} if found.device in facts else {}
     return {name: getattr(found, name) for name in _NUMBERS} | shares | {"classes": classes} | chip
 
 

@@ -50,10 +50,10 @@ def recommend(
 
     Price a training on every machine of the catalog; take the cheapest that is in time, and say why none cheaper is.
     """
+    from windtunnel.hardware import instance, instances
     from windtunnel.search.advice.model import Rented, quoted
     from windtunnel.search.advice.search import advise_on
     from windtunnel.search.advice.steps import GraphSteps, offers_of, read_steps
-    from windtunnel.hardware import instance, instances
     from windtunnel.units import parse_duration, parse_rate, parse_size
     from windtunnel.whatifs.another_batch import batch_of
 

@@ -12,15 +12,15 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.comm.links import LinkFit, LinkSample, fit_link
 from windtunnel.cost.collective import collective_ns
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.links import ShapedLink, shaped_link
 from windtunnel.measure.workers import Workers
-from windtunnel.base.progress import Progress
 from windtunnel.units import format_rate
 
 __all__ = ["SIZES_BYTES", "LinkSweep", "averaging_rate", "measure_link"]

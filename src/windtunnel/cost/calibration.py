@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost._samples import CLASSES, Sample, draw
 from windtunnel.cost.bounds import bounds_on
 from windtunnel.cost.classes import class_of
@@ -23,13 +25,11 @@ from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import Stand, Table
 from windtunnel.cost.measured import ALONE, Calibration, calibration_of
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import rounds
 from windtunnel.measure.threads import threads
-from windtunnel.base.progress import Progress
 
 __all__ = ["Calibrated", "Round", "calibrate", "forecast_gain"]
 

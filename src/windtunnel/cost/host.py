@@ -10,16 +10,16 @@ import os
 from collections.abc import Iterable
 
 from windtunnel import hardware
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.lookup import measure
 from windtunnel.cost.peak import SHORT_NAMES
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
-from windtunnel.base.progress import Progress
 
 __all__ = ["HOST", "dispatch_ns", "host_device", "host_limits", "is_host", "usable_dtypes"]
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.cost.rerun import TensorSpec
 from windtunnel.errors import PriceError
-from windtunnel.base.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 from windtunnel.measure.threads import threads
-from windtunnel.base.progress import Progress
 
 __all__ = ["Overhead", "Stand", "Table", "fit_overhead", "measure"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.base.extras import require
 from windtunnel.base.outputs import replacing
+from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["header_of", "read_model_header", "write_model"]
 

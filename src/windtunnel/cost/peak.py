@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import hardware
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.devices import finished_ns, uses_gpu
 from windtunnel.measure.fingerprint import libraries, machine

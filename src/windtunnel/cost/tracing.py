@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from windtunnel.base.extras import require
 from windtunnel.cost.kernels import Kernel, TensorShape
 from windtunnel.errors import PriceError
-from windtunnel.base.extras import require
 
 __all__ = ["trace"]
 

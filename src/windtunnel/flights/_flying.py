@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel import registry
-from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
+from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.flights._processes import LaneConfig, ProcessLane
 from windtunnel.flights._steps import StepLane
 from windtunnel.flights._witness import unproven
@@ -29,7 +30,6 @@ from windtunnel.measure import fingerprint
 from windtunnel.measure.deadline import OutOfTimeError, ended_after
 from windtunnel.measure.disturbance import disturbance_line
 from windtunnel.measure.turns import Measurement, StopRule, Turn, measure
-from windtunnel.base.progress import Progress
 from windtunnel.sources.targets import Script, StepFunction, Target, WorkloadName, build_workload, discover, target_of
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.whatifs import Answer, Request, parse_request, whatif

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel import registry
+from windtunnel.base.reading import parse_json, shown
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.flights.receipt import Receipt, encode
 from windtunnel.measure.disturbance import MAX_NEIGHBORS
-from windtunnel.base.reading import parse_json, shown
 
 __all__ = ["Ledger", "Residual", "default_ledger", "family_of"]
 

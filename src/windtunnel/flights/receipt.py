@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from windtunnel.base.reading import shown
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Kind
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
-from windtunnel.base.reading import shown
 from windtunnel.units import format_duration
 
 __all__ = ["Receipt", "conditions_of", "encode", "model_fingerprint", "subject_of", "table_of"]

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 import numpy as np
 
+from windtunnel.base.reading import ReadLimit, shown
 from windtunnel.errors import GraphError, InputError
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.graph.table import Array, Strings
-from windtunnel.base.reading import ReadLimit, shown
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph

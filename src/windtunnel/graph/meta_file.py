@@ -14,9 +14,9 @@ from typing import Annotated, Any, Required, TypedDict, get_type_hints
 
 import msgspec
 
+from windtunnel.base.reading import shown
 from windtunnel.errors import InputError
 from windtunnel.graph.meta import Meta
-from windtunnel.base.reading import shown
 
 __all__ = ["read_meta"]
 

@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from windtunnel.base.outputs import cannot_write
+from windtunnel.base.reading import ReadLimit, read_json, shown
 from windtunnel.errors import GraphError, InputError, SchemaVersionError
 from windtunnel.graph.graph import Graph
 from windtunnel.graph.history import Edit
 from windtunnel.graph.meta_file import read_meta
 from windtunnel.graph.schema import EDGE_COLUMNS, RESOURCE_COLUMNS, SCHEMA_VERSION, TASK_COLUMNS, Column
 from windtunnel.graph.table import Array, Strings, Table, frozen
-from windtunnel.base.outputs import cannot_write
-from windtunnel.base.reading import ReadLimit, read_json, shown
 
 __all__ = ["from_arrow", "load", "read_parquet", "save", "to_arrow"]
 

@@ -14,10 +14,10 @@ from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
+from windtunnel.base.reading import shown
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import Accelerator, Arrays, OperatorRate
 from windtunnel.hardware.engines import FourierEngine, SparseGrid
-from windtunnel.base.reading import shown
 from windtunnel.units import parse_size
 
 __all__ = ["accelerator_of", "accelerators", "is_accelerator_sheet"]

@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from windtunnel.base.reading import free_memory_bytes
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.hardware.parts import Device
 from windtunnel.hardware.systems import Machine
-from windtunnel.base.reading import free_memory_bytes
 
 __all__ = [
     "available_bytes",

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from windtunnel.base.outputs import whole
+from windtunnel.base.reading import ReadLimit, read_json, shown
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerator_sheet import accelerator_of, is_accelerator_sheet
 from windtunnel.hardware.parts import Device, Link
-from windtunnel.base.outputs import whole
-from windtunnel.base.reading import ReadLimit, read_json, shown
 
 __all__ = ["FIELDS", "device_of_row", "read_link", "read_sheet", "write_link"]
 

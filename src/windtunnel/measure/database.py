@@ -17,8 +17,8 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.base.reading import shown
+from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["Measurement", "ProfileDatabase", "default_database_path"]
 

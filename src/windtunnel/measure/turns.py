@@ -14,11 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError
 from windtunnel.measure.deadline import OutOfTimeError
 from windtunnel.measure.disturbance import MAX_NEIGHBORS, Neighbors
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup, has_trend, warmup_length
-from windtunnel.base.progress import Progress
 
 __all__ = ["Lane", "Measurement", "StopRule", "Turn", "measure"]
 

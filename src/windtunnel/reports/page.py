@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from windtunnel.base.outputs import whole
 from windtunnel.errors import InputError
 from windtunnel.flights import Receipt, model_fingerprint
 from windtunnel.graph import Graph
-from windtunnel.base.outputs import whole
 from windtunnel.reports import sections
 from windtunnel.reports.answers import flights, safest_change, what_ifs
 from windtunnel.reports.charts import escape

@@ -21,9 +21,9 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import GraphError, WindtunnelError
 from windtunnel.search import _downset_kernels as kernels
-from windtunnel.base.progress import Progress
 
 __all__ = ["CAP", "Closure", "Lattice", "TooManyDownsets", "chain", "downsets"]
 

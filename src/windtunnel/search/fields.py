@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.base.reading import ReadLimit, read_json, shown
+from windtunnel.errors import InputError
 
 __all__ = ["document_of", "ends_of", "has_text", "number_of", "rows_of", "unique_ids", "whole_of"]
 

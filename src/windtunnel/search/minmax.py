@@ -20,12 +20,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.search import _downset_kernels as kernels
 from windtunnel.search.device_options import Options, options_of
 from windtunnel.search.downsets import Lattice
 from windtunnel.search.work import Groups, Work
-from windtunnel.base.progress import Progress
 
 __all__ = ["Combine", "Stage", "Table", "solve"]
 

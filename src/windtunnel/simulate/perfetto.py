@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph import Kind
 from windtunnel.base.outputs import replacing
+from windtunnel.graph import Kind
 from windtunnel.simulate._program import edge_column
 from windtunnel.simulate.breakdown import task_labels
 

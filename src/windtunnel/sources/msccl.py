@@ -16,9 +16,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from windtunnel import registry
+from windtunnel.base.reading import ReadLimit, shown, unpacked
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
-from windtunnel.base.reading import ReadLimit, shown, unpacked
 from windtunnel.sources.chakra._nodes import unpacked_head
 from windtunnel.sources.execution_trace.reader import UNMEASURED
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from windtunnel import registry
+from windtunnel.base.progress import Progress
 from windtunnel.cost.rerun import Need
 from windtunnel.errors import InEffectError, InputError, WindtunnelError
 from windtunnel.graph import Graph, Table
-from windtunnel.base.progress import Progress
 from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.simulate.iterations import iteration_ns, takes_part
 from windtunnel.whatifs.answer import Answer, Status

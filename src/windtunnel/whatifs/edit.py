@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel import registry
+from windtunnel.base.progress import Progress
 from windtunnel.cost.rerun import Need, price_needs
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.measure import ProfileDatabase
-from windtunnel.base.progress import Progress
 from windtunnel.whatifs.request import Request, Step
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED, Pricer, Unpriced, checked_prices, priced
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windtunnel import registry
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.workloads._actors import NUM_FRAMES, Actors, Play, Rollouts, policy
 from windtunnel.workloads._catch import Court
 from windtunnel.workloads.workload import Training, Workload

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from windtunnel import registry
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.registry import did_you_mean
 from windtunnel.workloads.workload import Supervised, Workload
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.search.advice.model import Offer, Rented, StepTime, quoted
-from windtunnel.search.advice.search import advise_on
 from windtunnel.errors import InputError
 from windtunnel.hardware import Instance, device, instance, instances, link
+from windtunnel.search.advice.model import Offer, Rented, StepTime, quoted
+from windtunnel.search.advice.search import advise_on
 
 
 def machine(name, num_devices, usd, *, vcpus=8, memory=1 << 36, chip="t4"):

@@ -8,12 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windtunnel.cli import main  # noqa: E402
-from windtunnel.search.advice import steps  # noqa: E402
-from windtunnel.search.advice.model import Offer  # noqa: E402
-from windtunnel.search.advice.steps import GraphSteps, read_steps  # noqa: E402
 from windtunnel.errors import ImplausibleError, InputError  # noqa: E402
 from windtunnel.graph import GraphBuilder, Kind, save  # noqa: E402
 from windtunnel.hardware import instance  # noqa: E402
+from windtunnel.search.advice import steps  # noqa: E402
+from windtunnel.search.advice.model import Offer  # noqa: E402
+from windtunnel.search.advice.steps import GraphSteps, read_steps  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
 from windtunnel.whatifs.forecast import forecast  # noqa: E402
 

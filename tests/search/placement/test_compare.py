@@ -11,9 +11,9 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 
 from tests.search.problems import chain, random_problem
 from windtunnel.search.placement import baselines
-from windtunnel.systems.placement.compare import compare
 from windtunnel.search.placement.latency import greedy
 from windtunnel.search.placement.throughput import exact
+from windtunnel.systems.placement.compare import compare
 
 
 @pytest.mark.parametrize("combine", ["sum", "duplex"])

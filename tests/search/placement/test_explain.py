@@ -11,16 +11,16 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 from tests.search.problems import chain, problem
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
-from windtunnel.systems.pipelines.model import chained, pipelined, plan_schedule
 from windtunnel.search.placement.baselines import random_cut
 from windtunnel.search.placement.explain import device_rows, moves
 from windtunnel.search.placement.fleet import fleet_of, links_of
 from windtunnel.search.placement.from_graph import layers_of, placed
 from windtunnel.search.placement.local_search import search_locally
-from windtunnel.systems.placement.robust import robust_plan
 from windtunnel.search.placement.search import place
 from windtunnel.search.work import DeviceType
 from windtunnel.simulate import replay
+from windtunnel.systems.pipelines.model import chained, pipelined, plan_schedule
+from windtunnel.systems.placement.robust import robust_plan
 
 
 def test_devices_say_what_binds_them():

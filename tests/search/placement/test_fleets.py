@@ -11,15 +11,15 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 
 from tests.search.problems import brute_force, chain, order_exists, problem, random_problem
 from windtunnel.errors import InputError
-from windtunnel.systems.pipelines.model import pipelined
 from windtunnel.search.placement.explain import device_rows
 from windtunnel.search.placement.fleet import fleet_of, links_of, with_replicas
-from windtunnel.systems.placement.robust import robust_plan
 from windtunnel.search.placement.search import place
 from windtunnel.search.placement.throughput import exact, sync_ns, value_ns
 from windtunnel.search.placement.throughput_ilp import integer_plan
 from windtunnel.search.work import DeviceType
 from windtunnel.simulate import replay
+from windtunnel.systems.pipelines.model import pipelined
+from windtunnel.systems.placement.robust import robust_plan
 
 
 def with_links(one, rng, counts=(2, 2)):

@@ -13,10 +13,10 @@ pytest.importorskip("rustworkx", reason="needs the extra plan")
 from tests.search.problems import problem
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.systems.placement.formats import read_problem
 from windtunnel.search.placement.latency import descend, greedy, latency_of, longest_path_ns, on_cpus
 from windtunnel.search.placement.latency_ilp import integer_latency
 from windtunnel.search.placement.search import place
+from windtunnel.systems.placement.formats import read_problem
 
 ON_ACCELERATOR, ON_CPU = 0, 1
 

@@ -15,9 +15,9 @@ from windtunnel.errors import GraphError, InfeasibleError, InputError
 from windtunnel.search.downsets import downsets
 from windtunnel.search.minmax import Table, solve
 from windtunnel.search.placement.contraction import contract
-from windtunnel.systems.placement.formats import read_problem, split_document
 from windtunnel.search.placement.search import place
 from windtunnel.search.placement.throughput import exact, linearized
+from windtunnel.systems.placement.formats import read_problem, split_document
 
 FOLDER = "placement/dnn_partitioning"
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.sources.torch.step import capture
 from windtunnel.systems.chips.answer import Options, codesign_models
 from windtunnel.systems.chips.captured import captured_models
-from windtunnel.sources.torch.step import capture
 
 WIDTH, ROWS, DEPTH = 32, 16, 3
 

@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from tests.cli.command import windtunnel
+from windtunnel.base.pareto import is_best
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware import device
-from windtunnel.base.pareto import is_best
 from windtunnel.systems.chips import circulant
 from windtunnel.systems.chips.circulant import Layer, Limits, design, read_layers
 

@@ -5,14 +5,14 @@ import pytest
 
 from windtunnel import whatif
 from windtunnel.base import bitmaps
-from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
-from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import device
 from windtunnel.hardware.engines import SparseGrid
-from windtunnel.systems.chips.skipping import on_grid
 from windtunnel.sources.zeros.records import LayerRecord
+from windtunnel.systems.chips.accelerators.sparse import MODES, ConvShape, LayerZeros, layer_cycles
+from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
+from windtunnel.systems.chips.skipping import on_grid
 from windtunnel.whatifs import apply, parse_request
 
 CHIP = device("sparse-grid")

@@ -10,11 +10,12 @@ import pytest
 from tests.cli.command import windtunnel
 from tests.systems.cluster.test_inputs import TIERS
 from tests.systems.cluster.worlds import INF, POLICIES, ShapeSpeeds, cluster, world
-from windtunnel.systems.cluster import Jobs, Policy, simulate
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.systems.cluster.explain import explain_job
 from windtunnel.systems.cluster.formats import read_jobs
-from windtunnel.systems.cluster.model import Watch
-from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.model import Watch, simulate
+from windtunnel.systems.cluster.policy import Policy
 
 
 class HalfOverMachines:

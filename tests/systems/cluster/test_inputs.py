@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests.shared_data import shared_path
-from windtunnel.systems.cluster import Jobs, read_cluster
+from windtunnel.errors import InputError
 from windtunnel.systems.cluster.formats import read_jobs, write_jobs
 from windtunnel.systems.cluster.generator import fit_mix, generate, with_models
 from windtunnel.systems.cluster.gittins import gittins_index
-from windtunnel.errors import InputError
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.layout import read_cluster
 
 TIERS = [
     {"name": "machine", "count": 4, "link": {"gbytes_s": 50}},

@@ -7,9 +7,11 @@ import pytest
 from tests.systems.cluster.test_engine import happened
 from tests.systems.cluster.worlds import INF, ShapeSpeeds, cluster, world
 from windtunnel import registry
-from windtunnel.systems.cluster import Jobs, Policy, Start, Stop, Wake, policy_of, simulate
 from windtunnel.errors import InputError
-from windtunnel.testing import PolicyContract
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.model import simulate
+from windtunnel.systems.cluster.policy import Policy, Start, Stop, Wake, policy_of
+from windtunnel.systems.cluster.testing import PolicyContract
 
 
 def contract(name):

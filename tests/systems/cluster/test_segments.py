@@ -10,16 +10,18 @@ import pytest
 from tests.cli.command import windtunnel
 from tests.systems.cluster.test_inputs import TIERS
 from tests.systems.cluster.worlds import INF, POLICIES, ShapeSpeeds, cluster, world
-from windtunnel.systems.cluster import Jobs, Policy, simulate
-from windtunnel.systems.cluster.formats import read_jobs
-from windtunnel.systems.cluster.metrics import honest_notes, shared_link_share, summarize, use_over_time
-from windtunnel.systems.cluster.search import compare, tune
-from windtunnel.systems.cluster.segments import segments_graph
-from windtunnel.cost.speeds import FreeCommunication
 from windtunnel.errors import InputError
 from windtunnel.graph import load, save
-from windtunnel.systems.cluster.page import cluster_page
+from windtunnel.search.speeds import FreeCommunication
 from windtunnel.simulate import replay
+from windtunnel.systems.cluster.formats import read_jobs
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.metrics import honest_notes, shared_link_share, summarize, use_over_time
+from windtunnel.systems.cluster.model import simulate
+from windtunnel.systems.cluster.page import cluster_page
+from windtunnel.systems.cluster.policy import Policy
+from windtunnel.systems.cluster.search import compare, tune
+from windtunnel.systems.cluster.segments import segments_graph
 
 
 @pytest.mark.parametrize("name", ["auto", "gandiva", "marginal"])

@@ -8,14 +8,14 @@ import pytest
 from tests.systems.cluster.reference import Reference
 from tests.systems.cluster.test_engine import happened, in_the_reference
 from tests.systems.cluster.worlds import POLICIES, ShapeSpeeds, cluster, world
+from windtunnel.errors import InputError
+from windtunnel.hardware import Link
+from windtunnel.search.speeds import LayerSpeeds, Profile
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.links import link_use
 from windtunnel.systems.cluster.metrics import communication_ns, honest_notes
 from windtunnel.systems.cluster.model import simulate
 from windtunnel.systems.cluster.policy import Policy, Start
-from windtunnel.cost.speeds import LayerSpeeds, Profile
-from windtunnel.errors import InputError
-from windtunnel.hardware import Link
 
 
 class Half:

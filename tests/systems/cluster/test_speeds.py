@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.shared_data import shared_path
-from windtunnel.cost.shapes import all_reduce_ns, canonical, parse_shape, shape_text
-from windtunnel.cost.speeds import (
+from windtunnel.cost.collective import hierarchical_all_reduce_ns
+from windtunnel.errors import InputError, PriceError
+from windtunnel.graph import EdgeKind, GraphBuilder, Phase, ResourceKind
+from windtunnel.hardware import Link, Topology
+from windtunnel.search.shapes import all_reduce_ns, canonical, parse_shape, shape_text
+from windtunnel.search.speeds import (
     GraphSpeeds,
     LayerSpeeds,
     Profile,
@@ -18,10 +22,6 @@ from windtunnel.cost.speeds import (
     read_profiles,
     read_speed_table,
 )
-from windtunnel.cost.collective import hierarchical_all_reduce_ns
-from windtunnel.errors import InputError, PriceError
-from windtunnel.graph import EdgeKind, GraphBuilder, Phase, ResourceKind
-from windtunnel.hardware import Link, Topology
 
 LINKS = (Link("machine", 50e9), Link("rack", 1.25e9, 5000), Link("network", 1.25e9, 50_000))
 PUBLISHED = {

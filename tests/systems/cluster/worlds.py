@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from windtunnel.hardware import Link
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.policies import gavel_las, tiresias, tiresias_queues
 from windtunnel.systems.cluster.policy import Policy
-from windtunnel.hardware import Link
 
 WIRE = Link("wire", 1e9)
 INF = float("inf")

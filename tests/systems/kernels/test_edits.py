@@ -95,7 +95,8 @@ def test_children_have_what_both_parents_have_and_nothing_that_neither_has(seed)
 
 def test_another_process_draws_the_same():
     code = (
-        "from tests.systems.kernels.test_edits import *\nprint(key(grown(5, 6))); print(apply(FUNCTION, grown(5, 6)).render())"
+        "from tests.systems.kernels.test_edits import *\n"
+        "print(key(grown(5, 6))); print(apply(FUNCTION, grown(5, 6)).render())"
     )
     said = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
             for _ in range(2)}  # fmt: skip

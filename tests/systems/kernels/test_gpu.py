@@ -10,6 +10,9 @@ pytest.importorskip("llvmlite")
 from tests.systems.kernels.gpu_texts import MIRROR, SCALE, Emulated, mirror_kernel, scale_cases, scale_kernel
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.hardware import machine
+from windtunnel.measure import cuda
+from windtunnel.measure.cuda import DeviceArray, Launch
+from windtunnel.measure.sandbox import Limits, contained
 from windtunnel.systems.kernels._child import evaluate, golden
 from windtunnel.systems.kernels.cases import load_cases
 from windtunnel.systems.kernels.compiling import ptx_of, read_module
@@ -20,9 +23,6 @@ from windtunnel.systems.kernels.ir import parse
 from windtunnel.systems.kernels.model import Evaluation
 from windtunnel.systems.kernels.search import Options, evolve
 from windtunnel.systems.kernels.validation import is_same
-from windtunnel.measure import cuda
-from windtunnel.measure.cuda import DeviceArray, Launch
-from windtunnel.measure.sandbox import Limits, contained
 
 HAS_GPU = any(one.kind == "gpu" for one in machine().devices)
 

@@ -10,8 +10,8 @@ from tests.cli.command import windtunnel
 from windtunnel import save, whatif
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, ResourceKind
-from windtunnel.systems.kernels.rank import by_operator
 from windtunnel.simulate import replay
+from windtunnel.systems.kernels.rank import by_operator
 from windtunnel.whatifs.faster import faster_operator
 
 

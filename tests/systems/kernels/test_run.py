@@ -7,10 +7,10 @@ import pytest
 
 from tests.systems.kernels.texts import SCALE, scale_kernel
 from windtunnel.errors import InputError
+from windtunnel.measure.sandbox import Limits
 from windtunnel.systems.kernels.cases import Case, Out
 from windtunnel.systems.kernels.model import Candidate, Evaluation, kernel_of
 from windtunnel.systems.kernels.run import Bench
-from windtunnel.measure.sandbox import Limits
 
 
 @pytest.fixture(scope="module")

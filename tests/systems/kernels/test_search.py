@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.systems.kernels.texts import SCALE
 from tests.shared_data import shared_path
+from tests.systems.kernels.texts import SCALE
 from windtunnel.errors import InputError
 from windtunnel.systems.kernels.assume import hints_for
 from windtunnel.systems.kernels.edits import apply, from_json, key

@@ -10,8 +10,8 @@ from tests.cli.command import windtunnel
 from tests.systems.kernels.test_rank import step
 from windtunnel import load, save
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.systems.kernels.variant import place_winners
 from windtunnel.simulate import replay
+from windtunnel.systems.kernels.variant import place_winners
 
 
 def winner(kernel, value, low, high, edits=("-c U7",)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.graph import Phase
+from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.chunked import interleaved
 from windtunnel.systems.pipelines.schedules import one_forward_one_backward, repeated
 from windtunnel.systems.pipelines.timed import StageTimes, scheduled
-from windtunnel.simulate import replay
 
 
 def makespan_ns(schedule, messages, message_ns=3, **times):

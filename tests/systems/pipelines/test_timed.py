@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
+from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.generate import SCHEDULES, generate
 from windtunnel.systems.pipelines.played import play
 from windtunnel.systems.pipelines.replayed import alike, reads_of, side_by_side
 from windtunnel.systems.pipelines.schedules import pipedream
 from windtunnel.systems.pipelines.timed import StageTimes, scheduled, working_ranks
 from windtunnel.systems.pipelines.verify import in_flight, needs, parts, weight_versions
-from windtunnel.simulate import replay
 
 ONE = StageTimes(forward_ns=100, backward_ns=200)
 TRAINING = [one for one in SCHEDULES if one != "forward-only"]

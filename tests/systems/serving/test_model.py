@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.shared_data import shared_path
 from tests.systems.serving.profiles import profiles
 from tests.systems.serving.test_search import PUBLISHED
-from tests.shared_data import shared_path
 from windtunnel.errors import InputError
 from windtunnel.systems.serving.model import Instance, Slowdown, Split, fit_slowdown
 from windtunnel.systems.serving.profile import read_cells, read_profile

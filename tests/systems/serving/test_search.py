@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.systems.serving.profiles import plain_best, profiles
 from tests.shared_data import shared_path
+from tests.systems.serving.profiles import plain_best, profiles
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.systems.serving.profile import Profile, read_profile
 from windtunnel.systems.serving.search import RULES, best_split, equal_split, optimum_table, shortlist, soonest_ns

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windtunnel.errors import InputError
 from windtunnel.systems.stalls.features import Features, features_of, fit_stalls, fit_tiers
 from windtunnel.systems.stalls.model import CAUSES, RUNS, Reading, Stalls, stalls_of
-from windtunnel.errors import InputError
 
 TIMES = {
     "alone": [100.0, 101.0, 99.0], "apart": [110.0, 111.0, 109.0], "together": [130.0, 131.0, 129.0],

@@ -13,10 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windtunnel.cli import main  # noqa: E402
-from windtunnel.systems.stalls.files import BatchFiles, batch_of, write_batches  # noqa: E402
-from windtunnel.systems.stalls.job import job_of  # noqa: E402
-from windtunnel.systems.stalls.model import CAUSES, RUNS  # noqa: E402
-from windtunnel.systems.stalls.run import Surroundings, measure_stalls  # noqa: E402
 from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.hardware.cores import allowed_cores  # noqa: E402
 from windtunnel.measure.disks import (  # noqa: E402
@@ -30,6 +26,10 @@ from windtunnel.measure.disks import (  # noqa: E402
 )
 from windtunnel.measure.links import Bucket  # noqa: E402
 from windtunnel.measure.spaces import can_shape  # noqa: E402
+from windtunnel.systems.stalls.files import BatchFiles, batch_of, write_batches  # noqa: E402
+from windtunnel.systems.stalls.job import job_of  # noqa: E402
+from windtunnel.systems.stalls.model import CAUSES, RUNS  # noqa: E402
+from windtunnel.systems.stalls.run import Surroundings, measure_stalls  # noqa: E402
 
 two_cores = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
 shapes_links = pytest.mark.skipif(not can_shape(), reason="needs network namespaces")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.systems.uneven.test_run import JOB
 from windtunnel import registry
-from windtunnel.testing import StrategyContract
+from windtunnel.systems.uneven.testing import StrategyContract
 
 
 @pytest.mark.parametrize("strategy", sorted(registry.all("strategy")))

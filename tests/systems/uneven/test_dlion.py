@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.systems.uneven.small import fleet_of, small_job, trained, without_server
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.systems.uneven.strategies.dlion import BatchPlan, Power, equal_times, most_that_fits
 from windtunnel.systems.uneven.policy import sparse_bytes
+from windtunnel.systems.uneven.strategies.dlion import BatchPlan, Power, equal_times, most_that_fits
 
 OFF = {"adjust_every": 0, "transfer_every": 0}
 FREE = {"rate": "10 GB/s", "latency": "0 us"}

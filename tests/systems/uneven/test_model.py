@@ -12,10 +12,10 @@ from torch import nn
 
 from tests.systems.uneven.small import fleet_of, serial, small_job, trained, without_server
 from windtunnel.errors import FlightError, InputError
-from windtunnel.systems.uneven.strategies.adsp import adsp
 from windtunnel.systems.uneven.job import Samples
 from windtunnel.systems.uneven.partitions import Partition, split
 from windtunnel.systems.uneven.policy import Action, Finished, Policy, Worker
+from windtunnel.systems.uneven.strategies.adsp import adsp
 
 ALONE = [("bsp", {}), ("ssp", {}), ("asp", {}), ("local-sgd", {"tau": 3}), ("adsp", {"period_s": 0.2, "commits": 4})]
 

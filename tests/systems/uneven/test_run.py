@@ -12,10 +12,10 @@ from tests.systems.uneven.small import fleet_of, without_server
 from windtunnel import registry
 from windtunnel.cli import main
 from windtunnel.errors import FlightError
-from windtunnel.systems.uneven.flight import receipts_of_comparison
 from windtunnel.measure.workers import WorkerError
 from windtunnel.systems.uneven import run as run_module
 from windtunnel.systems.uneven._node import NodeReport
+from windtunnel.systems.uneven.flight import receipts_of_comparison
 from windtunnel.systems.uneven.goal import Goal
 from windtunnel.systems.uneven.jobs import train_job
 from windtunnel.systems.uneven.model import train_virtually

@@ -9,9 +9,9 @@ from torch import nn
 from tests.systems.uneven.small import fleet_of, small_job, trained, without_server
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.systems.uneven.strategies.skewscout import GRIDS, TUNERS, Tuner, objective
 from windtunnel.systems.uneven.job import FlatModel
 from windtunnel.systems.uneven.policy import Probe
+from windtunnel.systems.uneven.strategies.skewscout import GRIDS, TUNERS, Tuner, objective
 
 
 @pytest.mark.parametrize("best", range(7))

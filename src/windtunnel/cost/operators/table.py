@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.reading import ReadLimit, unpacked
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.base.reading import ReadLimit, unpacked
 
 __all__ = [
     "CLASSES",

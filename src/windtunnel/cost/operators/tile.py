@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.metrics import errors_of
 from windtunnel.cost.operators.table import CLASSES, OpSplit, OpTable
 from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device
-from windtunnel.base.progress import Progress
 
 __all__ = [
     "PRESETS",

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.extras import require
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.model_file import read_model_header, write_model
 from windtunnel.cost.operators.tile import ClassModel, TileModel
@@ -23,7 +24,6 @@ from windtunnel.cost.operators.tile_paper import FEATURES as PAPER_FEATURES
 from windtunnel.cost.operators.tile_paper import PaperModel
 from windtunnel.cost.operators.tile_trees import TreeModel, Trees
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 
 __all__ = ["SCHEMA", "load_tile", "read_tile_header", "save_tile"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.extras import require
 from windtunnel.cost.operators.physics import Chips, chips_of
 from windtunnel.cost.operators.table import OpTable
-from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 
 __all__ = ["TileLookup"]

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.extras import require
 from windtunnel.cost.operators.physics import ITEM_BYTES, Chips, chips_of, tile_bounds
 from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable
 from windtunnel.cost.operators.tile import TilePrices
 from windtunnel.cost.operators.tile_lookup import TileLookup
-from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 
 __all__ = ["FEATURES", "PaperModel", "Tiles", "latency_ms", "tiles_of", "train_paper"]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.extras import require
 from windtunnel.cost.bounds import Bounds
 from windtunnel.cost.operators.physics import Chips, chips_of, roofline_ms, tile_bounds
 from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable
 from windtunnel.cost.operators.tile import TilePrices
 from windtunnel.cost.operators.tile_features import OWN_TO_A_CHIP, product_features, vector_features
 from windtunnel.cost.operators.tile_lookup import TileLookup
-from windtunnel.base.extras import require
 from windtunnel.hardware import Device
 
 __all__ = ["TreeModel", "Trees", "train_trees"]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import PriceError
 from windtunnel.base.extras import require
+from windtunnel.errors import PriceError
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.workers import WorkerError, Workers, last_error

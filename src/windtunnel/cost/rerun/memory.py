@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from windtunnel.base.extras import require
 from windtunnel.cost.rerun.form import BASELINE, Form
 from windtunnel.cost.rerun.optimizer import UpdateForm, step_of
 from windtunnel.cost.rerun.program import Program
 from windtunnel.errors import PriceError
-from windtunnel.base.extras import require
 
 __all__ = ["ProgramPeak", "program_peaks", "update_extra_bytes"]
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from windtunnel.base.extras import require
 from windtunnel.cost.rerun.program import Program, tensors_of
 from windtunnel.errors import PriceError
-from windtunnel.base.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.disturbance import watched

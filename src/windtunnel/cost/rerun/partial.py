@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost.rerun.form import BASELINE, Form, require_uncompiled
 from windtunnel.cost.rerun.program import NOT_FLOWN, Program
 from windtunnel.errors import NotApplicableError, PriceError
-from windtunnel.base.extras import require
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.database import Measurement, ProfileDatabase
 from windtunnel.measure.disturbance import MOST_WAITED, watched
 from windtunnel.measure.fingerprint import installed_versions, libraries, machine
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_of_quiet, spread_ratio
-from windtunnel.base.progress import Progress
 
 if TYPE_CHECKING:
     from windtunnel.cost.rerun._interpreter import Interpreter, Lap

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from windtunnel.base.progress import Progress
 from windtunnel.cost.rerun.averaging import averaging_ns, reducing_ns
 from windtunnel.cost.rerun.form import BASELINE
 from windtunnel.cost.rerun.memory import program_peaks, update_extra_bytes
@@ -25,7 +26,6 @@ from windtunnel.cost.rerun.optimizer import UpdateForm, measure_update
 from windtunnel.cost.rerun.partial import known_ratios, measure_ratios
 from windtunnel.errors import WindtunnelError
 from windtunnel.measure import ProfileDatabase
-from windtunnel.base.progress import Progress
 
 __all__ = ["price_needs"]
 

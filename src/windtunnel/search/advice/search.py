@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.search.advice.model import Quote
-from windtunnel.errors import InputError
 from windtunnel.base.pareto import is_best
+from windtunnel.errors import InputError
+from windtunnel.search.advice.model import Quote
 
 __all__ = ["Advice", "advise_on"]
 

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.search.advice.model import Offer, StepTime
-from windtunnel.cost.shapes import Shape
-from windtunnel.cost.speeds import GraphSpeeds
 from windtunnel.base.columns import number, read_rows, whole_number
+from windtunnel.base.plausible import require_plausible
+from windtunnel.base.progress import Progress
 from windtunnel.cost.pricing import AUTO, Model, comparable, missing_types
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Instance, Link
-from windtunnel.base.plausible import require_plausible
-from windtunnel.base.progress import Progress
+from windtunnel.search.advice.model import Offer, StepTime
+from windtunnel.search.shapes import Shape
+from windtunnel.search.speeds import GraphSpeeds
 from windtunnel.whatifs.forecast import Forecast, forecast
 from windtunnel.whatifs.speed import speed_of
 

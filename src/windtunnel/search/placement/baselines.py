@@ -20,8 +20,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import NotApplicableError
 from windtunnel.base.extras import require
+from windtunnel.errors import NotApplicableError
 from windtunnel.search.downsets import chain
 from windtunnel.search.minmax import Stage, solve
 from windtunnel.search.orders import depth_first, shuffled

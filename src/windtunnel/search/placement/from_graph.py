@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan

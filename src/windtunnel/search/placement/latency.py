@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InfeasibleError, InputError, NotApplicableError
 from windtunnel.base.extras import require
+from windtunnel.errors import InfeasibleError, InputError, NotApplicableError
 from windtunnel.search.placement.contraction import contract
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan

@@ -24,8 +24,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.search.integer import Model
 from windtunnel.search.placement.latency import latency_of, longest_path_ns, require_inference
 from windtunnel.search.placement.model import Problem

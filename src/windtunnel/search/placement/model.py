@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import GraphError, InfeasibleError, InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import GraphError, InfeasibleError, InputError
 from windtunnel.search.minmax import Combine
 from windtunnel.search.work import DeviceType
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import Literal
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.search.downsets import CAP
 from windtunnel.search.minmax import Combine
@@ -17,7 +18,6 @@ from windtunnel.search.placement.latency_ilp import integer_latency
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan, exact, linearized
 from windtunnel.search.placement.throughput_ilp import integer_plan
-from windtunnel.base.progress import Progress
 
 __all__ = ["OBJECTIVES", "SOLVERS", "Objective", "Solver", "place"]
 

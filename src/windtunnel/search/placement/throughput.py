@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError
 from windtunnel.search.downsets import CAP, Lattice, TooManyDownsets, chain, downsets
 from windtunnel.search.minmax import Combine, Stage, Table, solve
@@ -28,7 +29,6 @@ from windtunnel.search.orders import ORDERS
 from windtunnel.search.placement.contraction import Contraction, contract
 from windtunnel.search.placement.model import Loads, Problem
 from windtunnel.search.work import Work
-from windtunnel.base.progress import Progress
 
 __all__ = ["Plan", "exact", "linearized", "lower_bound_ns", "plan_of_stages", "sync_ns", "value_ns"]
 

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import TraceError
 from windtunnel.base.reading import ReadLimit, parse_json, shown, unpacked
+from windtunnel.errors import TraceError
 from windtunnel.sources.chakra._fields import NODE_TYPES
 from windtunnel.sources.chakra._wire import PROBLEMS, Scan, first_texts, scan, unpack_varints
 

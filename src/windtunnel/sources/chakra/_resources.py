@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.reading import parse_json
 from windtunnel.errors import TraceError
 from windtunnel.graph import Strings, Table
 from windtunnel.graph.schema import RESOURCE_COLUMNS
-from windtunnel.base.reading import parse_json
 
 __all__ = ["read_resources", "written_resources"]
 

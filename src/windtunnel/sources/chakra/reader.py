@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
+from windtunnel.base.reading import shown
 from windtunnel.errors import TraceError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Meta, ProcessGroup, ResourceKind
-from windtunnel.base.reading import shown
 from windtunnel.sources.chakra._fields import (
     COMM_TYPES,
     INTEGERS,

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.outputs import whole
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Kind, ResourceKind
 from windtunnel.graph.structure import keep_rows
-from windtunnel.base.outputs import whole
 from windtunnel.sources.chakra._fields import (
     COMM_TYPES,
     INTEGERS,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
-from windtunnel.graph import Graph
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
+from windtunnel.graph import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, ResourceKind
-from windtunnel.base.progress import Progress
 from windtunnel.sources.execution_trace._nodes import Document, Node
 from windtunnel.sources.kineto._host import cut_threads
 from windtunnel.sources.kineto._roles import Role, roles

@@ -11,8 +11,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from windtunnel.errors import TraceError
 from windtunnel.base.reading import ReadLimit, parse_json, unpacked
+from windtunnel.errors import TraceError
 
 __all__ = ["SCHEMAS", "Document", "Node", "read_document", "tensors"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.graph import Graph, Strings
 from windtunnel.base.progress import Progress
+from windtunnel.graph import Graph, Strings
 from windtunnel.sources.chakra._nodes import unpacked_head
 
 __all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_execution_trace"]

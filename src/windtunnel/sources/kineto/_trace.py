@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from windtunnel.errors import TraceError
 from windtunnel.base.progress import Progress
 from windtunnel.base.reading import ReadLimit
+from windtunnel.errors import TraceError
 from windtunnel.sources.kineto import _json
 from windtunnel.sources.kineto import _scan as scan
 from windtunnel.sources.kineto._document import read_document

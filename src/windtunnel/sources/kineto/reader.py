@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel import registry
-from windtunnel.graph import Graph
 from windtunnel.base.progress import Progress
+from windtunnel.graph import Graph
 from windtunnel.sources.kineto._build import assemble, find_parts
 from windtunnel.sources.kineto._rules import KinetoRules
 from windtunnel.sources.kineto._trace import read_trace

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.sources.kineto._recorded import NO_CALL, KernelKind, Recorded, Span, read_recorded
 from windtunnel.sources.kineto._spans import QUARTILES, describe, length_ns, merged, shared_ns
 from windtunnel.sources.ranks.reader import ranks_in

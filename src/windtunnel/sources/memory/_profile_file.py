@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from windtunnel.base.reading import ReadLimit, parse_json, shown
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.graph.store import read_parquet
-from windtunnel.base.reading import ReadLimit, parse_json, shown
 
 __all__ = ["read_events"]
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
-from windtunnel.hardware.parts import Device
 from windtunnel.base.outputs import replacing
 from windtunnel.base.reading import ReadLimit
+from windtunnel.errors import InputError
+from windtunnel.hardware.parts import Device
 from windtunnel.simulate.allocator import ROUNDING_BYTES, cublas_bytes, reserved_over_time
 from windtunnel.sources.memory._profile_file import read_events
 from windtunnel.units import format_ratio, format_size

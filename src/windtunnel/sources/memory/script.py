@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.sources.memory.profile import MemoryProfile
 from windtunnel.sources.torch.hooks import StepHooks, loop_loaders
 from windtunnel.sources.torch.script import EndOfScript, checked_script, run_until_enough

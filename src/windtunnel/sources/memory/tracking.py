@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.sources.memory.profile import CATEGORIES, MemoryProfile
 from windtunnel.units import format_ratio, format_size
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel import registry
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, TraceError
 from windtunnel.graph import Graph
-from windtunnel.base.progress import Progress
 from windtunnel.sources.formats import format_of, known_by_content
 from windtunnel.sources.ranks.merge import merge
 from windtunnel.sources.stored import is_stored

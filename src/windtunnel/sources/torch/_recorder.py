@@ -16,10 +16,10 @@ import time
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
 from windtunnel.measure.allocator import hold_heap, page_faults
 from windtunnel.measure.collector import CollectorClock
-from windtunnel.base.progress import Progress
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch._device_recorder import DeviceRecorder, lies_on_device
 from windtunnel.sources.torch._loader import LoaderMeter

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
-from windtunnel.graph import Graph, Strings
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
+from windtunnel.graph import Graph, Strings
 
 __all__ = ["NOT_RUN", "fake_capture", "fake_capture_script"]
 

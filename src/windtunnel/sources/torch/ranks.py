@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
 from windtunnel.graph import Graph, load
 from windtunnel.measure.workers import Workers
-from windtunnel.base.progress import Progress
 from windtunnel.sources.torch.launch import Ranks, launch
 from windtunnel.sources.torch.script import IncompleteCaptureError, checked_script
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.base.extras import require
-from windtunnel.graph import Graph
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.graph import Graph
 from windtunnel.sources.torch._pilots import EndOfScript, RankPilot, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.launch import is_one_of_several, num_ranks_here, rank_here

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from windtunnel import registry
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
-from windtunnel.graph import Graph
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
+from windtunnel.graph import Graph
 
 __all__ = ["capture"]
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base import bitmaps
-from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.base.outputs import whole
+from windtunnel.errors import InputError, SchemaVersionError
 
 __all__ = ["SCHEMA", "LayerRecord", "ZeroRecords", "read_zeros"]
 

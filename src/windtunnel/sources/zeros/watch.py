@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.base import bitmaps
-from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.sources.torch._pilots import EndOfScript, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks

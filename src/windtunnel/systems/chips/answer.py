@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.templates import LARGEST, Templates, template_space
 from windtunnel.systems.chips.cheapest import Cheapest, Goal, cheapest
@@ -25,7 +26,6 @@ from windtunnel.systems.chips.networks import EXPERTS, Expert, checked_network, 
 from windtunnel.systems.chips.operations import Schedule, Task
 from windtunnel.systems.chips.search import Choice, Codesign, Search
 from windtunnel.systems.chips.stages import Job, MemoryModel
-from windtunnel.base.progress import Progress
 
 __all__ = [
     "GOALS",

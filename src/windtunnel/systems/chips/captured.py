@@ -17,10 +17,10 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph, Strings
-from windtunnel.systems.chips.layers import Layers, layers_of
-from windtunnel.systems.chips.model import Model
 from windtunnel.search.blocks import Blocks, blocks_of
 from windtunnel.search.placement.from_graph import nodes_of, step_of
+from windtunnel.systems.chips.layers import Layers, layers_of
+from windtunnel.systems.chips.model import Model
 from windtunnel.whatifs.another_batch import with_batch
 
 __all__ = ["captured_models"]

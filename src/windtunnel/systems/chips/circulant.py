@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
-from windtunnel.systems.chips.accelerators.fourier import BlockLayer, EngineUse, counted_cycles, engine_use
+from windtunnel.base.pareto import is_best
 from windtunnel.cost.fixed_point import relative_error
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.hardware.engines import FourierEngine
-from windtunnel.base.pareto import is_best
+from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
+from windtunnel.systems.chips.accelerators.fourier import BlockLayer, EngineUse, counted_cycles, engine_use
 
 __all__ = ["CirculantAnswer", "Design", "Layer", "Limits", "design", "read_layers"]
 

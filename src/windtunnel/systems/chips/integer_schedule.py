@@ -17,6 +17,7 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.search.integer import Model
 from windtunnel.systems.chips.lists import list_schedule
 from windtunnel.systems.chips.operations import (
     FUSED,
@@ -30,7 +31,6 @@ from windtunnel.systems.chips.operations import (
     checked_cycles,
     replayed,
 )
-from windtunnel.search.integer import Model
 
 __all__ = ["integer_schedule"]
 

@@ -19,14 +19,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
+from windtunnel.hardware.templates import Templates
 from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
 from windtunnel.systems.chips.accelerators.energy import product_energy_j, vector_energy_j
-from windtunnel.hardware.templates import Templates
 from windtunnel.systems.chips.layers import Layer, Layers, PhaseWork
 from windtunnel.systems.chips.lists import list_cycles
 from windtunnel.systems.chips.operations import TENSOR, VECTOR
 from windtunnel.systems.chips.stages import Network
-from windtunnel.base.progress import Progress
 
 __all__ = ["ChipSpace", "LayerTimes", "Model", "layer_times", "phase_cycles"]
 

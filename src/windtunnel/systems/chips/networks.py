@@ -15,12 +15,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from windtunnel.errors import InputError
-from windtunnel.systems.chips.layers import Layers, layers_of
-from windtunnel.systems.chips.model import Model
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
 from windtunnel.registry import did_you_mean
 from windtunnel.sources.dry.run import dry_run
+from windtunnel.systems.chips.layers import Layers, layers_of
+from windtunnel.systems.chips.model import Model
 from windtunnel.workloads import transformer_parts
 
 __all__ = ["EXPERTS", "Expert", "checked_network", "traced"]

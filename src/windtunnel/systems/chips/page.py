@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from windtunnel.systems.chips.answer import Answer, chip_name
-from windtunnel.systems.chips.search import Choice
 from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
+from windtunnel.systems.chips.answer import Answer, chip_name
+from windtunnel.systems.chips.search import Choice
 
 __all__ = ["codesign_page"]
 

@@ -1,7 +1,6 @@
-"""Cheaper layers as pages (room reports): what they are worth after training, what chips for them win.
+"""Chips for cheaper layers as pages: one that skips zeros, and an engine for circulant blocks.
 
-In: trainings of a task, layers on a chip that skips zeros, designs of an engine for circulant blocks. Out: a page each.
-Not here: training, simulating, searching.
+In: layers on a chip that skips zeros, designs of an engine. Out: a page each. Not here: simulating, searching.
 """
 
 from __future__ import annotations
@@ -10,60 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.systems.chips.accelerators.sparse.shape import PHASES
-from windtunnel.systems.chips.skipping import MODE_WORDS, GridAnswer
 from windtunnel.reports.charts import WIDTH, _svg, _text, escape
+from windtunnel.reports.curves import Curve, curves
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
-from windtunnel.reports.curves import Curve, curves
+from windtunnel.systems.chips.accelerators.sparse.shape import PHASES
+from windtunnel.systems.chips.skipping import MODE_WORDS, GridAnswer
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:  # neither torch nor a search is needed to draw
     from windtunnel.systems.chips.circulant import CirculantAnswer
-    from windtunnel.systems.layers.training.run import Qualities
 
-__all__ = ["circulant_page", "quality_page", "zeros_page"]
+__all__ = ["circulant_page", "zeros_page"]
 
 _PHASE_COLORS = dict(zip(PHASES, ("#0072b2", "#d55e00", "#009e73"), strict=True))
 _PHASE_LABELS = dict(zip(PHASES, ("forward", "gradients of inputs", "gradients of weights"), strict=True))
-
-
-def quality_page(found: Qualities, path: str | Path, *, overwrite: bool = False) -> Path:
-    """What networks with each kind of layers come to, epoch by epoch.
-
-    Raises
-    ------
-    InputError
-        The file is there already and ``overwrite`` is False.
-    """
-    lines = [
-        Curve(one.case, [(at + 1, sum(values) / len(values)) for at, values in enumerate(by_epoch)])
-        for one in found.cases
-        if (by_epoch := list(zip(*(score.by_epoch for score in one.scores), strict=True)))
-    ]
-    metrics = found.cases[0].scores[0].metrics
-    rows = [
-        (
-            escape(one.case),
-            *(f"{one.mean(name):.2f}" for name in metrics),
-            f"{found.ratio(one.case) - 1:+.1%}",
-            f"{one.spread(found.metric):.2f}",
-            format_count(one.scores[0].num_weights),
-        )
-        for one in found.cases
-    ]
-    head = ("case", *map(escape, metrics), "to first", "spread", "weights")
-    said = ", ".join(f"{name} {value:g}" for name, value in found.settings.items())
-    table = render_table(head, rows, numbers=tuple(range(1, len(head)))) + f"<p>{escape(said)}</p>"
-    drawing = curves(lines, f"{found.metric} by epoch", x_label="epoch", y_label=found.metric, is_log=False)
-    sections = [
-        Section("quality", "Quality", "Whether cheaper layers learn as well", drawing if lines else ""),
-        Section("cases", "Cases", f"What each case came to on {found.cases[0].scores[0].data}", table),
-    ]
-    if found.published:
-        published = render_table(("published", ""), [(escape(what), escape(value)) for what, value in found.published])
-        sections.append(Section("published", "Published", "What the paper says of its own data", published))
-    return _written(f"{found.task}: cheaper layers", sections, path, overwrite=overwrite)
 
 
 def zeros_page(answers: Sequence[GridAnswer], program: str, path: str | Path, *, overwrite: bool = False) -> Path:

@@ -1,4 +1,4 @@
-"""What ``predict`` adds for chips that say what they are built of: area, energy, which none beats (room cli)."""
+"""What ``predict`` adds for chips that say what they are built of: area, energy, which of them none beats."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from windtunnel import registry
 from windtunnel.cli._console import print_table, say, say_wrapped
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Device, Machine
     from windtunnel.whatifs.forecast import Forecast
 
-__all__ = ["ChipFacts", "chip_facts", "print_chips"]
+__all__ = ["ChipFacts", "Chips", "chip_facts", "print_chips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,33 @@ class ChipFacts:
         return {"area_um2": self.area_um2 or None, "energy_j": self.energy_j}
 
 
+@dataclass(frozen=True, slots=True)
+class Chips:
+    """What forecasts on such chips come to."""
+
+    found: Sequence[Forecast]
+    facts: dict[str, ChipFacts]
+
+    def json(self) -> dict[str, dict[str, Any]]:
+        """Raw units, by device."""
+        return {name: facts.json() for name, facts in self.facts.items()}
+
+    def print(self) -> None:
+        """A line, or a table of several."""
+        print_chips(self.found, self.facts)
+
+
+@registry.page("predict-chips", source="PHAZE")
+def predicted_chips(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> Chips:
+    """Area and energy of the chips among the devices of forecasts."""
+    return Chips(found, chip_facts(found, chips))
+
+
 def chip_facts(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> dict[str, ChipFacts]:
     """Facts by name, of those among the chips that say what they are built of."""
-    from windtunnel.systems.chips.accelerators.pricer import graph_energy_j
     from windtunnel.cost.pricing import device_of
     from windtunnel.hardware import Accelerator
+    from windtunnel.systems.chips.accelerators.pricer import graph_energy_j
 
     devices = {one.name: one for one in map(device_of, chips) if isinstance(one, Accelerator)}
     facts = {}

@@ -21,14 +21,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InfeasibleError
 from windtunnel.base.pareto import is_best
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InfeasibleError
 from windtunnel.systems.chips.lists import list_schedule
 from windtunnel.systems.chips.model import ChipSpace, LayerTimes, Model, layer_times, phase_cycles
 from windtunnel.systems.chips.networks import Expert
 from windtunnel.systems.chips.operations import Cores, Schedule, Task
 from windtunnel.systems.chips.stages import Job, StagePlan, Stages
-from windtunnel.base.progress import Progress
 
 __all__ = ["Case", "Choice", "Codesign", "Search", "Setting", "Solver"]
 

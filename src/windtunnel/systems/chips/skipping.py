@@ -15,6 +15,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.graph import Graph, Kind
+from windtunnel.hardware.accelerators import Accelerator
+from windtunnel.simulate import replay
+from windtunnel.sources.zeros.records import LayerRecord
 from windtunnel.systems.chips.accelerators.sparse import (
     MODES,
     PHASES,
@@ -25,14 +31,8 @@ from windtunnel.systems.chips.accelerators.sparse import (
     layer_cycles,
     shape_of,
 )
-from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.graph import Graph, Kind
-from windtunnel.hardware.accelerators import Accelerator
-from windtunnel.base.progress import Progress
-from windtunnel.simulate import replay
-from windtunnel.sources.zeros.records import LayerRecord
-from windtunnel.whatifs.forecast import forecast
 from windtunnel.systems.chips.whatif import layer_tasks
+from windtunnel.whatifs.forecast import forecast
 
 __all__ = ["MODE_WORDS", "GridAnswer", "miscounted", "on_grid", "zeros_of"]
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.systems.chips import verb_circulant as codesign_circulant  # noqa: F401 - each registers its verbs
-from windtunnel.systems.chips import verb_zeros as codesign_zeros  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
 from windtunnel.cli._files import open_graph, require_free, stem
 from windtunnel.cli._options import Force, Json
 from windtunnel.errors import InfeasibleError, InputError
+from windtunnel.systems.chips import verb_circulant, verb_zeros  # noqa: F401 - each registers its verbs
 
 if TYPE_CHECKING:
     from windtunnel.systems.chips.answer import Answer, Options, Shared

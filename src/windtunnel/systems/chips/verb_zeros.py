@@ -43,8 +43,8 @@ def zeros(
     """
     from windtunnel.hardware import device
     from windtunnel.hardware.accelerators import Accelerator
-    from windtunnel.systems.chips.skipping import miscounted, on_grid
     from windtunnel.sources.zeros.records import read_zeros
+    from windtunnel.systems.chips.skipping import miscounted, on_grid
 
     if report is not None:
         require_free(report, force=force)

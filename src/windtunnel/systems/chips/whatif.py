@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.systems.chips.accelerators.parts import PRODUCT_CLASSES
-from windtunnel.systems.chips.accelerators.sparse import MODES, shape_of
-from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
 from windtunnel.cost.classes import class_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.hardware import device
 from windtunnel.hardware.accelerators import Accelerator
 from windtunnel.simulate.limits import less_work, of_kind
+from windtunnel.systems.chips.accelerators.parts import PRODUCT_CLASSES
+from windtunnel.systems.chips.accelerators.sparse import MODES, shape_of
+from windtunnel.systems.chips.accelerators.sparse.estimate import Densities, estimated_cycles
 
 __all__ = ["layer_tasks", "sparse_accelerator"]
 

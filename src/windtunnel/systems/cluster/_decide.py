@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import InputError
 from windtunnel.systems.cluster import _state as st
 from windtunnel.systems.cluster._offers import Rules
 from windtunnel.systems.cluster._order import attained, sensitivity
@@ -20,7 +21,6 @@ from windtunnel.systems.cluster._state import State
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.policy import Policy, Start, Stop, Wake
-from windtunnel.errors import InputError
 
 __all__ = ["Asked", "View"]
 

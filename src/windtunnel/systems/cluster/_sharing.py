@@ -20,7 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.systems.cluster._state import NOW, NUM_HOLDING, RUNNING, STOP, kernel, push_event, shape_keys, table_slot
+from windtunnel.systems.cluster._state import (
+    NOW,
+    NUM_HOLDING,
+    RUNNING,
+    STOP,
+    kernel,
+    push_event,
+    shape_keys,
+    table_slot,
+)
 
 __all__ = ["final_stop", "is_running", "share_links", "use_of"]
 

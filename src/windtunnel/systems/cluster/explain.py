@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError, NotApplicableError
+from windtunnel.registry import did_you_mean
+from windtunnel.search.speeds import Speeds
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import ClusterRun, Watch, simulate
 from windtunnel.systems.cluster.policy import Policy
-from windtunnel.cost.speeds import Speeds
-from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.base.progress import Progress
-from windtunnel.registry import did_you_mean
 
 __all__ = ["Declined", "Why", "explain_job"]
 

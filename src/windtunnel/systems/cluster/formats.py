@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.base.columns import number, read_rows
-from windtunnel.errors import InputError
 from windtunnel.base.outputs import whole
+from windtunnel.errors import InputError
+from windtunnel.systems.cluster.jobs import Jobs
 
 __all__ = ["Trace", "read_jobs", "write_jobs"]
 

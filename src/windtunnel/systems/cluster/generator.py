@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.errors import InputError
+from windtunnel.systems.cluster.jobs import Jobs
 
 __all__ = ["Mix", "fit_mix", "generate", "with_models"]
 

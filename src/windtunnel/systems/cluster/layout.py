@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.reading import ReadLimit, read_json, shown
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
-from windtunnel.base.reading import ReadLimit, read_json, shown
 
 __all__ = ["TIERS", "Cluster", "read_cluster"]
 

@@ -6,11 +6,11 @@ machines and the uplinks of its racks. Not here: what sharing makes of them (``_
 
 from __future__ import annotations
 
-from windtunnel.cost.shapes import Shape, all_reduce_ns, tier_of
-from windtunnel.cost.speeds import LayerSpeeds, Links, Speeds
 from windtunnel.cost.collective import IDEAL_BYTES_PER_S
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
+from windtunnel.search.shapes import Shape, all_reduce_ns, tier_of
+from windtunnel.search.speeds import LayerSpeeds, Links, Speeds
 
 __all__ = ["link_use"]
 

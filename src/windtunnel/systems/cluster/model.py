@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
+from windtunnel.search.shapes import Shape, canonical, shape_text
+from windtunnel.search.speeds import Speeds
 from windtunnel.systems.cluster import _state as st
 from windtunnel.systems.cluster._decide import Asked
 from windtunnel.systems.cluster._engine import run_events
@@ -21,10 +25,6 @@ from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.links import link_use
 from windtunnel.systems.cluster.policy import Policy
-from windtunnel.cost.shapes import Shape, canonical, shape_text
-from windtunnel.cost.speeds import Speeds
-from windtunnel.errors import InputError
-from windtunnel.base.progress import Progress
 
 __all__ = ["ClusterRun", "Watch", "new_state", "run_of", "simulate", "supply"]
 

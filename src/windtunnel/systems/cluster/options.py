@@ -14,8 +14,9 @@ import typer
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.systems.cluster import Cluster, Jobs
-    from windtunnel.cost.speeds import Speeds
+    from windtunnel.search.speeds import Speeds
+    from windtunnel.systems.cluster.jobs import Jobs
+    from windtunnel.systems.cluster.layout import Cluster
 
 __all__ = [
     "FREE",
@@ -74,10 +75,11 @@ def given_of(
     jobs_path: Path, cluster_path: Path, speeds: str, shape: str, arrivals: str, compress: float, models: str,
     num_generated: int, seed: int, *, overlap: bool, skip_too_large: bool, shares_links: bool,
 ) -> Given:  # fmt: skip
-    from windtunnel.systems.cluster import read_cluster
+    """Read what the options of the verbs name: the cluster, its jobs and the speeds of their models."""
+    from windtunnel.search.speeds import TableSpeeds
     from windtunnel.systems.cluster.formats import read_jobs
     from windtunnel.systems.cluster.generator import fit_mix, generate, with_models
-    from windtunnel.cost.speeds import TableSpeeds
+    from windtunnel.systems.cluster.layout import read_cluster
 
     cluster = read_cluster(cluster_path)
     cluster = replace(cluster, shares_links=cluster.shares_links or shares_links)
@@ -101,7 +103,7 @@ def given_of(
 
 
 def _speeds(text: str, shape: str, cluster: Cluster, *, overlap: bool) -> Speeds:
-    from windtunnel.cost import speeds as of
+    from windtunnel.search import speeds as of
 
     if text == FREE:
         return of.FreeCommunication()

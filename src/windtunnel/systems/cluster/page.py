@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
 from windtunnel.systems.cluster.layout import TIERS
 from windtunnel.systems.cluster.metrics import communication_ns, honest_notes, use_over_time
 from windtunnel.systems.cluster.model import ClusterRun
 from windtunnel.systems.cluster.search import Outcome
-from windtunnel.reports.charts import WIDTH, Frame, drawing, escape, words
-from windtunnel.reports.page import _page, write_text
-from windtunnel.reports.sections import Section, render_table
 from windtunnel.units import format_ratio
 
 __all__ = ["cluster_page"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from windtunnel import registry
+from windtunnel.errors import InputError
 from windtunnel.systems.cluster.gittins import gittins_index, heavy_tail_index, read_sizes
 from windtunnel.systems.cluster.policy import Policy
-from windtunnel.errors import InputError
 
 __all__: list[str] = []
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel import registry
+from windtunnel.errors import InputError
 from windtunnel.systems.cluster._offers import Rules
 from windtunnel.systems.cluster._state import NEVER
 from windtunnel.systems.cluster.layout import Cluster
-from windtunnel.errors import InputError
 
 __all__ = ["FITS", "ORDERS", "Decision", "Policy", "Start", "Stop", "Wake", "policy_of", "read_policy"]
 
@@ -225,6 +225,7 @@ def policy_of(name: str, **parameters: Any) -> Policy:
         raise InputError(
             f"policy {name} returned {type(made).__name__}, not a Policy",
             where=plugin.module,
-            fix="return windtunnel.systems.cluster.Policy(...), or name the first parameter `state` and yield decisions",
+            fix="return windtunnel.systems.cluster.policy.Policy(...), "
+            "or name the first parameter `state` and yield decisions",
         )
     return made

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
+from windtunnel.search.speeds import Speeds
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.metrics import Summary, summarize
 from windtunnel.systems.cluster.model import ClusterRun, simulate
 from windtunnel.systems.cluster.policy import Policy
-from windtunnel.cost.speeds import Speeds
-from windtunnel.errors import InputError
-from windtunnel.base.progress import Progress
 
 __all__ = ["Outcome", "Tuned", "compare", "tune"]
 

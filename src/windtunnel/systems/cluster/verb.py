@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.systems.cluster import verb_drive as cluster_drive  # noqa: F401 - each registers its verbs
-from windtunnel.systems.cluster import verb_explain as cluster_explain  # noqa: F401 - each registers its verbs
+from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli._files import require_free
+from windtunnel.cli._options import Force, Json, numbers
+from windtunnel.systems.cluster import verb_drive, verb_explain  # noqa: F401 - each registers its verbs
 from windtunnel.systems.cluster.options import (
     FREE,
     Arrivals,
@@ -28,9 +30,6 @@ from windtunnel.systems.cluster.options import (
     SpeedsPath,
     given_of,
 )
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, numbers
 
 if TYPE_CHECKING:
     from windtunnel.systems.cluster.metrics import Summary
@@ -77,9 +76,9 @@ def simulate(
 
     Predict when every job starts and ends under one policy, and what the result hangs on.
     """
-    from windtunnel.systems.cluster import read_policy
-    from windtunnel.systems.cluster import simulate as simulated
     from windtunnel.systems.cluster.metrics import document, summarize
+    from windtunnel.systems.cluster.model import simulate as simulated
+    from windtunnel.systems.cluster.policy import read_policy
     from windtunnel.systems.cluster.search import Outcome
 
     for path in (graph, output, write_jobs):
@@ -98,8 +97,8 @@ def simulate(
 
         formats.write_jobs(given.jobs, write_jobs)
     if graph is not None:
-        from windtunnel.systems.cluster.segments import segments_graph
         from windtunnel.graph import save
+        from windtunnel.systems.cluster.segments import segments_graph
 
         save(segments_graph(run), graph, overwrite=force)
     _write(given, [outcome], output, force=force)
@@ -138,8 +137,8 @@ def compare(
 
     Predict the same jobs under several policies, the smallest mean completion time first.
     """
-    from windtunnel.systems.cluster import read_policy
     from windtunnel.systems.cluster.metrics import document
+    from windtunnel.systems.cluster.policy import read_policy
     from windtunnel.systems.cluster.search import compare as compared
 
     if output is not None:
@@ -188,7 +187,7 @@ def tune(
 
     Find the delay timers with the smallest mean completion time, and say them as Slurm takes them.
     """
-    from windtunnel.systems.cluster import read_policy
+    from windtunnel.systems.cluster.policy import read_policy
     from windtunnel.systems.cluster.search import tune as tuned
 
     tries = numbers(leases, "--leases", least=0.0)

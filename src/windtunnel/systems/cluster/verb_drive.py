@@ -17,8 +17,10 @@ from windtunnel.cli._options import Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.systems.cluster import Cluster, Jobs, Policy
+    from windtunnel.systems.cluster.jobs import Jobs
+    from windtunnel.systems.cluster.layout import Cluster
     from windtunnel.systems.cluster.model import ClusterRun
+    from windtunnel.systems.cluster.policy import Policy
     from windtunnel.systems.cluster.slurm.drive import Driven
 
 __all__ = ["drive"]
@@ -55,11 +57,13 @@ def drive(
 
     Submit jobs to Slurm as they arrive, wait as the policy's timers say, and compare with the simulation.
     """
-    from windtunnel.systems.cluster import read_cluster, read_policy, simulate
+    from windtunnel.search.speeds import FreeCommunication
     from windtunnel.systems.cluster.formats import read_jobs
+    from windtunnel.systems.cluster.layout import read_cluster
+    from windtunnel.systems.cluster.model import simulate
+    from windtunnel.systems.cluster.policy import read_policy
     from windtunnel.systems.cluster.slurm.drive import drive as driven
     from windtunnel.systems.cluster.slurm.local import local_slurm
-    from windtunnel.cost.speeds import FreeCommunication
 
     shape, wanted = read_cluster(cluster), read_jobs(jobs).jobs
     rule = read_policy(policy)
@@ -91,7 +95,7 @@ def _show(rows: list[dict[str, Any]], policy: str, *, as_json: bool) -> None:
 
 def _on_processes(shape: Cluster, jobs: Jobs, rule: Policy, sizes: dict[str, int]) -> list[dict[str, Any]]:
     """Measure each model on each shape, predict, really run the same policy."""
-    from windtunnel.systems.cluster import simulate
+    from windtunnel.systems.cluster.model import simulate
     from windtunnel.systems.cluster.real.drive import drive as driven
     from windtunnel.systems.cluster.real.drive import measured_speeds
     from windtunnel.systems.cluster.real.slots import real_slots
@@ -109,8 +113,8 @@ def _with_leases(
     shape: Cluster, jobs: Jobs, rule: Policy, environment: dict[str, str], command: str, run: str, progress: Progress
 ) -> ClusterRun:
     """Let the policy start and stop jobs of Slurm."""
+    from windtunnel.search.speeds import FreeCommunication
     from windtunnel.systems.cluster.slurm.leases import drive_leases, resuming
-    from windtunnel.cost.speeds import FreeCommunication
 
     folder = Path.cwd() / f"{run}.state"
     folder.mkdir(exist_ok=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
+from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped
+from windtunnel.cli._options import Json
 from windtunnel.systems.cluster.options import (
     FREE,
     Arrivals,
@@ -24,8 +26,6 @@ from windtunnel.systems.cluster.options import (
     SpeedsPath,
     given_of,
 )
-from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped
-from windtunnel.cli._options import Json
 
 if TYPE_CHECKING:
     from windtunnel.systems.cluster.explain import Why
@@ -57,9 +57,9 @@ def explain(
 
     Say what a job was offered and declined, and when it would have ended had it taken it: the whole run once more each.
     """
-    from windtunnel.systems.cluster import read_policy
     from windtunnel.systems.cluster.explain import explain_job
     from windtunnel.systems.cluster.model import simulate as simulated
+    from windtunnel.systems.cluster.policy import read_policy
 
     given = given_of(jobs, cluster, speeds, shape, arrivals, compress, models, generate, seed, overlap=overlap,
                      skip_too_large=skip_too_large, shares_links=shared_links)  # fmt: skip

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.systems.kernels.cases import Case, Out
-from windtunnel.systems.kernels.compiling import compiled, digest, optimize, read_module
-from windtunnel.systems.kernels.ir import Function
 from windtunnel.measure.cuda import Launch
 from windtunnel.measure.guarded import GuardedArray
 from windtunnel.measure.pairs import Timed, inner_repeats, take_pairs
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.sandbox import Lock, allow_time
+from windtunnel.systems.kernels.cases import Case, Out
+from windtunnel.systems.kernels.compiling import compiled, digest, optimize, read_module
+from windtunnel.systems.kernels.ir import Function
 
 __all__ = ["Bench", "Engine", "Origin", "Shape", "evaluate", "golden"]
 

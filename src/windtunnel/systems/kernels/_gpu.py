@@ -13,9 +13,9 @@ from typing import Any
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.hardware import machine
+from windtunnel.measure.cuda import CudaError, DeviceArray, Driver
 from windtunnel.systems.kernels._child import Bench, Shape
 from windtunnel.systems.kernels.compiling import ptx_of
-from windtunnel.measure.cuda import CudaError, DeviceArray, Driver
 
 __all__ = ["Gpu", "require_gpu"]
 

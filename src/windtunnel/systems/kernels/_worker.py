@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.measure.sandbox import Limits, Lock, allow_time, contained
+from windtunnel.measure.workers import Place
 from windtunnel.systems.kernels._child import Origin, evaluate, golden
 from windtunnel.systems.kernels._gpu import Gpu
 from windtunnel.systems.kernels.cases import Case
 from windtunnel.systems.kernels.fuzz import BEYOND
 from windtunnel.systems.kernels.ir import Function
-from windtunnel.measure.sandbox import Limits, Lock, allow_time, contained
-from windtunnel.measure.workers import Place
 
 __all__ = ["Order", "Setup", "main"]
 

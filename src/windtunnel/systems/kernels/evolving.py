@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.documents import json_text
+from windtunnel.base.outputs import whole
+from windtunnel.base.progress import Progress
+from windtunnel.base.reading import ReadLimit, read_json
 from windtunnel.errors import InputError
+from windtunnel.measure.sandbox import Limits
 from windtunnel.systems.kernels._gpu import require_gpu
 from windtunnel.systems.kernels.cases import FITNESS, Case, Cases, load_cases
 from windtunnel.systems.kernels.compiling import optimize, read_module
@@ -26,10 +30,6 @@ from windtunnel.systems.kernels.run import Bench
 from windtunnel.systems.kernels.search import Found, Options, evolve
 from windtunnel.systems.kernels.shelf import NAMES, kernel_from, shelf_kernel
 from windtunnel.systems.kernels.verdict import Verdict, judge
-from windtunnel.measure.sandbox import Limits
-from windtunnel.base.outputs import whole
-from windtunnel.base.progress import Progress
-from windtunnel.base.reading import ReadLimit, read_json
 
 __all__ = ["ALLOWED", "Result", "apply_edits", "edits_of", "evolve_kernel", "open_kernel", "read_result"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.documents import json_text
+from windtunnel.base.outputs import whole
+from windtunnel.base.reading import ReadLimit, read_json
 from windtunnel.errors import InputError
 from windtunnel.systems.kernels.edits import from_json, to_json
 from windtunnel.systems.kernels.model import Candidate, Evaluation
-from windtunnel.base.outputs import whole
-from windtunnel.base.reading import ReadLimit, read_json
 
 __all__ = ["Page", "last_page", "write_page"]
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.hardware.cores import allowed_cores
-from windtunnel.systems.kernels._worker import Order, Setup
-from windtunnel.systems.kernels.cases import FITNESS, Case
-from windtunnel.systems.kernels.edits import Individual, apply, key
-from windtunnel.systems.kernels.model import Candidate, Evaluation, Kernel
 from windtunnel.measure.rounds import quiet
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
 from windtunnel.measure.workers import WorkerError, Workers
+from windtunnel.systems.kernels._worker import Order, Setup
+from windtunnel.systems.kernels.cases import FITNESS, Case
+from windtunnel.systems.kernels.edits import Individual, apply, key
+from windtunnel.systems.kernels.model import Candidate, Evaluation, Kernel
 
 __all__ = ["Bench", "Counts", "Timed"]
 
@@ -126,7 +126,9 @@ class Bench:
 
     def _begin(self, core: int) -> Workers:
         # Workers are left to be closed by close(), which __exit__ calls
-        workers = Workers("windtunnel.systems.kernels._worker", self._setup, title="process that runs kernels", cores=[[core]])
+        workers = Workers(
+            "windtunnel.systems.kernels._worker", self._setup, title="process that runs kernels", cores=[[core]]
+        )
         return workers.__enter__()
 
     def _greet(self, workers: Iterable[Workers]) -> None:

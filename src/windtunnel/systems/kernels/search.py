@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.pareto import is_best
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.systems.kernels.assume import hints_for, promises_for
 from windtunnel.systems.kernels.edits import Edit, Individual, apply
@@ -24,8 +26,6 @@ from windtunnel.systems.kernels.journal import Page, last_page, write_page
 from windtunnel.systems.kernels.model import Candidate, Evaluation
 from windtunnel.systems.kernels.nsga2 import select, tournament
 from windtunnel.systems.kernels.operators import OPERATORS, cross, draw_edit
-from windtunnel.base.pareto import is_best
-from windtunnel.base.progress import Progress
 
 __all__ = ["Evaluate", "Found", "Options", "evolve"]
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.systems.kernels.rank import kernel_for, operators_of
 from windtunnel.measure.stats import Estimate
 from windtunnel.simulate import Timeline, replay_many
+from windtunnel.systems.kernels.rank import kernel_for, operators_of
 from windtunnel.whatifs.faster import faster_operator, operator_work
 
 __all__ = ["Placed", "gain_text", "place_winners"]

@@ -169,8 +169,8 @@ def apply(
 
     Write the kernel's module with the edits that were found.
     """
-    from windtunnel.systems.kernels.evolving import apply_edits, edits_of, read_result
     from windtunnel.base.outputs import whole
+    from windtunnel.systems.kernels.evolving import apply_edits, edits_of, read_result
 
     document = read_result(folder)
     path = require_free(output or Path(f"{Path(kernel).stem}.evolved.ll"), force=force)
@@ -245,8 +245,8 @@ def rank(
     Say which operator a faster kernel would be worth it for: by what the whole step gains, not by its own time.
     """
     from windtunnel.cli._files import open_graph
-    from windtunnel.systems.kernels.rank import by_operator
     from windtunnel.simulate import replay
+    from windtunnel.systems.kernels.rank import by_operator
     from windtunnel.units import format_duration, format_ratio
 
     with Progress("replaying", heartbeat=True) as progress:
@@ -290,9 +290,9 @@ def place(
     """
     from windtunnel.cli._files import open_graph
     from windtunnel.graph import save
+    from windtunnel.simulate import replay
     from windtunnel.systems.kernels.evolving import read_result
     from windtunnel.systems.kernels.variant import gain_text, place_winners
-    from windtunnel.simulate import replay
 
     if output is not None:
         require_free(output, force=force)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
+from windtunnel.measure.stats import Estimate
 from windtunnel.systems.kernels.cases import FITNESS, HELD_OUT, Case
 from windtunnel.systems.kernels.edits import Edit, Individual, apply, ordered, to_json
 from windtunnel.systems.kernels.fuzz import fuzzed
@@ -20,7 +21,6 @@ from windtunnel.systems.kernels.post import Ladder, ladder, minimized
 from windtunnel.systems.kernels.run import Bench
 from windtunnel.systems.kernels.validation import is_same
 from windtunnel.systems.kernels.words import describe
-from windtunnel.measure.stats import Estimate
 
 __all__ = ["Gene", "Verdict", "judge"]
 

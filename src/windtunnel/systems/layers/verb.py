@@ -51,7 +51,7 @@ def layers(
             p=None if share < 0 else share, processes=processes, progress=progress,
         )  # fmt: skip
     if report is not None:
-        from windtunnel.systems.chips.page_layers import quality_page
+        from windtunnel.systems.layers.page import quality_page
 
         quality_page(found, report, overwrite=force)
         advise(f"written: {report}")

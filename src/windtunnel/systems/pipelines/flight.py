@@ -14,10 +14,10 @@ from windtunnel.measure.fingerprint import machine
 from windtunnel.measure.stats import Estimate
 
 if TYPE_CHECKING:
+    from windtunnel.base.progress import Progress
+    from windtunnel.search.placement.throughput import Plan
     from windtunnel.systems.pipelines.model import ScheduleName
     from windtunnel.systems.pipelines.schedules import Schedule
-    from windtunnel.search.placement.throughput import Plan
-    from windtunnel.base.progress import Progress
     from windtunnel.systems.pipelines.training.job import PlannedPipeline
     from windtunnel.systems.pipelines.training.model import PipelineJob
     from windtunnel.systems.pipelines.training.train import Trained

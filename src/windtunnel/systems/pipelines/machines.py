@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Device, Instance
@@ -18,7 +19,6 @@ from windtunnel.search.blocks import Blocks, cut_evenly
 from windtunnel.systems.pipelines.profiles import profiles_of
 from windtunnel.systems.pipelines.replayed import Played, batch_ns, stage_times
 from windtunnel.systems.pipelines.two_bw import Job, Links, PlanRow, plan_2bw
-from windtunnel.base.progress import Progress
 
 __all__ = ["Offer", "Rental", "cheapest_machines", "links_between"]
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
+from windtunnel.search.placement.throughput import Plan, sync_ns
 from windtunnel.systems.pipelines.replayed import alike, beside, reads_of, side_by_side
 from windtunnel.systems.pipelines.schedules import Schedule, forward_only, gpipe, one_forward_one_backward
 from windtunnel.systems.pipelines.timed import StageTimes, scheduled
-from windtunnel.search.placement.throughput import Plan, sync_ns
 
 __all__ = ["ScheduleName", "chained", "pipelined", "plan_schedule", "stage_order"]
 

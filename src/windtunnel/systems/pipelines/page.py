@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from windtunnel.systems.pipelines.played import Pass, PlayedSchedule
-from windtunnel.systems.pipelines.verify import in_flight, weight_versions
 from windtunnel.reports.charts import WIDTH, escape
 from windtunnel.reports.colors import PASS_COLORS, PASS_LABELS
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
+from windtunnel.systems.pipelines.played import Pass, PlayedSchedule
+from windtunnel.systems.pipelines.verify import in_flight, weight_versions
 from windtunnel.units import format_duration, format_ratio
 
 __all__ = ["pipeline_lines", "pipeline_page", "pipeline_sections"]

@@ -23,12 +23,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.search.downsets import Lattice, chain, downsets
 from windtunnel.search.orders import breadth_first, depth_first
 from windtunnel.systems.pipelines import _piper_kernels as kernels
 from windtunnel.systems.pipelines.piper_format import PiperProblem
-from windtunnel.base.progress import Progress
 from windtunnel.units import format_size
 
 __all__ = ["CAP", "PiperPlan", "PiperStage", "equal_stages", "plan_piper", "require_memory", "stage_of"]

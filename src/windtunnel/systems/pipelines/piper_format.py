@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.reading import shown
 from windtunnel.errors import InputError
 from windtunnel.search.fields import document_of, ends_of, has_text, number_of, rows_of, unique_ids, whole_of
-from windtunnel.base.reading import shown
 
 __all__ = ["PiperProblem", "is_piper", "read_piper"]
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from windtunnel.systems.pipelines.replayed import Played
-from windtunnel.systems.pipelines.two_bw import PlanRow, PlanTable
 from windtunnel.reports.charts import escape
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
+from windtunnel.systems.pipelines.replayed import Played
+from windtunnel.systems.pipelines.two_bw import PlanRow, PlanTable
 from windtunnel.units import format_duration, format_size
 
 __all__ = ["plans_page"]

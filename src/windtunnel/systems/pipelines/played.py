@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.graph import Kind, Phase
+from windtunnel.simulate import Timeline, replay
 from windtunnel.systems.pipelines.schedules import Action, Schedule
 from windtunnel.systems.pipelines.timed import StageTimes, scheduled
 from windtunnel.systems.pipelines.verify import in_flight, require_valid, weight_versions
-from windtunnel.simulate import Timeline, replay
 
 __all__ = ["Pass", "PlayedSchedule", "play"]
 

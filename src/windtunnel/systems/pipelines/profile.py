@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.base.reading import ReadLimit, shown, unpacked
+from windtunnel.errors import InputError
 
 __all__ = ["Profile", "read_profile"]
 

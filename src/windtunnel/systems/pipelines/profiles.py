@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from windtunnel.base.progress import Progress
 from windtunnel.cost import price
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
 from windtunnel.hardware import Device
 from windtunnel.search.blocks import Blocks, blocks_of
-from windtunnel.base.progress import Progress
 from windtunnel.whatifs.another_batch import with_batch
 
 __all__ = ["profiles_of", "sizes_of"]

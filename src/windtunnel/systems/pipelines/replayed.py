@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
 from windtunnel.search.blocks import Blocks, cut_evenly
+from windtunnel.simulate import replay
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Action, Schedule
 from windtunnel.systems.pipelines.timed import StageTimes, scheduled
 from windtunnel.systems.pipelines.two_bw import Job, Links, PlanRow
-from windtunnel.base.progress import Progress
-from windtunnel.simulate import replay
 
 __all__ = [
     "Played",

@@ -17,8 +17,8 @@ import re
 from pathlib import Path
 from typing import Literal, cast
 
-from windtunnel.errors import InputError
 from windtunnel.base.outputs import whole
+from windtunnel.errors import InputError
 from windtunnel.systems.pipelines.schedules import Action, Schedule, ScheduleKind
 from windtunnel.systems.pipelines.verify import require_valid
 

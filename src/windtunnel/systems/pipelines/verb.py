@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.systems.pipelines import verb_plan as pipeline_plan  # noqa: F401 - each registers its verbs
-from windtunnel.systems.pipelines import verb_run as pipeline_run  # noqa: F401 - each registers its verbs
-from windtunnel.systems.pipelines import verb_show as pipeline_show  # noqa: F401 - each registers its verbs
+from windtunnel.systems.pipelines import verb_plan, verb_run, verb_show  # noqa: F401 - each registers its verbs
 
 
 @registry.verb("pipeline", source="PipeDream-2BW")

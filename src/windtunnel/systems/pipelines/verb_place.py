@@ -36,9 +36,9 @@ def fly(
     Place a workload's layers on processes of this host, really train with these stages, keep the receipts.
     """
     from windtunnel.flights import Ledger
-    from windtunnel.systems.pipelines.flight import fly_pipelines
     from windtunnel.search.placement.baselines import even
     from windtunnel.search.placement.search import place
+    from windtunnel.systems.pipelines.flight import fly_pipelines
     from windtunnel.systems.pipelines.training.run import job_of
     from windtunnel.systems.pipelines.training.search import improve
     from windtunnel.whatifs import parse_step

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from windtunnel import registry
+from windtunnel.base.documents import json_text
+from windtunnel.base.outputs import whole
 from windtunnel.cli._console import Progress, advise, print_json, suggest
 from windtunnel.cli._files import derived, open_graph, require_free
 from windtunnel.cli._options import Force, Json, MostDownsets, whole_numbers
-from windtunnel.systems.pipelines.verb_machines import plan_machines
-from windtunnel.systems.pipelines.plans_output import piper_document, print_piper, print_plans, table_document
 from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.base.documents import json_text
 from windtunnel.errors import InputError
-from windtunnel.base.outputs import whole
+from windtunnel.systems.pipelines.plans_output import piper_document, print_piper, print_plans, table_document
+from windtunnel.systems.pipelines.verb_machines import plan_machines
 
 if TYPE_CHECKING:
     from windtunnel.search.blocks import Blocks
@@ -156,9 +156,9 @@ class _Found(NamedTuple):
 
 def _of_graph(path: Path, devices: str, samples: int, links: Links, asked: _Asked, progress: Progress) -> _Found:
     """A graph on devices of its own."""
+    from windtunnel.search.placement.fleet import fleet_of
     from windtunnel.systems.pipelines.profiles import profiles_of, sizes_of
     from windtunnel.systems.pipelines.replayed import ranked_by_replay
-    from windtunnel.search.placement.fleet import fleet_of
     from windtunnel.whatifs.another_batch import batch_of
 
     graph = open_graph(path, progress=progress, needs_times=False)

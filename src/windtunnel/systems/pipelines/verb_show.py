@@ -53,9 +53,9 @@ def show(
 
     Draw a schedule, after a check that it can run, and say how long its ranks are idle.
     """
+    from windtunnel.systems.pipelines.page import pipeline_page
     from windtunnel.systems.pipelines.played import play
     from windtunnel.systems.pipelines.schedule_file import write_schedule
-    from windtunnel.systems.pipelines.page import pipeline_page
 
     for path in filter(None, (csv, output)):
         require_free(path, force=force)
@@ -105,8 +105,8 @@ def _durations(text: str) -> list[float]:
 
 
 def _print(played: PlayedSchedule) -> None:
-    from windtunnel.systems.pipelines.verify import in_flight, weight_versions
     from windtunnel.systems.pipelines.page import pipeline_lines
+    from windtunnel.systems.pipelines.verify import in_flight, weight_versions
     from windtunnel.units import format_duration, format_ratio
 
     schedule = played.schedule

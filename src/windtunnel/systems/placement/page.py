@@ -13,14 +13,14 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.graph import Graph
+from windtunnel.reports.charts import WIDTH, escape
+from windtunnel.reports.page import _page, write_text
+from windtunnel.reports.sections import Section, render_table
 from windtunnel.search.placement.explain import DeviceRow, device_rows
 from windtunnel.search.placement.fleet import problem_on
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.search import place
 from windtunnel.search.placement.throughput import Plan
-from windtunnel.reports.charts import WIDTH, escape
-from windtunnel.reports.page import _page, write_text
-from windtunnel.reports.sections import Section, render_table
 from windtunnel.units import format_duration, format_ratio, format_size, parse_rate
 
 __all__ = ["graph_sections", "placement_page", "placement_sections"]

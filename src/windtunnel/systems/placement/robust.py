@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan, exact, value_ns
-from windtunnel.base.progress import Progress
 
 __all__ = ["Robust", "robust_plan", "slower_links"]
 

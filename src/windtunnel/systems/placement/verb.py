@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.systems.pipelines import verb_place as place_fly  # noqa: F401 - each registers its verbs
-from windtunnel.systems.pipelines import verb_pipedream as place_pipedream  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, quoted
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, MostDownsets
-from windtunnel.systems.placement.output import print_comparison, print_moves, print_plan, print_spread
 from windtunnel.errors import InputError
+from windtunnel.systems.placement.output import print_comparison, print_moves, print_plan, print_spread
 
 if TYPE_CHECKING:
-    from windtunnel.systems.placement.compare import Comparison
     from windtunnel.search.placement.model import Problem
     from windtunnel.search.placement.throughput import Plan
+    from windtunnel.systems.placement.compare import Comparison
 
 _SCHEMA = "windtunnel.place/1"
 _SHOWN_MOVES = 5
@@ -67,9 +65,9 @@ def split(
 
     Say which device runs which operator, how good that is, and what no other placement is below.
     """
+    from windtunnel.search.placement.search import place as best_plan
     from windtunnel.systems.placement.compare import Comparison
     from windtunnel.systems.placement.compare import compare as compared
-    from windtunnel.search.placement.search import place as best_plan
     from windtunnel.units import parse_duration
 
     for path in filter(None, (output, picture)):
@@ -211,8 +209,8 @@ def _robust(problem: Problem, interval: str, progress: Any) -> dict[str, Any]:
 
 def _write(plan: Plan, output: Path | None, picture: Path | None) -> None:
     from windtunnel.base.documents import json_text
-    from windtunnel.systems.placement.formats import split_document
     from windtunnel.reports.page import write_text
+    from windtunnel.systems.placement.formats import split_document
     from windtunnel.systems.placement.page import placement_page
 
     if output is not None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.measure.together import moment_in, wait_for
 from windtunnel.base.progress import Progress
+from windtunnel.measure.together import moment_in, wait_for
 from windtunnel.systems.serving.live import LiveServer
 from windtunnel.systems.serving.tail import Answered, Server
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
 from windtunnel.systems.serving.profile import Cell, Profile
 from windtunnel.systems.serving.search import best_split
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from windtunnel.reports.charts import escape
+from windtunnel.reports.curves import Curve, curves
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
-from windtunnel.reports.curves import Curve, curves
 from windtunnel.systems.serving.model import Split
 from windtunnel.units import format_duration
 

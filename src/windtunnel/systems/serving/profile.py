@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.columns import number, read_rows, whole_number
-from windtunnel.errors import InputError
 from windtunnel.base.outputs import whole
+from windtunnel.errors import InputError
 
 __all__ = ["COLUMNS", "Cell", "Profile", "Row", "read_cells", "read_profile", "write_profile"]
 

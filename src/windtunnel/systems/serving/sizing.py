@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.systems.serving.model import Slowdown
 from windtunnel.systems.serving.profile import Profile
 from windtunnel.systems.serving.search import best_splits

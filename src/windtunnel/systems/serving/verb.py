@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.systems.serving import verb_run as serve_run  # noqa: F401 - each registers its verbs
-from windtunnel.systems.serving import verb_size as serve_size  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
-from windtunnel.systems.serving.options import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
 from windtunnel.errors import InputError
+from windtunnel.systems.serving import verb_run, verb_size  # noqa: F401 - each registers its verbs
+from windtunnel.systems.serving.options import (
+    FlownPath,
+    JobName,
+    MemoryLimit,
+    NumThreads,
+    ProfilePath,
+    memory_limit,
+    profile_of,
+)
 
 if TYPE_CHECKING:
     from windtunnel.systems.serving.model import Split

@@ -11,8 +11,16 @@ import typer
 from windtunnel import registry
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._options import Json
-from windtunnel.systems.serving.options import FlownPath, JobName, MemoryLimit, NumThreads, ProfilePath, memory_limit, profile_of
 from windtunnel.errors import InputError
+from windtunnel.systems.serving.options import (
+    FlownPath,
+    JobName,
+    MemoryLimit,
+    NumThreads,
+    ProfilePath,
+    memory_limit,
+    profile_of,
+)
 from windtunnel.units import format_duration
 
 if TYPE_CHECKING:

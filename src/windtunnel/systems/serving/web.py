@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from windtunnel.base.documents import json_text
-from windtunnel.errors import FlightError, InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import FlightError, InputError
 from windtunnel.systems.serving.live import LiveServer
 
 __all__ = ["listening", "serve_http", "status"]

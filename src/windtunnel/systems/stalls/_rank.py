@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from windtunnel.systems.stalls.files import BatchFiles
-from windtunnel.systems.stalls.job import job_of
 from windtunnel.measure.links import receive_bytes, send_bytes
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.measure.threads import helpers_cpu_ns
 from windtunnel.measure.workers import Place
+from windtunnel.systems.stalls.files import BatchFiles
+from windtunnel.systems.stalls.job import job_of
 
 __all__ = ["Orders", "Took", "Turn", "main"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.systems.stalls.job import job_of
+from windtunnel.base.progress import Progress
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Kind
 from windtunnel.graph.collectives import all_reduces
 from windtunnel.measure.threads import threads
-from windtunnel.base.progress import Progress
+from windtunnel.systems.stalls.job import job_of
 from windtunnel.whatifs.answer import Answer
 from windtunnel.whatifs.ask import whatif
 from windtunnel.whatifs.request import parse_requests

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.systems.stalls.features import Features
 from windtunnel.errors import InputError
 from windtunnel.measure.stats import Estimate, estimate_median, is_above_zero
+from windtunnel.systems.stalls.features import Features
 
 __all__ = ["CAUSES", "RUNS", "Reading", "Stall", "Stalls", "stalls_of"]
 

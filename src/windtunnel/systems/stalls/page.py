@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from windtunnel.systems.stalls.model import RUNS, Stalls
 from windtunnel.reports.charts import Part, escape, stacked_bar
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
+from windtunnel.systems.stalls.model import RUNS, Stalls
 from windtunnel.units import format_duration, format_ratio
 
 __all__ = ["stalls_page"]

@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.systems.stalls._rank import Orders, Took, Turn
-from windtunnel.systems.stalls.features import features_of
-from windtunnel.systems.stalls.files import batch_of, write_batches
-from windtunnel.systems.stalls.job import job_of
-from windtunnel.systems.stalls.model import RUNS, Reading, Stalls, stalls_of
+from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.disks import can_throttle, evict, read_all, require_disk, resident_share, throttled_disk
 from windtunnel.measure.links import ShapedLink, shaped_link
 from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
-from windtunnel.base.progress import Progress
+from windtunnel.systems.stalls._rank import Orders, Took, Turn
+from windtunnel.systems.stalls.features import features_of
+from windtunnel.systems.stalls.files import batch_of, write_batches
+from windtunnel.systems.stalls.job import job_of
+from windtunnel.systems.stalls.model import RUNS, Reading, Stalls, stalls_of
 from windtunnel.workloads.workload import Workload
 
 __all__ = ["Surroundings", "measure_stalls"]

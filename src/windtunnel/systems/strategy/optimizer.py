@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 
 from windtunnel.base.documents import json_text
+from windtunnel.base.outputs import replacing
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.base.outputs import replacing
+from windtunnel.simulate import replay
 from windtunnel.systems.strategy.model import Chain, groups_of
 from windtunnel.systems.strategy.search import SEARCHES, Plan, Worth, worth_of
-from windtunnel.base.progress import Progress
-from windtunnel.simulate import replay
 from windtunnel.units import format_size
 from windtunnel.whatifs import Answer, Request, parse_request, whatif
 from windtunnel.whatifs.buckets import Averaging, averaging_of

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from windtunnel import registry
+from windtunnel.base.reading import free_memory_bytes
 from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
 from windtunnel.hardware.host import peak_resident_bytes
 from windtunnel.measure import ProfileDatabase, fingerprint
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.workers import Place
-from windtunnel.base.reading import free_memory_bytes
 from windtunnel.sources.targets import build_workload, discover
 from windtunnel.sources.torch.live import LiveProgram
 from windtunnel.systems.suite.metrics import (

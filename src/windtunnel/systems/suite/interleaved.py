@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.workers import run_to_end
-from windtunnel.base.progress import Progress
 from windtunnel.systems.suite.comparison import Comparison, compared_rounds, overall_of
 
 __all__ = ["Side", "compare_interleaved", "side_of"]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from windtunnel import registry
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError, MissingExtraError, WindtunnelError
 from windtunnel.measure.fingerprint import installed_versions
-from windtunnel.base.progress import Progress
 from windtunnel.sources.targets import build_workload
 from windtunnel.systems.suite.results import Cell, write_whole
 

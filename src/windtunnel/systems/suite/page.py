@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from windtunnel.reports.charts import escape
+from windtunnel.reports.curves import Bar, Curve, bars, curves
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
-from windtunnel.reports.curves import Bar, Curve, bars, curves
 from windtunnel.systems.suite.comparison import Comparison
 from windtunnel.systems.suite.observations import observe
 from windtunnel.systems.suite.results import Result, SuiteRun

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel import hardware
+from windtunnel.base.outputs import whole
+from windtunnel.base.reading import ReadLimit, read_json, shown, unpacked
 from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.hardware.host import cpu_quota_cores, num_sockets
 from windtunnel.measure import fingerprint
 from windtunnel.measure.fingerprint import installed_versions, now
 from windtunnel.measure.stats import Estimate
-from windtunnel.base.outputs import whole
-from windtunnel.base.reading import ReadLimit, read_json, shown, unpacked
 from windtunnel.systems.suite.stable import steady
 
 __all__ = ["Cell", "Result", "SuiteRun", "load_run", "profile_table", "write_machine", "write_profile", "write_result"]

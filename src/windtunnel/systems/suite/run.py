@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from windtunnel import hardware
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.fingerprint import now
 from windtunnel.measure.workers import Workers
-from windtunnel.base.progress import Progress
 from windtunnel.systems.suite.model import workload_plugins
 from windtunnel.systems.suite.results import (
     Cell,
@@ -234,7 +234,9 @@ def _run_cell(order: Order, patience_s: float) -> Result:
     folder = Path(order.folder)
     begun_s = time.monotonic()
     threads = {"OMP_NUM_THREADS": str(order.cell.num_threads)}
-    with Workers("windtunnel.systems.suite._cell", order, num_ranks=order.cell.num_ranks, environment=threads) as workers:
+    with Workers(
+        "windtunnel.systems.suite._cell", order, num_ranks=order.cell.num_ranks, environment=threads
+    ) as workers:
         is_late = not workers.wait(patience_s)
         code, log = workers.exit_codes()[0], workers.log_tail().strip()
     path = folder / "results" / f"{order.cell.key}.json"

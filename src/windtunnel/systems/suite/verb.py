@@ -93,7 +93,9 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
     with Progress("counting", heartbeat=True) as progress:
         entries = listed(size, names, progress=progress)
     if as_json:
-        print_json({"schema": "windtunnel.systems.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))})
+        print_json(
+            {"schema": "windtunnel.systems.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))}
+        )
     else:
         rows = [
             (
@@ -158,9 +160,9 @@ def report_suite(
 
     Write a page with the table, bars per metric, batch sweeps and the observations.
     """
+    from windtunnel.systems.suite.comparison import compare
     from windtunnel.systems.suite.mllog import mllog_lines
     from windtunnel.systems.suite.page import write_suite_report
-    from windtunnel.systems.suite.comparison import compare
     from windtunnel.systems.suite.results import load_run
     from windtunnel.units import format_size
 

@@ -5,10 +5,3 @@ fastest schedule of a task. ``run`` builds and measures (extra ``tvm``), ``model
 
 Source: CDMPP (Hu et al., EuroSys 2024).
 """
-
-from windtunnel import registry
-from windtunnel.systems.tensor_programs.pricer import AstPricer
-
-__all__ = ["AstPricer"]
-
-registry.discover(__name__)

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.base.outputs import whole
+from windtunnel.base.reading import ReadLimit, shown
+from windtunnel.errors import InputError, SchemaVersionError
 from windtunnel.systems.tensor_programs.model.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.systems.tensor_programs.set_file import read_set
-from windtunnel.base.reading import ReadLimit, shown
 
 __all__ = ["ALL_DEVICES", "NUM_FEATURES", "SCHEDULE_SHAPE", "SCHEMA", "ProgramSet", "parts_of", "work_of"]
 

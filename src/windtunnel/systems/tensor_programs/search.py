@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, WindtunnelError
 from windtunnel.measure.workers import WorkerError
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
@@ -23,7 +24,6 @@ from windtunnel.systems.tensor_programs.run.description import describe_device
 from windtunnel.systems.tensor_programs.run.measure import MIN_QUIET, Band, Canary, Look, Timing, undisturbed_s
 from windtunnel.systems.tensor_programs.run.tasks import Task
 from windtunnel.systems.tensor_programs.run.worker import Drawn, Worker
-from windtunnel.base.progress import Progress
 
 __all__ = [
     "Candidate",

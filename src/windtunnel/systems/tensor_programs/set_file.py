@@ -17,8 +17,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.base.reading import ReadLimit, parse_json, shown
+from windtunnel.errors import InputError
 
 __all__ = ["read_set"]
 

@@ -6,14 +6,15 @@ A file ``cost_*.py`` brings each verb; this one holds them together.
 from __future__ import annotations
 
 from windtunnel import registry
-from windtunnel.systems.tensor_programs import verb_explain as cost_explain  # noqa: F401 - each registers its verbs
-from windtunnel.systems.tensor_programs import verb_info as cost_info  # noqa: F401 - each registers its verbs
-from windtunnel.systems.tensor_programs import verb_kernels as cost_kernels  # noqa: F401 - each registers its verbs
-from windtunnel.systems.tensor_programs import verb_learned as cost_learned  # noqa: F401 - each registers its verbs
-from windtunnel.systems.tensor_programs import verb_operators as cost_operators  # noqa: F401 - each registers its verbs
-from windtunnel.systems.tensor_programs import verb_programs as cost_programs  # noqa: F401 - each registers its verbs
-from windtunnel.systems.tensor_programs import verb_search as cost_search  # noqa: F401 - each registers its verbs
-from windtunnel.systems.utilization import verb_transfer as cost_transfer  # noqa: F401 - each registers its verbs
+from windtunnel.systems.tensor_programs import (  # noqa: F401 - each registers its verbs
+    verb_explain,
+    verb_info,
+    verb_kernels,
+    verb_learned,
+    verb_operators,
+    verb_programs,
+    verb_search,
+)
 
 
 @registry.verb("cost", source="CDMPP")

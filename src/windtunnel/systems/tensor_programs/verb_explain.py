@@ -28,11 +28,11 @@ def explain_program(
 
     Say which features make a program slower than another one of its task, and which primitive changes them.
     """
-    from windtunnel.systems.tensor_programs.verb_search import needed_predictor
     from windtunnel.errors import InputError
     from windtunnel.systems.tensor_programs.model.attribution import GROUPS, fastest_alike, why_slower
     from windtunnel.systems.tensor_programs.model.shipped import shipped_programs
     from windtunnel.systems.tensor_programs.program_set import ProgramSet
+    from windtunnel.systems.tensor_programs.verb_search import needed_predictor
     from windtunnel.units import format_duration
 
     programs = ProgramSet.load(data) if data is not None else shipped_programs()

@@ -66,7 +66,10 @@ def search(
         print_json({"schema": "windtunnel.cost.search/1", "task": asked.name, "target": target, **_as_dict(found)})
         return
     _print(asked, found)
-    advise("in Python: windtunnel.systems.tensor_programs.run.schedules.replay(task, steps) builds it; --json prints the steps")
+    advise(
+        "in Python: windtunnel.systems.tensor_programs.run.schedules.replay(task, steps) builds it; "
+        "--json prints the steps"
+    )
 
 
 def needed_predictor(model: Path | None) -> Predictor:

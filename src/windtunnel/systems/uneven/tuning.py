@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from windtunnel import registry
-from windtunnel.errors import InputError
 from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
 from windtunnel.systems.uneven.fleet import Fleet
 from windtunnel.systems.uneven.goal import Goal, Run
 from windtunnel.systems.uneven.job import TrainJob

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.systems.layers import verb as train_layers  # noqa: F401 - each registers its verbs
 from windtunnel.cli._console import Progress, advise, print_json, print_table, say
 from windtunnel.cli._files import require_free
 from windtunnel.cli._options import Force, Json, LedgerPath, Output, numbers
@@ -70,8 +69,8 @@ def compare(
     Train under each strategy in virtual time, with real gradients; really run the best, throttled; keep receipts.
     """
     from windtunnel.flights import Ledger
-    from windtunnel.systems.uneven.flight import receipts_of_comparison
     from windtunnel.systems.uneven.fleet import read_fleet
+    from windtunnel.systems.uneven.flight import receipts_of_comparison
     from windtunnel.systems.uneven.search import compare as compared
 
     if output is not None:

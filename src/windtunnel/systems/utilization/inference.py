@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost import Peak, measured_peak
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, Stand, fit_overhead
+from windtunnel.cost.tracing import trace
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
-from windtunnel.base.extras import require
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.rounds import quiet
 from windtunnel.measure.threads import threads
-from windtunnel.base.progress import Progress
 from windtunnel.sources.torch.flop_count import count
-from windtunnel.cost.tracing import trace
 from windtunnel.workloads.vision import vision_model
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.base.extras import require
 from windtunnel.cost.lookup import Stand
 from windtunnel.errors import NotApplicableError
-from windtunnel.base.extras import require
 from windtunnel.measure.rounds import quiet
 from windtunnel.measure.threads import threads
 from windtunnel.systems.utilization.inference import fly_nets

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.extras import require
 from windtunnel.cost.ceilings import Ceilings, lanes_of
 from windtunnel.cost.kernels import Kernel, TensorShape, usual_stride
-from windtunnel.base.extras import require
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.systems.utilization.model import utilization
 

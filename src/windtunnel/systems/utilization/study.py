@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import hardware, registry
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost import Ceilings, Peak, measured_ceilings
 from windtunnel.cost.lookup import Overhead, measure
+from windtunnel.cost.tracing import trace
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 from windtunnel.graph import Graph
 from windtunnel.hardware.host import plain_name
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement
 from windtunnel.measure.fingerprint import libraries, machine
 from windtunnel.measure.threads import threads
-from windtunnel.base.progress import Progress
 from windtunnel.sources.torch.step import capture
 from windtunnel.systems.utilization.cells.run import cell_prices
-from windtunnel.cost.tracing import trace
 from windtunnel.systems.utilization.model import Utilization, utilization
 from windtunnel.systems.utilization.run import FlownAdvice, fly_advice
 from windtunnel.systems.utilization.search import advise

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
-from windtunnel.systems.chips.accelerators.systolic import cycles
-from windtunnel.systems.chips.accelerators.traffic import traffic
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import DATAFLOWS
 from windtunnel.hardware.templates import template_space
+from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles
+from windtunnel.systems.chips.accelerators.systolic import cycles
+from windtunnel.systems.chips.accelerators.traffic import traffic
 
 SIZES = st.integers(1, 40)
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
 from windtunnel.cost import price
-from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles, product_energy_j, vector_energy_j
-from windtunnel.systems.chips.accelerators.parts import parts_of
-from windtunnel.systems.chips.accelerators.pricer import accelerator, duration_ns, energy_j
 from windtunnel.cost.work import Work
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder, Kind
 from windtunnel.hardware import device, template_space
+from windtunnel.systems.chips.accelerators import Gemms, Machines, product_cycles, product_energy_j, vector_energy_j
+from windtunnel.systems.chips.accelerators.parts import parts_of
+from windtunnel.systems.chips.accelerators.pricer import accelerator, duration_ns, energy_j
 
 TPU = device("tpu-v4-like")
 

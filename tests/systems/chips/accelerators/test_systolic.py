@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
-from windtunnel.systems.chips.accelerators import Machines, product_cycles
-from windtunnel.systems.chips.accelerators.systolic import Gemms, accesses, cycles, utilization
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import DATAFLOWS
+from windtunnel.systems.chips.accelerators import Machines, product_cycles
+from windtunnel.systems.chips.accelerators.systolic import Gemms, accesses, cycles, utilization
 
 SIZES = st.integers(1, 500)
 SIDES = st.integers(1, 40)

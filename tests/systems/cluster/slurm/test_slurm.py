@@ -6,6 +6,9 @@ import threading
 import numpy as np
 import pytest
 
+from windtunnel.errors import InputError
+from windtunnel.hardware import Link
+from windtunnel.search.speeds import FreeCommunication
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import simulate
@@ -14,9 +17,6 @@ from windtunnel.systems.cluster.slurm.drive import drive, fields_of
 from windtunnel.systems.cluster.slurm.files import clock_text, slurm_conf, submission, topology_conf
 from windtunnel.systems.cluster.slurm.leases import drive_leases, resuming
 from windtunnel.systems.cluster.slurm.local import can_run_slurm, local_slurm, told
-from windtunnel.cost.speeds import FreeCommunication
-from windtunnel.errors import InputError
-from windtunnel.hardware import Link
 
 needs_slurm = pytest.mark.skipif(not can_run_slurm(), reason="needs slurm-wlm and munge, as root")
 LINK = Link("wire", 1e9, latency_ns=0)

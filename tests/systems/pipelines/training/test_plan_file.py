@@ -15,10 +15,10 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.search.blocks import cut_evenly
 from windtunnel.systems.pipelines.profiles import profiles_of
 from windtunnel.systems.pipelines.replayed import ranked_by_replay
-from windtunnel.systems.pipelines.two_bw import Job, Links, plan_2bw
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
 from windtunnel.systems.pipelines.training.plan_file import PLAN_SCHEMA, plan_fields, read_plan
 from windtunnel.systems.pipelines.training.profiled import pipeline_of
+from windtunnel.systems.pipelines.two_bw import Job, Links, plan_2bw
 
 SPEC = PipelineSpec("mlp", {"batch_size": 16, "depth": 3}, 2, 4, "1f1b", num_replicas=2, recomputes=True)
 PLANNED = PlannedPipeline(SPEC, {"0": 0, "2": 0, "4": 1}, 1.5e6, 2.5e6)

@@ -7,10 +7,10 @@ import pytest
 from tests.systems.pipelines.block_models import block_graph
 from windtunnel.systems.pipelines.profiles import profiles_of
 from windtunnel.systems.pipelines.replayed import ranked_by_replay
-from windtunnel.systems.pipelines.two_bw import Job, Links, plan_2bw
 from windtunnel.systems.pipelines.training import model
 from windtunnel.systems.pipelines.training.model import HostConditions
 from windtunnel.systems.pipelines.training.profiled import ranked_on_host
+from windtunnel.systems.pipelines.two_bw import Job, Links, plan_2bw
 
 
 @pytest.fixture

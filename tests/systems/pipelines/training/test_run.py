@@ -15,12 +15,12 @@ pytest.importorskip("torch")
 pytest.importorskip("rustworkx", reason="needs the extra plan")
 
 from windtunnel.errors import FlightError, InputError, NotApplicableError
-from windtunnel.systems.pipelines.flight import fly_pipelines
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind, ResourceKind
-from windtunnel.systems.pipelines.generate import generate
 from windtunnel.search.placement.baselines import even, single
 from windtunnel.search.placement.search import place
 from windtunnel.simulate import replay
+from windtunnel.systems.pipelines.flight import fly_pipelines
+from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.training import model
 from windtunnel.systems.pipelines.training import run as pipelines
 from windtunnel.systems.pipelines.training._rank import Item, Span

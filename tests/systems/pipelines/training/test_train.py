@@ -24,11 +24,11 @@ from windtunnel.errors import FlightError, InputError, NotApplicableError
 from windtunnel.measure.workers import Workers, run_to_end
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Action, Schedule, pipedream
-from windtunnel.systems.pipelines.verify import require_valid
 from windtunnel.systems.pipelines.training import train
 from windtunnel.systems.pipelines.training._trainer import train_rank
 from windtunnel.systems.pipelines.training.runtime import PipelineRank
 from windtunnel.systems.pipelines.training.train import orders_of, train_pipeline, trained_of
+from windtunnel.systems.pipelines.verify import require_valid
 
 MLP = {"batch_size": 16, "width": 8, "depth": 3}
 PLACES = {"0": 0, "1": 0, "2": 1, "3": 1, "4": 2, "5": 2, "6": 3}

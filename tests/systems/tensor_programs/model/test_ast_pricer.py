@@ -17,11 +17,11 @@ from windtunnel.cost.pricing import AUTO, tiers_of
 from windtunnel.errors import PriceError
 from windtunnel.graph import GraphBuilder, ResourceKind, Strings
 from windtunnel.hardware import Device
+from windtunnel.simulate import replay
 from windtunnel.systems.tensor_programs.model.predictor import shrinkage
 from windtunnel.systems.tensor_programs.pricer import AstPricer, ast, cold_s
 from windtunnel.systems.tensor_programs.run.captured import TENSOR
 from windtunnel.systems.tensor_programs.run.tasks import Task
-from windtunnel.simulate import replay
 
 TASKS = (
     Task("matmul", {"m": 32, "n": 64, "k": 128}, ("bias",)),

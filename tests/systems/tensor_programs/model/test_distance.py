@@ -3,7 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.systems.tensor_programs.model.distance import central_moment_discrepancy, cmd_terms, maximum_mean_discrepancy
+from windtunnel.systems.tensor_programs.model.distance import (
+    central_moment_discrepancy,
+    cmd_terms,
+    maximum_mean_discrepancy,
+)
 
 A = np.array([[0.0, 0.0], [1.0, 0.0]])
 B = np.array([[0.0, 0.0], [0.0, 1.0], [0.0, 0.5]])

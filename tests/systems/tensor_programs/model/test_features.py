@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.shared_data import shared_path
 from tests.systems.tensor_programs.model.golden_nests import (
     GOLDEN,
     around,
@@ -12,7 +13,6 @@ from tests.systems.tensor_programs.model.golden_nests import (
     load,
     statement_features,
 )
-from tests.shared_data import shared_path
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.features import FEATURE_NAMES, NUM_FEATURES
 from windtunnel.systems.tensor_programs.model.nest import Buffer, Nest, Store

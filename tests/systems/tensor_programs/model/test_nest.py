@@ -4,11 +4,21 @@ import json
 import pytest
 from benchmarks.peers.nest_text import nest_from_printed
 
-from tests.systems.tensor_programs.model.golden_nests import GOLDEN, around, load
 from tests.shared_data import shared_path
+from tests.systems.tensor_programs.model.golden_nests import GOLDEN, around, load
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.encoding import encode
-from windtunnel.systems.tensor_programs.model.nest import Allocate, Buffer, For, If, Nest, Store, from_json, stores, to_json
+from windtunnel.systems.tensor_programs.model.nest import (
+    Allocate,
+    Buffer,
+    For,
+    If,
+    Nest,
+    Store,
+    from_json,
+    stores,
+    to_json,
+)
 
 
 @pytest.mark.parametrize("name", GOLDEN)

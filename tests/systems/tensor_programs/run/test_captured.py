@@ -68,8 +68,8 @@ def test_other_calls_are_none(found):
 def test_a_captured_network_has_the_tasks_that_a_watched_one_has():
     torch = pytest.importorskip("torch")
     from windtunnel.cost.work import work_of
-    from windtunnel.systems.tensor_programs.run.recognition import START
     from windtunnel.sources.torch.step import capture
+    from windtunnel.systems.tensor_programs.run.recognition import START
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
     inputs = torch.randn(16, 64)

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from tests.shared_data import shared_path
 from tests.systems.tensor_programs.model.golden_nests import statement_features
 from tests.systems.tensor_programs.run.examples import SMALL
-from tests.shared_data import shared_path
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.features import FEATURE_NAMES
 from windtunnel.systems.tensor_programs.model.nest import Buffer, For, Nest, Store, stores

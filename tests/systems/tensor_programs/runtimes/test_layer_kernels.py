@@ -13,9 +13,16 @@ from torch import nn
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError, PriceError
-from windtunnel.systems.tensor_programs.runtimes.layer_kernels import LayerKernel, build, read_prior, split
-from windtunnel.systems.tensor_programs.runtimes.run import RUNTIMES, compile_for, find_fusions, in_turn, is_fused, measure_kernels
 from windtunnel.sources.torch.flop_count import count
+from windtunnel.systems.tensor_programs.runtimes.layer_kernels import LayerKernel, build, read_prior, split
+from windtunnel.systems.tensor_programs.runtimes.run import (
+    RUNTIMES,
+    compile_for,
+    find_fusions,
+    in_turn,
+    is_fused,
+    measure_kernels,
+)
 from windtunnel.workloads.cells import network
 
 FUSED = {("conv", "bn"), ("conv-bn", "relu")}

@@ -14,7 +14,13 @@ from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.errors import InputError, PriceError
 from windtunnel.systems.tensor_programs.runtimes.layer_kernels import LayerKernel
-from windtunnel.systems.tensor_programs.runtimes.model import PRESETS, KernelSample, fit_forests, jitter, sample_adaptively
+from windtunnel.systems.tensor_programs.runtimes.model import (
+    PRESETS,
+    KernelSample,
+    fit_forests,
+    jitter,
+    sample_adaptively,
+)
 
 PEAK = Peak(1e11, 0.0, (512,) * 3, "avx512f", "float32", 1)
 CEILINGS = Ceilings({"float32": PEAK}, (Bandwidth(1e10, 0.0, 2**20, 1), Bandwidth(1e10, 0.0, 2**30, 1)), 1)

@@ -9,9 +9,9 @@ pytest.importorskip("optuna", reason="needs the extra search")
 
 from windtunnel.cost.peak import Peak
 from windtunnel.measure.database import ProfileDatabase
+from windtunnel.systems.utilization import study as uses
 from windtunnel.systems.utilization.cells import run as flights
 from windtunnel.systems.utilization.cells.run import SEARCHES, cell_prices, fly_searches
-from windtunnel.systems.utilization import study as uses
 
 PEAK = Peak(1e11, 0.0, (512,) * 3, "avx512f", "float32", 1)
 

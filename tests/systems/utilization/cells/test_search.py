@@ -12,11 +12,18 @@ import torch
 
 from windtunnel.cost.lookup import Overhead
 from windtunnel.cost.peak import Peak
+from windtunnel.cost.tracing import trace
 from windtunnel.errors import InputError
 from windtunnel.sources.torch.flop_count import count
 from windtunnel.systems.utilization.cells import search as planning
-from windtunnel.systems.utilization.cells.search import CellParts, CellPrices, PricedCell, front_of, hypervolume, search_cells
-from windtunnel.cost.tracing import trace
+from windtunnel.systems.utilization.cells.search import (
+    CellParts,
+    CellPrices,
+    PricedCell,
+    front_of,
+    hypervolume,
+    search_cells,
+)
 from windtunnel.workloads.cells import NUM_CELLS, Cell, network
 
 PEAK = Peak(1e11, 0.0, (512,) * 3, "avx512f", "float32", 1)

@@ -14,11 +14,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.systems.chips.accelerators.systolic import Gemms, accesses_of, folds
-from windtunnel.systems.chips.accelerators.traffic import Traffic, traffic
 from windtunnel.errors import InputError
 from windtunnel.hardware.accelerators import DATAFLOWS, Accelerator, Arrays
 from windtunnel.hardware.templates import Templates
+from windtunnel.systems.chips.accelerators.systolic import Gemms, accesses_of, folds
+from windtunnel.systems.chips.accelerators.traffic import Traffic, traffic
 
 __all__ = ["MODES", "Machines", "moved_words", "product_cycles"]
 

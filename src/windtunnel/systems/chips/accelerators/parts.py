@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.systems.chips.accelerators.systolic import Gemms
 from windtunnel.cost.classes import class_of, sides_of
 from windtunnel.cost.work import Work, shapes_of
+from windtunnel.systems.chips.accelerators.systolic import Gemms
 
 __all__ = ["PRODUCT_CLASSES", "Parts", "parts_of"]
 

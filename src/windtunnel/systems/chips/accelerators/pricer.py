@@ -14,10 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import registry
-from windtunnel.systems.chips.accelerators.energy import product_energy_j, vector_energy_j
-from windtunnel.systems.chips.accelerators.engine import Machines, product_cycles
-from windtunnel.systems.chips.accelerators.parts import PRODUCT_CLASSES, Parts, parts_of
-from windtunnel.systems.chips.accelerators.vectors import cycles_per_element, short_name
 from windtunnel.cost.bounds import Binding, bounds_on
 from windtunnel.cost.classes import class_of
 from windtunnel.cost.pricer import Prices
@@ -26,6 +22,10 @@ from windtunnel.cost.work import Work, shapes_of, work_of
 from windtunnel.graph import Graph
 from windtunnel.hardware import Device
 from windtunnel.hardware.accelerators import Accelerator, OperatorRate
+from windtunnel.systems.chips.accelerators.energy import product_energy_j, vector_energy_j
+from windtunnel.systems.chips.accelerators.engine import Machines, product_cycles
+from windtunnel.systems.chips.accelerators.parts import PRODUCT_CLASSES, Parts, parts_of
+from windtunnel.systems.chips.accelerators.vectors import cycles_per_element, short_name
 
 __all__ = ["AcceleratorPricer", "accelerator", "duration_ns", "energy_j", "graph_energy_j"]
 

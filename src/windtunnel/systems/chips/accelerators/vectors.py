@@ -39,7 +39,11 @@ _BACKWARD = ("_backward_data", "_backward")
 
 @cache
 def _table() -> Mapping[str, tuple[float, float]]:
-    text = resources.files("windtunnel.systems.chips.accelerators").joinpath("vector_cycles.csv").read_text(encoding="utf-8")
+    text = (
+        resources.files("windtunnel.systems.chips.accelerators")
+        .joinpath("vector_cycles.csv")
+        .read_text(encoding="utf-8")
+    )
     rows = csv.DictReader(text.splitlines())
     return {row["operator"]: (float(row["forward"]), float(row["backward"])) for row in rows}
 

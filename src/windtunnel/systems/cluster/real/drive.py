@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
+from windtunnel.errors import FlightError, InputError
+from windtunnel.search.shapes import Shape, canonical
+from windtunnel.search.speeds import Speeds, TableSpeeds
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import ClusterRun
@@ -19,10 +23,6 @@ from windtunnel.systems.cluster.online import Online
 from windtunnel.systems.cluster.policy import Policy, Start
 from windtunnel.systems.cluster.real._slot import Report
 from windtunnel.systems.cluster.real.slots import Slots
-from windtunnel.cost.shapes import Shape, canonical
-from windtunnel.cost.speeds import Speeds, TableSpeeds
-from windtunnel.errors import FlightError, InputError
-from windtunnel.base.progress import Progress
 
 __all__ = ["drive", "measured_speeds", "shapes_of"]
 

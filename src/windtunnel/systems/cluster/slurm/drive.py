@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from windtunnel.base.progress import Progress
+from windtunnel.errors import FlightError
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.policy import Policy
 from windtunnel.systems.cluster.slurm.files import Submission, submission
 from windtunnel.systems.cluster.slurm.local import told
-from windtunnel.errors import FlightError
-from windtunnel.base.progress import Progress
 
 __all__ = ["OVER", "Driven", "drive", "fields_of", "rows_of", "sleeping"]
 

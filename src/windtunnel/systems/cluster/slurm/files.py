@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.errors import InputError
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.policy import Policy
-from windtunnel.errors import InputError
 
 __all__ = ["Submission", "clock_text", "machine_names", "slurm_conf", "submission", "topology_conf"]
 

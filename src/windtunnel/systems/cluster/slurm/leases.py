@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windtunnel.base.progress import Progress
+from windtunnel.errors import FlightError
+from windtunnel.search.speeds import Speeds
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import ClusterRun
@@ -22,9 +25,6 @@ from windtunnel.systems.cluster.policy import Policy, Start
 from windtunnel.systems.cluster.slurm.drive import OVER, rows_of
 from windtunnel.systems.cluster.slurm.files import machine_names
 from windtunnel.systems.cluster.slurm.local import told
-from windtunnel.cost.speeds import Speeds
-from windtunnel.errors import FlightError
-from windtunnel.base.progress import Progress
 
 __all__ = ["drive_leases", "resuming"]
 

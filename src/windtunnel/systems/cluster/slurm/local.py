@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from windtunnel.systems.cluster.layout import Cluster
-from windtunnel.systems.cluster.slurm.files import machine_names, slurm_conf, topology_conf
 from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.workers import run_to_end
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.slurm.files import machine_names, slurm_conf, topology_conf
 
 __all__ = ["can_run_slurm", "local_slurm", "told"]
 

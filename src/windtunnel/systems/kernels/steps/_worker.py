@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from windtunnel.systems.kernels.steps.model import Order, Setup, Step, inputs_of, step_of
 from windtunnel.measure.pairs import take_pairs
 from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.sandbox import Lock, contained
 from windtunnel.measure.workers import Place
+from windtunnel.systems.kernels.steps.model import Order, Setup, Step, inputs_of, step_of
 
 __all__ = ["main"]
 

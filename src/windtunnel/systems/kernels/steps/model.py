@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from windtunnel.errors import NotApplicableError
 from windtunnel.base.extras import require
-from windtunnel.systems.kernels.ir import Argument, Block, Function, Instruction, Operand
+from windtunnel.errors import NotApplicableError
 from windtunnel.measure.sandbox import Limits
 from windtunnel.sources.targets import build_workload
+from windtunnel.systems.kernels.ir import Argument, Block, Function, Instruction, Operand
 
 __all__ = ["Order", "Setup", "Step", "inputs_of", "predicted_ratio", "step_of"]
 

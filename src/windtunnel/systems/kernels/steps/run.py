@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.hardware.cores import allowed_cores
+from windtunnel.measure.rounds import quiet
+from windtunnel.measure.sandbox import Limits
+from windtunnel.measure.stats import Estimate, estimate_speedup
+from windtunnel.measure.workers import Workers
 from windtunnel.systems.kernels.edits import Edit, Individual, apply, key, ordered
 from windtunnel.systems.kernels.flow import is_target
 from windtunnel.systems.kernels.ir import Function
 from windtunnel.systems.kernels.model import Evaluation
 from windtunnel.systems.kernels.search import Options, evolve
 from windtunnel.systems.kernels.steps.model import Order, Setup, Step, predicted_ratio, step_of
-from windtunnel.measure.rounds import quiet
-from windtunnel.measure.sandbox import Limits
-from windtunnel.measure.stats import Estimate, estimate_speedup
-from windtunnel.measure.workers import Workers
-from windtunnel.base.progress import Progress
 
 __all__ = ["OPERATORS", "StepResult", "evolve_step"]
 

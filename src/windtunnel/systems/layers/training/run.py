@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.workers import Workers
-from windtunnel.base.progress import Progress
 from windtunnel.systems.layers.training import _trainer
 from windtunnel.systems.layers.training._trainer import Trainings, trained
 from windtunnel.systems.layers.training.tasks import TASKS, Score, Task

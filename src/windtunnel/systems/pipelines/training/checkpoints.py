@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.documents import json_text
-from windtunnel.errors import InputError
 from windtunnel.base.outputs import whole
+from windtunnel.errors import InputError
 
 __all__ = ["finish_checkpoint", "kept_plan", "last_checkpoint", "read_rank", "write_rank"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import die_with
-from windtunnel.base.progress import Progress
 from windtunnel.systems.pipelines.training._trainer import PATIENCE, RankReport, train_rank
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline, planned_pipeline
 from windtunnel.systems.pipelines.training.train import Trained, trained_of

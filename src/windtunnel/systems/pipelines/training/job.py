@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.fingerprint import machine
-from windtunnel.systems.pipelines.generate import generate
-from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.search.placement.baselines import even
 from windtunnel.search.placement.search import place
-from windtunnel.base.progress import Progress
+from windtunnel.systems.pipelines.generate import generate
+from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.training.checkpoints import kept_plan
 from windtunnel.systems.pipelines.training.model import PipelineJob, stage_of_modules, step_ns, whole_ns
 from windtunnel.systems.pipelines.training.run import job_of

@@ -22,13 +22,13 @@ from windtunnel.cost.interference import Interference, shared_resource
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware.cores import allowed_cores
+from windtunnel.search.placement.from_graph import Layers
+from windtunnel.search.placement.throughput import Plan
+from windtunnel.simulate import Timeline, replay, replay_many
 from windtunnel.systems.pipelines.model import ScheduleName, chained, plan_schedule, stage_order
 from windtunnel.systems.pipelines.replayed import ring_ns_per_byte
 from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.timed import working_ranks
-from windtunnel.search.placement.from_graph import Layers
-from windtunnel.search.placement.throughput import Plan
-from windtunnel.simulate import Timeline, replay, replay_many
 
 __all__ = [
     "HostConditions",

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
 from windtunnel.search.blocks import Blocks, blocks_of
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.replayed import Played, batch_ns, beside, stage_of_modules, stage_times, table_of
-from windtunnel.systems.pipelines.two_bw import Links, PlanRow
-from windtunnel.base.progress import Progress
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline
 from windtunnel.systems.pipelines.training.model import HostConditions, median_ns, on_cores
 from windtunnel.systems.pipelines.training.run import captured_microbatch, conditions_of
+from windtunnel.systems.pipelines.two_bw import Links, PlanRow
 
 __all__ = ["captured_blocks", "conditions_for", "links_of", "pipeline_of", "ranked_on_host"]
 

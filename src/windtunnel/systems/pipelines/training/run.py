@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.cost.interference import fit_slowdown
 from windtunnel.errors import InputError
 from windtunnel.measure.stats import Estimate, estimate_median, estimate_speedup
 from windtunnel.measure.threads import threads
-from windtunnel.systems.pipelines.generate import generate
-from windtunnel.systems.pipelines.model import ScheduleName, plan_schedule, stage_order
-from windtunnel.systems.pipelines.schedules import Schedule, has_parts
 from windtunnel.search.placement.baselines import even
 from windtunnel.search.placement.fleet import fleet_of
 from windtunnel.search.placement.from_graph import Layers, layers_of
 from windtunnel.search.placement.model import Problem
 from windtunnel.search.placement.throughput import Plan
-from windtunnel.base.progress import Progress
+from windtunnel.systems.pipelines.generate import generate
+from windtunnel.systems.pipelines.model import ScheduleName, plan_schedule, stage_order
+from windtunnel.systems.pipelines.schedules import Schedule, has_parts
 from windtunnel.systems.pipelines.training.model import (
     HostConditions,
     PipelineJob,

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:
     import torch

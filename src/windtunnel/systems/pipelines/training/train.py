@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.hardware.cores import allowed_cores
 from windtunnel.measure.stats import Estimate, estimate_median
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.verify import require_shared
-from windtunnel.base.progress import Progress
 
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.training._trainer import RankReport, TrainOrders

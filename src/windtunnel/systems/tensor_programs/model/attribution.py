@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.code_features import CODE_NAMES
 from windtunnel.systems.tensor_programs.model.features import FEATURE_NAMES
 from windtunnel.systems.tensor_programs.model.samples import Buckets

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.extras import require
 from windtunnel.cost.model_file import read_model_header, write_model
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 from windtunnel.systems.tensor_programs.model.additive import AdditiveConfig
 from windtunnel.systems.tensor_programs.model.code_features import CODE_NAMES
 from windtunnel.systems.tensor_programs.model.features import FEATURE_NAMES

@@ -24,7 +24,14 @@ import numpy as np
 
 from windtunnel.systems.tensor_programs.model.features import PackedNest
 from windtunnel.systems.tensor_programs.model.nest import Nest
-from windtunnel.systems.tensor_programs.model.statements import Access, Loop, Pattern, Statement, statements, variables_of
+from windtunnel.systems.tensor_programs.model.statements import (
+    Access,
+    Loop,
+    Pattern,
+    Statement,
+    statements,
+    variables_of,
+)
 from windtunnel.systems.tensor_programs.model.traffic import traffic_bytes
 
 __all__ = ["CODE_NAMES", "VECTOR_BITS", "code_features"]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.encoding import MAX_LEAVES
 from windtunnel.systems.tensor_programs.model.features import NUM_FEATURES
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from windtunnel.base.extras import require
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.metrics import mape
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 from windtunnel.systems.tensor_programs.model.additive import AdditiveConfig, AdditiveNetwork
 from windtunnel.systems.tensor_programs.model.code_features import CODE_NAMES
 from windtunnel.systems.tensor_programs.model.context import ContextKind

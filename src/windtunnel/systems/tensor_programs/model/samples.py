@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.code_features import CODE_NAMES, VECTOR_BITS
 from windtunnel.systems.tensor_programs.model.context import ContextKind, bound_of, context_rows
 from windtunnel.systems.tensor_programs.model.encoding import MAX_LEAVES, bucket_batches, positional_encoding

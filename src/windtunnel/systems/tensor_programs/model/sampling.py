@@ -16,8 +16,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.distance import central_moment_discrepancy
 from windtunnel.systems.tensor_programs.model.transforms import FeatureScale
 from windtunnel.systems.tensor_programs.program_set import ProgramSet

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 
 __all__ = ["FeatureScale", "LabelKind", "LabelTransform", "check_labels"]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.network import PRESETS, NetworkConfig
 from windtunnel.systems.tensor_programs.model.predictor import RECIPES, Recipe, train
 from windtunnel.systems.tensor_programs.model.splits import Split

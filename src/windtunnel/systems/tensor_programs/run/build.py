@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.errors import FlightError, InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import FlightError, InputError
 from windtunnel.measure.rounds import elapsed_ns
 from windtunnel.systems.tensor_programs.run import references
 from windtunnel.systems.tensor_programs.run.tasks import Task

@@ -13,7 +13,12 @@ from typing import Any
 
 from windtunnel.systems.tensor_programs.run.build import CUDA, ISAS, Target, gpu
 from windtunnel.systems.tensor_programs.run.measure import PROTOCOL
-from windtunnel.systems.tensor_programs.run.worker import MAX_CODE_OPERATIONS, MAX_LEAVES, MAX_RUN_S, MAX_TEMPORARY_BYTES
+from windtunnel.systems.tensor_programs.run.worker import (
+    MAX_CODE_OPERATIONS,
+    MAX_LEAVES,
+    MAX_RUN_S,
+    MAX_TEMPORARY_BYTES,
+)
 
 __all__ = ["describe_device", "describe_run", "named_after_host"]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.program_set import ProgramSet, parts_of
 from windtunnel.systems.tensor_programs.run.batch import Bench, Member
@@ -27,7 +28,6 @@ from windtunnel.systems.tensor_programs.run.description import describe_device, 
 from windtunnel.systems.tensor_programs.run.measure import MAX_MOVE, MAX_SPREAD, Canary
 from windtunnel.systems.tensor_programs.run.parts import Parts, open_parts
 from windtunnel.systems.tensor_programs.run.tasks import Task
-from windtunnel.base.progress import Progress
 
 __all__ = ["Plan", "Sampled", "sample_programs"]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from windtunnel import registry
 from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.systems.tensor_programs.run.recognition import START, Found, pointwise
 from windtunnel.systems.tensor_programs.run.tasks import KINDS, MAX_OPS, Task
-from windtunnel.base.progress import Progress
 from windtunnel.workloads.vision import vision_model
 
 __all__ = ["NETWORKS", "Harvest", "choose", "harvest", "record"]

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.nest import (
     Allocate,
     Attribute,

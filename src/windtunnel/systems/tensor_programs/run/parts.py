@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError
 from windtunnel.base.outputs import whole
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 from windtunnel.systems.tensor_programs.run import pages
 from windtunnel.systems.tensor_programs.run.measure import Canary

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.program_set import SCHEDULE_SHAPE
 from windtunnel.systems.tensor_programs.run.definitions import BLOCKS, primitive_function
 from windtunnel.systems.tensor_programs.run.tasks import Task

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError, PriceError
 from windtunnel.base.extras import require
+from windtunnel.errors import InputError, PriceError
 
 if TYPE_CHECKING:
     import torch

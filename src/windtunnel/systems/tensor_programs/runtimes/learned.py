@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost.ceilings import Ceilings, measured_ceilings
 from windtunnel.cost.intervals import ConformalIntervals
 from windtunnel.cost.model_file import read_model_header, write_model
 from windtunnel.cost.peak import Bandwidth, Peak
 from windtunnel.errors import InputError
-from windtunnel.base.extras import require
 from windtunnel.measure import fingerprint
 from windtunnel.measure.threads import threads
 from windtunnel.systems.tensor_programs.runtimes.forest import Forest
 from windtunnel.systems.tensor_programs.runtimes.layer_kernels import LayerKernel, split
 from windtunnel.systems.tensor_programs.runtimes.model import PRESETS, ForestSettings, KernelForests, sample_adaptively
 from windtunnel.systems.tensor_programs.runtimes.run import checked_runtime, find_fusions, measure_kernels
-from windtunnel.base.progress import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.base.progress import Progress
 from windtunnel.cost.bounds import Bounds, bounds_on
 from windtunnel.cost.ceilings import Ceilings
 from windtunnel.cost.intervals import ConformalIntervals
@@ -23,7 +24,6 @@ from windtunnel.cost.pricer import Prices
 from windtunnel.errors import InputError, PriceError
 from windtunnel.systems.tensor_programs.runtimes.forest import Forest
 from windtunnel.systems.tensor_programs.runtimes.layer_kernels import LayerKernel
-from windtunnel.base.progress import Progress
 
 __all__ = ["PRESETS", "ForestSettings", "KernelForests", "KernelSample", "fit_forests", "jitter", "sample_adaptively"]
 

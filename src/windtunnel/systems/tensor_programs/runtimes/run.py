@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
+from windtunnel.errors import InputError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.systems.tensor_programs.runtimes.layer_kernels import LayerKernel, build, layer_of, shaped
-from windtunnel.base.progress import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.systems.uneven.strategies.server import Commits
 from windtunnel.systems.uneven.policy import (
     Action,
     Finished,
@@ -28,6 +27,7 @@ from windtunnel.systems.uneven.policy import (
     Worker,
 )
 from windtunnel.systems.uneven.rewards import Window, reward_pair
+from windtunnel.systems.uneven.strategies.server import Commits
 
 if TYPE_CHECKING:
     import torch

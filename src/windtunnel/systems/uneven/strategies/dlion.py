@@ -15,8 +15,6 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.systems.uneven.strategies.barrier import largest_remainders
-from windtunnel.systems.uneven.strategies.peers import Paced, check_staleness
 from windtunnel.systems.uneven.policy import (
     CONTROL_BYTES,
     Action,
@@ -29,6 +27,8 @@ from windtunnel.systems.uneven.policy import (
     spans,
     sparse_bytes,
 )
+from windtunnel.systems.uneven.strategies.barrier import largest_remainders
+from windtunnel.systems.uneven.strategies.peers import Paced, check_staleness
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.systems.uneven.strategies.barrier import LocalSgd
-from windtunnel.systems.uneven.strategies.thrifty import Dgc, Gaia
 from windtunnel.systems.uneven.policy import (
     Action,
     Finished,
@@ -29,6 +27,8 @@ from windtunnel.systems.uneven.policy import (
     Worker,
     dense_bytes,
 )
+from windtunnel.systems.uneven.strategies.barrier import LocalSgd
+from windtunnel.systems.uneven.strategies.thrifty import Dgc, Gaia
 
 if TYPE_CHECKING:
     import torch

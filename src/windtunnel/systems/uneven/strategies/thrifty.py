@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.systems.uneven.strategies.barrier import local_sgd, rate_scale
 from windtunnel.systems.uneven.policy import (
     CONTROL_BYTES,
     Action,
@@ -30,6 +29,7 @@ from windtunnel.systems.uneven.policy import (
     spans,
     sparse_bytes,
 )
+from windtunnel.systems.uneven.strategies.barrier import local_sgd, rate_scale
 
 if TYPE_CHECKING:
     import torch

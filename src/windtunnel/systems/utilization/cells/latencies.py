@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.base.reading import ReadLimit, unpacked
+from windtunnel.errors import InputError
 from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell
 
 __all__ = ["LatencyTable", "cell_features", "read_latencies"]

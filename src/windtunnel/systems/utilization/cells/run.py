@@ -12,13 +12,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from windtunnel.base.extras import require
+from windtunnel.base.progress import Progress
 from windtunnel.cost import measured_peak
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, fit_overhead
-from windtunnel.base.extras import require
 from windtunnel.measure import ProfileDatabase
-from windtunnel.base.progress import Progress
-from windtunnel.systems.utilization.cells.search import CellParts, CellPrices, CellSearch, PricedCell, hypervolume, search_cells
+from windtunnel.systems.utilization.cells.search import (
+    CellParts,
+    CellPrices,
+    CellSearch,
+    PricedCell,
+    hypervolume,
+    search_cells,
+)
 from windtunnel.systems.utilization.inference import fly_nets
 from windtunnel.workloads.cells import NUM_CELLS, Cell, network
 

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.base.extras import require
 from windtunnel.cost import Peak
 from windtunnel.cost.kernels import Kernel
 from windtunnel.cost.lookup import Overhead, Table
-from windtunnel.errors import InputError
-from windtunnel.base.extras import require
-from windtunnel.sources.torch.flop_count import count
 from windtunnel.cost.tracing import trace
+from windtunnel.errors import InputError
+from windtunnel.sources.torch.flop_count import count
 from windtunnel.workloads.cells import EDGES, OPERATIONS, Cell, cell_parts
 
 __all__ = [

@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 
 from tests.systems.chips.accelerators.sparse import slow
 from windtunnel.base.bitmaps import count, pack, unpack
-from windtunnel.systems.chips.accelerators.sparse import MODES, PHASES, ConvShape, LayerZeros, functional, layer_cycles, shape_of
-from windtunnel.systems.chips.accelerators.sparse.costs import patch_costs
 from windtunnel.errors import InputError
 from windtunnel.hardware.engines import SparseGrid
+from windtunnel.systems.chips.accelerators.sparse import (
+    MODES,
+    PHASES,
+    ConvShape,
+    LayerZeros,
+    functional,
+    layer_cycles,
+    shape_of,
+)
+from windtunnel.systems.chips.accelerators.sparse.costs import patch_costs
 
 SMALL = SparseGrid(rows=3, cols=2, lanes=4, pixels_per_element=2, channels_per_element=3, steal_cycles=1, steal_group=6)
 

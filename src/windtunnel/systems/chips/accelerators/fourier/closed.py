@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.systems.chips.accelerators.energy import operation_pj, word_pj
 from windtunnel.errors import InputError
 from windtunnel.hardware.engines import MEMORY_BLOCK_BITS, FourierEngine
+from windtunnel.systems.chips.accelerators.energy import operation_pj, word_pj
 
 __all__ = ["LATENCY", "BlockLayer", "EngineUse", "engine_use"]
 

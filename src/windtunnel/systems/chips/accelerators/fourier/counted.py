@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from windtunnel.systems.chips.accelerators.fourier.closed import LATENCY, BlockLayer
 from windtunnel.hardware.engines import FourierEngine
+from windtunnel.systems.chips.accelerators.fourier.closed import LATENCY, BlockLayer
 
 __all__ = ["counted_cycles"]
 

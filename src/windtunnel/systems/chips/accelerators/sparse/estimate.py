@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.hardware.engines import CHUNK, SparseGrid
 from windtunnel.systems.chips.accelerators.sparse.shape import ConvShape
 from windtunnel.systems.chips.accelerators.sparse.tiles import MODES, PIXELS_OF_WEIGHTS, tile_sides
-from windtunnel.hardware.engines import CHUNK, SparseGrid
 
 __all__ = ["Densities", "estimated_cycles"]
 

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.bitmaps import Words, count, packed_along, unpack
+from windtunnel.errors import InputError
+from windtunnel.hardware.engines import CHUNK, SparseGrid
 from windtunnel.systems.chips.accelerators.energy import operation_pj, word_pj
 from windtunnel.systems.chips.accelerators.sparse.costs import correlation_costs, patch_costs
 from windtunnel.systems.chips.accelerators.sparse.shape import PHASES, ConvShape
 from windtunnel.systems.chips.accelerators.sparse.tiles import MODES, PIXELS_OF_WEIGHTS, tile_cycles, tile_sides
-from windtunnel.errors import InputError
-from windtunnel.hardware.engines import CHUNK, SparseGrid
 
 __all__ = ["LayerCycles", "LayerZeros", "PassCycles", "layer_cycles"]
 

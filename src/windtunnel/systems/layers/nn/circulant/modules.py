@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from windtunnel.errors import InputError
+from windtunnel.registry import did_you_mean
 from windtunnel.systems.layers.nn.circulant.convolution import BlockCirculantConv2d
 from windtunnel.systems.layers.nn.circulant.layers import BlockCirculantLinear, is_quicker
 from windtunnel.systems.layers.nn.circulant.lstm import BlockCirculantLSTM
-from windtunnel.registry import did_you_mean
 
 __all__ = ["can_be", "circulant_of", "named_modules", "project", "unshared"]
 

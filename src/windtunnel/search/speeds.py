@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.shapes import RULES, Shape, all_reduce_ns, parse_shape, shape_text
 from windtunnel.base.columns import number, read_rows
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Discipline, EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.hardware import Link
+from windtunnel.search.shapes import RULES, Shape, all_reduce_ns, parse_shape, shape_text
 from windtunnel.simulate import replay
 
 __all__ = [
@@ -91,7 +91,7 @@ class LayerSpeeds:
     profiles : mapping of str to Profile
     links : three of Link
     rule : str
-        How uneven placements are priced; see :func:`windtunnel.cost.shapes.all_reduce_ns`.
+        How uneven placements are priced; see :func:`windtunnel.search.shapes.all_reduce_ns`.
     overlap : bool
         Let sums run beside the backward pass: an iteration is replayed as a graph.
 
