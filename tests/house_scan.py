@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,19 +20,19 @@ REACHES_OUT |= {"threading", "time", "torch"}
 # processes that are not measured by us
 ALLOWED_LAUNCHERS = {
     "hardware/host.py": "asks the driver which GPUs there are; the room lies below measure",
-    "planning/codesign/constraint_schedule.py": "a solver beside whose library another one cannot be; nothing is timed",
-    "planning/placement/latency_ilp.py": "a solver that is ended when its time is over; nothing is timed",
+    "systems/chips/constraint_schedule.py": "a solver beside whose library another one cannot be; nothing is timed",
+    "search/placement/latency_ilp.py": "a solver that is ended when its time is over; nothing is timed",
     "workloads/_actors.py": "the actors of A3C are part of the workload, as a loader's workers are",
 }
 # clocks that are what the file is about, and no way to take a time of something
 ALLOWED_TIMING = {
     "sources/torch/": "tracing: stamps of a live program while it is captured",
     "flights/_lane.py": "stamps of a live program while it is flown",
-    "training/pipelines/_rank.py": "spans of a rank on the clock that all ranks share",
-    "training/pipelines/_trainer.py": "when a rank is done with each batch of a training that goes on",
+    "systems/pipelines/training/_rank.py": "spans of a rank on the clock that all ranks share",
+    "systems/pipelines/training/_trainer.py": "when a rank is done with each batch of a training that goes on",
     "cost/rerun/_interpreter.py": "stamps of each operator while a captured program runs",
-    "suite/metrics.py": "CPU seconds of a job, which is a metric of it",
-    "programs/run/worker.py": "passes over compiled programs, timed within the process that holds their code",
+    "systems/suite/metrics.py": "CPU seconds of a job, which is a metric of it",
+    "systems/tensor_programs/run/worker.py": "passes over compiled programs, timed in the process that holds them",
 }
 
 
@@ -105,27 +106,59 @@ def _called(tree: ast.Module) -> set[str]:
 
 
 def private_imports() -> list[str]:
-    """Imports of another room's private module, as "who: whose"."""
+    """Imports of another package's private module, as "who: whose"; a subject is a package of its own."""
     found = []
     for path, tree in sources():
-        room = path.partition("/")[0]
+        room = ".".join(path.split("/")[: 2 if path.startswith("systems/") else 1])
         for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or node.level:
                 continue
             parts = str(node.module).split(".")
-            if parts[0] == "windtunnel" and len(parts) > 1 and parts[1] != room:
+            if parts[0] == "windtunnel" and len(parts) > 1 and not ".".join(parts[1:]).startswith(room):
                 names = [*parts[1:], *(one.name for one in node.names if len(parts) == 1)]
                 if any(name.startswith("_") for name in names):
                     found.append(f"{path}: {node.module}")
     return found
 
 
-def lines() -> dict[str, int]:
-    """Lines of each room, and of all."""
-    count: dict[str, int] = {}
+def lines() -> dict[str, tuple[int, int]]:
+    """Lines and files of the core and of each subject."""
+    count: dict[str, tuple[int, int]] = {}
     for path in SOURCE.rglob("*.py"):
-        room = path.relative_to(SOURCE).parts[0]
-        number = len(path.read_text(encoding="utf-8").splitlines())
-        count[room.removesuffix(".py")] = count.get(room.removesuffix(".py"), 0) + number
-        count["all"] = count.get("all", 0) + number
+        parts = path.relative_to(SOURCE).parts
+        part = parts[1] if parts[0] == "systems" and len(parts) > 2 else "core"
+        num_lines, num_files = count.get(part, (0, 0))
+        count[part] = num_lines + len(path.read_text(encoding="utf-8").splitlines()), num_files + 1
     return count
+
+
+def underscore_files() -> list[str]:
+    """Files whose name begins with an underscore."""
+    return sorted(
+        path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("_*.py") if not path.name.startswith("__")
+    )
+
+
+def small_helpers() -> tuple[int, int]:
+    """Private functions of five lines or fewer with one caller in their file, and all functions."""
+    num_small = num_all = 0
+    for _, tree in sources():
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        uses: dict[str, int] = {}
+        for node in ast.walk(tree):
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            uses[name] = uses.get(name, 0) + 1
+        num_all += len(functions)
+        for function in functions:
+            body = function.body[1:] if ast.get_docstring(function) else function.body
+            length = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            is_private = function.name.startswith("_") and not function.name.startswith("__")
+            num_small += is_private and length <= 5 and uses.get(function.name, 0) == 1
+    return num_small, num_all
+
+
+def comments_per_100_lines() -> float:
+    """Lines with a comment among 100 lines of code."""
+    texts = [path.read_text(encoding="utf-8").splitlines() for path in SOURCE.rglob("*.py")]
+    comments = sum(bool(re.search(r"(^|\s)#\s", line)) for text in texts for line in text)
+    return 100 * comments / sum(map(len, texts))

@@ -1,4 +1,4 @@
-"""Every error that a person can cause or meet (row 0: imports nothing of the package).
+"""Every error that a person can cause or meet.
 
 WindtunnelError
 ├── InputError              something from outside is wrong: file, trace, config, table  (also ValueError)

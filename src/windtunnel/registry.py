@@ -1,4 +1,4 @@
-"""One registry for everything that plugs in (row 0).
+"""One registry for everything that plugs in.
 
 In: functions and classes, each with a name, a kind and a source. Out: a table by kind, from which the command
 line, ``--help`` and the docs are generated. Built-in plug-ins come through the same entry-point group as those of other

@@ -1,4 +1,4 @@
-"""Parse and print sizes, times, rates and ratios (row 0).
+"""Parse and print sizes, times, rates and ratios.
 
 The only place that knows prefixes: ``GB`` is 10**9, ``GiB`` is 2**30. Times are integer nanoseconds, sizes
 integer bytes, rates float per second.

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from windtunnel.cli import _console
-from windtunnel.cli._console import Progress, clean, print_table
+from windtunnel.cli import console
+from windtunnel.cli.console import Progress, clean, print_table
 
 
 class Terminal(io.StringIO):
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch):
     """A clock that goes as it is told."""
     now = [0.0]
-    monkeypatch.setattr(_console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -46,7 +46,7 @@ def test_progress_that_is_piped_is_a_line_now_and_then(clock, capsys):
 
 def test_progress_on_a_terminal_is_a_bar_that_leaves_nothing_behind(clock, monkeypatch):
     terminal = Terminal()
-    monkeypatch.setattr(_console.sys, "stderr", terminal)
+    monkeypatch.setattr(console.sys, "stderr", terminal)
     with Progress("capturing") as progress:
         clock[0] = 3.0
         progress("iteration", 5, 10)
@@ -73,10 +73,10 @@ def test_markup_in_a_cell_stays_text(capsys):
 
 
 def test_no_color_is_honored_on_a_terminal(monkeypatch):
-    monkeypatch.setattr(_console.sys, "stderr", Terminal())
+    monkeypatch.setattr(console.sys, "stderr", Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
 
-    assert "error:" == _console.styled("error:", "bold red")
+    assert "error:" == console.styled("error:", "bold red")
 
 
 def test_control_characters_are_shown_and_not_obeyed():

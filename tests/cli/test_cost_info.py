@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tests.systems.tensor_programs.model.small_set import small_set
 from windtunnel import registry
-from windtunnel.cli._app import build_app
+from windtunnel.cli.app import build_app
 from windtunnel.errors import InputError
 from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement

@@ -10,7 +10,7 @@ pytest.importorskip("safetensors")
 
 from tests.systems.tensor_programs.model.small_set import small_set
 from windtunnel import registry
-from windtunnel.cli._app import build_app
+from windtunnel.cli.app import build_app
 from windtunnel.errors import InputError
 from windtunnel.systems.tensor_programs.model.checkpoint import load_predictor
 

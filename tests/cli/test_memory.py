@@ -189,7 +189,7 @@ def test_a_search_keeps_no_page(tmp_path):
 
 
 def test_an_option_that_sets_the_batch_is_found_or_asked_for(tmp_path):
-    from windtunnel.cli._memory_fit import Job
+    from windtunnel.cli.memory_fit import Job
     from windtunnel.errors import InputError
 
     path = tmp_path / "train.py"

@@ -115,7 +115,7 @@ def test_a_profile_is_cut_into_stages(capsys, tmp_path):
 @pytest.mark.slow
 def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setattr("windtunnel.cli._console.COLUMNS", 160)  # names are folded where there is little room
+    monkeypatch.setattr("windtunnel.cli.console.COLUMNS", 160)  # names are folded where there is little room
     ledger = tmp_path / "receipts.db"
     code, out, err = run(capsys, "fly", "mlp:batch_size=32,width=32,depth=2", "--devices", "2", "--microbatches", "4",
                          "--compare", "--ledger", ledger)  # fmt: skip

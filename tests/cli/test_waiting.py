@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from windtunnel.cli._waiting import choose_wait_policy
+from windtunnel.cli.waiting import choose_wait_policy
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from windtunnel import registry
 from windtunnel.errors import FlightError
 from windtunnel.flights import fly
-from windtunnel.flights._witness import _rounds_inputs
+from windtunnel.flights.proof import _rounds_inputs
 from windtunnel.measure import StopRule
 from windtunnel.sources.targets import WorkloadName
 from windtunnel.sources.torch.live import LiveProgram

@@ -5,7 +5,7 @@ import pytest
 from windtunnel import registry
 from windtunnel.errors import FlightError
 from windtunnel.flights import Ledger, verify
-from windtunnel.flights._witness import Witness, becomes, differs, proven_by, rises, scales, unproven
+from windtunnel.flights.proof import Witness, becomes, differs, proven_by, rises, scales, unproven
 from windtunnel.measure import StopRule
 from windtunnel.sources.torch.live import LiveProgram
 

@@ -477,7 +477,7 @@ def test_damaged_traces_are_a_graph_or_a_kind_error(tmp_path_factory, data):
 
 
 def test_it_is_registered_and_recognized_by_its_content(tmp_path):
-    from windtunnel.cli._files import open_graph
+    from windtunnel.cli.files import open_graph
 
     path = written(tmp_path, *STEP)
     packed = tmp_path / "packed.json.gz"

@@ -8,7 +8,7 @@ from windtunnel.graph import Phase
 from windtunnel.sources.memory.tracking import track_memory
 from windtunnel.sources.torch.step import capture
 from windtunnel.whatifs import whatif
-from windtunnel.whatifs._measured import captured_program
+from windtunnel.whatifs.measured import captured_program
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.sources.test_dry_run import AVERAGED, SHARDED, traced  # noqa: E402
-from windtunnel.cli._predict_targets import targets_of  # noqa: E402
 from windtunnel.cli.predict import _too_large  # noqa: E402
+from windtunnel.cli.predict_targets import targets_of  # noqa: E402
 from windtunnel.errors import InEffectError, NotApplicableError  # noqa: E402
 from windtunnel.graph import GraphBuilder, Kind, ResourceKind  # noqa: E402
 from windtunnel.hardware import machine  # noqa: E402

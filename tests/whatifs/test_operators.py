@@ -16,7 +16,6 @@ from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, Resourc
 from windtunnel.simulate import replay
 from windtunnel.whatifs import whatif
 from windtunnel.whatifs._blocks import block_ranges
-from windtunnel.whatifs._measured import apply_ratios, captured_program, update_steps
 from windtunnel.whatifs.amp import amp
 from windtunnel.whatifs.batch import batch_size, gradient_accumulation
 from windtunnel.whatifs.checkpointing import activation_checkpointing
@@ -25,6 +24,7 @@ from windtunnel.whatifs.freezing import freeze_layers
 from windtunnel.whatifs.fusion import fuse_kernels
 from windtunnel.whatifs.layers import metaflow
 from windtunnel.whatifs.layout import channels_last
+from windtunnel.whatifs.measured import apply_ratios, captured_program, update_steps
 from windtunnel.whatifs.normalization import reconstructed_batchnorm
 from windtunnel.whatifs.optimizers import foreach_optimizer, fused_optimizer
 from windtunnel.whatifs.pauses import allocator_warmup, gc_pauses

@@ -1,4 +1,4 @@
-"""Which values are not zero, as packed bits (row 0): packing, counting.
+"""Which values are not zero, as packed bits: packing, counting.
 
 In: tensors [images, channels, height, width], or rows [rows, channels]. Out: words uint32 [pixels, words], the channels
 of a pixel along the bits from the lowest on, zeros behind the last. -0.0 is zero. Not here: who recorded them.

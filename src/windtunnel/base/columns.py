@@ -1,4 +1,4 @@
-"""Rows of CSV files with errors that say the line (row 0).
+"""Rows of CSV files with errors that say the line.
 
 In: a path. Out: rows as text, fields as numbers. Not here: what they mean.
 """

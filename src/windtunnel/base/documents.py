@@ -1,4 +1,4 @@
-"""JSON that every reader takes (row 0): numbers that JSON does not know become null.
+"""JSON that every reader takes: numbers that JSON does not know become null.
 
 In: plain values, numpy numbers and arrays, paths. Out: text, or plain values. A result that knows no limit (infinite
 memory) or has no number (a speed-up of nothing) says null. Not here: what a document holds.

@@ -1,4 +1,4 @@
-"""Import an optional dependency, or say which extra brings it (row 0)."""
+"""Import an optional dependency, or say which extra brings it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write whole files or none (row 0).
+"""Write whole files or none.
 
 In: where a file shall lie. Out: a path beside it to write to, which takes its place at the end and never stays behind;
 an error that says whether the disk is full. Not here: what is written, and what may be overwritten.

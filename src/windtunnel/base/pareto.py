@@ -1,4 +1,4 @@
-"""Choices among several goals at once (row 0): fronts, crowding, hypervolume.
+"""Choices among several goals at once: fronts, crowding, hypervolume.
 
 In: points [P, G], every goal to be minimized. Out: which points no other beats, fronts behind them, how alone a point
 stands in its front, how much a front covers. Not here: what the points are, steps of a search.

@@ -1,4 +1,4 @@
-"""How whoever works long says how far it is (row 0): what is done, how much of it, of how much.
+"""How whoever works long says how far it is: what is done, how much of it, of how much.
 
 Not here: showing it (``cli``).
 """

@@ -1,4 +1,4 @@
-"""How much one file may take, and text that is read within that (row 0).
+"""How much one file may take, and text that is read within that.
 
 In: a path and perhaps a limit. Out: unpacked bytes, a JSON document, or an error that says byte and limit. A file of a
 few kilobytes can unpack to terabytes: whoever reads what came from outside asks here. Not here: what a file means.

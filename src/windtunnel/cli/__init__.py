@@ -1,4 +1,4 @@
-"""The command line (room cli): one thin file per verb.
+"""The command line: one thin file per verb.
 
 In: arguments. Out: the answer on stdout, progress and advice on stderr, an exit code: 0 fine, 1 the answer is no, 2 bad
 usage or input, 130 interrupted. May not enter: logic.
@@ -18,7 +18,7 @@ _OF_SCRIPTS = ("capture", "dry-run", "memory", "verify")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    from windtunnel.cli._app import run
+    from windtunnel.cli.app import run
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
@@ -39,7 +39,7 @@ def _outlive_scripts(arguments: Sequence[str]) -> None:
     script = next((word for word in arguments[1:] if word.endswith(".py")), "")
     if not script or arguments[0] not in _OF_SCRIPTS:
         return
-    from windtunnel.cli._errors import show_crash
+    from windtunnel.cli.errors import show_crash
     from windtunnel.measure.guard import outlive
 
     outlive(lambda killer: show_crash(script, killer.name))

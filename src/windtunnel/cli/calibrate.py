@@ -1,4 +1,4 @@
-"""``windtunnel calibrate``: measure this host, so that prices for it are good (room cli)."""
+"""``windtunnel calibrate``: measure this host, so that prices for it are good."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import Force, Json, Output
 from windtunnel.cli.calibrate_links import calibrate_links
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli.files import open_graph
+from windtunnel.cli.options import Force, Json, Output
 
 if TYPE_CHECKING:
     from windtunnel.cost.calibration import Calibrated

@@ -1,12 +1,12 @@
-"""``windtunnel calibrate --links``: what the wires between processes do (room cli)."""
+"""``windtunnel calibrate --links``: what the wires between processes do."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._files import open_graph, require_free
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.files import open_graph, require_free
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

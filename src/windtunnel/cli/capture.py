@@ -1,4 +1,4 @@
-"""``windtunnel capture``: run a script unmodified, keep the graph of one iteration (room cli)."""
+"""``windtunnel capture``: run a script unmodified, keep the graph of one iteration."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
-from windtunnel.cli._files import derived, require_free, warn_of_disturbance
-from windtunnel.cli._options import Force, GuessValues, Json, Output
-from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
-from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.cli._waiting import choose_wait_policy
-from windtunnel.cli._writes import kept_away, watched
+from windtunnel.cli.console import Progress, advise, print_json, say, say_wrapped, suggest
+from windtunnel.cli.files import derived, require_free, warn_of_disturbance
+from windtunnel.cli.options import Force, GuessValues, Json, Output
+from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
+from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.waiting import choose_wait_policy
+from windtunnel.cli.writes import kept_away, watched
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``windtunnel convert``: a graph in another form (room cli)."""
+"""``windtunnel convert``: a graph in another form."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, print_json, say, suggest
-from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli.console import Progress, print_json, say, suggest
+from windtunnel.cli.files import open_graph, require_free
+from windtunnel.cli.options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

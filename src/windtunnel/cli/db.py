@@ -1,4 +1,4 @@
-"""``windtunnel db``: what windtunnel has stored on this machine (room cli)."""
+"""``windtunnel db``: what windtunnel has stored on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``windtunnel demo``: the whole way once, from a real training to a verified answer (room cli)."""
+"""``windtunnel demo``: the whole way once, from a real training to a verified answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import require_free, stem, warn_of_disturbance
-from windtunnel.cli._options import Force, Json
-from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.cli._waiting import choose_wait_policy
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli.files import require_free, stem, warn_of_disturbance
+from windtunnel.cli.options import Force, Json
+from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError, WindtunnelError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``windtunnel diff``: what changed between two graphs (room cli)."""
+"""``windtunnel diff``: what changed between two graphs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json, ReadLimitSize
+from windtunnel.cli.console import Progress, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import open_graph
+from windtunnel.cli.options import GraphPath, Json, ReadLimitSize
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph

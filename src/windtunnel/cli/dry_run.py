@@ -1,4 +1,4 @@
-"""``windtunnel dry-run``: a job of many ranks without hardware, kept as the graph of its distinct ranks (room cli)."""
+"""``windtunnel dry-run``: a job of many ranks without hardware, kept as the graph of its distinct ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, say, say_wrapped, suggest
-from windtunnel.cli._files import derived, require_free
-from windtunnel.cli._options import Force, GuessValues, Json, Output, whole_numbers
-from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.console import Progress, advise, print_json, say, say_wrapped, suggest
+from windtunnel.cli.files import derived, require_free
+from windtunnel.cli.options import Force, GuessValues, Json, Output, whole_numbers
+from windtunnel.cli.stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph

@@ -1,4 +1,4 @@
-"""``windtunnel explain``: where the time of an iteration goes, in plain words (room cli)."""
+"""``windtunnel explain``: where the time of an iteration goes, in plain words."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped, suggest
-from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import AlignChoice, AllowMissing, GraphPath, Json, KinetoPath, ReadLimitSize
-from windtunnel.cli._trace_table import print_trace_table
+from windtunnel.cli.console import Progress, print_json, print_table, say_wrapped, suggest
+from windtunnel.cli.files import open_graph
+from windtunnel.cli.options import AlignChoice, AllowMissing, GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli.trace_table import print_trace_table
 from windtunnel.errors import InputError
 
 __all__ = ["explain"]

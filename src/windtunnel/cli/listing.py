@@ -1,4 +1,4 @@
-"""``windtunnel list``: what can be asked, flown, read and run (room cli)."""
+"""``windtunnel list``: what can be asked, flown, read and run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import advise, print_json, print_table, say
-from windtunnel.cli._options import Json
+from windtunnel.cli.console import advise, print_json, print_table, say
+from windtunnel.cli.options import Json
 from windtunnel.errors import InputError
 from windtunnel.units import format_duration, format_rate, format_size
 

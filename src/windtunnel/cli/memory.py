@@ -1,4 +1,4 @@
-"""``windtunnel memory``: where the memory of a training step goes (room cli)."""
+"""``windtunnel memory``: where the memory of a training step goes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import require_free, stem
-from windtunnel.cli._memory_fit import Job, print_fit
-from windtunnel.cli._options import Force, GuessValues, Json, Output, ReadLimitSize
-from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import require_free, stem
+from windtunnel.cli.memory_fit import Job, print_fit
+from windtunnel.cli.options import Force, GuessValues, Json, Output, ReadLimitSize
+from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``windtunnel predict``: a captured job on hardware that is not at hand (room cli)."""
+"""``windtunnel predict``: a captured job on hardware that is not at hand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, GraphPath, Json
-from windtunnel.cli._predict_targets import HOST_NAMES, Predicted, predicted_on, print_whole, targets_of, with_types
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import open_graph, require_free
+from windtunnel.cli.options import Force, GraphPath, Json
+from windtunnel.cli.predict_targets import HOST_NAMES, Predicted, predicted_on, print_whole, targets_of, with_types
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

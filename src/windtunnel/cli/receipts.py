@@ -1,4 +1,4 @@
-"""``windtunnel db receipts``: what was predicted and what was then measured (room cli)."""
+"""``windtunnel db receipts``: what was predicted and what was then measured."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import advise, print_json, print_table, say
-from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli.console import advise, print_json, print_table, say
+from windtunnel.cli.options import Json, LedgerPath
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

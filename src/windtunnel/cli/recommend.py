@@ -1,4 +1,4 @@
-"""``windtunnel recommend``: which machines to rent for a training (room cli)."""
+"""``windtunnel recommend``: which machines to rent for a training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import open_graph
-from windtunnel.cli._options import GraphPath, Json
+from windtunnel.cli.console import Progress, print_json, print_table, say, say_wrapped
+from windtunnel.cli.files import open_graph
+from windtunnel.cli.options import GraphPath, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

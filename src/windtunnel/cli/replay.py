@@ -1,4 +1,4 @@
-"""``windtunnel replay``: when every task runs, and how busy each resource is (room cli)."""
+"""``windtunnel replay``: when every task runs, and how busy each resource is."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import open_graph, require_free
+from windtunnel.cli.options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, ReadLimitSize
 
 if TYPE_CHECKING:
     from windtunnel.simulate import Timeline

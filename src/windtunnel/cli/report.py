@@ -1,4 +1,4 @@
-"""``windtunnel report``: one HTML file that works offline (room cli)."""
+"""``windtunnel report``: one HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, say
-from windtunnel.cli._files import derived, open_graph, require_free, stem
-from windtunnel.cli._options import (
+from windtunnel.cli.console import Progress, advise, print_json, say
+from windtunnel.cli.files import derived, open_graph, require_free, stem
+from windtunnel.cli.options import (
     AlignChoice,
     AllowMissing,
     Force,

@@ -1,4 +1,4 @@
-"""``windtunnel slice``: some tasks of a graph as a graph of their own (room cli)."""
+"""``windtunnel slice``: some tasks of a graph as a graph of their own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, print_json, say, suggest
-from windtunnel.cli._files import derived, open_graph, require_free
-from windtunnel.cli._options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
+from windtunnel.cli.console import Progress, print_json, say, suggest
+from windtunnel.cli.files import derived, open_graph, require_free
+from windtunnel.cli.options import AlignChoice, AllowMissing, Force, GraphPath, Json, KinetoPath, Output, ReadLimitSize
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:

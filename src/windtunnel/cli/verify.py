@@ -1,4 +1,4 @@
-"""``windtunnel verify``: really run a what-if beside the baseline and keep the receipt (room cli)."""
+"""``windtunnel verify``: really run a what-if beside the baseline and keep the receipt."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say
-from windtunnel.cli._files import database_of, open_graph
-from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
-from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
-from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.cli._waiting import choose_wait_policy
+from windtunnel.cli.console import Progress, advise, clean, print_json, print_table, say
+from windtunnel.cli.files import database_of, open_graph
+from windtunnel.cli.options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
+from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
+from windtunnel.cli.stdout import stdout_to_stderr
+from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _announce(outcome: Outcome) -> None:
 
 def _conclude(outcomes: Sequence[Outcome], limit: float | None, fail_over: str, *, as_json: bool) -> None:
     """Say what failed, what to do next, and end with the code of the worst."""
-    from windtunnel.cli._errors import show_error
+    from windtunnel.cli.errors import show_error
 
     errors = [outcome for outcome in outcomes if outcome.error is not None]
     if len(outcomes) == 1 and errors:

@@ -1,4 +1,4 @@
-"""``windtunnel whatif``: what a change would buy, before it is built (room cli)."""
+"""``windtunnel whatif``: what a change would buy, before it is built."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
-from windtunnel.cli._files import database_of, open_graph
-from windtunnel.cli._options import (
+from windtunnel.cli.console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
+from windtunnel.cli.files import database_of, open_graph
+from windtunnel.cli.options import (
     AlignChoice,
     AllowMissing,
     Fresh,

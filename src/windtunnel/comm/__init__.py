@@ -1,4 +1,4 @@
-"""Communication at the grain of single messages (room comm).
+"""Communication at the grain of single messages.
 
 In: graphs with collectives, a network. Out: the same graphs with each collective as sends and receives in chunks, or as
 one task with its closed form. Not here: running anything but the links themselves.

@@ -1,4 +1,4 @@
-"""One process that sends and reduces with others, timed (room comm, private).
+"""One process that sends and reduces with others, timed.
 
 In: (operation, bytes) of each job, and bytes to send before each message. Out, per job: its quiet time in ns, the
 rounds' spread and their number. A message is half of its way there and back; behind bytes that were sent before, so

@@ -1,4 +1,4 @@
-"""The algorithms of collectives, as schedules (room comm).
+"""The algorithms of collectives, as schedules.
 
 In: an operation, an algorithm, the sizes of the network's dimensions. Out: the ``Schedule`` of one message.
 Not here: time (``model``, ``expansion``).

@@ -1,4 +1,4 @@
-"""Collectives of a graph as sends and receives (room comm).
+"""Collectives of a graph as sends and receives.
 
 In: a graph with COMM tasks, and how they are to be carried. Out: the graph in which each of these collectives is its
 messages: a SEND on the port that it leaves by, and a RECV on the port that it comes in by, which begins a latency after

@@ -1,4 +1,4 @@
-"""Which tasks of a graph are one collective (room comm).
+"""Which tasks of a graph are one collective.
 
 In: a graph. Out: its collectives by operation and number of members, each with the task and the rank of every member. A
 graph of one rank stands for all: there one task is every member. Not here: how messages go (``expansion``).

@@ -1,4 +1,4 @@
-"""The link that explains measured messages (room comm).
+"""The link that explains measured messages.
 
 In: how long collectives and messages of known sizes took, without waiting. Out: latency, bandwidth and how fast what
 arrives is added up, none of them below 0, with the error that is to be expected. Not here: measuring (``run``).

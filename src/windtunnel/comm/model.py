@@ -1,4 +1,4 @@
-"""What a collective takes as one task: its closed form (room comm).
+"""What a collective takes as one task: its closed form.
 
 In: an operation, an algorithm, bytes, a network. Out: whole nanoseconds. The formulas of cost, and those of the
 algorithms that cost has no formula for. Not here: contention; the expansion shows that.

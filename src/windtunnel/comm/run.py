@@ -1,4 +1,4 @@
-"""Messages that are really sent, for the link that they tell (room comm).
+"""Messages that are really sent, for the link that they tell.
 
 In: how many processes, and how fast a link between them shall be. Out: what all-reduces and messages of many sizes take
 between gloo processes of this host, kept like all that is measured. Not here: the fit (``links``), what a process does

@@ -1,4 +1,4 @@
-"""What one collective sends: transfers of chunks between ranks, and which waits for which (room comm).
+"""What one collective sends: transfers of chunks between ranks, and which waits for which.
 
 In: transfers in the order of their steps. Out: a ``Schedule``, whose dependencies follow from who wrote what is sent.
 Not here: which algorithm, how long a transfer takes.

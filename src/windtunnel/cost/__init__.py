@@ -1,4 +1,4 @@
-"""What work costs (room cost): ``Graph`` in, prices out.
+"""What work costs: ``Graph`` in, prices out.
 
 The profile database keeps what was measured here; ``rerun`` runs a captured program's operators again in a form in
 which they never ran, old form and new form side by side; a roofline prices bytes and operations where nothing was

@@ -1,4 +1,4 @@
-"""Operators to sample on a host (room cost, private): random shapes of the classes that training is made of.
+"""Operators to sample on a host: random shapes of the classes that training is made of.
 
 In: a class, a random generator. Out: ``Sample``: a kernel with its flops and bytes. Sizes are drawn by their logarithm,
 from what fits into L1 to what takes some milliseconds.

@@ -1,4 +1,4 @@
-"""The least time that a device needs for a piece of work (room cost): what every price is a share of.
+"""The least time that a device needs for a piece of work: what every price is a share of.
 
 In: rows of work (flops, bytes, tiles) and what a device can do at best. Out: ``Bounds``: overhead + max(compute,
 memory) by row, and which of them binds. Compute counts padded tiles and whole waves (quantization), memory counts what

@@ -1,4 +1,4 @@
-"""Measure this host until prices for it hardly get better (room cost).
+"""Measure this host until prices for it hardly get better.
 
 In: a budget of time. Out: ``Calibrated``: limits, samples per class in the profile database, the expected error before
 and after every round, and why it ended. Every round draws alike from all classes, so that the errors of rounds can be

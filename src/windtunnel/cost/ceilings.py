@@ -1,4 +1,4 @@
-"""What this host could do at best, in the form that a roofline needs (room cost).
+"""What this host could do at best, in the form that a roofline needs.
 
 In: types, a number of threads. Out: ``Ceilings``: peaks by type and a bandwidth for every size of working set, since
 what fits into a cache does not wait for memory (cache-aware roofline: Ilic, Pratas, Sousa, CAL 2014). Not here: the

@@ -1,4 +1,4 @@
-"""What kind of operator it is, and how far its work extends each way (room cost): what efficiencies depend on.
+"""What kind of operator it is, and how far its work extends each way: what efficiencies depend on.
 
 In: an operator's name, its inputs as text. Out: its class, the extents of its work, whether its inputs lie row by row.
 Not here: efficiencies (``measured``), what it computes (``graph.flops``).

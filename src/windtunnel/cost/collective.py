@@ -1,4 +1,4 @@
-"""Prices of messages and collectives by latency and bandwidth (room cost).
+"""Prices of messages and collectives by latency and bandwidth.
 
 In: bytes, ranks and an explicit link. Out: whole nanoseconds. Not here: contention with computation (``interference``),
 waiting for the slowest rank (edges of the graph do that).

@@ -1,4 +1,4 @@
-"""What the engine computes, bit for bit (room cost): transforms and products of whole numbers.
+"""What the engine computes, bit for bit: transforms and products of whole numbers.
 
 In: weights and inputs as real numbers, the width of a word. Out: whole numbers as the engine makes them, and how far
 they are from real ones. Every butterfly halves its results, so that no level overflows; halves are rounded to the even

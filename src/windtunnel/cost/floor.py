@@ -1,4 +1,4 @@
-"""No price lies under what the device can do at best (room cost): the door that every price goes through.
+"""No price lies under what the device can do at best: the door that every price goes through.
 
 In: prices of work by any model, the device. Out: the same prices, none under the bound of the work as the graph states
 it. A model that says less is wrong about this work, so the bound counts; a measurement that is shorter was really seen,

@@ -1,4 +1,4 @@
-"""This host as a device with measured limits (room cost).
+"""This host as a device with measured limits.
 
 In: a number of threads. Out: a ``Device`` whose peaks, bandwidths and dispatch overhead were measured here and are
 kept in the profile database. Not here: how close operators come to these limits (``calibration``).

@@ -1,4 +1,4 @@
-"""What users of one core or one memory channel cost each other (room cost).
+"""What users of one core or one memory channel cost each other.
 
 In: what is shared. Out: ``Interference``: how many times longer each of n users takes, measured with n processes that
 run at the same time, smoothed by a curve, kept in the profile database; and as a ``SHARED`` resource for the replay.

@@ -1,4 +1,4 @@
-"""Efficiencies between measured ones (room cost): one Gaussian process per class of operator.
+"""Efficiencies between measured ones: one Gaussian process per class of operator.
 
 In: samples of flops, bytes, extents and efficiency. Out: the efficiency of other work with how uncertain it is, and
 what leaving one sample out says about both. Source: Rasmussen and Williams, Gaussian Processes for Machine Learning,

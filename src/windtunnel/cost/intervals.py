@@ -1,4 +1,4 @@
-"""How sure a price is (room cost): split-conformal intervals by class of operator, and what they mean for a makespan.
+"""How sure a price is: split-conformal intervals by class of operator, and what they mean for a makespan.
 
 In: predictions and measurements that the model was not trained on. Out: ``ConformalIntervals``, which puts an interval
 around further predictions that holds the truth as often as it says, whatever the model; durations drawn from priced

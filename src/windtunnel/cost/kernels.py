@@ -1,4 +1,4 @@
-"""An operator with everything that its time depends on (room cost): ``Kernel``; equal ones cost the same.
+"""An operator with everything that its time depends on: ``Kernel``; equal ones cost the same.
 
 Not here: their times (``lookup``), which kernels a net has.
 """

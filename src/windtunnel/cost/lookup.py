@@ -1,9 +1,9 @@
-"""How long a net takes, from a table of its layers (room cost): prediction without running it.
+"""How long a net takes, from a table of its layers: prediction without running it.
 
 In: ``Kernel``s. Out: their measured times, and their sum as a latency. Each distinct kernel is measured once, ever:
 one after the other in turn, so that weights and code come from where they would come from in a net, with its input
 just written. What no kernel takes, the framework does: one constant per call, fitted on a few nets that really ran.
-Not here: finding kernels (``kernels``), what is done with a latency (``suite.utilization``).
+Not here: finding kernels (``kernels``), what is done with a latency (``systems.utilization``).
 """
 
 from __future__ import annotations

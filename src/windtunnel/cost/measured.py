@@ -1,4 +1,4 @@
-"""Prices from what was measured on this host (room cost, cost models "measured" and "calibrated").
+"""Prices from what was measured on this host.
 
 In: the profile database. Out: for work that ran here, its own time; for other work of a class that was sampled, an
 efficiency between its samples' with a split-conformal interval. Both only for this host and these libraries. Not here:

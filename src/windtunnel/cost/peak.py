@@ -1,4 +1,4 @@
-"""How fast this host can compute and move at best (room cost): what utilization is measured against.
+"""How fast this host can compute and move at best: what utilization is measured against.
 
 In: a type, a number of threads. Out: ``Peak``, the best sustained matrix product or convolution, and ``Bandwidth``, the
 best sustained pass over arrays of a given size. Both are measured, never taken from a data sheet, and kept in the

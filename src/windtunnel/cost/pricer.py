@@ -1,4 +1,4 @@
-"""What a cost model is (room cost): work in, efficiency against the physical bound out, with an interval.
+"""What a cost model is: work in, efficiency against the physical bound out, with an interval.
 
 In: ``Work`` and a ``Device``. Out: ``Prices``. A cost model is registered by name as a function without required
 arguments that returns a ``Pricer``; ``pricing`` finds it there and applies it to graphs. Not here: any one model.

@@ -1,4 +1,4 @@
-"""Graphs priced (room cost): measured, else learned, else the roofline, and each task says which.
+"""Graphs priced: measured, else learned, else the roofline, and each task says which.
 
 In: a graph, a device, names of cost models or pricers. Out: the graph with ``duration_ns``, ``duration_std_ns``,
 ``cost_source``, ``binding``, ``efficiency`` and its interval. Equal work is priced once. Not here: where the work runs

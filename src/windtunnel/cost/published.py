@@ -1,4 +1,4 @@
-"""What the best kernels of a GPU's family were measured to reach (room cost, cost model "published").
+"""What the best kernels of a GPU's family were measured to reach.
 
 In: work with its flops and bytes, a GPU. Out: its bound, computing at the published share of the peak instead of all of
 it. The shares are facts of the catalog (``hardware/achieved.csv``), each with its source: matrix products and attention

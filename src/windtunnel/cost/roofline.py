@@ -1,4 +1,4 @@
-"""Price work by what it computes and what it moves (room cost, cost model "roofline").
+"""Price work by what it computes and what it moves.
 
 In: work with its flops and bytes, and a device. Out: durations that no such device can beat. Good for "which chip",
 too hopeful for "how long": nothing here knows what a kernel reaches of its bound.

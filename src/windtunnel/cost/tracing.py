@@ -1,4 +1,4 @@
-"""Which kernels a net runs, found without running it (room suite).
+"""Which kernels a net runs, found without running it.
 
 In: a model and example inputs. Out: ``Kernel``s in their order. Fake tensors carry the shapes; nothing is computed.
 Not here: times (``cost.lookup``).

@@ -1,4 +1,4 @@
-"""The distinct pieces of work of a graph, as columns (room cost): what pricers see.
+"""The distinct pieces of work of a graph, as columns: what pricers see.
 
 In: a graph whose tasks say what they compute and move. Out: ``Work``: one row per distinct (operator, arguments, type,
 flops, bytes), since equal work costs the same, and the row of every task. Not here: prices.

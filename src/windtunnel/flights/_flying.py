@@ -1,4 +1,4 @@
-"""Predict, really run, keep the receipt: the verbs ``verify`` and ``fly`` (room flights).
+"""Predict, really run, keep the receipt: the verbs ``verify`` and ``fly``.
 
 In: a program, the name of a what-if. Out: a ``Receipt`` in the ledger. Not here: how the program is changed (one
 file per flight), how turns are taken (``measure.turns``), what the prediction is (room whatifs).
@@ -22,8 +22,8 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import FlightError, NotApplicableError
 from windtunnel.flights._processes import LaneConfig, ProcessLane
 from windtunnel.flights._steps import StepLane
-from windtunnel.flights._witness import unproven
 from windtunnel.flights.ledger import Ledger
+from windtunnel.flights.proof import unproven
 from windtunnel.flights.receipt import Receipt, conditions_of, model_fingerprint
 from windtunnel.graph import Graph
 from windtunnel.measure import fingerprint

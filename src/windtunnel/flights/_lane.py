@@ -1,4 +1,4 @@
-"""One variant of a program, in a process of its own, that runs only when it is its turn (room flights, private).
+"""One variant of a program, in a process of its own, that runs only when it is its turn.
 
 In: what to run, under which flights; then, turn by turn, how many iterations. Out: an answer when ready, and one per
 turn. A closed line ends the process. Only the first rank answers.
@@ -20,7 +20,7 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
 from windtunnel.flights._processes import LaneConfig
-from windtunnel.flights._witness import Witness
+from windtunnel.flights.proof import Witness
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.workers import Place

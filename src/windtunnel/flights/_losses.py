@@ -1,4 +1,4 @@
-"""What loss a program computes while it flies (room flights, private).
+"""What loss a program computes while it flies.
 
 In: a program that calls ``backward`` on a scalar. Out: that scalar, read when nobody measures.
 """

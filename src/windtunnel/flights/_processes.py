@@ -1,4 +1,4 @@
-"""A lane of other processes that are stopped while it is not their turn (room flights, private).
+"""A lane of other processes that are stopped while it is not their turn.
 
 In: what to run, in one or several processes. Out: turns. The processes are stopped after a turn and resumed before the
 next, so that neither a loader's workers nor a second rank runs while the other lane is measured. Not here: launching

@@ -1,4 +1,4 @@
-"""A lane within this process: a step function that is called when it is its turn (room flights, private).
+"""A lane within this process: a step function that is called when it is its turn.
 
 In: a step function, its live program, and the flights to fly. Out: turns. The flights are entered before a turn and
 left after it, so that baseline and changed program can be one and the same: same weights, same memory.
@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.cost.rerun import lacks_kernel
 from windtunnel.errors import FlightError, NotApplicableError, WindtunnelError
 from windtunnel.flights._losses import LossWatch
-from windtunnel.flights._witness import Witness
+from windtunnel.flights.proof import Witness
 from windtunnel.measure.devices import IterationClock
 from windtunnel.measure.turns import Turn
 from windtunnel.sources.torch.live import LiveProgram

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.flights._witness import proven_by, scales
+from windtunnel.flights.proof import proven_by, scales
 from windtunnel.sources.torch.live import LiveProgram, SuspendedCall, Undo, swap
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
-from windtunnel.flights._witness import differs, proven_by
+from windtunnel.flights.proof import differs, proven_by
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap, together
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from windtunnel import registry
-from windtunnel.flights._witness import differs, proven_by
+from windtunnel.flights.proof import differs, proven_by
 from windtunnel.sources.torch.live import LiveProgram, at_start, swap
 from windtunnel.whatifs.buckets import caps_of
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.flights._patterns import each_block
-from windtunnel.flights._witness import proven_by, rises
+from windtunnel.flights.patterns import each_block
+from windtunnel.flights.proof import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap
 
 if TYPE_CHECKING:

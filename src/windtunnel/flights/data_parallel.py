@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel import registry
 from windtunnel.cost.rerun import in_order, thin_factors
 from windtunnel.errors import FlightError
-from windtunnel.flights._witness import DISTRIBUTED, becomes, proven_by, rises
+from windtunnel.flights.proof import DISTRIBUTED, becomes, proven_by, rises
 from windtunnel.measure.links import Bucket, sleep_until
 from windtunnel.sources.torch.live import LiveProgram, Undo, on_ranks, swap
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
-from windtunnel.flights._patterns import matching
-from windtunnel.flights._witness import differs, proven_by
+from windtunnel.flights.patterns import matching
+from windtunnel.flights.proof import differs, proven_by
 from windtunnel.sources.torch.live import LiveProgram, Undo
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How far to trust a prediction, from the flights that were made before (room flights).
+"""How far to trust a prediction, from the flights that were made before.
 
 In: residuals of the ledger and predicted speed-ups. Out: an interval for each. One rule serves every verb; the page
 ``docs/howto/intervals.md`` states it:

@@ -1,4 +1,4 @@
-"""The receipts ledger: every prediction that was flown, kept (room flights).
+"""The receipts ledger: every prediction that was flown, kept.
 
 In: receipts. Out: receipts, and what they say of later predictions (``intervals``). One SQLite file that several
 processes may write at once; a file that is not a ledger is refused and left as it is.

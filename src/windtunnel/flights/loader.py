@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, InputError
-from windtunnel.flights._witness import becomes, proven_by, scales
+from windtunnel.flights.proof import becomes, proven_by, scales
 from windtunnel.sources.torch.live import LiveProgram, apart, at_start
 
 

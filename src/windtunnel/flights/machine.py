@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.flights._witness import becomes, proven_by
+from windtunnel.flights.proof import becomes, proven_by
 from windtunnel.sources.torch.live import LiveProgram
 
 

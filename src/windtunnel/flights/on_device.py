@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.flights._witness import proven_by, rises
+from windtunnel.flights.proof import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, at_start, swap
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError, NotApplicableError
-from windtunnel.flights._witness import proven_by, rises
+from windtunnel.flights.proof import proven_by, rises
 from windtunnel.sources.torch.live import LiveProgram, Undo, together
 
 if TYPE_CHECKING:

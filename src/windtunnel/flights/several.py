@@ -1,7 +1,7 @@
-"""Fly several what-ifs of one program; what one of them comes to does not touch the others (room flights).
+"""Fly several what-ifs of one program; what one of them comes to does not touch the others.
 
 In: a program and requests. Out: an ``Outcome`` for each, as soon as it is there. Not here: one flight (``_flying``),
-what is printed (room cli).
+what is printed.
 """
 
 from __future__ import annotations

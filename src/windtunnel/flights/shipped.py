@@ -1,4 +1,4 @@
-"""Errors of predictions that were flown before the package was given away (room flights).
+"""Errors of predictions that were flown before the package was given away.
 
 In: ``shipped.json``, the flights of four bars on the jobs that they name. Out: residuals, as a ledger gives them: a
 prediction has an interval before its user has flown anything. ``python -m benchmarks.tables`` writes the file from

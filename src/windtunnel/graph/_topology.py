@@ -1,4 +1,4 @@
-"""Loops over edges, compiled (room graph, private).
+"""Loops over edges, compiled.
 
 In: plain arrays. Out: adjacency, topological order, a shortest cycle, the edges that bridge removed tasks.
 Not here: time.

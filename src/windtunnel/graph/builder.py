@@ -1,4 +1,4 @@
-"""Build a graph row by row (room graph): for readers of small files, tests and people.
+"""Build a graph row by row: for readers of small files, tests and people.
 
 Large inputs go through ``Graph.from_columns`` with whole arrays.
 """

@@ -1,4 +1,4 @@
-"""The collectives that a graph has (room graph).
+"""The collectives that a graph has.
 
 In: a graph. Out: masks and numbers that what-ifs about communication start from, with reasons where there is nothing.
 Not here: how long a message takes.

@@ -1,4 +1,4 @@
-"""Edits of columns: durations and priorities (room graph).
+"""Edits of columns: durations and priorities.
 
 In: a graph and a mask. Out: a new graph with the same rows and edges.
 """

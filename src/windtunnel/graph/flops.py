@@ -1,4 +1,4 @@
-"""How much an operator computes, from the shapes of its tensors (room graph): what the column ``flops`` means.
+"""How much an operator computes, from the shapes of its tensors: what the column ``flops`` means.
 
 In: an operator's name, the shapes and values of its arguments, the shapes of its results. Out: floating point
 operations; a multiply and an add are two. Readers fill the column with it and ``sources.torch.flop_count`` counts live

@@ -1,4 +1,4 @@
-"""The one graph of the house: three tables and what is known about them (room graph).
+"""The one graph of the house: three tables and what is known about them.
 
 In: columns. Out: a value that never changes; every edit returns a new one that shares what it did not touch.
 Not here: torch, prices, simulated time. The edits themselves live in ``edits.py``, selection in ``select.py``.

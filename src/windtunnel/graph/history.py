@@ -1,4 +1,4 @@
-"""Edits remember themselves: printed, stored as JSON, applied again, undone (room graph).
+"""Edits remember themselves: printed, stored as JSON, applied again, undone.
 
 In: a call of an edit primitive. Out: an ``Edit`` at the end of ``graph.edits``. A graph keeps the graph that its edits
 began with and no other: to undo is to apply all edits but the last. Masks are stored as runs of rows, so that an edit

@@ -1,4 +1,4 @@
-"""What is known about a graph as a whole (room graph).
+"""What is known about a graph as a whole.
 
 In: what a reader, an edit or a pricer says. Out: ``Meta``, a frozen record; its fields are all that a graph can carry
 beside its tables, and ``store`` writes them with the version of the schema. A plug-in keeps what no field is for under

@@ -1,4 +1,4 @@
-"""What ``meta.json`` says, checked (room graph).
+"""What ``meta.json`` says, checked.
 
 In: a document that somebody may have written by hand. Out: ``Meta``, or an error that names the field. Readers and
 edits build their ``Meta`` themselves; only what comes from a file is checked. Not here: what a field means (``meta``).

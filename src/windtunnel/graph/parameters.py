@@ -1,4 +1,4 @@
-"""Which parameters a graph trains (room graph).
+"""Which parameters a graph trains.
 
 In: a graph whose ``meta`` says so. Out: bytes and shapes by name and by layer, in order of registration. Not here: when
 their gradients are there.

@@ -1,4 +1,4 @@
-"""Many ranks in one graph (room graph): copies of one rank, several graphs joined, and ranks that meet.
+"""Many ranks in one graph: copies of one rank, several graphs joined, and ranks that meet.
 
 In: graphs. Out: graphs in which column ``rank`` tells workers apart. All of it is done in bulk, as a thousand ranks of
 a thousand tasks are usual. A meeting (a collective, or a message that both sides wait for) is said here and nowhere

@@ -1,4 +1,4 @@
-"""Edits of rows: fuse, split, insert, replicate over workers, repeat in time (room graph).
+"""Edits of rows: fuse, split, insert, replicate over workers, repeat in time.
 
 In: a graph and a mask. Out: a new graph with other rows, the work in them conserved.
 """

@@ -1,4 +1,4 @@
-"""The columns of a graph: names, types and enumerations (room graph).
+"""The columns of a graph: names, types and enumerations.
 
 In: nothing. Out: what every other file of the room, and every reader of a stored graph, agrees on.
 A column that is not known yet is absent, never zero. A column of a plug-in carries its name and a dot,

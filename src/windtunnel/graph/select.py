@@ -1,4 +1,4 @@
-"""Choose tasks by what they are (room graph).
+"""Choose tasks by what they are.
 
 In: a graph and criteria. Out: a mask, bool [T]; masks combine with ``& | ~``.
 """

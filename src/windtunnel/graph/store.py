@@ -1,4 +1,4 @@
-"""Store a graph as a folder of Parquet tables (room graph).
+"""Store a graph as a folder of Parquet tables.
 
 In: a graph and a path. Out: ``NAME.wt/`` with ``tasks.parquet``, ``edges.parquet``, ``resources.parquet`` and
 ``meta.json``, which any Parquet reader opens; and back, column for column. Written beside its place, then

@@ -1,4 +1,4 @@
-"""Edits of edges: remove and reconnect, move between resources, connect and disconnect (room graph).
+"""Edits of edges: remove and reconnect, move between resources, connect and disconnect.
 
 In: a graph and a mask. Out: a new graph whose untouched dependencies are all still there.
 """

@@ -1,4 +1,4 @@
-"""An immutable table of equally long columns (room graph).
+"""An immutable table of equally long columns.
 
 In: arrays and text. Out: a mapping from column name to array that edits share piece by piece. Text is stored
 once per distinct value (``Strings``).

@@ -1,4 +1,4 @@
-"""The rules that every graph keeps (room graph).
+"""The rules that every graph keeps.
 
 In: a graph. Out: nothing, or a GraphError that names the row. Called once at the border: constructors of readers,
 ``GraphBuilder.build`` and ``load``; edits keep the rules by construction.

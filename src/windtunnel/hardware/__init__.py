@@ -1,4 +1,4 @@
-"""What runs the work: devices, links, machines, clusters, and a first catalog of them (row 1).
+"""What runs the work: devices, links, machines, clusters, and a first catalog of them.
 
 In: names, or this host. Out: frozen values with units in their names. May not enter: one user's measurements.
 """

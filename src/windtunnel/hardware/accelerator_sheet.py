@@ -1,4 +1,4 @@
-"""Accelerators from a description (room hardware): a JSON object of one's own, or one of the catalog.
+"""Accelerators from a description: a JSON object of one's own, or one of the catalog.
 
 In: ``{"name", "source", "clock_hz", "arrays": [{"rows", "cols", "count", ...}], "vector": {"width", "count"}, "sram":
 {"global"} or {"x", "w", "y"}, "dram": {"bytes", "bytes_per_s"}, ...}``; sizes are bytes or a text such as ``128MiB``.

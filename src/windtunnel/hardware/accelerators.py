@@ -1,4 +1,4 @@
-"""Chips by what they are built of (room hardware): arrays of multipliers, vector units, buffers, memory.
+"""Chips by what they are built of: arrays of multipliers, vector units, buffers, memory.
 
 In: numbers, or a name that spells a template out. Out: an ``Accelerator``, which is a ``Device`` with its insides, so
 that whatever prices a device prices it. A GPU is one, too: cores of several arrays that compute an output tile

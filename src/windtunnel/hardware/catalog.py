@@ -1,4 +1,4 @@
-"""The catalog: chips, links and machines by name (room hardware).
+"""The catalog: chips, links and machines by name.
 
 In: CSV files beside this one, each row with its source. Out: ``Device``, ``Link`` and ``Machine`` values.
 """

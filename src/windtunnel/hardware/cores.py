@@ -1,4 +1,4 @@
-"""Cores that this process may run on, and staying on some of them (room hardware).
+"""Cores that this process may run on, and staying on some of them.
 
 In: nothing, or cores. Out: their numbers. Hosts without a scheduler's mask (macOS, Windows) have cores and no choice.
 """

@@ -1,7 +1,7 @@
-"""Parts of a chip that are made for one kind of layer (room hardware): grids that skip zeros, transforms.
+"""Parts of a chip that are made for one kind of layer: grids that skip zeros, transforms.
 
 In: numbers. Out: a ``SparseGrid`` or a ``FourierEngine``, which an ``Accelerator`` has beside its arrays. Not here: how
-long they take (``cost.accelerators``).
+long they take (``systems.chips.accelerators``).
 
 Source: Sarma et al., "Exploiting Activation based Gradient Output Sparsity" (2021), whose sizes are not published: the
 grid's are ours; Liao et al. (ICCAD 2017) and Wang et al. (AAAI 2018) for the transforms.

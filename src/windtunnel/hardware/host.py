@@ -1,4 +1,4 @@
-"""Look at this host (room hardware): processor, cores, memory, caches, instruction sets, GPUs.
+"""Look at this host: processor, cores, memory, caches, instruction sets, GPUs.
 
 In: /proc and /sys where there are any, the standard library elsewhere. Out: a ``Machine``. Nothing is measured here.
 """

@@ -1,4 +1,4 @@
-"""Chips, wires and how the wires are laid (room hardware).
+"""Chips, wires and how the wires are laid.
 
 In: numbers from a data sheet. Out: frozen values that checked themselves once. Rates are per second and per direction.
 """

@@ -1,4 +1,4 @@
-"""The catalog's CSV files as rows of text (room hardware).
+"""The catalog's CSV files as rows of text.
 
 In: the name of a file beside this one. Out: a dictionary per row. Not here: what a row means (``catalog``,
 ``templates``).

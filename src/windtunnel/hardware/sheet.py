@@ -1,4 +1,4 @@
-"""Sheets of devices and links: a row of the catalog, or a JSON file of one's own with the same fields (room hardware).
+"""Sheets of devices and links: a row of the catalog, or a JSON file of one's own with the same fields.
 
 In: text by field. Out: a ``Device``. A field that does not apply is empty (``null`` in JSON); one that is left out of a
 file is an error: nothing is silently zero.

@@ -1,4 +1,4 @@
-"""Machines and clusters of them (room hardware).
+"""Machines and clusters of them.
 
 In: devices and links. Out: frozen values; a machine knows its fingerprint, by which receipts and prices are filed.
 """

@@ -1,4 +1,4 @@
-"""Accelerators that could be built (room hardware): a template's numbers as columns, their area, the space of them.
+"""Accelerators that could be built: a template's numbers as columns, their area, the space of them.
 
 In: counts and sizes, or nothing (the whole space). Out: ``Templates`` with an area each. A template has tensor cores of
 width x depth multipliers, vector cores of as many lanes as a tensor core is wide, and one global buffer; all sizes are

@@ -1,4 +1,4 @@
-"""How to take a time on a shared machine (row 2): turns, stop rules, spread, guards, what was measured before.
+"""How to take a time on a shared machine: turns, stop rules, spread, guards, what was measured before.
 
 In: something that can be run and timed. Out: durations with their spread, and a database that keeps them. May not
 enter: what is measured, and why.

@@ -1,4 +1,4 @@
-"""The beginning of a process that ``workers`` started (room measure, private; ``python -m``).
+"""The beginning of a process that ``workers`` started.
 
 In: the number of its line's file, its parent, its cores; over the line a module and what it shall do. Out: what that
 module's ``main(place)`` does. Cores are kept to before any thread is started; where the system can, the process and

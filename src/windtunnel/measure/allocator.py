@@ -1,4 +1,4 @@
-"""Keep the C allocator in one state while we measure (room measure).
+"""Keep the C allocator in one state while we measure.
 
 In: nothing. Out: a process whose heap no longer shrinks. glibc gives freed memory at the top of the heap back to
 the kernel and takes it again in the next iteration, page fault by page fault; whether it does hangs on what else

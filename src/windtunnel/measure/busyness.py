@@ -1,4 +1,4 @@
-"""How much of this host's cores is left for a new program (room measure).
+"""How much of this host's cores is left for a new program.
 
 In: nothing. Out: a share. Not here: what to do about it.
 """

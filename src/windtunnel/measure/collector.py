@@ -1,4 +1,4 @@
-"""How long the garbage collector runs (room measure).
+"""How long the garbage collector runs.
 
 In: nothing. Out: nanoseconds that Python's cyclic garbage collector took between two calls.
 """

@@ -1,4 +1,4 @@
-"""A GPU through its own driver: memory, code, launches, and times by the device's clock (room measure).
+"""A GPU through its own driver: memory, code, launches, and times by the device's clock.
 
 In: PTX text and arguments. Out: what a kernel left in memory, and nanoseconds between two events. The driver's library
 is opened where it is used; nothing has to be installed beside it. Not here: whose kernels they are.

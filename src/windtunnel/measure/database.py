@@ -1,4 +1,4 @@
-"""The profile database: what operators cost in which form, on which machine (room measure).
+"""The profile database: what operators cost in which form, on which machine.
 
 In: measurements. Out: the same, later, by key. One SQLite file; a measurement is written whole or not at all, and two
 processes may write at once. Hostile operator names are only values of parameters.

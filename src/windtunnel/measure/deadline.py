@@ -1,4 +1,4 @@
-"""End work of this process when its time is up (room measure).
+"""End work of this process when its time is up.
 
 In: work that may take for ever, such as a script of the user, and how long it may take. Out: the same work, or an
 ``OutOfTimeError`` in the middle of it. Not here: processes of a flight, which are ended from outside (``turns``).

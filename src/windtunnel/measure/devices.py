@@ -1,4 +1,4 @@
-"""When a device has done what it was told (room measure).
+"""When a device has done what it was told.
 
 In: actions that may hand work to a GPU and return at once. Out: nanoseconds until the work was done there. On a GPU
 the stream's own events tell them, so that a program which runs ahead of its device is not held up between iterations.

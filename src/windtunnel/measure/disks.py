@@ -1,4 +1,4 @@
-"""Files that are really read from a disk, or really rest in memory, at a rate that may be limited (room measure).
+"""Files that are really read from a disk, or really rest in memory, at a rate that may be limited.
 
 In: files. Out: their bytes; the share of them that the kernel holds in memory; files dropped from it, which needs no
 rights where they are our own. Not here: what the bytes mean.

@@ -1,4 +1,4 @@
-"""Whether others kept this process from running while it was timed (room measure).
+"""Whether others kept this process from running while it was timed.
 
 In: a stretch of time. Out: the share of it that a thread of this process was ready and did not run, and the share that
 the machine below took (steal); over longer stretches also what other programs took of all cores, which tells neighbors

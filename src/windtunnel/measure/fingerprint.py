@@ -1,4 +1,4 @@
-"""Which machine and which libraries a measurement holds for (room measure).
+"""Which machine and which libraries a measurement holds for.
 
 In: this process. Out: short texts that are equal where a measured time may be used again.
 """

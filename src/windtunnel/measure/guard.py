@@ -1,4 +1,4 @@
-"""Outlive a program that may crash this process (room measure).
+"""Outlive a program that may crash this process.
 
 In: who tells of a crash. Out: nothing; what follows runs in a child of this process, which waits for it and ends as it
 ends. A segmentation fault of somebody's native code then ends in words instead of silence. Not here: the words.

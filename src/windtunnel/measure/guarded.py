@@ -1,4 +1,4 @@
-"""Memory with a wall on both sides (room measure).
+"""Memory with a wall on both sides.
 
 In: a shape and a type. Out: an array whose next pages cannot be touched, and margins that tell who wrote into them.
 Who writes one element beyond the end is killed or found. Not here: who writes.

@@ -1,4 +1,4 @@
-"""Links between processes of one host that are really as slow as asked for (room measure).
+"""Links between processes of one host that are really as slow as asked for.
 
 In: how many ranks, a rate, a latency. Out: how each rank is started so that what it sends goes over such a link, and
 which mechanism that is. Where the process may, every rank gets a network namespace of its own, joined to the others by

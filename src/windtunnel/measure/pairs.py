@@ -1,4 +1,4 @@
-"""Two functions of this process timed in turn: A B, B A, A B, ... (room measure).
+"""Two functions of this process timed in turn: A B, B A, A B, ....
 
 In: two functions, and what puts their inputs back. Out: nanoseconds of each, pair by pair. The clock is read outside of
 both; inputs are put back before each, untimed. Not here: what is made of the pairs (``stats``), programs of their own

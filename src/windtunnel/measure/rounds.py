@@ -1,4 +1,4 @@
-"""Rounds in which candidates take turns, and what is made of their times (room measure).
+"""Rounds in which candidates take turns, and what is made of their times.
 
 In: what is timed. Out: nanoseconds, and the one quiet estimate of them. On a shared machine everything else only ever
 makes a run longer, and a clock is coarse: so the estimate is the lower quartile, which a disturbed half of the rounds

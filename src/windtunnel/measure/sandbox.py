@@ -1,4 +1,4 @@
-"""Run what may crash, loop or reach out in a child of this process (room measure).
+"""Run what may crash, loop or reach out in a child of this process.
 
 In: an action, limits. Out: how it ended, and its answer if it had one; whatever happens, this process goes on. The
 child has no core file, a limit of memory and of processor time, and is killed when its time is over; once it locks

@@ -1,4 +1,4 @@
-"""Network namespaces of this host, and cables between them (room measure).
+"""Network namespaces of this host, and cables between them.
 
 In: names, rates. Out: namespaces that are gone afterwards, whatever happens; what others left that were killed is
 removed first. Not here: which namespaces are joined (``links``, ``wires``).

@@ -1,4 +1,4 @@
-"""Medians, bootstrap intervals, warm-up and drift of repeated timings (room measure, private).
+"""Medians, bootstrap intervals, warm-up and drift of repeated timings.
 
 In: durations of rounds, baseline and changed side by side. Out: estimates with intervals. Every function is
 deterministic under its seed. Not here: running anything.

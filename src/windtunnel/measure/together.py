@@ -1,4 +1,4 @@
-"""Processes that begin at one moment (room measure).
+"""Processes that begin at one moment.
 
 In: how soon; an action. Out: the moment; how long after it the action was done, or how often until another one. All
 processes of a host share the clock. Not here: telling them (``workers``).

@@ -1,4 +1,4 @@
-"""Wires of unequal rates between processes of one host, shaped by its kernel (room measure).
+"""Wires of unequal rates between processes of one host, shaped by its kernel.
 
 In: which wires lie on the way between any two nodes, and their rates. Out: how each node is started, and a way to
 change a rate while they run. A node sends over its first wire, and hears over the last one, so that a class of the

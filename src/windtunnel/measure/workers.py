@@ -1,4 +1,4 @@
-"""The one launcher of other processes (room measure).
+"""The one launcher of other processes.
 
 In: a module that has ``main(place)``, what it shall do, and how many ranks. Out: their answers, or an error with their
 last words. The processes form a group that can be stopped and resumed as one. Each keeps to its cores before it starts

@@ -1,4 +1,4 @@
-"""Explanations, pictures and the offline page (room reports).
+"""Explanations, pictures and the offline page.
 
 In: graphs, timelines, answers and receipts that others computed. Out: words, tables, one HTML file.
 May not enter: computing results.

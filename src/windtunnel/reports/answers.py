@@ -1,4 +1,4 @@
-"""The section of the report about what would be faster (room reports).
+"""The section of the report about what would be faster.
 
 In: answers (predicted) and receipts (measured). Out: a ``Section``: predicted hollow, measured solid, intervals drawn,
 reasons of what does not apply, the edits behind each prediction. Not here: predicting, measuring.

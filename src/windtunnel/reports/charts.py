@@ -1,4 +1,4 @@
-"""Small charts as SVG text (room reports).
+"""Small charts as SVG text.
 
 In: numbers and labels. Out: SVG that needs nothing else. Each answers one question; its title is a sentence in the
 page, axes have units and start at zero, predicted is hollow, measured is solid, intervals are drawn. Every label is

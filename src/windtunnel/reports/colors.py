@@ -1,4 +1,4 @@
-"""One color per meaning, the same in every chart, every timeline and every export (room reports).
+"""One color per meaning, the same in every chart, every timeline and every export.
 
 In: a kind, a phase, a category of memory. Out: a color that readers who see fewer colors can tell from its
 neighbors (Okabe and Ito's set for what a task does, Tol's muted set for the part of the step it belongs to).

@@ -1,4 +1,4 @@
-"""Charts of the benchmark suite as SVG (room reports): bars with intervals, and curves over batch size.
+"""Charts of the benchmark suite as SVG: bars with intervals, and curves over batch size.
 
 In: numbers and labels. Out: SVG in the manner of ``charts``: axes start at zero, intervals are drawn, labels are
 escaped.

@@ -1,4 +1,4 @@
-"""Say in plain words where the time of an iteration goes (room reports).
+"""Say in plain words where the time of an iteration goes.
 
 In: a graph. Out: an ``Explanation``: time per iteration, its parts by phase, kind, layer and operator, the critical
 path, the longest tasks, what measuring cost and what stays unexplained. Not here: prediction, drawing.

@@ -1,4 +1,4 @@
-"""What a training does only now and then, in words: validation, checkpoints, logging (room reports).
+"""What a training does only now and then, in words: validation, checkpoints, logging.
 
 In: ``meta.irregular`` of a capture and the time of its step. Out: a line for each kind, with its average cost. Not
 here: seeing and timing it (``sources.torch``).

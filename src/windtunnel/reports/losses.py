@@ -1,4 +1,4 @@
-"""What lost time costs, in words (room reports).
+"""What lost time costs, in words.
 
 In: losses that replays found. Out: lines. Not here: what they cost (``whatifs.losses``).
 """

@@ -1,4 +1,4 @@
-"""The section of the report about memory (room reports).
+"""The section of the report about memory.
 
 In: a timeline. Out: a ``Section``: bytes held over time and the largest at the peak. Where the capture followed every
 storage, that is drawn, by category; of an edited graph, and of other sources, what its tasks make and free, by phase.

@@ -1,4 +1,4 @@
-"""The page of a memory profile (room reports).
+"""The page of a memory profile.
 
 In: a ``MemoryProfile``. Out: one self-contained HTML file: bytes by category over the step, a tree map of the peak, the
 storages alive then, layers and lines. Not here: watching a step (room sources).

@@ -1,4 +1,4 @@
-"""What else a reader of an explanation must know (room reports).
+"""What else a reader of an explanation must know.
 
 In: a graph and what the trace reader left out. Out: short sentences: edits, tasks without durations, forms of the
 step, what the heap cost, why device tasks started when they did. Not here: numbers (``explanation``).

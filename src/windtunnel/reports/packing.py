@@ -1,4 +1,4 @@
-"""Pack a replayed graph into the few bytes per task that the page's timeline draws from (room reports).
+"""Pack a replayed graph into the few bytes per task that the page's timeline draws from.
 
 In: a graph with start and finish times. Out: base64 text of one deflated block: a JSON header, then columns whose
 bytes are grouped by significance (so that the zeros of small numbers vanish). Names travel inside the block, so nothing

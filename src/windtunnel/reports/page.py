@@ -1,4 +1,4 @@
-"""One self-contained page that works offline (room reports).
+"""One self-contained page that works offline.
 
 In: a graph, and what was predicted and measured of it. Out: an HTML file with its own charts and timeline, no address
 of any other place in it. A content policy lets only the page's own scripts run, by their hashes; what a trace says

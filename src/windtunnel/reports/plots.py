@@ -1,4 +1,4 @@
-"""Pictures for files and notebooks (room reports): the report's charts as matplotlib figures.
+"""Pictures for files and notebooks: the report's charts as matplotlib figures.
 
 In: an explanation. Out: a figure, never shown. matplotlib is an extra and is imported when it is needed.
 """

@@ -1,4 +1,4 @@
-"""The sections of the report that come from one graph (room reports).
+"""The sections of the report that come from one graph.
 
 In: an explanation and its timeline. Out: ``Section``s of HTML, titled by sentences. Everything from outside goes
 through ``escape``. Not here: predictions (``answers.py``), the page around them (``page.py``).

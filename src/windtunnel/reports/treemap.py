@@ -1,4 +1,4 @@
-"""A tree map as SVG (room reports): areas that are in proportion to sizes, grouped.
+"""A tree map as SVG: areas that are in proportion to sizes, grouped.
 
 In: sizes in two levels. Out: SVG text; every label is escaped.
 

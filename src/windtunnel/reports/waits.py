@@ -1,4 +1,4 @@
-"""Who waited for whom in the collectives of a graph of many ranks (room reports).
+"""Who waited for whom in the collectives of a graph of many ranks.
 
 In: a timeline. Out: per rank how long it waited for its peers, and for which. In each meeting all wait for the one that
 comes last; that one is to blame for all of it. Not here: how ranks meet (``graph.ranks``).

@@ -1,4 +1,4 @@
-"""On what the next stage can run, and how device counts change by it (room planning).
+"""On what the next stage can run, and how device counts change by it.
 
 In: device types, and where links differ their factors. Out: ``Options``: a type with a number of replicas each, what
 they pay for transfers, and which state leads to which by using them. Not here: the programme (``minmax``).
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.search import _downset_kernels as kernels
+from windtunnel.search import downset_kernels as kernels
 from windtunnel.search.work import DeviceType, Floats
 
 __all__ = ["Options", "options_of"]

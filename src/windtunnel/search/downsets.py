@@ -1,4 +1,4 @@
-"""Downsets of a graph, each once (room planning): the one kernel behind every planner that cuts a graph into stages.
+"""Downsets of a graph, each once: the one kernel behind every planner that cuts a graph into stages.
 
 In: nodes and the order between them. Out: ``Lattice``: every set of nodes that is closed under predecessors, smallest
 first, each with the smaller one that it grew from, so that whatever adds up over nodes is a difference of two rows,
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import GraphError, WindtunnelError
-from windtunnel.search import _downset_kernels as kernels
+from windtunnel.search import downset_kernels as kernels
 
 __all__ = ["CAP", "Closure", "Lattice", "TooManyDownsets", "chain", "downsets"]
 

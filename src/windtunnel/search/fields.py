@@ -1,4 +1,4 @@
-"""Fields of JSON documents, checked one by one (room planning).
+"""Fields of JSON documents, checked one by one.
 
 In: a file, or an object of it. Out: rows and numbers, or an error that names file, row and field. Not here: what a
 document means (``placement.formats``, ``pipelines.piper_format``).

@@ -1,4 +1,4 @@
-"""Integer programmes, row by row, solved by HiGHS (room planning).
+"""Integer programmes, row by row, solved by HiGHS.
 
 In: columns and rows. Out: ``Solved``: values, objective and the bound that was proven. Ctrl-C ends the search and
 keeps what was found. Not here: what columns mean.

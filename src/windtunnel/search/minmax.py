@@ -1,4 +1,4 @@
-"""Cut a graph into contiguous stages so that the busiest device has least to do (room planning).
+"""Cut a graph into contiguous stages so that the busiest device has least to do.
 
 In: a ``Lattice``, what its nodes cost on each type of device and send to each other. Out: the least max-load for every
 number of devices, and the stages that reach it. Exact over all contiguous cuts that the lattice holds; over a chain
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
-from windtunnel.search import _downset_kernels as kernels
+from windtunnel.search import downset_kernels as kernels
 from windtunnel.search.device_options import Options, options_of
 from windtunnel.search.downsets import Lattice
 from windtunnel.search.work import Groups, Work

@@ -1,4 +1,4 @@
-"""Orders that make a chain of a graph (room planning): each node after its predecessors.
+"""Orders that make a chain of a graph: each node after its predecessors.
 
 In: nodes and edges. Out: named orders, equal on every machine: ties go to the smaller number. Over a chain the
 programme of ``minmax`` is quick, and what it finds is a true cut, if not always the best.

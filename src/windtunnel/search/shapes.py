@@ -1,4 +1,4 @@
-"""The shape of a placement, and the rings that it is priced as (room cluster).
+"""The shape of a placement, and the rings that it is priced as.
 
 In: GPUs per machine, per rack. Out: a canonical shape, its text, its rings under one of three rules. Not here: what a
 model loses to them (``speeds``).

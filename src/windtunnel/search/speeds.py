@@ -1,4 +1,4 @@
-"""S: which part of its full speed a model has on a placement (room cluster).
+"""S: which part of its full speed a model has on a placement.
 
 In: layers with times and gradient bytes, a graph of one device's step, or a table. Out: S in (0, 1] per model, batch
 and shape; 1 for one GPU. Not here: which placements there are, and rings (``shapes``).

@@ -1,4 +1,4 @@
-"""What nodes need of devices (room planning): the plain columns that every search over cuts works on.
+"""What nodes need of devices: the plain columns that every search over cuts works on.
 
 In: nothing. Out: ``DeviceType``, ``Groups`` of what nodes send, and ``Work``. Not here: names, colors, phases
 (``placement.model``), how a problem becomes these columns (``placement.contraction``).

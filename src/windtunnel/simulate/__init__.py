@@ -1,4 +1,4 @@
-"""Play a graph: when does each task start and end, and why (row 2).
+"""Play a graph: when does each task start and end, and why.
 
 In: graphs with durations. Out: timelines and what can be read from them. May not enter: policies, papers, prices.
 """

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM102 - numba leaves out a branch on None only where it stands alone
-"""The event-driven engine, compiled: who runs next is decided as resources become free (room simulate, private).
+"""The event-driven engine, compiled: who runs next is decided as resources become free.
 
 In: tables in *position* order (position p holds task ``order[p]``, neighbors in time are neighbors in memory).
 Out: start, finish and the sequence in which tasks began.

@@ -1,4 +1,4 @@
-"""Why each task began when it did, compiled (room simulate, private).
+"""Why each task began when it did, compiled.
 
 In: start and finish of every task. Out: the *execution graph* (the graph's edges plus the order that was realized on
 each resource) and walks over it: binding constraint, critical path, latest starts. Not here: running anything.

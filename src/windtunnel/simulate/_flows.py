@@ -1,4 +1,4 @@
-"""Messages that share links, max-min fair, compiled (room simulate, private).
+"""Messages that share links, max-min fair, compiled.
 
 In: links with a rate, and flows: bytes that go over several links at once. Out: when each flow ends. One implementation
 for the event engine (``_event.py``) and for programs on a clock (``clock.py``). Not here: when a flow begins.

@@ -1,4 +1,4 @@
-"""Find tasks that any replay treats alike, compiled (room simulate, private).
+"""Find tasks that any replay treats alike, compiled.
 
 In: a graph in *position* order, as the fixed-order engine has it. Out: the class of each task, and per class what its
 members wait for. Not here: what may be folded (``folding.py``).

@@ -1,4 +1,4 @@
-"""The machine instruction that numba has no name for (room simulate, private).
+"""The machine instruction that numba has no name for.
 
 In: an array and an index. Out: nothing but time saved. Not here: deciding what will be needed (``_event.py``).
 """

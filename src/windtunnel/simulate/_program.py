@@ -1,4 +1,4 @@
-"""What the engines need of a graph, as plain arrays (room simulate, private).
+"""What the engines need of a graph, as plain arrays.
 
 In: a graph. Out: a ``FixedOrder`` (tasks sorted topologically) or an ``EventInput`` (rows as they are), and which of
 the two applies. Absent columns become their neutral value here and nowhere else.

@@ -1,4 +1,4 @@
-"""Replay a graph (room simulate).
+"""Replay a graph.
 
 In: a graph with durations. Out: a ``Timeline``: when each task starts and ends if every resource works as described.
 Not here: prices, policies, searches. The loops are in ``_static.py`` and ``_event.py``.

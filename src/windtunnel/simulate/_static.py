@@ -1,4 +1,4 @@
-"""The fixed-order engine, compiled: longest path over tasks sorted topologically (room simulate, private).
+"""The fixed-order engine, compiled: longest path over tasks sorted topologically.
 
 In: plain arrays in *position* order (position p holds task ``order[p]``), so that a pass streams through memory.
 Out: finish times. Not here: contention (``_event.py``), choosing an engine (``_program.py``).

@@ -1,4 +1,4 @@
-"""A caching allocator of device memory, simulated (room simulate).
+"""A caching allocator of device memory, simulated.
 
 In: requests and releases, in order. Out: how many bytes are handed out (each request rounded up) and how many are
 reserved from the device. It follows PyTorch's allocator for CUDA in its default settings: requests are rounded to

@@ -1,4 +1,4 @@
-"""Where the time goes (room simulate).
+"""Where the time goes.
 
 In: a played graph. Out: the makespan divided over kinds, phases or layers along the critical path; how busy each
 resource is; what changed between two timelines. Every division is exact: the parts add up to the nanosecond.

@@ -1,4 +1,4 @@
-"""A clock of events for policies that decide while they run (room simulate).
+"""A clock of events for policies that decide while they run.
 
 In: handlers to call at simulated times, and messages over shared links. Out: the handlers called in order of time,
 those of one time in the order in which they were asked for. Not here: any policy; graphs (``_event.py``).

@@ -1,4 +1,4 @@
-"""Critical path and slack (room simulate).
+"""Critical path and slack.
 
 In: a played graph. Out: which constraint bound each task, the path that makes the makespan, the room others have.
 Not here: the loops (``_execution.py``).

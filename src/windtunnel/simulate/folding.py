@@ -1,4 +1,4 @@
-"""Equal ranks are replayed once (room simulate).
+"""Equal ranks are replayed once.
 
 In: a graph, mostly of many ranks. Out: a small graph with one task for each class of tasks that any replay treats
 alike, and its timeline for all of them, equal to the nanosecond. Not here: the loops (``_fold.py``).

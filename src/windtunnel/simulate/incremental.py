@@ -1,4 +1,4 @@
-"""Replay again after a few durations changed (room simulate).
+"""Replay again after a few durations changed.
 
 In: a graph whose order is fixed by edges, then changes of durations. Out: the new makespan at once; the new timeline if
 asked for. Exactly what a full replay would say, at a cost that grows with what moved and not with the graph.

@@ -1,4 +1,4 @@
-"""How long an iteration of a replayed graph takes (room simulate).
+"""How long an iteration of a replayed graph takes.
 
 In: a replay, or durations drawn for one. Out: the time of one iteration, of the tasks that take part in it. Not here:
 what a change buys (``answer``).

@@ -1,4 +1,4 @@
-"""What physics allows of a change (room simulate).
+"""What physics allows of a change.
 
 In: the replay before a change and the parameters of its what-if. Out: ``Limits``: the largest and the smallest
 speed-up, and how far the peak of memory may move. A what-if states them where it is registered (``limits=``), with the

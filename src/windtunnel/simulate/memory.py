@@ -1,4 +1,4 @@
-"""Memory over time (room simulate).
+"""Memory over time.
 
 In: a played graph with ``output_bytes`` and ``workspace_bytes``. Out: how many bytes are held when, and by whom at
 the peak. A task's output is held from its start to the end of its last DATA consumer (its own end, if there is

@@ -1,4 +1,4 @@
-"""Write a timeline as a Chrome/Perfetto trace (room simulate).
+"""Write a timeline as a Chrome/Perfetto trace.
 
 In: a timeline. Out: a JSON file with one complete event per task, slack and criticality in its arguments, and flow
 arrows for edges. Streamed (no second copy of the trace in memory) and atomic (a name appears only with the whole file).

@@ -1,4 +1,4 @@
-"""The result of a replay (room simulate).
+"""The result of a replay.
 
 In: start and finish of every task. Out: makespan, critical path, slack, use of resources, memory over time, pictures.
 Not here: running the graph (``_replay.py``). A timeline never changes; what it derives it keeps.

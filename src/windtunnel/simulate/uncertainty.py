@@ -1,4 +1,4 @@
-"""What follows from durations that vary (room simulate).
+"""What follows from durations that vary.
 
 In: a graph with ``samples_ns`` (each iteration's own duration of every task) or ``duration_std_ns``. Out: an
 interval for the makespan. Samples of one iteration are used together, so that what slows all workers at once is not

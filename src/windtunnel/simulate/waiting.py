@@ -1,4 +1,4 @@
-"""Say how long a step waits for its data, instead of what loads them meanwhile (room simulate).
+"""Say how long a step waits for its data, instead of what loads them meanwhile.
 
 In: a timeline. Out: a timeline of the same length, with the wait as time of the thread that waits. Where loader workers
 are the bottleneck, the critical path runs through them alone; divided along that path the whole step would be data,

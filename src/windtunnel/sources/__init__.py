@@ -1,4 +1,4 @@
-"""Everything from the outside world that becomes a graph (room sources).
+"""Everything from the outside world that becomes a graph.
 
 In: programs that run here, traces that others made. Out: ``Graph``. Not here: prices, what-ifs, simulated time.
 One file or sub-package per format, found by its registration alone. Importing this room needs no torch.

@@ -1,4 +1,4 @@
-"""Which source reads what lies at a path (room sources).
+"""Which source reads what lies at a path.
 
 In: a path. Out: the registered source that knows it. Every source is asked, so that a new reader is one file with a
 ``sniff``. Not here: reading.

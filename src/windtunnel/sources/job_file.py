@@ -1,4 +1,4 @@
-"""A job that a file of the user makes (room sources).
+"""A job that a file of the user makes.
 
 In: ``my_job.py``, ``my_job.py:make`` or ``my_job.py:make --width 64`` as one text. Out: what the function returns. The
 file is run with these arguments, and only if it defines the function: a training script would train.

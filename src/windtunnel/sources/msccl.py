@@ -1,4 +1,4 @@
-"""Algorithms of collectives in MSCCL's XML -> graphs (room sources).
+"""Algorithms of collectives in MSCCL's XML -> graphs.
 
 In: an ``algo`` document: what every thread block of every GPU sends, receives, adds and copies. Out: a graph of all
 ranks with a task per send, receive and local work. Nothing has a duration: such a file knows no link. Not here: prices,

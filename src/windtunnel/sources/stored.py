@@ -1,4 +1,4 @@
-"""Graphs that windtunnel stored: ``NAME.wt`` folders (room sources).
+"""Graphs that windtunnel stored: ``NAME.wt`` folders.
 
 In: such a folder. Out: its graph. Not here: how it is stored (``graph``).
 """

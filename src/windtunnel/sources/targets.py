@@ -1,4 +1,4 @@
-"""What can be flown: a script, a workload, a step function (room sources, private).
+"""What can be flown: a script, a workload, a step function.
 
 In: what a user hands over. Out: one of three values that say how to run it. A graph stands for the program that it
 was captured from, where it says which.

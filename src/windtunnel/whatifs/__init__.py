@@ -1,4 +1,4 @@
-"""Optimizations that nobody has built yet, as edits of a graph (row 4).
+"""Optimizations that nobody has built yet, as edits of a graph.
 
 In: a graph. Out: another graph, and answers that say what the change would buy. May not enter: running anything.
 

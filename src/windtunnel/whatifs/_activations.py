@@ -1,4 +1,4 @@
-"""Results that the forward pass keeps for the backward pass (room whatifs, private).
+"""Results that the forward pass keeps for the backward pass.
 
 In: a graph with data edges and sizes. Out: one row per kept result, and the edit that lets it go in between.
 """

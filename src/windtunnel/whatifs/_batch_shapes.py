@@ -1,4 +1,4 @@
-"""The inputs of operators at another batch size (room whatifs, private).
+"""The inputs of operators at another batch size.
 
 In: what a capture noted of each operator's inputs (shapes, types, strides, bytes of parameters). Out: the same at
 another batch, and by how much its flops and bytes grow. Which dimension holds the samples is found out: parameters do

@@ -1,4 +1,4 @@
-"""How many samples an iteration trains on, seen from its operators (room whatifs, private).
+"""How many samples an iteration trains on, seen from its operators.
 
 In: a captured program, or a graph of operators that says with what its models were called. Out: a size, 0 where that is
 not clear. Not here: another size (``batch``, ``another_batch``).

@@ -1,4 +1,4 @@
-"""Which calls a pattern over layers means (room whatifs, private).
+"""Which calls a pattern over layers means.
 
 In: a program and a regular expression. Out: ranges of calls, one per uninterrupted run through a matching block.
 Without a pattern, the parts that a model stacks: members of a numbered list.

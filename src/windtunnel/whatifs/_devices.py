@@ -1,4 +1,4 @@
-"""Which tasks are kernels of a device (room whatifs, private).
+"""Which tasks are kernels of a device.
 
 In: a graph. Out: a mask. On a graph without devices the operators that compute on the CPU take their part.
 """

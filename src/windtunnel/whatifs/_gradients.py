@@ -1,4 +1,4 @@
-"""Which layer has how many parameters, and when their gradients are there (room whatifs, private).
+"""Which layer has how many parameters, and when their gradients are there.
 
 In: a graph with phases and layers. Out: small tables that communication what-ifs are written with, in the order in
 which the forward pass meets the layers.

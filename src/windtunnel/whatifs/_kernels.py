@@ -1,4 +1,4 @@
-"""Put more work into a stream or a thread (room whatifs, private).
+"""Put more work into a stream or a thread.
 
 In: a graph and the tasks beside which the new ones run. Out: the new graph and their rows. A task on a device brings
 the call that launches it, on the thread and at the price at which its neighbor was launched.

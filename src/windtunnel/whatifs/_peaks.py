@@ -1,4 +1,4 @@
-"""Peak memory after a change (room whatifs, private).
+"""Peak memory after a change.
 
 In: a captured graph whose ``meta.memory`` says what one real step held, and notes of the form in which a what-if
 runs its program. Out: the predicted peak. The program runs alone in its old and in its new form; the difference is
@@ -18,7 +18,7 @@ from windtunnel.errors import InputError, PriceError, WindtunnelError
 from windtunnel.graph import Graph
 from windtunnel.hardware import device
 from windtunnel.simulate import Timeline
-from windtunnel.whatifs._measured import captured_program
+from windtunnel.whatifs.measured import captured_program
 
 __all__ = ["capacity_of", "noted", "recorded_peak", "reformed_peak", "replayed_peak"]
 

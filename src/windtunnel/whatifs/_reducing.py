@@ -1,4 +1,4 @@
-"""What DistributedDataParallel's reducer and its hook cost a worker (room whatifs, private).
+"""What DistributedDataParallel's reducer and its hook cost a worker.
 
 In: a graph whose all-reduces data-parallel has put there. Out: what must be priced with the parameters' own shapes,
 the price of each message, and tasks in front of the messages that take it. Not here: the messages' own time.
@@ -19,7 +19,7 @@ from windtunnel.graph.parameters import registered_shapes
 from windtunnel.graph.ranks import arrivals
 from windtunnel.whatifs._gradients import Bucket, last_per_group, positions
 from windtunnel.whatifs._kernels import insert_behind
-from windtunnel.whatifs._measured import has_program
+from windtunnel.whatifs.measured import has_program
 from windtunnel.whatifs.unpriced import MEASURE, PUBLISHED
 
 __all__ = ["OWN_WORK", "described", "reducing_needs", "shared_out", "way_between", "work_ahead"]

@@ -1,4 +1,4 @@
-"""More processes than cores (room whatifs, private).
+"""More processes than cores.
 
 In: a graph of several workers on one host. Out: the same graph with their tasks on a shared pool of cores, where n
 tasks on fewer cores slow each other. Program order stays, as explicit edges.

@@ -1,4 +1,4 @@
-"""Text as the value of a plug-in's parameter (room whatifs, private): its type by annotation, unit and range by name.
+"""Text as the value of a plug-in's parameter: its type by annotation, unit and range by name.
 
 In: a parameter and text. Out: a value that a computation can hold. Not here: which parameters there are (``request``).
 """

@@ -19,8 +19,8 @@ from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import Baseline, less_work
 from windtunnel.whatifs._devices import device_kernels
 from windtunnel.whatifs._kernels import chip_of, products_by_type, runs_in_16_bits
-from windtunnel.whatifs._measured import captured_program, has_program, operators_of, reformed, scale_memory
 from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.measured import captured_program, has_program, operators_of, reformed, scale_memory
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["amp"]

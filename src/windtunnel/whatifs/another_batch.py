@@ -1,4 +1,4 @@
-"""A graph at another batch size (room whatifs): all that a cost model reads is of the other batch.
+"""A graph at another batch size: all that a cost model reads is of the other batch.
 
 In: a graph, its batch size and another. Out: the graph with shapes, strides, flops and bytes of the other; equal work
 is thought about once. Not here: which dimension holds the samples (``_batch_shapes``), prices, running operators again

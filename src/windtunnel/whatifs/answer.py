@@ -1,4 +1,4 @@
-"""What a what-if would buy (room whatifs).
+"""What a what-if would buy.
 
 In: the replay before and the graph after. Out: ``Answer``: one useful line, a table, JSON. Memory and the sources of
 prices are read from the replay after, when they are asked for. Intervals are attached by those who have receipts.

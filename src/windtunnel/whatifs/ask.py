@@ -1,4 +1,4 @@
-"""Ask many what-ifs of one graph (room whatifs).
+"""Ask many what-ifs of one graph.
 
 In: a graph and names. Out: answers, best first, with the reasons of those that do not apply. What all changes need is
 priced together, each need once; all changes that keep the edges are replayed in batches. Not here: running anything

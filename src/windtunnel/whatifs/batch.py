@@ -17,8 +17,8 @@ from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase, lags
 from windtunnel.simulate.limits import Baseline, up_to
 from windtunnel.whatifs._batch_size import batch_size_of, passes_of
-from windtunnel.whatifs._measured import SOURCE, captured_program, reformed, updates_and_zeroing
 from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.measured import SOURCE, captured_program, reformed, updates_and_zeroing
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["batch_size", "gradient_accumulation"]

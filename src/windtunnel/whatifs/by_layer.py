@@ -1,4 +1,4 @@
-"""Which layers of a network a change is worth it for (room whatifs).
+"""Which layers of a network a change is worth it for.
 
 In: an answer whose change puts other layers in place of some. Out: ``LayerGain`` for each of these: what the iteration
 would gain if it alone were changed, the best first; those that lose are in it. What changes beside the layers, as
@@ -16,8 +16,8 @@ import numpy as np
 from windtunnel.graph import Graph
 from windtunnel.graph.table import Strings
 from windtunnel.simulate import replay_many
-from windtunnel.whatifs._measured import REPLACED
 from windtunnel.whatifs.answer import Answer
+from windtunnel.whatifs.measured import REPLACED
 
 __all__ = ["LayerGain", "by_layer", "worth_it"]
 

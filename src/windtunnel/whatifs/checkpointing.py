@@ -18,8 +18,8 @@ from windtunnel.simulate.limits import Baseline, less_work, no_faster
 from windtunnel.whatifs._blocks import block_ranges
 from windtunnel.whatifs._gradients import positions
 from windtunnel.whatifs._kernels import insert_ahead, rescale
-from windtunnel.whatifs._measured import SOURCE, apply_ratios, calls_of, captured_program
 from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.measured import SOURCE, apply_ratios, calls_of, captured_program
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["activation_checkpointing", "no_activation_checkpointing"]

@@ -15,8 +15,8 @@ from windtunnel.errors import InEffectError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
 from windtunnel.whatifs._blocks import block_ranges
-from windtunnel.whatifs._measured import apply_ratios, calls_of, captured_program
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
+from windtunnel.whatifs.measured import apply_ratios, calls_of, captured_program
 from windtunnel.whatifs.unpriced import LOOK_UP, Unpriced
 
 __all__ = ["compile_block"]

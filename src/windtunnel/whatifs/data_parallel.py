@@ -33,7 +33,6 @@ from windtunnel.whatifs._gradients import (
     need_one_rank,
 )
 from windtunnel.whatifs._kernels import computes_on_host, is_on_host
-from windtunnel.whatifs._measured import SOURCE
 from windtunnel.whatifs._reducing import (
     OWN_WORK,
     described,
@@ -43,6 +42,7 @@ from windtunnel.whatifs._reducing import (
     work_ahead,
 )
 from windtunnel.whatifs._sharing import host_cores, host_threads, parallel_tasks, share_cores
+from windtunnel.whatifs.measured import SOURCE
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["data_parallel"]

@@ -1,4 +1,4 @@
-"""Do what is asked of a graph, step by step (room whatifs).
+"""Do what is asked of a graph, step by step.
 
 In: a graph, a request, and who prices what a step needs. Out: the graph after all steps, each of them one recorded
 edit. Not here: asking many (``ask``).

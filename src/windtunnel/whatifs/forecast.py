@@ -1,4 +1,4 @@
-"""A graph priced for a device and replayed (room whatifs): how long, how sure, on whose word, and what would change it.
+"""A graph priced for a device and replayed: how long, how sure, on whose word, and what would change it.
 
 In: a captured graph, a device. Out: ``Forecast``: the device's time, the host's, and what the step becomes of both.
 Not here: printing, really running it (flights).

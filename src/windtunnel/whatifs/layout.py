@@ -12,7 +12,7 @@ from windtunnel.cost.rerun import Form
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs._measured import captured_program, operators_of, reformed
+from windtunnel.whatifs.measured import captured_program, operators_of, reformed
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["channels_last"]

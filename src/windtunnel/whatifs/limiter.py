@@ -1,4 +1,4 @@
-"""Check every answer against the limits that its what-ifs state (room whatifs).
+"""Check every answer against the limits that its what-ifs state.
 
 In: steps, the graphs that they leave and the predicted time. Out: the limits, and which of them it breaks. Of a request
 of several what-ifs each step is checked against the graph that it changed.

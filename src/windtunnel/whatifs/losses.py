@@ -1,4 +1,4 @@
-"""What each cause of lost time costs: how much sooner an iteration ends without it (room whatifs).
+"""What each cause of lost time costs: how much sooner an iteration ends without it.
 
 In: a graph and its replay. Out: losses, the largest first, each from a replay of the graph in which that one cause is
 taken out whole, with the name of the what-if that takes out what one can. Not here: words for them (``reports``).

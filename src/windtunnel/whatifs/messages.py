@@ -1,4 +1,4 @@
-"""What messages without a time would take (room whatifs): collectives over links that are named.
+"""What messages without a time would take: collectives over links that are named.
 
 In: a graph with messages that were never sent, or of which a trace states the size alone, and a ``Fabric``. Out: the
 same graph with durations. Each group is one ring over the links between its members: within a host over the devices'

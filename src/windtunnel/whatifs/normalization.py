@@ -18,8 +18,8 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import less_work
 from windtunnel.whatifs._devices import device_kernels
-from windtunnel.whatifs._measured import captured_program, has_program, operators_of, reformed
-from windtunnel.whatifs._replacing import calls_in, replacing
+from windtunnel.whatifs.measured import captured_program, has_program, operators_of, reformed
+from windtunnel.whatifs.replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["group_norm", "reconstructed_batchnorm"]

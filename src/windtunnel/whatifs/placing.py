@@ -1,4 +1,4 @@
-"""Where captured work would run on another device (room whatifs): a chain of operators becomes launches and kernels.
+"""Where captured work would run on another device: a chain of operators becomes launches and kernels.
 
 In: a graph captured on a CPU, where an operator runs when it is called. Out: the same work with the operators on a
 queue of the device and a launch for each on the thread that called it; the thread waits only where it reads a result.

@@ -1,4 +1,4 @@
-"""What is asked, as text and as values (room whatifs).
+"""What is asked, as text and as values.
 
 In: ``amp``, ``data-parallel:num_ranks=8,link=nvlink4``, ``data-parallel:num_ranks=4+p3``. Out: steps with typed
 parameters. Not here: doing them (``edit``), asking many (``ask``).

@@ -1,4 +1,4 @@
-"""How fast a step is in the units that people think in (room whatifs): samples, tokens and model FLOPs per second.
+"""How fast a step is in the units that people think in: samples, tokens and model FLOPs per second.
 
 In: a graph, the time of its step, the device that it runs on. Out: ``Speed``, which prints as one line. What is not
 known is left out, never guessed. Not here: the time itself (``simulate``, ``forecast``).

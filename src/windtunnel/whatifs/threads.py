@@ -10,7 +10,7 @@ from windtunnel.cost.rerun import Form, UpdateForm
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs._measured import captured_program, operators_of, with_update
+from windtunnel.whatifs.measured import captured_program, operators_of, with_update
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["threads"]

@@ -1,4 +1,4 @@
-"""A change that lacks prices (room whatifs): what must be priced, and the graph that the prices make.
+"""A change that lacks prices: what must be priced, and the graph that the prices make.
 
 In: what a what-if returns where durations cannot be known from the graph alone. Out: the changed graph, once a pricer
 has answered, which notes how sure these prices are. The pricer is handed in; nothing here measures.

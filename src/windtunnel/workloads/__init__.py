@@ -1,4 +1,4 @@
-"""Small models with synthetic data that can really be run (room workloads).
+"""Small models with synthetic data that can really be run.
 
 In: sizes and a seed. Out: ``Workload``: models, optimizers and a function that does one training iteration. Not
 here: measuring. One file per model, found by its registration alone; importing this room needs no torch.

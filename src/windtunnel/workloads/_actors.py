@@ -1,4 +1,4 @@
-"""Processes that play, and what they send (room workloads).
+"""Processes that play, and what they send.
 
 In: an environment's size, a policy's network and a seed. Out: rollouts, in the order in which they are ready. Actors
 are plain child processes (no fork of a process with threads, no second import of a user's script); each reads the

@@ -1,4 +1,4 @@
-"""Geometry of boxes for detection, in fixed sizes (room workloads, private).
+"""Geometry of boxes for detection, in fixed sizes.
 
 In: boxes as (left, top, right, bottom) in pixels, continuous coordinates. Out: overlaps, codes, anchors, what to train
 on. No function reads a tensor's value, so a step of them can be recorded and dry-run. Not here: suppression

@@ -1,4 +1,4 @@
-"""A ball to catch, seen as pixels: the environment of the reinforcement workload (room workloads).
+"""A ball to catch, seen as pixels: the environment of the reinforcement workload.
 
 In: sizes and, at reset, a seed. Out: a ``gymnasium.Env`` whose observation is a grey picture, as of an Atari game.
 Not here: learning, stacking of frames.

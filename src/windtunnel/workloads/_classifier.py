@@ -1,4 +1,4 @@
-"""The training iteration of every image classifier (room workloads, private).
+"""The training iteration of every image classifier.
 
 In: what is asked for, a model, its optimizer. Out: a ``Workload`` of cross-entropy. Not here: the models.
 """

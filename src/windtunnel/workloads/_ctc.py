@@ -1,4 +1,4 @@
-"""The CTC loss as an operator of our own (room workloads).
+"""The CTC loss as an operator of our own.
 
 torch's ``aten::_ctc_loss`` says that the shape of its result depends on data, so fake tensors refuse it; it depends
 only on the lengths, which are plain integers here. The operator around it says so. Source: Graves et al., ICML 2006.

@@ -1,4 +1,4 @@
-"""A decoder of today (room workloads): rotary places, grouped keys, RMS norms, gated feed-forward.
+"""A decoder of today: rotary places, grouped keys, RMS norms, gated feed-forward.
 
 In: its shape and a maker of feed-forward layers. Out: a module from tokens to scores. Not here: training.
 Sources: Touvron et al., Llama, 2023; Ainslie et al., GQA, EMNLP 2023; Shazeer, GLU variants, 2020.

@@ -1,4 +1,4 @@
-"""The two stages of Faster R-CNN (room workloads, private).
+"""The two stages of Faster R-CNN.
 
 In: a backbone, pictures, boxes. Out: ``FasterRcnn``: proposals of the first stage, their classes and boxes by the
 second, and the four losses. Source: Ren, He, Girshick, Sun, NeurIPS 2015; for a residual backbone He et al., CVPR 2016,

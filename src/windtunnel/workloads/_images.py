@@ -1,4 +1,4 @@
-"""Batches of labeled images, real or drawn (room workloads, private).
+"""Batches of labeled images, real or drawn.
 
 In: how large, how many classes, a seed. Out: ``ImageBatches``, whose ``draw`` gives a fresh batch of images in -1..1
 with their classes. Real CIFAR-10 where ``WINDTUNNEL_DATA`` names a folder that has it, else gratings whose color,

@@ -1,4 +1,4 @@
-"""Training of a decoder to predict the next word (room workloads).
+"""Training of a decoder to predict the next word.
 
 In: what is asked for, with a decoder's shape, and its feed-forward layers. Out: a ``Workload`` over windows of running
 text. Not here: layers.

@@ -1,4 +1,4 @@
-"""Non-maximum suppression as one operator of torch (room workloads, private).
+"""Non-maximum suppression as one operator of torch.
 
 In: boxes by falling score. Out: a mask of those that stay, of the same size whatever the boxes are, so that a step with
 it can be recorded and dry-run. It is an operator of its own, not a hundred small ones, as on every detector's GPU.

@@ -1,4 +1,4 @@
-"""Greedy suppression of overlapping boxes, compiled (room workloads, private).
+"""Greedy suppression of overlapping boxes, compiled.
 
 In: plain arrays, the best box first. Out: which boxes stay. Not here: the torch operator around it (``_nms.py``).
 """

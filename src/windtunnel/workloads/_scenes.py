@@ -1,4 +1,4 @@
-"""Drawn pictures with objects to be found (room workloads, private).
+"""Drawn pictures with objects to be found.
 
 In: a size, a number of classes, a seed. Out: ``Scenes``, whose ``draw`` gives fresh pictures with the boxes of their
 objects. The statistics are those of Pascal VOC 2007: 2.5 objects per picture, one class (there: person) as frequent

@@ -1,4 +1,4 @@
-"""Utterances for the speech workload (room workloads).
+"""Utterances for the speech workload.
 
 In: a vocabulary of letters, lengths and a seed. Out: batches of spectrograms that are made from their own label
 sequences: every letter sounds a few frames of its own spectrum, under noise. The letters are those of War and Peace

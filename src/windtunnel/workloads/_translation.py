@@ -1,4 +1,4 @@
-"""Training of any network that translates (room workloads).
+"""Training of any network that translates.
 
 In: what is asked for, a network from source and target words to scores, its optimizer. Out: a ``Workload`` whose step
 draws padded sentences of one bucket. Not here: networks.

@@ -1,4 +1,4 @@
-"""The U-Net of denoising diffusion (room workloads, private).
+"""The U-Net of denoising diffusion.
 
 In: widths. Out: a network from noisy images and times to the noise in them. Source: Ho, Jain, Abbeel, NeurIPS 2020,
 appendix B (35.7 million parameters at its CIFAR-10 sizes).

@@ -1,4 +1,4 @@
-"""The two residual networks of WGAN-GP (room workloads, private).
+"""The two residual networks of WGAN-GP.
 
 In: widths. Out: a generator and a critic, each of four residual blocks (14 convolutions and linear layers with the
 short cuts) at 64 x 64. Source: Gulrajani et al., NeurIPS 2017, appendix F, and the authors' ``GoodGenerator`` and

@@ -1,4 +1,4 @@
-"""Actors and a learner: asynchronous advantage actor-critic (room workloads).
+"""Actors and a learner: asynchronous advantage actor-critic.
 
 In: a size and a seed. Out: a ``Workload`` whose step takes experience from real actor processes, improves a
 convolutional policy, and hands the weights back through shared memory. Which weights an actor played with depends on

@@ -1,4 +1,4 @@
-"""BERT, which fills in masked words (room workloads).
+"""BERT, which fills in masked words.
 
 In: a size and a seed. Out: a ``Workload`` around the BERT of transformers with random weights. Every window is full,
 so no step needs an attention mask.

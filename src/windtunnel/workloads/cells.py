@@ -1,9 +1,9 @@
-"""Every net of a small search space (room workloads): cells of four nodes, stacked three times five.
+"""Every net of a small search space: cells of four nodes, stacked three times five.
 
 In: a number below 15,625, or six operations. Out: a module in pure torch. The topology is that of NAS-Bench-201: node
 j sums what its edges from all earlier nodes make of them; a stage of five cells has 16, 32, then 64 channels, a
 residual block halves the image between stages. Edges ``none``, and what only such edges lead to or from, are not
-built, as no deployed net would run them. Not here: training, search (``suite.cells.search``).
+built, as no deployed net would run them. Not here: training, search (``systems.utilization.cells.search``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small residual network with batch normalization (room workloads).
+"""A small residual network with batch normalization.
 
 In: sizes. Out: a ``Workload`` of convolutions, batch norms and ReLUs, fed by a ``DataLoader`` that augments in
 Python.

@@ -1,4 +1,4 @@
-"""ConvNeXt: image classification by a convolutional network in today's form (room workloads).
+"""ConvNeXt: image classification by a convolutional network in today's form.
 
 In: a size. Out: a ``Workload``. ``paper`` is ConvNeXt-T on 224 x 224 images; ``small`` the same network on smaller
 ones; ``tiny`` has one or two blocks per stage. The stages are those of the transformers library; they are put together

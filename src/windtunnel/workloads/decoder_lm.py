@@ -1,4 +1,4 @@
-"""A Llama-like decoder, which predicts the next word (room workloads).
+"""A Llama-like decoder, which predicts the next word.
 
 In: a size and a seed. Out: a ``Workload`` of causal attention and gated feed-forward layers in pure torch.
 """

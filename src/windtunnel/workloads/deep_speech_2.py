@@ -1,4 +1,4 @@
-"""Deep Speech 2, which writes down what it hears (room workloads).
+"""Deep Speech 2, which writes down what it hears.
 
 In: a size and a seed. Out: a ``Workload`` of convolutions over a spectrogram, bidirectional recurrence and the CTC
 loss. Utterances differ in length; those of one batch come from one bucket.

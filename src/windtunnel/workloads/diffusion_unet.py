@@ -1,4 +1,4 @@
-"""Denoising diffusion: a U-Net learns the noise in images (room workloads).
+"""Denoising diffusion: a U-Net learns the noise in images.
 
 In: a size. Out: a ``Workload`` of the simplified objective. ``paper`` is the CIFAR-10 network on 32 x 32 images, by
 Adam with cut gradients; the running average of its weights, which only sampling needs, is left out. ``small`` is

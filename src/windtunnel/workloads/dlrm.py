@@ -1,4 +1,4 @@
-"""The deep learning recommendation model, with sparse gradients (room workloads).
+"""The deep learning recommendation model, with sparse gradients.
 
 In: a size and a seed. Out: a ``Workload`` with two optimizers: one for the perceptrons, one that touches only the
 rows of the embedding tables that a step has read. ``recommender`` is its dense and simpler cousin.

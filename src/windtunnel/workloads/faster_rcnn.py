@@ -1,4 +1,4 @@
-"""Faster R-CNN: find the objects in a picture, in two stages (room workloads).
+"""Faster R-CNN: find the objects in a picture, in two stages.
 
 In: a size. Out: a ``Workload``. ``paper`` is the detector with ResNet-101 on pictures of 600 pixels; ``small`` has a
 ResNet-50 of half the width, ``tiny`` one bottleneck per stage. All start from random weights, so batch norms are

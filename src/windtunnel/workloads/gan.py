@@ -1,4 +1,4 @@
-"""A generative adversarial pair on small images (room workloads).
+"""A generative adversarial pair on small images.
 
 In: sizes. Out: a ``Workload`` with two models and two optimizers, whose iteration steps both.
 """

@@ -1,4 +1,4 @@
-"""A graph network with sampled neighbors (room workloads).
+"""A graph network with sampled neighbors.
 
 In: a size and a seed. Out: a ``Workload`` around the GraphSAGE layers of torch_geometric on an invented citation
 graph. Neighbors are drawn with replacement, as in the paper, so every mini-batch has the same shape.

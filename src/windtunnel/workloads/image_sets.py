@@ -1,4 +1,4 @@
-"""Finite sets of labeled images, to train on and to test with (room workloads).
+"""Finite sets of labeled images, to train on and to test with.
 
 In: a name, a seed. Out: an ``ImageSet``. Real CIFAR-10 and MNIST where ``WINDTUNNEL_DATA`` names a folder that has
 them, else drawn gratings of ten classes that can be learned. Not here: batches without end (``_images.py``).

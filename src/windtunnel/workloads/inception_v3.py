@@ -1,4 +1,4 @@
-"""Inception-v3: image classification by units of parallel branches (room workloads).
+"""Inception-v3: image classification by units of parallel branches.
 
 In: a size. Out: a ``Workload``. ``paper`` is the published network on 299 x 299 images, without the side classifier;
 ``small`` the same network on smaller ones; ``tiny`` has one unit of each kind.

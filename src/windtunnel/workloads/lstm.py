@@ -1,4 +1,4 @@
-"""A word-level LSTM language model (room workloads).
+"""A word-level LSTM language model.
 
 In: sizes. Out: a ``Workload`` of long recurrent operators with dropout between layers and clipped gradients.
 """

@@ -1,4 +1,4 @@
-"""A multilayer perceptron on flattened images (room workloads).
+"""A multilayer perceptron on flattened images.
 
 In: sizes. Out: a ``Workload`` whose time is nearly all matrix products. Adam in its plain form, one operator per
 parameter.

@@ -1,4 +1,4 @@
-"""A decoder with a mixture of experts, which predicts the next word (room workloads).
+"""A decoder with a mixture of experts, which predicts the next word.
 
 In: a size and a seed. Out: a ``Workload`` in which a router sends each word to two experts of fixed capacity; every
 shape is known beforehand, and words that find their expert full pass by it.

@@ -1,4 +1,4 @@
-"""Neural collaborative filtering (room workloads).
+"""Neural collaborative filtering.
 
 In: a size and a seed. Out: a ``Workload`` of four embedding tables, a product and a perceptron, which tells the
 item that a user chose from items that nobody showed.

@@ -1,4 +1,4 @@
-"""A recommender with embedding tables (room workloads).
+"""A recommender with embedding tables.
 
 In: sizes. Out: a ``Workload`` of table look-ups, pairwise products and two small perceptrons: memory-bound where
 the others compute.

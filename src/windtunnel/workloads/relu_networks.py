@@ -1,4 +1,4 @@
-"""Five families of convolutional networks for small images, with and without batch normalization (room workloads).
+"""Five families of convolutional networks for small images, with and without batch normalization.
 
 In: a family. Out: a ``Workload`` that trains a thin form of it on images of 32 x 32: few channels, few blocks, each
 block as its paper has it, so that zeros of activations and gradients come about as they do in the large ones. Every

@@ -1,4 +1,4 @@
-"""ResNet-50: image classification by a residual network of bottlenecks (room workloads).
+"""ResNet-50: image classification by a residual network of bottlenecks.
 
 In: a size. Out: a ``Workload``. ``paper`` is the published network on 224 x 224 images; ``small`` the same network on
 smaller ones; ``tiny`` has one bottleneck per stage.

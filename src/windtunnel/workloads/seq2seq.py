@@ -1,4 +1,4 @@
-"""An LSTM encoder and decoder with attention, which translate (room workloads).
+"""An LSTM encoder and decoder with attention, which translate.
 
 In: a size and a seed. Out: a ``Workload`` of recurrent operators over padded sentences of one bucket per step.
 """

@@ -1,4 +1,4 @@
-"""Finite sets of text, to train on and to test with (room workloads).
+"""Finite sets of text, to train on and to test with.
 
 In: sizes, a seed. Out: running words (``WordText``), sentences with a tag for each word (``TaggedText``), pairs of
 sentences of two grammars (``PairText``). Real WikiText-2 and English Web Treebank where ``WINDTUNNEL_DATA`` names a

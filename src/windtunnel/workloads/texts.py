@@ -1,4 +1,4 @@
-"""Sentences and running text for the language workloads (room workloads).
+"""Sentences and running text for the language workloads.
 
 In: a vocabulary size and a seed; the real files where ``WINDTUNNEL_DATA`` names a folder that has them. Out: numpy
 arrays of token numbers, batches of them, and the words that say where they come from. Not here: models, torch.

@@ -1,4 +1,4 @@
-"""A small decoder-only transformer language model (room workloads).
+"""A small decoder-only transformer language model.
 
 In: sizes. Out: a ``Workload`` of attention, layer norms and feed-forward blocks with AdamW in its plain form.
 """

@@ -1,4 +1,4 @@
-"""What published transformers are made of: embedding, one layer, head, sharded as Megatron does (room workloads).
+"""What published transformers are made of: embedding, one layer, head, sharded as Megatron does.
 
 In: a network's name, a microbatch. Run as a script it trains a network of one layer in bfloat16, each rank with its
 shard: the ranks of the job are the tensor degree. It is there for the dry run, which needs neither memory nor other

@@ -1,4 +1,4 @@
-"""A transformer with encoder and decoder, which translates (room workloads).
+"""A transformer with encoder and decoder, which translates.
 
 In: a size and a seed. Out: a ``Workload`` of attention over padded sentences of one bucket per step.
 """

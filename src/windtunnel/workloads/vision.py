@@ -1,4 +1,4 @@
-"""Image classifiers of many families, with random weights (room workloads).
+"""Image classifiers of many families, with random weights.
 
 In: a name. Out: a module in ``eval`` mode for images [batch, 3, size, size]. The CNN families come from pytorchcv, the
 others from the configurations of transformers; nothing is downloaded. Nets whose last pooling is as wide as an image

@@ -1,4 +1,4 @@
-"""ViT: image classification by a transformer over patches (room workloads).
+"""ViT: image classification by a transformer over patches.
 
 In: a size. Out: a ``Workload``. ``paper`` is ViT-B/16; ``small`` the later ViT-Ti/16 on the same images; ``tiny`` has
 three layers on 32 x 32 images. The layers are those of the transformers library; they are put together here because its

@@ -1,4 +1,4 @@
-"""WGAN-GP: adversarial training with a penalty on the critic's gradient (room workloads).
+"""WGAN-GP: adversarial training with a penalty on the critic's gradient.
 
 In: a size. Out: a ``Workload`` with two models, whose iteration is several steps of the critic (each with a double
 backward) and one of the generator; its loss is the critic's. ``paper`` makes 64 x 64 images; ``small`` does with

@@ -1,4 +1,4 @@
-"""What every workload is: models, optimizers and one step (room workloads).
+"""What every workload is: models, optimizers and one step.
 
 Also what all of them share that come in sizes, and the folder with real data.
 """

@@ -1,1 +1,1 @@
-"""Prices of single operators and of whole small nets from few measurements (room cost)."""
+"""Prices of single operators and of whole small nets from few measurements."""

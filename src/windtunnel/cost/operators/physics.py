@@ -1,4 +1,4 @@
-"""What operators compute and move, and the least time for it on each row's own device (room cost).
+"""What operators compute and move, and the least time for it on each row's own device.
 
 In: an ``OpTable`` and devices by name. Out: flops and bytes per row, ``Chips`` (what the row's device can do), bounds
 with tiles and waves, and the plain roofline that published tables compare with. Not here: efficiencies (``tile``).

@@ -1,4 +1,4 @@
-"""Measured operators on many accelerators, as published with NeuSight (room cost).
+"""Measured operators on many accelerators, as published with NeuSight.
 
 In: an op set (CSV, plain or gzip, one row per measured kernel) and a sheet of devices. Out: ``OpTable``, checked, and
 ``Device`` by name. A matrix product is (M x N) times (N x K): N is the contraction, latencies are milliseconds, and

@@ -1,4 +1,4 @@
-"""Operators priced for a GPU that was never measured: tiles, waves, learned efficiency (room cost, after NeuSight).
+"""Operators priced for a GPU that was never measured: tiles, waves, learned efficiency.
 
 In: measured operators of some GPUs and a sheet. Out: ``TileModel``: rows of any device in, times, tiles and intervals
 out. Preset ``best-tile``: trees predict the efficiency against the bound of ``cost.bounds`` for each tile that a

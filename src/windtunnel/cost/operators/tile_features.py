@@ -1,4 +1,4 @@
-"""What the efficiency of an operator may depend on (room cost): rows, their chips and bounds in, features out.
+"""What the efficiency of an operator may depend on: rows, their chips and bounds in, features out.
 
 Sizes enter as ratios to what the chip has (waves, cache, ridge) and end where more of the same changes nothing, so
 that a model which learned from small shapes says the same of large ones. Not here: the model (``tile``).

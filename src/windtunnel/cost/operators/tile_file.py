@@ -1,4 +1,4 @@
-"""Trained tile models as files (room cost): a ``TileModel`` in, one safetensors file out, and back.
+"""Trained tile models as files: a ``TileModel`` in, one safetensors file out, and back.
 
 The header says the preset, the features, the training devices, the hash of their rows and the errors on devices that
 were held out; a file of other features is refused with the difference. Not here: training, the form of the file

@@ -1,4 +1,4 @@
-"""The tile of the nearest measured kernel (room cost): rows in, tile and distance out.
+"""The tile of the nearest measured kernel: rows in, tile and distance out.
 
 Distances are taken between logarithms of sizes and of what the chip has, each scaled by its spread, so that no
 feature drowns the others; ``is_raw`` takes them unscaled as NeuSight does. How far the nearest kernel was is part of

@@ -1,4 +1,4 @@
-"""Preset ``paper`` of the tile model: NeuSight's regression to the letter (room cost).
+"""Preset ``paper`` of the tile model: NeuSight's regression to the letter.
 
 In: training rows. Out: one ``PaperModel`` per class: the tile of the nearest measured kernel, four ratios of the tile
 to the chip, a network that says ``utilization = gamma - alpha / waves``, and the roofline of the operator. Changed in

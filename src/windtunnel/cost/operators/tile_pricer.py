@@ -1,4 +1,4 @@
-"""The tile model as a pricer of captured graphs (room cost, cost model "tile").
+"""The tile model as a pricer of captured graphs.
 
 In: work of a graph (operator and shapes as captured) and a GPU. Out: prices with intervals, from a file that
 ``windtunnel cost train tile`` wrote: ``tile=FILE``. Without a file it prices nothing, since no measurement is shipped.

@@ -1,4 +1,4 @@
-"""Preset ``best-tile`` of the tile model: boosted trees on log-efficiency (room cost).
+"""Preset ``best-tile`` of the tile model: boosted trees on log-efficiency.
 
 In: training rows. Out: one ``TreeModel`` per class. Chosen among what was tried because it was best where the device
 and the sizes were both held out from training (docs, NeuSight page). Not here: the regression of the paper.

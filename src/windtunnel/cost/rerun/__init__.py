@@ -1,4 +1,4 @@
-"""Operators that are run again in another form, for what-ifs (room cost): the one door of this sub-package.
+"""Operators that are run again in another form, for what-ifs: the one door of this sub-package.
 
 In: what a what-if needs to know (``Need``: operators in a new form, an update with other options, gradients averaged
 between processes, a peak of memory). Out: prices, each looked up in the profile database first and measured here

@@ -1,4 +1,4 @@
-"""Arguments of recorded calls: from values in a trace to something that torch accepts (room cost, private).
+"""Arguments of recorded calls: from values in a trace to something that torch accepts.
 
 In: the calls of a program. Out: ``Prepared``: the operator itself, its arguments with a slot for every tensor, and
 which tensors are needed for the last time. Tensors are single assignments: each write makes a new version of an

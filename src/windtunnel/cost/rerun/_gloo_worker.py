@@ -1,4 +1,4 @@
-"""One process that averages gradients with others, timed (room cost, private).
+"""One process that averages gradients with others, timed.
 
 In: jobs (shapes of the parameters, how they are sent, sizes of the buckets) and rounds. Out, per job: the ns of a
 forward and backward pass without and with DistributedDataParallel, and the rounds' spread.

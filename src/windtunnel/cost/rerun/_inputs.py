@@ -1,4 +1,4 @@
-"""Tensors that come from outside of a program: parameters, buffers, data (room cost, private).
+"""Tensors that come from outside of a program: parameters, buffers, data.
 
 In: the prepared calls. Out: parameters that require gradients, and a value for every version that no call makes.
 Integers stay below what their readers can index; numbers are of a size that keeps activations sane, since denormal

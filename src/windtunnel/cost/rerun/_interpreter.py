@@ -1,4 +1,4 @@
-"""Run a program again, in a given form, and time its calls (room cost, private).
+"""Run a program again, in a given form, and time its calls.
 
 In: a ``Program`` and a ``Form``. Out: ``Lap``: nanoseconds per call, forward and backward. Tensors get random values
 of the recorded shapes; tensors die after their last use, so that the allocator is in the state that it has in the

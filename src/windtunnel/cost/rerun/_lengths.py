@@ -1,4 +1,4 @@
-"""Lengths that operators believe, when they are run again (room cost, private).
+"""Lengths that operators believe, when they are run again.
 
 In: an operator that takes lengths as an integer tensor. Out: one that gets lengths which fit the shapes. What such a
 tensor held is not captured, and kernels of packed sequences do not check it: with drawn numbers they read and write

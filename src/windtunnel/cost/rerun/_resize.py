@@ -1,4 +1,4 @@
-"""Another batch size for recorded calls (room cost, private).
+"""Another batch size for recorded calls.
 
 In: shapes and integer arguments of the captured batch size, and the shapes that the inputs really have in the new one.
 Out: arguments of the new size. Where the batch lies in a tensor is seen from the two shapes, so only the inputs of the

@@ -1,4 +1,4 @@
-"""Parts of a program as functions of their own: what a compiler or a checkpoint sees (room cost, private).
+"""Parts of a program as functions of their own: what a compiler or a checkpoint sees.
 
 In: prepared calls of a range. Out: ``Segment``: a ``torch.fx`` module over the tensors that enter, giving those that
 leave. Not here: when it runs (``_interpreter``).

@@ -1,4 +1,4 @@
-"""Partial flights of gradient averaging between processes of this host (room cost).
+"""Partial flights of gradient averaging between processes of this host.
 
 In: how many processes, and how many bytes or which parameters. Out: how much longer a forward and backward pass takes
 with DistributedDataParallel over gloo than without, measured here: real processes, real hooks, some computation before

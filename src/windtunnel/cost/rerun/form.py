@@ -1,4 +1,4 @@
-"""The form in which a program is run (room cost).
+"""The form in which a program is run.
 
 In: what a what-if changes about operators that stay the same in name. Out: ``Form``, a value that partial flights run
 and that the profile database uses as part of its keys.

@@ -1,4 +1,4 @@
-"""What a program holds at its peak in another form, by running it alone (room cost).
+"""What a program holds at its peak in another form, by running it alone.
 
 In: a captured program or its optimizers, and a form. Out: bytes at the peak, with what operators allocate for
 themselves. The difference between two forms, not the number itself, is what a what-if applies to the peak seen in the

@@ -1,4 +1,4 @@
-"""What a change must know before it can be priced (room cost): plain values that run nothing.
+"""What a change must know before it can be priced: plain values that run nothing.
 
 In: a captured program, optimizers or parameters, and the form that they would have. Out: ``Need`` values. Two needs
 with one key are the same need, and are measured once. Not here: measuring them (``prices``).

@@ -1,4 +1,4 @@
-"""Partial flights of optimizers: the update alone, old form and new form side by side (room cost).
+"""Partial flights of optimizers: the update alone, old form and new form side by side.
 
 In: what a capture kept about its optimizers (class, options, shapes of the parameters). Out: how much longer an
 update takes with other options, for fewer parameters, or on other threads. Parameters, gradients and state have their

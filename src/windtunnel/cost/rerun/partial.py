@@ -1,4 +1,4 @@
-"""Partial flights: run only the changed operators, old form and new form side by side (room cost).
+"""Partial flights: run only the changed operators, old form and new form side by side.
 
 In: a program, an old and a new form, a time budget. Out: ``Ratios``: new over old duration per call, forward and
 backward. The ratio, not the isolated time, is what a what-if applies to the durations seen in the real step. Both

@@ -1,4 +1,4 @@
-"""Needs in, prices out (room cost): looked up in the profile database, else measured here.
+"""Needs in, prices out: looked up in the profile database, else measured here.
 
 In: needs of what-ifs. Out: a price, or the reason why there is none, for each. A need is measured once however many
 what-ifs have it. Not here: what is done with a price (``whatifs``).

@@ -1,4 +1,4 @@
-"""The program of a captured iteration (room cost).
+"""The program of a captured iteration.
 
 In: a graph whose capture kept its calls (``meta.program``, column ``call``). Out: ``Program``: the operators that
 Python called, in order, with all their arguments. Not here: running it (``_interpreter``).

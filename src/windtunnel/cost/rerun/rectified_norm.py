@@ -1,4 +1,4 @@
-"""Batch normalization and ReLU in one operator (room cost): what "reconstructed-batchnorm" prices and flies.
+"""Batch normalization and ReLU in one operator: what "reconstructed-batchnorm" prices and flies.
 
 In: a batch, N x C x S. Out: normalized and rectified, and the gradients of both together. Forward reads the batch
 twice and writes once; backward reads the same tensors twice and writes once: the rectifier has no traffic of its

@@ -1,4 +1,4 @@
-"""How DistributedDataParallel may send its gradients (room cost): what partial flights price and flights fly.
+"""How DistributedDataParallel may send its gradients: what partial flights price and flights fly.
 
 In: options. Out: state and communication hook, ready to be registered. Not here: processes, links, timing.
 """

@@ -1,4 +1,4 @@
-"""What a training takes and costs on rented machines (room cluster; what is predicted).
+"""What a training takes and costs on rented machines.
 
 In: a training, an offer, the time of a step on it. Out: ``Quote``: hours, dollars, what holds it up. Source: Stash,
 ICDCS 2023, section on recommendations; data stalls as in DS-Analyzer, VLDB 2021. Not here: where the time of a step

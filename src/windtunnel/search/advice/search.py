@@ -1,4 +1,4 @@
-"""The cheapest offer that is in time (room cluster; what is decided).
+"""The cheapest offer that is in time.
 
 In: quotes, a deadline, a budget. Out: ``Advice``: the choice, the offers that no other beats in time and money, why
 each cheaper one is not taken, and, where none will do, the least that would have to give. Source: Stash, ICDCS 2023.

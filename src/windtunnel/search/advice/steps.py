@@ -1,4 +1,4 @@
-"""What a step takes on each offer (room cluster): from a table of what was measured, else from a captured graph.
+"""What a step takes on each offer: from a table of what was measured, else from a captured graph.
 
 In: a graph of one device's step, offers, measured rows. Out: a ``StepTime`` for each. The graph is priced for the
 device of each machine; workers are added and replayed over the machine's own links and its network. Not here: what a

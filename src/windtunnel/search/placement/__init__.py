@@ -1,4 +1,4 @@
-"""Which device runs which operator (room planning).
+"""Which device runs which operator.
 
 In: a ``Problem``: nodes, times and bytes. Out: a ``Plan`` with a bound on all others. ``model`` evaluates any
 assignment, ``search`` finds one; what runs it lies in ``training/pipelines``.

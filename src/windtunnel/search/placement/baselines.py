@@ -1,4 +1,4 @@
-"""How people and partitioners place operators (room planning): what a plan has to beat.
+"""How people and partitioners place operators: what a plan has to beat.
 
 In: a ``Problem``. Out: ``Plan``s by simple rules, evaluated like all others: everything on one accelerator, a split
 that an expert gives, local search, a balanced min-cut in the manner of Scotch, PipeDream's planner on graphs that are

@@ -1,4 +1,4 @@
-"""From nodes to those that are cut between (room planning): colors, backward partners and cycles become one node.
+"""From nodes to those that are cut between: colors, backward partners and cycles become one node.
 
 In: a ``Problem``. Out: ``Contraction``: a graph of forward supernodes with their ``Work``, in which every contiguous
 cut is one of the problem. Costs are those of the original edges, whatever was merged. Not here: solvers.

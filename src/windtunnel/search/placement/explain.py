@@ -1,4 +1,4 @@
-"""Why a plan is as good as it is (room planning): what binds each device, and what moving one node would cost.
+"""Why a plan is as good as it is: what binds each device, and what moving one node would cost.
 
 In: a ``Plan``. Out: rows of plain numbers. Not here: words and pictures (``reports``), better plans.
 """

@@ -1,4 +1,4 @@
-"""Devices by name (room planning): ``2xh100,1xcpu`` as device types, and a graph priced for each of them.
+"""Devices by name: ``2xh100,1xcpu`` as device types, and a graph priced for each of them.
 
 In: a list of catalog names with counts, links between them, replicas. Out: ``DeviceType``s with their memory, one
 priced graph per type, and the problem that they make. Not here: the catalog, prices.

@@ -1,4 +1,4 @@
-"""A captured or priced graph as a placement problem, and a plan as a graph again (room planning).
+"""A captured or priced graph as a placement problem, and a plan as a graph again.
 
 In: a ``Graph`` of one training step or inference, priced once per type of device. Out: a ``Problem`` whose nodes are
 layers, forward and backward apart; and for a plan, the same graph with every task on its device and the transfers

@@ -1,4 +1,4 @@
-"""When one sample is done (room planning): any split of a graph evaluated for latency, and quick splits.
+"""When one sample is done: any split of a graph evaluated for latency, and quick splits.
 
 In: a ``Problem`` for inference and a device for every node. Out: the finish time of every piece and node. Nodes on
 CPUs run as soon as their inputs are there; an accelerator runs contiguous pieces one after another, each waits for

@@ -1,4 +1,4 @@
-"""Latency as an integer programme (room planning): the best split that HiGHS or CP-SAT finds, and what they prove.
+"""Latency as an integer programme: the best split that HiGHS or CP-SAT finds, and what they prove.
 
 In: a ``Problem`` for inference, a known ``Plan``. Out: a ``Plan`` whose value is that of the evaluator. Every
 accelerator holds up to ``num_pieces`` contiguous pieces that run in order; pieces are the slots of the programme, slot

@@ -1,4 +1,4 @@
-"""Single moves from a plan, as long as they help by what no sum over its nodes says (room planning).
+"""Single moves from a plan, as long as they help by what no sum over its nodes says.
 
 In: a ``Plan``, and what prices one, such as the replay of its pipeline on processes that share cores. Out: the plan
 after the moves. The programmes over downsets are exact for the busiest device of a full pipeline; filling, draining and

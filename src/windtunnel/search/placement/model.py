@@ -1,8 +1,8 @@
-"""What is to be placed (room planning): nodes with their times on every type of device, and what they send.
+"""What is to be placed: nodes with their times on every type of device, and what they send.
 
 In: columns. Out: a checked ``Problem``, and the load that any assignment puts on every device, by the definition: each
 output is paid once on the device that makes it, if it leaves, and once on every accelerator that it enters; what lies
-in host memory is free for a CPU. Not here: file formats (``formats``), solvers.
+in host memory is free for a CPU. Not here: file formats (``systems.placement.formats``), solvers.
 
 Source: Tarnawski et al., NeurIPS 2020, section 3.
 """

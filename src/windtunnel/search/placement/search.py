@@ -1,4 +1,4 @@
-"""``place``: one call for every objective and solver (room planning).
+"""``place``: one call for every objective and solver.
 
 In: a ``Problem``. Out: the best ``Plan`` found and a bound on all others. Not here: the solvers, formats, graphs.
 """

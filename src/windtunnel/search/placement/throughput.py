@@ -1,4 +1,4 @@
-"""Where does each operator go (room planning): a ``Problem`` in, a ``Plan`` with a proof of its quality out.
+"""Where does each operator go: a ``Problem`` in, a ``Plan`` with a proof of its quality out.
 
 For throughput, the busiest device has least to do: exact over all contiguous cuts while downsets can be listed, by the
 linearization heuristic with a lower bound where they cannot, and by ``solver``. Every plan is evaluated anew by the

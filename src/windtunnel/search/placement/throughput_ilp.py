@@ -1,4 +1,4 @@
-"""Throughput as an integer programme (room planning): contiguous cuts, or any assignment at all.
+"""Throughput as an integer programme: contiguous cuts, or any assignment at all.
 
 In: a ``Problem``, a known ``Plan`` to begin with. Out: a ``Plan`` with the solver's bound; its value is that of the
 assignment, evaluated anew. Colors are contracted first; of devices that are alike, the one whose first node comes

@@ -1,4 +1,4 @@
-"""Chakra execution traces, read and written (room sources)."""
+"""Chakra execution traces, read and written."""
 
 from windtunnel.sources.chakra.reader import is_chakra_json, load_chakra
 from windtunnel.sources.chakra.writer import save_chakra

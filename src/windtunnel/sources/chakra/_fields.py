@@ -1,4 +1,4 @@
-"""What Chakra's nodes and attributes are called, and what they stand for (room sources, private).
+"""What Chakra's nodes and attributes are called, and what they stand for.
 
 In: nothing. Out: names that reader and writer agree on. Not here: bytes (``_wire``).
 """

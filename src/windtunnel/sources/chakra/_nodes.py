@@ -1,4 +1,4 @@
-"""Chakra nodes between file and graph (room sources, private).
+"""Chakra nodes between file and graph.
 
 In: bytes of an ``.et`` or a Chakra JSON file. Out: ``Nodes``, columns in id order with dependencies as rows.
 Not here: what nodes become in a graph (``chakra.py``).

@@ -1,4 +1,4 @@
-"""The resources of a graph as the text that our own Chakra files begin with, and back (room sources, private).
+"""The resources of a graph as the text that our own Chakra files begin with, and back.
 
 In: a table of resources. Out: one line of JSON, the same for the same table. Not here: nodes (``writer``).
 """

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as far as Chakra needs it (room sources, private).
+"""Protobuf's wire format, as far as Chakra needs it.
 
 In: bytes of an ``.et`` file. Out: columns of nodes, dependencies and attributes, found by a compiled scan; no protobuf
 library. And back: varints and fields as bytes.

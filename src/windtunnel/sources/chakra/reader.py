@@ -1,4 +1,4 @@
-"""Chakra execution traces -> graphs (room sources).
+"""Chakra execution traces -> graphs.
 
 In: ``.et`` (protobuf) or JSON Chakra traces of one rank, packed or not. Out: a graph on the three queues on which such
 traces are replayed (host, device compute, device communication), or on the resources of the graph that was written.

@@ -1,4 +1,4 @@
-"""Graphs -> Chakra execution traces (room sources).
+"""Graphs -> Chakra execution traces.
 
 In: a graph. Out: ``.et`` (protobuf) or JSON files, packed or not, one per rank, with the same bytes for the same graph.
 Device tasks keep all that waits for them, and the order of their streams. What Chakra has no field for (nanoseconds,

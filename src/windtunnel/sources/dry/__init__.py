@@ -1,1 +1,1 @@
-"""A job of many ranks without hardware -> a graph of its distinct ranks (room sources)."""
+"""A job of many ranks without hardware -> a graph of its distinct ranks."""

@@ -1,4 +1,4 @@
-"""Batch normalization over all ranks, on a device that is not there (room sources, private).
+"""Batch normalization over all ranks, on a device that is not there.
 
 In: ``torch.nn.SyncBatchNorm`` on fake tensors. Out: what it calls on a device, with shapes of the results: torch has
 these operators for devices alone. Not here: its messages (``_groups``).

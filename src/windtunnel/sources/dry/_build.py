@@ -1,4 +1,4 @@
-"""One traced rank -> a graph (room sources, private).
+"""One traced rank -> a graph.
 
 In: a ``Trace``. Out: a ``Graph`` of one iteration: the program's thread launches, streams run what it launched, each
 process group's stream carries its messages. Order on a stream, data, launches and what was waited for are edges. Not

@@ -1,4 +1,4 @@
-"""A device that is not there (room sources, private).
+"""A device that is not there.
 
 In: nothing. Out: a context in which ``torch.cuda`` answers as one device of a host does, its streams only remember, and
 what a program puts on it lies, as far as fake tensors lie anywhere, on the host: torch built without CUDA cannot make

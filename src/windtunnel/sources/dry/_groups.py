@@ -1,4 +1,4 @@
-"""Collectives of a job whose other ranks are not there (room sources, private).
+"""Collectives of a job whose other ranks are not there.
 
 In: operators of ``torch.distributed`` as they are called. Out: what each sends, in which group, and a result that is
 there at once. The process group is torch's fake one. Objects that one rank sends another are kept until that one is

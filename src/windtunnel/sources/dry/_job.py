@@ -1,4 +1,4 @@
-"""One rank of a job whose other ranks are not there (room sources, private).
+"""One rank of a job whose other ranks are not there.
 
 In: a rank and how many there are. Out: a context with the environment that ``torchrun`` sets, torch's fake process
 group whatever backend is asked for, meshes of ranks made of real numbers, and objects that pass from rank to rank by a

@@ -1,4 +1,4 @@
-"""Traced ranks -> one graph of the ranks that differ (room sources, private).
+"""Traced ranks -> one graph of the ranks that differ.
 
 In: a ``Trace`` per rank. Out: a ``Graph`` with each of them, in which those meet that communicate, and how many ranks
 of the job each stands for. Ranks that do the same are kept once. Not here: tracing, prices.

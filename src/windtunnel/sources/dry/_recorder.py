@@ -1,4 +1,4 @@
-"""Operators of one rank as they are called on fake tensors (room sources, private).
+"""Operators of one rank as they are called on fake tensors.
 
 In: a running program, streams. Out: ``Call``s in program order: what each reads and writes, its stream, phase and
 layer, what it waits for, and, of a collective, its group and message. Not here: graphs (``_build``), the process group

@@ -1,4 +1,4 @@
-"""Names of torch that mean something else for a while (room sources, private).
+"""Names of torch that mean something else for a while.
 
 In: owners and what their names shall mean, or functions and what shall be called in their place wherever a module has
 them by name. Out: contexts that put everything back.

@@ -1,4 +1,4 @@
-"""Streams and events that only remember who waits for whom (room sources, private).
+"""Streams and events that only remember who waits for whom.
 
 In: what a program says to streams and events. Out: of every call its stream and the earlier calls that this stream was
 told to wait for. Collectives have a stream of their own per process group, as NCCL gives them one, and messages between

@@ -1,4 +1,4 @@
-"""One rank of a job, traced through one steady iteration (room sources, private).
+"""One rank of a job, traced through one steady iteration.
 
 In: boundaries between iterations of a running script. Out: a ``Trace``: the calls of one iteration, its groups, its
 memory, models and optimizers. Iterations before it run unrecorded, as optimizers and sharded models set themselves up

@@ -1,4 +1,4 @@
-"""Run a program without computing (room sources, private).
+"""Run a program without computing.
 
 In: what the program may find on its host. Out: a context with fake tensors, values of what the program itself
 computes, stand-ins where it reads anything else, and, on request, a CUDA device; and a script that runs in that

@@ -1,4 +1,4 @@
-"""Values that a program reads where there are none (room sources, private).
+"""Values that a program reads where there are none.
 
 In: calls that bring a tensor's value to Python. Out: a stand-in, which can be printed, added up and passed on; whoever
 decides by it gets an error with the program's line. Questions whose answer is known of every healthy run are answered:

@@ -1,4 +1,4 @@
-"""A job of many ranks -> the graph of its distinct ranks, without hardware and without the other ranks (room sources).
+"""A job of many ranks -> the graph of its distinct ranks, without hardware and without the other ranks.
 
 In: an unmodified training script and how many ranks it is meant for. Out: a ``Graph`` of one iteration with the
 operators, shapes, streams, collectives and memory of every rank that differs, whose tasks take no time: it is there to

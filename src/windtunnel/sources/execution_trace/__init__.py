@@ -1,4 +1,4 @@
-"""PyTorch execution traces: operators and their dependencies without times (room sources)."""
+"""PyTorch execution traces: operators and their dependencies without times."""
 
 from windtunnel.sources.execution_trace.reader import count_unmeasured, is_execution_trace, load_execution_trace
 

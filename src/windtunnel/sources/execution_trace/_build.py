@@ -1,4 +1,4 @@
-"""An execution trace as the columns of a graph (room sources, private).
+"""An execution trace as the columns of a graph.
 
 In: a ``Document``, durations where there are any. Out: a ``Graph``: per operator with work of its own a task on its
 thread, and one on its accelerator if that computes; data edges by storage, order by thread and queue, launches,

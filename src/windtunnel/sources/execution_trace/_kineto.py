@@ -1,4 +1,4 @@
-"""Durations for an execution trace from the Kineto trace of the same run (room sources, private).
+"""Durations for an execution trace from the Kineto trace of the same run.
 
 In: nodes and the path of a Kineto trace. Out: ``Measured``: own time of every operator, kernels that it launched.
 Joined by record-function id where the Kineto trace has it, else by the order of the operators on each thread; names

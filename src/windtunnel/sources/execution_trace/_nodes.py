@@ -1,4 +1,4 @@
-"""Nodes of a PyTorch execution trace between file and graph (room sources, private).
+"""Nodes of a PyTorch execution trace between file and graph.
 
 In: a file that ``ExecutionTraceObserver`` wrote, of any schema from 1.0.1 to 1.1.1. Out: ``Node``, one form for all,
 in the order in which the operators began. Not here: what an operator does, the graph.

@@ -1,4 +1,4 @@
-"""When the operators of an execution trace began and ended, and what they are part of (room sources, private).
+"""When the operators of an execution trace began and ended, and what they are part of.
 
 In: nodes, in the order in which they began. Out: points over all threads together (there are no times: ids count
 beginnings, so an operator ends with the last that it called), and phase and layer of every event. The labels are

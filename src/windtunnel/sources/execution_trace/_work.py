@@ -1,4 +1,4 @@
-"""What every operator of an execution trace does, and where (room sources, private).
+"""What every operator of an execution trace does, and where.
 
 In: nodes. Out: ``Work`` per node: its tensors as spans of storages, the accelerator that computes it, and of
 collectives group and payload. Operators are described as those of captured steps are. Not here: order, edges.

@@ -1,4 +1,4 @@
-"""PyTorch execution traces that others made -> graphs (room sources).
+"""PyTorch execution traces that others made -> graphs.
 
 In: JSON that ``torch.profiler.ExecutionTraceObserver`` wrote, schemas 1.0.1 to 1.1.1. Out: a ``Graph`` with the true
 data dependencies of every operator, by storage. Such files hold no times: durations come from a Kineto trace of the

@@ -1,4 +1,4 @@
-"""Kineto traces of CPUs and GPUs, of one rank or many (room sources)."""
+"""Kineto traces of CPUs and GPUs, of one rank or many."""
 
 from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
 

@@ -1,4 +1,4 @@
-"""Why each device task of a loaded trace started when it did (room sources).
+"""Why each device task of a loaded trace started when it did.
 
 In: a graph that `load_kineto` made. Out: for every device task its cause, and how much of its start nothing
 explains. Not here: replay.

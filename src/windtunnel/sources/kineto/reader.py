@@ -1,4 +1,4 @@
-"""Kineto (Chrome) traces that others made -> graphs (room sources).
+"""Kineto (Chrome) traces that others made -> graphs.
 
 In: files that `torch.profiler` exported, on any accelerator or none. Out: a `Graph` whose unchanged replay starts
 every task when it was measured to start. Not here: prices, what-ifs, simulated time.

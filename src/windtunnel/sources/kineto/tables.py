@@ -1,4 +1,4 @@
-"""The tables that one opens first of a trace: idle, overlap, queues, launches, kernels (room sources).
+"""The tables that one opens first of a trace: idle, overlap, queues, launches, kernels.
 
 In: Kineto traces, one per rank. Out: tables of what was recorded, waits included, equal to HolisticTraceAnalysis's
 where both have them. They are made here because only the reader still has the events as they were recorded. Not here:

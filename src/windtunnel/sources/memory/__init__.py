@@ -1,1 +1,1 @@
-"""Where the memory of a training step goes (room sources): every storage by category, layer and source line."""
+"""Where the memory of a training step goes: every storage by category, layer and source line."""

@@ -1,4 +1,4 @@
-"""From notes to books: what every block was for, from when to when (room sources, private).
+"""From notes to books: what every block was for, from when to when.
 
 In: the allocator's ``Log``, ``Sightings`` and what was ``Learned``. Out: a ``Life`` per storage, and rows of a
 ``MemoryProfile``. Notes and blocks are joined by address and time. Not here: how they were taken.

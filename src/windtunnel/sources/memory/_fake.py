@@ -1,4 +1,4 @@
-"""A place where tensors are fake (room sources, private).
+"""A place where tensors are fake.
 
 In: nothing. Out: a context in which every new tensor has a shape, a type and a device, but no memory, and operators
 compute shapes only, besides values of small tensors that the program itself computes (``_known``). Not here: what a

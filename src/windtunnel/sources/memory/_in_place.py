@@ -1,4 +1,4 @@
-"""What autograd does in place on tensors that are real, and out of place on fake ones (room sources).
+"""What autograd does in place on tensors that are real, and out of place on fake ones.
 
 In: an operator called by a backward pass itself. Out: its result, held where a real run holds it. Autograd adds up
 gradients and fills zeros in place, but not where it sees a subclass of a tensor, which a fake tensor is.

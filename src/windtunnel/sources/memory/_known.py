@@ -1,4 +1,4 @@
-"""Values of small tensors that a program computes itself, next to the fake tensors that have none (room sources).
+"""Values of small tensors that a program computes itself, next to the fake tensors that have none.
 
 In: operators on fake tensors. Out: real values of what follows from numbers, random draws and arrays alone: positions
 in a data set, masks of padding, counters of optimizers, schedules. Such a value decides sizes (a slice, a mask), so it

@@ -1,4 +1,4 @@
-"""What only Python knows of a step, learnt in one iteration before it (room sources, private).
+"""What only Python knows of a step, learnt in one iteration before it.
 
 In: a ``StorageTracker`` that has seen an iteration operator by operator. Out: ``Learned``: the source line of every
 birth, and data that rest in memory and no hook would show. An operator's lines are given to the births of another

@@ -1,4 +1,4 @@
-"""What torch's allocator and profiler write down while a step runs (room sources, private).
+"""What torch's allocator and profiler write down while a step runs.
 
 In: events of torch's own allocators and of operators, recorded in C++. Out: ``Log``: every block from birth to death
 with the operator call and the autograd node around it. What a library takes from the C library directly (packing

@@ -1,4 +1,4 @@
-"""Packed sequences where tensors are fake (room sources, private).
+"""Packed sequences where tensors are fake.
 
 In: calls of the two operators that read lengths and batch sizes in C++. Out: their results, fake but for batch sizes
 and lengths, which recurrent layers read in C++ as well, so that they have to be real.

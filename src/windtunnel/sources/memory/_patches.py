@@ -1,4 +1,4 @@
-"""Places where torch is changed while memory is followed (room sources, private).
+"""Places where torch is changed while memory is followed.
 
 In: what is to be told. Out: contexts that put everything back. Hooks of the program itself (checkpoints, offloading)
 hide those of the tracker; a loader's iterator, what makes tensors of arrays, what resizes storages and

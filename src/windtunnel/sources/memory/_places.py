@@ -1,4 +1,4 @@
-"""Where in a program a storage is born: module, source line, phase (room sources, private).
+"""Where in a program a storage is born: module, source line, phase.
 
 In: module calls, autograd nodes and Python frames while a step runs. Out: numbers of interned module paths and
 source lines. In a backward pass the module is that whose forward made the running autograd node: nodes are numbered

@@ -1,4 +1,4 @@
-"""A stored memory profile, checked (room sources).
+"""A stored memory profile, checked.
 
 In: a Parquet file that somebody may have changed. Out: its table of events with the columns of a profile, and what it
 says beside them. Not here: what a profile answers (``profile``).

@@ -1,4 +1,4 @@
-"""Notes of what passes by while a step runs, as little as can be (room sources, private).
+"""Notes of what passes by while a step runs, as little as can be.
 
 In: module calls, saved tensors, accumulated gradients, updates and fetched batches. Out: ``Sightings``: lists of plain
 tuples (when, at which address); and the storages that were there before or lie outside of torch's allocators, whose

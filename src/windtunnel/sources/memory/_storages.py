@@ -1,4 +1,4 @@
-"""Storages of tensors, and the record of what became of them (room sources, private).
+"""Storages of tensors, and the record of what became of them.
 
 In: tensors of any layout. Out: the storages that they lie in; and ``Ledger``, the lists that a tracker fills.
 """

@@ -1,4 +1,4 @@
-"""Follow every storage of a running step from birth to death (room sources, private).
+"""Follow every storage of a running step from birth to death.
 
 In: operators as they run, on real or fake tensors. Out: a ``Ledger``: one entry per birth, death, change of size and
 change of category, and what is known of each storage. Views share a storage, so nothing is counted twice; deaths are

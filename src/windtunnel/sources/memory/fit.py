@@ -1,4 +1,4 @@
-"""The largest batch that fits (room sources).
+"""The largest batch that fits.
 
 In: a function that says the peak of a batch size, and a limit. Out: the largest batch whose peak is within the limit,
 and a next one, at most 0.4 % larger, whose peak is not; both are asked for. A peak grows nearly in proportion to the

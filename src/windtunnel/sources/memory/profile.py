@@ -1,4 +1,4 @@
-"""Memory of a training step by category, layer and line (room sources).
+"""Memory of a training step by category, layer and line.
 
 In: a table of events. Out: ``MemoryProfile``: bytes by category after every event, at the peak, by layer, by line, with
 what a caching allocator would reserve. Needs no torch: a stored profile is read anywhere. Not here: watching a step

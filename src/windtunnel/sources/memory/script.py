@@ -1,4 +1,4 @@
-"""The memory of an unmodified training script (room sources).
+"""The memory of an unmodified training script.
 
 In: a path and its arguments. Out: a ``MemoryProfile`` of some of its iterations, on real or on fake tensors. The script
 runs by :func:`windtunnel.sources.torch.script.run_until_enough`, as it does for a capture.

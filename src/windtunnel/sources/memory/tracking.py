@@ -1,4 +1,4 @@
-"""Where the memory of a training step goes, exactly (room sources).
+"""Where the memory of a training step goes, exactly.
 
 In: a function that does one training iteration, a script, or what builds a job. Out: a ``MemoryProfile``: every storage
 by category (weight, gradient, optimizer state, input, feature map, workspace, temporary), layer and source line, from

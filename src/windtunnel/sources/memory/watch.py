@@ -1,4 +1,4 @@
-"""Put on the instruments, take them off, make the table (room sources, private).
+"""Put on the instruments, take them off, make the table.
 
 In: models and optimizers. Out: a ``MemoryProfile`` of what ran in between. Real tensors are followed by the
 allocator's log and notes of what passes by; fake ones, which no allocator knows, operator by operator.

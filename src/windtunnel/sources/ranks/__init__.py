@@ -1,4 +1,4 @@
-"""Graphs of several ranks -> one graph on one clock, from whatever source (room sources)."""
+"""Graphs of several ranks -> one graph on one clock, from whatever source."""
 
 from windtunnel.sources.ranks.merge import merge
 from windtunnel.sources.ranks.reader import load_ranks

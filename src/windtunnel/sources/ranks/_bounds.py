@@ -1,4 +1,4 @@
-"""What causality allows clocks to be (room sources, private).
+"""What causality allows clocks to be.
 
 In: for pairs of hosts, how much later one clock may be set against the other before an effect comes before its cause.
 Out: the interval of every offset, the nearest offsets that are allowed, or the hosts that contradict each other. These

@@ -1,4 +1,4 @@
-"""Offsets of clocks by messages that go one way only (room sources, private).
+"""Offsets of clocks by messages that go one way only.
 
 In: when messages left and came, how long each receive took, and the limits of causality. Out: the offsets for which
 equal messages took equally long. A receive that waited for its sender took, once clipped, ``received - sent + offset``;

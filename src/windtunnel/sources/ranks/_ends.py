@@ -1,4 +1,4 @@
-"""Whether what was matched was one collective: its ends have to lie together (room sources, private).
+"""Whether what was matched was one collective: its ends have to lie together.
 
 In: the tasks of all ranks on one clock, their meetings. Out: what to tell, or a refusal. Ranks begin a collective when
 they are ready and end it at about the same time; tasks that end as far apart as they begin are not one collective. Not

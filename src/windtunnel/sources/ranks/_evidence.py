@@ -1,4 +1,4 @@
-"""What ranks saw of each other's clocks (room sources, private).
+"""What ranks saw of each other's clocks.
 
 In: tasks that were matched, on each host's own clock. Out: an ``Evidence``: when each host saw each collective begin
 and end, when messages left and came, and what follows for pairs of hosts. Not here: which clocks fit (``clocks``).

@@ -1,4 +1,4 @@
-"""Offsets and drifts of clocks by robust regression over common ends (room sources, private).
+"""Offsets and drifts of clocks by robust regression over common ends.
 
 In: when each host saw each collective end. Out: what to add to each host's clock so that the ends coincide. Not here:
 what causality allows (``_bounds``).

@@ -1,4 +1,4 @@
-"""Which ranks of which job these graphs are (room sources, private).
+"""Which ranks of which job these graphs are.
 
 In: graphs and what to call them. Out: their ranks in order, on one origin of time, with the process groups numbered
 alike. Not here: what they do together (``_match``), how their clocks differ (``clocks``).

@@ -1,4 +1,4 @@
-"""Which tasks of several ranks are one collective, or the two ends of one message (room sources, private).
+"""Which tasks of several ranks are one collective, or the two ends of one message.
 
 In: the tasks of all ranks of a job. Out: meetings and messages, as rows. Collectives are matched by group and sequence
 number where all have one, else by group and order; messages by sender, receiver, tag and order. Not here: when they

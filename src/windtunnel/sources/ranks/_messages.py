@@ -1,4 +1,4 @@
-"""Which sends and receives of several ranks are one message (room sources, private).
+"""Which sends and receives of several ranks are one message.
 
 In: the tasks of all ranks of a job. Out: pairs of rows, sender and receiver. The n-th send of a rank to another with a
 tag is what that one receives n-th. Not here: collectives (``_match``), when they were (``clocks``).

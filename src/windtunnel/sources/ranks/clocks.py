@@ -1,4 +1,4 @@
-"""How the clocks of the hosts of a job differ (room sources).
+"""How the clocks of the hosts of a job differ.
 
 In: when each rank saw its collectives and messages. Out: what to add to each host's clock, within what interval
 causality leaves it, and how far apart ends still lie. Collectives end on all members at about the same time; no cause

@@ -1,4 +1,4 @@
-"""Graphs of several ranks become one (room sources).
+"""Graphs of several ranks become one.
 
 In: one graph per rank, each on its own clock. Out: one graph on one clock, in which ranks meet in their collectives. A
 collective that every rank recorded as one task becomes, per rank, an arrival and a transfer: all transfers begin when

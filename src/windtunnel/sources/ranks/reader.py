@@ -1,4 +1,4 @@
-"""A folder with one trace per rank, of any source -> one graph (room sources).
+"""A folder with one trace per rank, of any source -> one graph.
 
 In: a folder, or paths. Out: one graph per rank from the source that knows it, merged. Not here: merging (``merge``).
 """

@@ -1,4 +1,4 @@
-"""A PyTorch program that runs here: a step function or a whole script, captured by hooks (room sources)."""
+"""A PyTorch program that runs here: a step function or a whole script, captured by hooks."""
 
 from windtunnel.sources.torch.script import capture_script
 from windtunnel.sources.torch.step import capture

@@ -1,4 +1,4 @@
-"""Put what was recorded together into one graph (room sources, private).
+"""Put what was recorded together into one graph.
 
 In: a ``Recording``. Out: a ``Graph`` of one iteration: a chain of slices per thread, data edges, columns of what
 each does, and every profiled iteration's own durations.

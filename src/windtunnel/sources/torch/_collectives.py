@@ -1,4 +1,4 @@
-"""When the messages of a captured iteration went, and which slice waited for each (room sources, private).
+"""When the messages of a captured iteration went, and which slice waited for each.
 
 In: points of the main thread in every profiled iteration, the profiles with the threads that carry messages, and what
 each message is. Out: ``Transfers``: times per iteration, and the waiting that is taken out of the main thread's slices,

@@ -1,4 +1,4 @@
-"""Who reads what whom wrote (room sources, private).
+"""Who reads what whom wrote.
 
 In: the operators of one iteration with the spans of storage that they touch. Out: edges from the last writer of a
 span to its readers (DATA), from readers to the next in-place writer (CONTROL), and the bytes that each task moves.

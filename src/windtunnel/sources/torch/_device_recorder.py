@@ -1,4 +1,4 @@
-"""Record a step that computes on a GPU (room sources, private).
+"""Record a step that computes on a GPU.
 
 In: a call at every boundary between iterations, once it is known that the step's parameters lie on a device. Out: a
 graph: bare iterations, timed by the device's clock, then one trace of some others by torch's profiler, whose host takes

@@ -1,4 +1,4 @@
-"""What ``meta`` says of a capture: times, overhead, memory, the host (room sources, private).
+"""What ``meta`` says of a capture: times, overhead, memory, the host.
 
 In: a ``Recording`` and how its profiles were corrected. Out: plain values. Not here: tasks (``_build``).
 """

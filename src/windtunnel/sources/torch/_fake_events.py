@@ -1,4 +1,4 @@
-"""A profile of a step on fake tensors, read as if it had been a real one (room sources, private).
+"""A profile of a step on fake tensors, read as if it had been a real one.
 
 In: events of a rich profile under fake tensors. Out: the same without what the fake tensors themselves did, each
 operator below the program's own once, and with storages: a fake tensor's place in memory tells nothing, so a result

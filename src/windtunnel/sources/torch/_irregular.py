@@ -1,4 +1,4 @@
-"""What a training loop does only now and then: validation, checkpoints, logging (room sources, private).
+"""What a training loop does only now and then: validation, checkpoints, logging.
 
 In: a script under ``StepHooks``, and the use of each of its iterations. Out: per kind how often it comes, and what it
 costs. A call of ``eval()`` shows a validation, ``torch.save`` a checkpoint, ``print`` and ``logging`` a log, a training

@@ -1,4 +1,4 @@
-"""The captured ranks of one step become one graph (room sources, private).
+"""The captured ranks of one step become one graph.
 
 In: the graph of each rank, captured over the same iterations on one host. Out: one graph whose ranks begin together
 and meet in their messages, and whose replay takes as long as the unprofiled step. Not here: matching and meeting

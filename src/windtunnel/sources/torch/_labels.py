@@ -1,4 +1,4 @@
-"""Names that torch's exports do not break at (room sources, private).
+"""Names that torch's exports do not break at.
 
 In: names of modules and of ``record_function`` blocks, which may hold anything. Out: the same with quotes, backslashes
 and control characters written as ``%22``, and back. Torch writes names into JSON as they are.

@@ -1,4 +1,4 @@
-"""Which task allocates, keeps and frees how much (room sources, private).
+"""Which task allocates, keeps and frees how much.
 
 In: the allocator's events of the rich iteration. Out: bytes per slice: kept by its result, needed only while it
 runs, freed.

@@ -1,4 +1,4 @@
-"""Which messages an iteration sends, and to whom (room sources, private).
+"""Which messages an iteration sends, and to whom.
 
 In: one iteration of a program whose ranks talk through ``torch.distributed``. Out: ``Message`` per call of a process
 group, in the order in which they were issued: what no profile tells of gloo. Not here: how long they took

@@ -1,4 +1,4 @@
-"""What an operator does with its tensors (room sources, private).
+"""What an operator does with its tensors.
 
 In: a node of the execution trace. Out: ``Operator``: what it reads, what it writes, whether it computes at all, its
 shapes and its work in flops. Ranges of storages, not tensors, so that views and in-place operators need no special

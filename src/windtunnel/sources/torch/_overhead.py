@@ -1,4 +1,4 @@
-"""Take the profiler's own cost out of a profile (room sources, private).
+"""Take the profiler's own cost out of a profile.
 
 The profiler stamps the start as the last thing on entering an event and the end as the first thing on leaving it, so
 an operator that calls nothing is measured nearly true and the cost falls into the slices around: before an enter and

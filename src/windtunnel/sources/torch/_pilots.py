@@ -1,4 +1,4 @@
-"""Who leads a recorder through a script, from boundary to boundary (room sources, private).
+"""Who leads a recorder through a script, from boundary to boundary.
 
 In: a recorder. Out: its calls between the iterations of a script, and the end of the script once there is enough. Not
 here: running the script (``script``).

@@ -1,4 +1,4 @@
-"""Which phase and which layer an operator belongs to (room sources, private).
+"""Which phase and which layer an operator belongs to.
 
 In: the rich iteration with its module marks. Out: a phase and a module path per event. Forward operators lie inside
 the marks; a backward operator takes the layer of the forward operator that made its autograd node (equal sequence

@@ -1,4 +1,4 @@
-"""From nested events to a line of points, and from many iterations to one line (room sources, private).
+"""From nested events to a line of points, and from many iterations to one line.
 
 Every event of a thread gives two points: it is entered and it is left. Between two neighboring points one event
 runs by itself: that is a slice (self time). Iterations with the same operators have the same points at other times,

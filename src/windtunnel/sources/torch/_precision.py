@@ -1,4 +1,4 @@
-"""How well a capture knows the time of the step (room sources, private).
+"""How well a capture knows the time of the step.
 
 In: durations of bare iterations. Out: the standard error of their median, how many iterations would know it well, and
 a line that says so. Not here: what the profiler costs.

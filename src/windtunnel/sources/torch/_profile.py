@@ -1,4 +1,4 @@
-"""Profile single iterations with torch's own profiler (room sources, private).
+"""Profile single iterations with torch's own profiler.
 
 In: a level (light: names and times only; rich: shapes, memory and the execution trace too). Out: ``Events``, plain
 columns in the order in which the operators began. Not here: what the events mean.

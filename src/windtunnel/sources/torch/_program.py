@@ -1,4 +1,4 @@
-"""The program of one iteration: the operators that Python itself called, in order (room sources, private).
+"""The program of one iteration: the operators that Python itself called, in order.
 
 In: the rich iteration and what was discovered. Out: plain JSON, one row per outermost operator with its schema and
 all its arguments (tensors by identity, shape, type and stride), a mark where a backward pass or an update happens,

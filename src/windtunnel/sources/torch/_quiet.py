@@ -1,4 +1,4 @@
-"""Whether other programs disturbed the iterations that were measured (room sources, private).
+"""Whether other programs disturbed the iterations that were measured.
 
 In: at the end of each measured iteration, how long it waited for a core. Out: whether to measure it again, which
 iterations to keep, and what the graph says of it. Not here: counting (``measure.disturbance``).

@@ -1,4 +1,4 @@
-"""One process of a script that runs in several (room sources, private; started by ``measure.workers``).
+"""One process of a script that runs in several.
 
 In: ``Orders`` and a rank. Out: the graph of that rank in a folder, and word of it, or of what went wrong and when. The
 script finds the environment that ``torchrun`` would give it.

@@ -1,4 +1,4 @@
-"""Which iteration is measured how (room sources, private).
+"""Which iteration is measured how.
 
 In: a call at every boundary between iterations. Out: a ``Recording``: times of bare iterations, light profiles of
 others interleaved with them (bare bare light light bare bare ...), one rich profile for the structure, and the memory

@@ -1,4 +1,4 @@
-"""What every iteration of a capture is used for, and what was measured (room sources, private).
+"""What every iteration of a capture is used for, and what was measured.
 
 In: how many iterations are to be measured. Out: a slot for each, in turn; ``Recording``, the raw measurements. Not
 here: the instruments (``_recorder``).

@@ -1,4 +1,4 @@
-"""Where the time of an unprofiled iteration goes, by phase (room sources, private).
+"""Where the time of an unprofiled iteration goes, by phase.
 
 ``PhaseClock`` reads the clock where a backward pass and an optimizer step begin and end: a few readings per
 iteration, in bare and profiled iterations alike. So what a profile distorts beyond its cost per event (caches,

@@ -1,4 +1,4 @@
-"""Which iterations are alike: the shapes that the models are called with (room sources, private).
+"""Which iterations are alike: the shapes that the models are called with.
 
 A step over sentences of any length is as many different steps as there are lengths; a mean over them is the time of
 none. ``ShapeSorter`` notes the shapes at every call of a model (a hook on the outermost modules only, in all iterations

@@ -1,4 +1,4 @@
-"""Python that a compiler leaves alone (room sources, private).
+"""Python that a compiler leaves alone.
 
 In: functions of ours that a program's compiled code may call, and stretches in which nothing is to run compiled. Out:
 the same, outside of what Dynamo traces. Without Dynamo in the program nothing of it is imported.

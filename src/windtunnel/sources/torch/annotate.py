@@ -1,4 +1,4 @@
-"""Say in the profile which module runs and which tensor is which parameter (room sources, private).
+"""Say in the profile which module runs and which tensor is which parameter.
 
 ``Discovery`` learns during one warm-up iteration which modules are called from outside of any module (the models)
 and which optimizers step. ``Annotator`` then marks, in the one rich iteration only, every module's forward, and

@@ -1,4 +1,4 @@
-"""Where one training iteration ends and the next begins (room sources).
+"""Where one training iteration ends and the next begins.
 
 In: what a script shows of itself, as tokens in order: ``next`` of a data loader, ``step`` of an optimizer. Out: the
 boundaries. The shortest pattern that repeats and in which every known optimizer steps is one iteration; it begins

@@ -1,4 +1,4 @@
-"""Compiled regions of a running program: seen as they are compiled, marked and run uncompiled on demand (room sources).
+"""Compiled regions of a running program: seen as they are compiled, marked and run uncompiled on demand.
 
 In: what Dynamo gives to a backend: a graph of a region, the parameters that it reads. Out: a mark around every call of
 a region, and the same region operator by operator, with its layers, for the one iteration in which its operators are

@@ -1,4 +1,4 @@
-"""Attention and dropout as a device would run them (room sources).
+"""Attention and dropout as a device would run them.
 
 In: a call of ``scaled_dot_product_attention`` or ``dropout``. Out: the result by the operator that torch takes on a
 device for these types and sizes, which checkpoints and traces know by its name, and which keeps less: a processor runs

@@ -1,4 +1,4 @@
-"""A training step -> a graph without running it: on fake tensors, so a large model takes seconds (room sources).
+"""A training step -> a graph without running it: on fake tensors, so a large model takes seconds.
 
 In: what builds a job, or a script. Out: a ``Graph`` with the operators, shapes, flops, bytes, phases, layers and
 parameters of one iteration, whose tasks take no time: it is there to be priced for a device. Operators are those below

@@ -1,4 +1,4 @@
-"""Count what live code computes (room sources, torch): exact, per operator, type and layer.
+"""Count what live code computes: exact, per operator, type and layer.
 
 In: a function that calls PyTorch, on real or on fake tensors. Out: ``FlopCount``. Also the formulas of layers as one
 writes them on paper, to check it. What an operator's shapes mean is said once, in ``graph.flops``; modules and calls

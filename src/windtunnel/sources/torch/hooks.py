@@ -1,4 +1,4 @@
-"""Look into a training program that knows nothing of us, and act between its iterations (room sources).
+"""Look into a training program that knows nothing of us, and act between its iterations.
 
 In: callbacks. Out: calls at every boundary between iterations, with the models, optimizers and loaders that the
 program has shown so far. Capture measures there; a flight changes the program there, or at a construction

@@ -1,4 +1,4 @@
-"""Kernels that a compiler has generated for the CPU, by name in the profile (room sources).
+"""Kernels that a compiler has generated for the CPU, by name in the profile.
 
 In: the Python modules that Inductor has written and loaded, warm from its cache or new. Out: while marks are on, an
 event around every call of a kernel, with its tensors; what such an event reads, writes and computes. Nothing is

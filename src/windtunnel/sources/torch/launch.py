@@ -1,4 +1,4 @@
-"""How the ranks of a distributed script are started on this host (room sources).
+"""How the ranks of a distributed script are started on this host.
 
 In: how many, and how fast the link between them shall be. Out: what ``measure.workers`` needs to start them as
 ``torchrun`` would: environment, commands in front, an address to meet at. Not here: what the processes then do.

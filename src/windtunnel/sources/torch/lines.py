@@ -1,4 +1,4 @@
-"""Which line of the program calls an operator (room sources, private).
+"""Which line of the program calls an operator.
 
 In: the one rich iteration, in which every outermost call of torch's API stands in a mark with the line that makes it.
 Out: a line per event. A backward operator takes the line of the forward operator that made its autograd node, as it

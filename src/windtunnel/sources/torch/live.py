@@ -1,4 +1,4 @@
-"""The program under test, as a flight sees it (room sources).
+"""The program under test, as a flight sees it.
 
 In: models and optimizers, given or seen at their first use. Out: places where a flight can change them, each with
 its way back, so that one flight serves a live step function (changed and restored at every turn) and an unmodified

@@ -1,4 +1,4 @@
-"""A script that runs in several processes -> one graph of all its ranks (room sources).
+"""A script that runs in several processes -> one graph of all its ranks.
 
 In: a script, how many processes, and how fast the link between them shall be. Out: a ``Graph`` whose ranks meet in
 their messages. Each process runs the unmodified script as ``torchrun`` would start it and captures itself

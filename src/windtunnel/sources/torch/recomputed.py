@@ -1,4 +1,4 @@
-"""Which calls of the forward pass run again in the backward pass (room sources).
+"""Which calls of the forward pass run again in the backward pass.
 
 In: nodes of the execution trace that lie in a backward pass, in their order. Out: the call that each of them repeats,
 and the ranges of calls that checkpoints run again. A checkpoint calls its operators under autograd, which the engine

@@ -1,4 +1,4 @@
-"""Run an unmodified training script under instruments, and capture it (room sources).
+"""Run an unmodified training script under instruments, and capture it.
 
 In: a path and its arguments. Out: how the script ended, and from a capture a ``Graph`` of one of its iterations. The
 script runs as ``python script.py args...`` would run it (``__main__``, ``sys.argv``, ``sys.path[0]``), in this process;

@@ -1,4 +1,4 @@
-"""A PyTorch training step that really runs -> a graph (room sources).
+"""A PyTorch training step that really runs -> a graph.
 
 In: a function that does one whole iteration. Out: a ``Graph`` whose replay takes as long as the step without any
 profiler. Not here: scripts that own their loop (``script``), prices, what-ifs.

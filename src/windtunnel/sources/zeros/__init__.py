@@ -1,1 +1,1 @@
-"""Where activations and gradients are zero in real training (room sources): watched, stored, read again."""
+"""Where activations and gradients are zero in real training: watched, stored, read again."""

@@ -1,4 +1,4 @@
-"""Masks of layers in one file (room sources): what is zero of a layer's input and of its output's gradient.
+"""Masks of layers in one file: what is zero of a layer's input and of its output's gradient.
 
 In: records, or a file. Out: ``ZeroRecords``, written to and read from one compressed npz: ``header`` is JSON with the
 layers' names, iterations and sizes, ``N/X_bits`` and ``N/dY_bits`` are packed bits [pixels, bytes], channels along them

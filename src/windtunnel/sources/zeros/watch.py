@@ -1,4 +1,4 @@
-"""Watch which activations and gradients of a training are zero (room sources).
+"""Watch which activations and gradients of a training are zero.
 
 In: modules, a step function, or an unmodified script. Out: ``ZeroRecords``. Hooks lie on every convolution of two
 dimensions and every linear layer, only in the iterations that are recorded; bits are packed at once, before anything

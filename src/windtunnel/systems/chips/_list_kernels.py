@@ -1,4 +1,4 @@
-"""List schedules of one layer for many chips, compiled (room planning, private).
+"""List schedules of one layer for many chips, compiled.
 
 In: plain arrays, operators in order, segments one after the other. Out: cycles of the best list schedule and what no
 schedule is below, by chip. What they mean is said in ``operations`` and ``lists``.

@@ -1,4 +1,4 @@
-"""The programme over stages, compiled (room planning, private).
+"""The programme over stages, compiled.
 
 In: pairs of downsets with what lies between them, times of layers. Out: the least time of a batch, and its stages. What
 they mean is said in ``stages``.

@@ -1,4 +1,4 @@
-"""Chip and plan for published networks, beside what one finds without choosing both (room planning).
+"""Chip and plan for published networks, beside what one finds without choosing both.
 
 In: names, what is given. Out: ``Answer`` per network: the given chip with the plan of the network's makers, the best
 chip for that plan, the best plan on that chip, both chosen together; and one chip for several networks. Not here: the

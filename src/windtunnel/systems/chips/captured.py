@@ -1,8 +1,8 @@
-"""A captured training step as a model for the search (room planning): its blocks become the one layer that repeats.
+"""A captured training step as a model for the search: its blocks become the one layer that repeats.
 
 In: the graph of one process, how many samples its step has. Out: a ``Model`` per microbatch, of tensor degree 1: what
 comes before the blocks, one block, what comes behind them with the loss. Another microbatch has the work of the resized
-graph, and tensors in proportion. Not here: finding the blocks (``pipelines.blocks``), published networks
+graph, and tensors in proportion. Not here: finding the blocks (``search.blocks``), published networks
 (``networks``).
 """
 

@@ -1,4 +1,4 @@
-"""The smallest chip, or the most frugal one, that yields so much (room planning): the search asked the other way round.
+"""The smallest chip, or the most frugal one, that yields so much: the search asked the other way round.
 
 In: a ``Search``, samples per second. Out: a ``Choice`` and how many plans were searched for it. Chips are tried from
 the cheapest on. One is left out where its bound is below what is asked for: no plan is quicker than all devices busy

@@ -1,4 +1,4 @@
-"""Blocks of each layer and the engine for them, chosen together (room planning).
+"""Blocks of each layer and the engine for them, chosen together.
 
 In: layers with what each size of block loses of the accuracy, limits of a chip. Out: ``CirculantAnswer``: the front of
 cycles, multipliers and lost accuracy, each with a block per layer and an engine; nothing within the limits is better

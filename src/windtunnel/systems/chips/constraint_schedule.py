@@ -1,4 +1,4 @@
-"""Layers' operators scheduled by a constraint solver (room planning).
+"""Layers' operators scheduled by a constraint solver.
 
 In: ``Operations``, cycles, cores. Out: a ``Schedule`` with the solver's bound. It answers what the published integer
 programme (``integer_schedule``) answers, with intervals in place of orders: two that may not overlap share one, and a

@@ -1,8 +1,8 @@
-"""A layer's operators scheduled by the published integer programme (room planning).
+"""A layer's operators scheduled by the published integer programme.
 
 In: ``Operations``, cycles, cores. Out: a ``Schedule`` within a gap of the best, replayed from what the solver chose.
 Cores are no part of the programme until a schedule uses too many: first it is solved without, then with those of the
-types that were short. Not here: HiGHS itself (``integer``).
+types that were short. Not here: HiGHS itself (``search.integer``).
 
 Source: PHAZE (Wang et al., ICML 2024), section 4.2.
 """

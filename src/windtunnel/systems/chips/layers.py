@@ -1,4 +1,4 @@
-"""The graph of a dry run as layers: operators for tensor and vector cores, messages, memory (room planning).
+"""The graph of a dry run as layers: operators for tensor and vector cores, messages, memory.
 
 In: the graph of one rank's iteration. Out: ``Layer``s in the order in which they run: operators of the forward and the
 backward pass with their sizes, what all tensor ranks sum, parameters, what is kept for the backward pass, and what

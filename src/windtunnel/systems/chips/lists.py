@@ -1,4 +1,4 @@
-"""List schedules of a layer's operators, for one chip or for all of a space at once (room planning).
+"""List schedules of a layer's operators, for one chip or for all of a space at once.
 
 In: ``Operations``, cycles by chip. Out: cycles of the best of a few list schedules, what no schedule is below, and for
 one chip the schedule itself. Parts of a layer that follow each other in any schedule are solved one by one: what two

@@ -1,4 +1,4 @@
-"""Published networks as models for the search (room planning): traced without hardware, once per tensor degree.
+"""Published networks as models for the search: traced without hardware, once per tensor degree.
 
 In: a network's name, a microbatch. Out: a ``Model``, and the plan that its makers train it with. Not here: what the
 networks are made of (``workloads.transformer_parts``).

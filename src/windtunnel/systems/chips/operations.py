@@ -1,4 +1,4 @@
-"""What one layer does on a chip of tensor and vector cores, and when (room planning).
+"""What one layer does on a chip of tensor and vector cores, and when.
 
 In: operators with the cycles that each takes on one core and on all cores of its type. Out: ``Operations``,
 ``Schedule``; the exact times of a given order, which every solver ends with. Not here:

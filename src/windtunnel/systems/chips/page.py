@@ -1,4 +1,4 @@
-"""Chips chosen with their plans as a page (room reports): what each square millimeter brings.
+"""Chips chosen with their plans as a page: what each square millimeter brings.
 
 In: answers of the search. Out: one page: the front by area, what choosing only one of chip and plan finds, a table of
 the front. Not here: searching.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
-from windtunnel.cli._console import print_table, say, say_wrapped
+from windtunnel.cli.console import print_table, say, say_wrapped
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Device, Machine

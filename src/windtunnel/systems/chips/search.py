@@ -1,4 +1,4 @@
-"""The best chips for a network, each with its best plan (room planning).
+"""The best chips for a network, each with its best plan.
 
 In: a network per microbatch, a space of chips, jobs. Out: ``Codesign``: the chip and plan of the highest throughput,
 proven over the whole space; the front that nothing beats in throughput, area and energy; what one finds by searching

@@ -1,9 +1,9 @@
-"""What a grid that skips zeros makes of a training step (room planning): layers, passes, the step itself.
+"""What a grid that skips zeros makes of a training step: layers, passes, the step itself.
 
 In: masks of a real training, a chip with a ``SparseGrid``, and the captured graph of a step. Out: ``GridAnswer``:
 cycles of every layer by pass and mode, and how long the step takes on the chip in each mode. What is no recorded layer
 takes what the chip's arrays and vector units take. Not here: cycles (``cost``), the what-if without masks
-(``whatifs.sparse_accelerator``).
+(``chips.whatif``).
 """
 
 # T tasks

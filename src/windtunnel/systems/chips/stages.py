@@ -1,4 +1,4 @@
-"""Stages of a pipeline with tensor and data degrees, with or without recomputing (room planning).
+"""Stages of a pipeline with tensor and data degrees, with or without recomputing.
 
 In: layers split over every tensor degree, times of each, devices, memory, a link. Out: a ``StagePlan``: the stages, the
 degree of each, how many pipelines, and the time of a batch, which no other such plan beats. Layers may branch: a stage
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.search import _downset_kernels as lattice_kernels
+from windtunnel.search import downset_kernels as lattice_kernels
 from windtunnel.search.downsets import Lattice, downsets
 from windtunnel.systems.chips import _stage_kernels as kernels
 from windtunnel.units import format_size

@@ -1,4 +1,4 @@
-"""``windtunnel codesign``: the chip and the plan for a network, chosen together (room cli)."""
+"""``windtunnel codesign``: the chip and the plan for a network, chosen together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import open_graph, require_free, stem
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import open_graph, require_free, stem
+from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.systems.chips import verb_circulant, verb_zeros  # noqa: F401 - each registers its verbs
 

@@ -1,4 +1,4 @@
-"""``windtunnel codesign circulant layers.json``: sizes of circulant blocks and the engine for them (room cli)."""
+"""``windtunnel codesign circulant layers.json``: sizes of circulant blocks and the engine for them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli.console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``windtunnel codesign zeros train.zeros.npz train.wt``: a network's layers on a chip that skips zeros (room cli)."""
+"""``windtunnel codesign zeros train.zeros.npz train.wt``: a network's layers on a chip that skips zeros."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import open_graph, require_free
+from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError, NotApplicableError
 
 if TYPE_CHECKING:

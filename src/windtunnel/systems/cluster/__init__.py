@@ -1,4 +1,4 @@
-"""Clusters of many jobs (row 5): where each is put, who waits, what that costs.
+"""Clusters of many jobs: where each is put, who waits, what that costs.
 
 In: a cluster, jobs, how fast each model is on each placement, a policy. Out: what happens to every job. Policies of
 scheduling register here, one function each. May not enter: how jobs are run.

@@ -1,4 +1,4 @@
-"""A Python function as a scheduler (room cluster, private): what it sees, and what it may do.
+"""A Python function as a scheduler: what it sees, and what it may do.
 
 In: a state at a moment when something may start. Out: its decisions carried out. Not here: compiled policies.
 """

@@ -1,4 +1,4 @@
-"""The loop of a cluster's events, compiled (room cluster, private).
+"""The loop of a cluster's events, compiled.
 
 In: a state and rules. Out: the state changed, and why the loop returned: all jobs are over, a speed is missing (it is
 asked for and the loop called again), an array is full, a Python function is to decide. Not here: offers

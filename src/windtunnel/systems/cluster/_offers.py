@@ -1,4 +1,4 @@
-"""Which GPUs a job is offered, compiled (room cluster, private).
+"""Which GPUs a job is offered, compiled.
 
 In: a state and a job. Out: machines with GPUs of each in ``pick_machine`` and ``pick_gpus``, rack by rack; their number
 in ``at[PICKED]``, what they span in ``at[PICKED_TIER]``; 0: it declines, or there is nothing. Not here: whose turn it

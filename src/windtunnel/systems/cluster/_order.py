@@ -1,4 +1,4 @@
-"""Whose turn it is: the keys by which waiting jobs are ordered, compiled (room cluster, private).
+"""Whose turn it is: the keys by which waiting jobs are ordered, compiled.
 
 In: a state. Out: keys; the smallest is served first. Not here: what a job is offered (``_offers.py``).
 """

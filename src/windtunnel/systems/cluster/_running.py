@@ -1,4 +1,4 @@
-"""Jobs get GPUs and give them back, compiled (room cluster, private).
+"""Jobs get GPUs and give them back, compiled.
 
 In: a state with a placement picked. Out: the state after a start or a stop. Not here: who is started (``_engine.py``).
 """

@@ -1,7 +1,7 @@
-"""Links that several jobs send over at once, compiled (room cluster, private).
+"""Links that several jobs send over at once, compiled.
 
 In: a state in which a job has begun or ended to send. Out: the speeds of all jobs whose links are loaded otherwise now,
-and when they will end. Not here: what a job sends alone (``speeds``), starts and stops (``_running.py``).
+and when they will end. Not here: what a job sends alone (``search.speeds``), starts and stops (``_running.py``).
 
 A job on several machines sends over each machine's card, one on several racks over each rack's uplink besides, for a
 part of every iteration. Two jobs that send at the same time get half a link each. With phases by chance a job meets

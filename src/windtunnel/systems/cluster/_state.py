@@ -1,4 +1,4 @@
-"""All that a scheduler may know, as arrays, and the moves that change it, compiled (room cluster, private).
+"""All that a scheduler may know, as arrays, and the moves that change it, compiled.
 
 In: sizes. Out: a ``State`` of arrays that the loop (``_engine.py``) and policies (``_offers.py``) share. Not here: when
 something happens, and who gets what.

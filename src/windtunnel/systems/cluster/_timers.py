@@ -1,4 +1,4 @@
-"""Delay timers, and what is known of when GPUs will be free, compiled (room cluster, private).
+"""Delay timers, and what is known of when GPUs will be free, compiled.
 
 In: a state. Out: how long a job waits for a machine, for a rack; when one may have enough. Not here: offers
 (``_offers.py``).

@@ -1,4 +1,4 @@
-"""Why one job ended when it did (room cluster): what it was offered, and what taking it would have given.
+"""Why one job ended when it did: what it was offered, and what taking it would have given.
 
 In: a cluster, jobs, speeds, a policy, a job. Out: each kind of offer that it declined, with the end that it would have
 come to by taking it, and what that would have done to all others: the whole simulation once more, with one decision

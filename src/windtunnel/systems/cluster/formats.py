@@ -1,4 +1,4 @@
-"""Workloads as files say them (room cluster): our own table, and public traces.
+"""Workloads as files say them: our own table, and public traces.
 
 In: CSV, packed or not. Out: jobs, and what was left out of them and why. Not here: checking columns (``jobs``),
 inventing jobs (``generator``).

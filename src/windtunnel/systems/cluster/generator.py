@@ -1,4 +1,4 @@
-"""Workloads that look like a trace (room cluster): what a trace is made of, and more of it.
+"""Workloads that look like a trace: what a trace is made of, and more of it.
 
 In: jobs. Out: a ``Mix``, and any number of new jobs drawn from it by a seed. Not here: reading traces (``formats``).
 """

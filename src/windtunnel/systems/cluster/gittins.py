@@ -1,4 +1,4 @@
-"""Gittins index of jobs of unknown size (room cluster).
+"""Gittins index of jobs of unknown size.
 
 In: a sample of service times. Out: the index by service attained, as a table. Not here: who is served (``policies``).
 

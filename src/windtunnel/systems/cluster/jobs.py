@@ -1,4 +1,4 @@
-"""Jobs that want GPUs, as columns (room cluster).
+"""Jobs that want GPUs, as columns.
 
 In: arrays, each checked once. Out: ``Jobs``. Not here: reading files (``formats``), inventing jobs (``generator``).
 

@@ -1,4 +1,4 @@
-"""A cluster as schedulers see it: racks of machines of GPUs, and the links between them (room cluster).
+"""A cluster as schedulers see it: racks of machines of GPUs, and the links between them.
 
 In: a JSON file or numbers. Out: a ``Cluster`` that checked itself. Not here: jobs (``jobs``), where they are put.
 """

@@ -1,4 +1,4 @@
-"""How a job uses links that others may want, too (room cluster).
+"""How a job uses links that others may want, too.
 
 In: speeds, a model, a shape, links. Out: for which parts of an iteration a job alone sends over the cards of its
 machines and the uplinks of its racks. Not here: what sharing makes of them (``_sharing.py``).

@@ -1,4 +1,4 @@
-"""Numbers about a run of a cluster (room cluster).
+"""Numbers about a run of a cluster.
 
 In: a ``ClusterRun``. Out: means, tails, shares, what is uneven, what a headline hangs on. Not here: pictures.
 """

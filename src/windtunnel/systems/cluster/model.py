@@ -1,4 +1,4 @@
-"""What a policy makes of jobs on a cluster (room cluster): the simulation.
+"""What a policy makes of jobs on a cluster: the simulation.
 
 In: a cluster, jobs, speeds, a policy. Out: a ``ClusterRun``: every segment of every job. Not here: numbers about it
 (``metrics``), the loop itself (``_engine.py``), other policies to try (``search``).

@@ -1,4 +1,4 @@
-"""A policy that decides as time goes by, about jobs whose ends nobody knows (room cluster).
+"""A policy that decides as time goes by, about jobs whose ends nobody knows.
 
 In: a cluster, jobs, a policy; times, ends of jobs as they happen. Out: what is to be started and stopped now. It is the
 simulator's own loop, run up to the present: what it would know of a job's end is left out. Not here: the jobs

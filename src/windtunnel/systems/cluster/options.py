@@ -1,4 +1,4 @@
-"""What the verbs of clusters share (room cli): their options, and what these come to.
+"""What the verbs of clusters share: their options, and what these come to.
 
 In: paths and texts. Out: cluster, jobs, speeds. Not here: any verb.
 """

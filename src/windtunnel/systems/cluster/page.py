@@ -1,4 +1,4 @@
-"""Runs of a cluster as a page (room reports): who ran where, how long jobs took, where communication went.
+"""Runs of a cluster as a page: who ran where, how long jobs took, where communication went.
 
 In: outcomes of policies. Out: one page. All of it is predicted, so all of it is hollow or thin. Not here: simulating.
 """

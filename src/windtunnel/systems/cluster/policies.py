@@ -1,4 +1,4 @@
-"""The policies by name (room cluster): Dally and its variants, its rivals, and ours.
+"""The policies by name: Dally and its variants, its rivals, and ours.
 
 In: settings. Out: a ``Policy`` each. Not here: what the settings do (``policy``).
 """

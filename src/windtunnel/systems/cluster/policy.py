@@ -1,4 +1,4 @@
-"""What a scheduling policy is (room cluster): an order, what is taken, how long jobs keep it; or a Python function.
+"""What a scheduling policy is: an order, what is taken, how long jobs keep it; or a Python function.
 
 In: settings. Out: a frozen ``Policy`` whose rules the compiled loop follows. Not here: the policies by name
 (``policies``), the loop.

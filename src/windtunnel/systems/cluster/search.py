@@ -1,4 +1,4 @@
-"""What to decide about a cluster (room cluster): which policy, which timers.
+"""What to decide about a cluster: which policy, which timers.
 
 In: a cluster, jobs, speeds. Out: policies in the order of their mean JCT; the best pair of fixed timers. Not here: one
 run (``model``).

@@ -1,4 +1,4 @@
-"""A run of a cluster as a graph (room cluster): segments of jobs on GPUs.
+"""A run of a cluster as a graph: segments of jobs on GPUs.
 
 In: a ``ClusterRun``. Out: a graph with a task per segment and GPU, whose replay starts every task when it started. Not
 here: pictures.

@@ -1,4 +1,4 @@
-"""``windtunnel cluster``: many jobs on one cluster, under one policy or another (room cli)."""
+"""``windtunnel cluster``: many jobs on one cluster, under one policy or another."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, numbers
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json, numbers
 from windtunnel.systems.cluster import verb_drive, verb_explain  # noqa: F401 - each registers its verbs
 from windtunnel.systems.cluster.options import (
     FREE,

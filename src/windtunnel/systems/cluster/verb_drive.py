@@ -1,4 +1,4 @@
-"""``windtunnel cluster drive``: jobs through a real Slurm under a policy, beside what was predicted (room cli)."""
+"""``windtunnel cluster drive``: jobs through a real Slurm under a policy, beside what was predicted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, print_json, print_table, say
-from windtunnel.cli._options import Json
+from windtunnel.cli.console import Progress, print_json, print_table, say
+from windtunnel.cli.options import Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

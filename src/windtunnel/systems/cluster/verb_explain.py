@@ -1,4 +1,4 @@
-"""``windtunnel cluster explain``: why one job ended when it did (room cli)."""
+"""``windtunnel cluster explain``: why one job ended when it did."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped
-from windtunnel.cli._options import Json
+from windtunnel.cli.console import Progress, print_json, print_table, say_wrapped
+from windtunnel.cli.options import Json
 from windtunnel.systems.cluster.options import (
     FREE,
     Arrivals,

@@ -1,4 +1,4 @@
-"""Kernels that evolve (room kernels): a search over LLVM IR, judged by tests and by the clock (GEVO).
+"""Kernels that evolve: a search over LLVM IR, judged by tests and by the clock (GEVO).
 
 In: one function as LLVM IR with tests. Out: a short list of edits that make it faster, each named in words, told apart
 by what they rest on. Not here: taking times, starting processes (``measure``).

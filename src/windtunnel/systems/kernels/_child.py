@@ -1,4 +1,4 @@
-"""One candidate in a process that may die of it: compiled, called, compared, timed (room kernels, private).
+"""One candidate in a process that may die of it: compiled, called, compared, timed.
 
 In: text of its module, cases with their right answers, the original's code, the engine that runs both. Out: an answer
 as bytes, or the end of the process. Not here: what the end means (``_worker``), engines of other devices (``_gpu``).

@@ -1,4 +1,4 @@
-"""Kernels on a GPU: PTX of their modules, launched by the driver (room kernels, private).
+"""Kernels on a GPU: PTX of their modules, launched by the driver.
 
 In: a module for a GPU, cases that say how many threads run it. Out: an engine for ``_child``. Every candidate runs in a
 process of its own that opens the device anew, as a bad one takes the context with it. Not here: the driver

@@ -1,4 +1,4 @@
-"""Instructions of LLVM's text form taken apart into literal pieces and typed operands (room kernels, private).
+"""Instructions of LLVM's text form taken apart into literal pieces and typed operands.
 
 In: the text of one instruction behind its ``=``. Out: opcode, type of the result, pieces. Not here: what they mean.
 Source: LLVM Language Reference.

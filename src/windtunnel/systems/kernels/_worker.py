@@ -1,4 +1,4 @@
-"""A process that holds the original and forks for every candidate (room kernels, private; started by ``run``).
+"""A process that holds the original and forks for every candidate.
 
 In: orders over its line. Out: an answer for each; what a candidate does to its own process reaches nobody. Not here:
 what a candidate is (``model``).

@@ -1,4 +1,4 @@
-"""Inputs on which a kernel is tested (room kernels).
+"""Inputs on which a kernel is tested.
 
 In: what a user's file says. Out: cases, of which those of ``fitness`` are seen by the search and those of ``held-out``
 only by the verdict. Not here: calling the kernel (``_child``).

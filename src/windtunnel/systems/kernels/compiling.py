@@ -1,4 +1,4 @@
-"""A module made faster by the compiler and turned into code (room kernels).
+"""A module made faster by the compiler and turned into code.
 
 In: text of a module, whose triple says for which machine: this processor, or a GPU. Out: a module of llvmlite, the
 address of its function in this process, or PTX. Every engine gets a target machine of its own: one that two engines

@@ -1,4 +1,4 @@
-"""Edits: what a candidate changes, as explicit primitives that need no draw to be applied again (room kernels).
+"""Edits: what a candidate changes, as explicit primitives that need no draw to be applied again.
 
 In: a pristine function and a set of edits. Out: the changed function, or ``EditError`` where an edit names what is
 not there. An individual is a set: edits are always applied in one canonical order, to the original. Not here: choosing

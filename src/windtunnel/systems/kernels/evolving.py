@@ -1,4 +1,4 @@
-"""From a kernel to what was found, kept in a folder (room kernels).
+"""From a kernel to what was found, kept in a folder.
 
 In: a kernel, how to search, what an edit may rest on. Out: ``Result``, which prints, is written and is read again; the
 module with the winner's edits. Not here: the search itself (``search``), the judgment (``verdict``).

@@ -1,4 +1,4 @@
-"""Which value may stand where: control flow, dominators, loops, classes of pointers (room kernels).
+"""Which value may stand where: control flow, dominators, loops, classes of pointers.
 
 In: a function. Out: ``Flow``, which edits never invalidate, as they leave branches alone; kinds of values, where a
 pointer's kind says what is loaded and stored through it. Not here: choosing among the values (``operators``).

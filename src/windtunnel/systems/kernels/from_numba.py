@@ -1,4 +1,4 @@
-"""The LLVM IR of a numba function, as one function of pointers and numbers (room kernels).
+"""The LLVM IR of a numba function, as one function of pointers and numbers.
 
 In: a Python function that numba compiles, and types of its arguments. Out: a module with one function, whose arguments
 are one pointer per array and then the numbers: the extents of each array, in order, before what follows it. Lines of

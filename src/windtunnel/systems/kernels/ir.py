@@ -1,4 +1,4 @@
-"""A light model of one LLVM function: blocks, instructions, operands that can be exchanged (room kernels).
+"""A light model of one LLVM function: blocks, instructions, operands that can be exchanged.
 
 In: text of a module as llvmlite prints it, with one function. Out: ``Function``, whose arguments are ``A1`` .., whose
 instructions are ``U1`` .. in program order and whose blocks are ``B1`` ..; it renders to text that LLVM reads. Edits

@@ -1,4 +1,4 @@
-"""What a candidate is, and what is known of it (room kernels).
+"""What a candidate is, and what is known of it.
 
 In: a function with edits. Out: ``Candidate``, ``Evaluation``, ``Kernel``. Not here: running (``run``), choosing
 (``search``).

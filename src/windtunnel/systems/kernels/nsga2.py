@@ -1,6 +1,6 @@
-"""Who survives and who has children: NSGA-II (room kernels).
+"""Who survives and who has children: NSGA-II.
 
-In: goals of a population, all to be minimized. Out: places in it. Not here: fronts and crowding (``pareto``).
+In: goals of a population, all to be minimized. Out: places in it. Not here: fronts and crowding (``base.pareto``).
 Source: Deb et al., A fast and elitist multiobjective genetic algorithm: NSGA-II, 2002.
 """
 

@@ -1,4 +1,4 @@
-"""Random edits of a function, each repaired so that it parses, and the crossover of two sets (room kernels).
+"""Random edits of a function, each repaired so that it parses, and the crossover of two sets.
 
 In: a function, a generator of random numbers. Out: an edit whose repair is written down in it, or None where the draw
 fits nothing. Not here: whether the result is right or fast (``run``), which parents (``search``).

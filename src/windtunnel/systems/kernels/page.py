@@ -1,4 +1,4 @@
-"""An evolved kernel as a page (room reports): front, how its edits need one another, what they do, the diff.
+"""An evolved kernel as a page: front, how its edits need one another, what they do, the diff.
 
 In: the document of a search. Out: one page. Not here: searching.
 """

@@ -1,4 +1,4 @@
-"""Which edits of a winner matter, and which only together (room kernels).
+"""Which edits of a winner matter, and which only together.
 
 In: a set of edits, and processes that run subsets of it. Out: the shortest list that is as fast; which of its edits
 help alone; times of all subsets of those that do not. Not here: what they rest on (``verdict``).

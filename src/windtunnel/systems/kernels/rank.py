@@ -1,4 +1,4 @@
-"""Which operators of a step a faster kernel would be worth it for (room kernels).
+"""Which operators of a step a faster kernel would be worth it for.
 
 In: a replayed graph. Out: operators in the order of what the iteration would gain if each alone were faster: what lies
 beside the critical path gains nothing, however long it takes. Not here: making kernels faster.

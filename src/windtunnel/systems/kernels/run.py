@@ -1,4 +1,4 @@
-"""Candidates really run: each in a process that may die of it, beside the original (room kernels).
+"""Candidates really run: each in a process that may die of it, beside the original.
 
 In: a kernel, sets of edits. Out: an ``Evaluation`` for each. What was seen before, as a set of edits or as a program,
 is remembered. Not here: which sets (``search``), how processes are contained (``measure.sandbox``).

@@ -1,4 +1,4 @@
-"""Which sets of edits are tried: populations that evolve (room kernels).
+"""Which sets of edits are tried: populations that evolve.
 
 In: a kernel, and a function that says what becomes of candidates. Out: the last population, its front, how it came to
 it. Every draw is by generation and place, so that a search that was ended anywhere goes on as it would have. Not here:

@@ -1,4 +1,4 @@
-"""Whether an edited function does the same for every input: a proof where it can be had (room kernels).
+"""Whether an edited function does the same for every input: a proof where it can be had.
 
 In: the original and the edited function, whose branches are the same. Out: True where both are shown to walk through
 the same blocks with the same memory; False where that could not be shown, which does not say that they differ. Not

@@ -1,4 +1,4 @@
-"""Winners of searches as variants of a captured step's operators (room kernels).
+"""Winners of searches as variants of a captured step's operators.
 
 In: a graph, what searches came to. Out: the graph with the operators that those kernels compute as much faster as was
 measured, each task with its evidence; what the step gains by each alone, with the interval of the measurement. Not

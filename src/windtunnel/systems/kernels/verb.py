@@ -1,4 +1,4 @@
-"""``windtunnel evolve``: kernels that become faster by search, and what their edits rest on (room cli)."""
+"""``windtunnel evolve``: kernels that become faster by search, and what their edits rest on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, Output
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json, Output
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def rank(
 
     Say which operator a faster kernel would be worth it for: by what the whole step gains, not by its own time.
     """
-    from windtunnel.cli._files import open_graph
+    from windtunnel.cli.files import open_graph
     from windtunnel.simulate import replay
     from windtunnel.systems.kernels.rank import by_operator
     from windtunnel.units import format_duration, format_ratio
@@ -288,7 +288,7 @@ def place(
 
     Put kernels that became faster where a step computes them: what the step gains, from what was measured of each.
     """
-    from windtunnel.cli._files import open_graph
+    from windtunnel.cli.files import open_graph
     from windtunnel.graph import save
     from windtunnel.simulate import replay
     from windtunnel.systems.kernels.evolving import read_result

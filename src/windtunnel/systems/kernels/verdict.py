@@ -1,4 +1,4 @@
-"""What a winner rests on: every input, the tests alone, or a promise (room kernels).
+"""What a winner rests on: every input, the tests alone, or a promise.
 
 In: a kernel, the front of a search. Out: the first candidate that also passes on inputs which the search never saw,
 timed anew in a fresh process, each of its edits named in words with what it rests on. Not here: the search.

@@ -1,4 +1,4 @@
-"""Edits in words: what is dropped, moved, promised, at which line (room kernels).
+"""Edits in words: what is dropped, moved, promised, at which line.
 
 In: an edit, and the function for which it was found. Out: a sentence without a full stop. Not here: whether it is safe
 (``verdict``).

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import registry
 from windtunnel.errors import FlightError
-from windtunnel.flights._patterns import matching, paths_of
-from windtunnel.flights._witness import differs, proven_by
+from windtunnel.flights.patterns import matching, paths_of
+from windtunnel.flights.proof import differs, proven_by
 from windtunnel.sources.torch.live import LiveProgram, Undo, swap, together
 
 if TYPE_CHECKING:

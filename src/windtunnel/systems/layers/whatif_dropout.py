@@ -11,8 +11,8 @@ from windtunnel.cost.rerun import Program, tensors_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs._measured import captured_program, operators_of, reformed
-from windtunnel.whatifs._replacing import calls_in, replacing
+from windtunnel.whatifs.measured import captured_program, operators_of, reformed
+from windtunnel.whatifs.replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["structured_dropout"]

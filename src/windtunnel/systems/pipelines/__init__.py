@@ -1,4 +1,4 @@
-"""Stages of a pipeline (room planning): how many, which layers, which replicas.
+"""Stages of a pipeline: how many, which layers, which replicas.
 
 In: layers or a ``Plan``. Out: ``StagePlan`` and graphs of schedules. ``model`` replays a plan as a pipeline of samples,
 ``search`` is PipeDream's planner; what runs it lies in ``training/pipelines``.

@@ -1,4 +1,4 @@
-"""The hot loops of Piper's programme, compiled (room planning, private): what stages cost, and the best of them.
+"""The hot loops of Piper's programme, compiled: what stages cost, and the best of them.
 
 In: plain arrays. Out: plain arrays. What they mean is said in ``piper``; the lattice is that of ``downsets``.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from windtunnel.search._downset_kernels import _has
+from windtunnel.search.downset_kernels import _has
 
 __all__ = ["choose", "level", "node_times"]
 

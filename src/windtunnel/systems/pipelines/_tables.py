@@ -1,4 +1,4 @@
-"""Tables of PipeDream's planner (room planning, private): what lies between two states, the best stages of a level.
+"""Tables of PipeDream's planner: what lies between two states, the best stages of a level.
 
 In: a profile and a lattice of its states, which may be a chain. Out: ``States``, ``LevelTable``. Not here: what they
 are asked (``search``).
@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.search import _downset_kernels as kernels
+from windtunnel.search import downset_kernels as kernels
 from windtunnel.search.downsets import Lattice
 from windtunnel.systems.pipelines.profile import Profile
 

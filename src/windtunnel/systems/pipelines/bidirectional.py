@@ -1,4 +1,4 @@
-"""Schedules whose microbatches enter at both ends (room planning): DualPipe, and half of it folded to a V.
+"""Schedules whose microbatches enter at both ends: DualPipe, and half of it folded to a V.
 
 In: numbers of ranks and microbatches. Out: a ``Schedule``. In DualPipe every rank holds a stage of either direction,
 that is two copies of the model in all; a rank of DualPipeV does what a rank of one half does, with the second half of

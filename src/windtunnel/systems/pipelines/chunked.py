@@ -1,4 +1,4 @@
-"""Schedules with several stages per rank, or with backward passes in two parts (room planning).
+"""Schedules with several stages per rank, or with backward passes in two parts.
 
 In: numbers of ranks, microbatches, chunks. Out: a ``Schedule``. A rank may hold every R-th stage (interleaved), or one
 on the way down and one on the way up (V). What a pass of the weights' gradients fills are slots that would be empty.

@@ -1,7 +1,7 @@
-"""Receipts of placements that were really run as pipelines (room flights).
+"""Receipts of placements that were really run as pipelines.
 
 In: a job and plans for its layers. Out: a ``Receipt`` per plan. Not here: processes and stages (``training``), which
-layer goes where (``planning``).
+layer goes where (``pipelines``).
 """
 
 from __future__ import annotations

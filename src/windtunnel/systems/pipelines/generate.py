@@ -1,4 +1,4 @@
-"""Schedules by their names (room planning).
+"""Schedules by their names.
 
 In: a name, numbers of ranks, microbatches, chunks and batches. Out: a ``Schedule``. Not here: how each is made
 (``schedules``, ``chunked``, ``bidirectional``).

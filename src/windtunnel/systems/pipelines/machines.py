@@ -1,4 +1,4 @@
-"""The cheapest machines that train fast enough (room planning): PipeDream-2BW's planner over rented instances.
+"""The cheapest machines that train fast enough: PipeDream-2BW's planner over rented instances.
 
 In: a graph of one training step, a batch, samples per second, instances with their prices. Out: ``Rental``: how many of
 which, their plan, and of everything that costs less why it does not do. A price's order decides what is tried next;

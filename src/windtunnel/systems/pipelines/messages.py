@@ -1,4 +1,4 @@
-"""How the ranks of a pipeline wait for messages (room planning).
+"""How the ranks of a pipeline wait for messages.
 
 In: a line that is being built, and a rank. Out: its passes and messages in that line, each behind what it waits for.
 The order of passes is the schedule's; a rule says only who waits for which message when. Not here: what is waited for

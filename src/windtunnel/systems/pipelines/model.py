@@ -1,4 +1,4 @@
-"""A plan as a pipeline of samples (room planning): what the devices do while many samples are under way.
+"""A plan as a pipeline of samples: what the devices do while many samples are under way.
 
 In: a ``Plan`` for throughput. Out: a ``Graph`` with one task per sample, stage and direction, its transfers in it, in
 the order in which a schedule runs them, to replay. A full pipeline takes the load of its busiest device per sample:

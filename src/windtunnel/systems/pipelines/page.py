@@ -1,4 +1,4 @@
-"""A pipeline's schedule as the usual picture (room reports): ranks down, time across, a box per pass.
+"""A pipeline's schedule as the usual picture: ranks down, time across, a box per pass.
 
 In: a ``PlayedSchedule``. Out: the diagram and a table of ranks, as sections, or as a page of their own; and the same as
 lines of text. Not here: making, checking and replaying schedules.

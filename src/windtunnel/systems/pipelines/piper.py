@@ -1,4 +1,4 @@
-"""Piper's planner (room planning): stages that each have their own data and tensor degree, layers their own variant.
+"""Piper's planner: stages that each have their own data and tensor degree, layers their own variant.
 
 In: a ``PiperProblem``. Out: ``PiperPlan``: which layers form a stage, on how many devices and how, and which variant
 each runs, such as one that computes its activations again; the slowest stage is as fast as can be. Exact over all

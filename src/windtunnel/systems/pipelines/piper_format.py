@@ -1,4 +1,4 @@
-"""Layers with variants, in the JSON form of Piper's public inputs (room planning).
+"""Layers with variants, in the JSON form of Piper's public inputs.
 
 In: a file. Out: ``PiperProblem``: for each layer, tensor degree and variant its time, weights and memory, and what
 layers send to each other; checked field by field. Not here: planning (``piper``).

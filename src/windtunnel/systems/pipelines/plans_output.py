@@ -1,4 +1,4 @@
-"""Plans of pipelines as people read them (room cli, private): every combination, stages, Piper's plan."""
+"""Plans of pipelines as people read them: every combination, stages, Piper's plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli._console import advise, print_table, say, say_wrapped
+from windtunnel.cli.console import advise, print_table, say, say_wrapped
 
 if TYPE_CHECKING:
     from windtunnel.systems.pipelines.piper import PiperPlan

@@ -1,4 +1,4 @@
-"""A schedule that has been replayed (room planning): when each pass begins and ends, and what it costs.
+"""A schedule that has been replayed: when each pass begins and ends, and what it costs.
 
 In: a ``Schedule`` and ``StageTimes``. Out: ``PlayedSchedule``: passes with their times per rank, idle time, what every
 rank holds. Not here: the graph (``timed``), pictures.

@@ -1,4 +1,4 @@
-"""Profiles of layers in PipeDream's form (room planning).
+"""Profiles of layers in PipeDream's form.
 
 In: a text file. Out: ``Profile``: layers with times, bytes and edges, inputs and unused parts left out. Not here:
 planning (``search``).

@@ -1,4 +1,4 @@
-"""Blocks for every size of a microbatch (room planning).
+"""Blocks for every size of a microbatch.
 
 In: one graph, a device, a batch. Out: ``Blocks`` by samples. As captured, times and tensors of another size are in
 proportion to samples; on a device of the catalog each size is priced by its own work. Not here: capturing

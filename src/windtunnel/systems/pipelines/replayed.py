@@ -1,4 +1,4 @@
-"""Plans ranked by the replay of their schedule (room planning): what the cost functions of a planner leave out.
+"""Plans ranked by the replay of their schedule: what the cost functions of a planner leave out.
 
 In: rows of a ``PlanTable``, ``Blocks``, links. Out: the step of each by its schedule's own waits: filling and emptying,
 uneven stages, messages on links, the exchange of gradients, updates. Not here: which rows there are (``two_bw``),

@@ -1,4 +1,4 @@
-"""Schedules as files (room planning): the CSV form that ``torch.distributed.pipelining`` loads and dumps.
+"""Schedules as files: the CSV form that ``torch.distributed.pipelining`` loads and dumps.
 
 In: a ``Schedule``, or such a file. Out: the other one. A line per rank, a cell per slot: ``0F3``, nothing, or
 ``(0F3;1B0)OVERLAP_F_B``. The form has the actions alone: what a batch is and which weights a pass sees is said beside

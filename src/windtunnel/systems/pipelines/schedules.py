@@ -1,4 +1,4 @@
-"""Who does what in which order in a pipeline (room planning): schedules as tables of actions.
+"""Who does what in which order in a pipeline: schedules as tables of actions.
 
 In: numbers of ranks, chunks of the model per rank and microbatches. Out: a ``Schedule``: for each rank its actions in
 order, as ``0F3``: stage 0, forward, microbatch 3. Not here: how long an action takes (``model``), whether a table can

@@ -1,4 +1,4 @@
-"""PipeDream's planner (room planning): a profile cut into replicated stages, level by level of a machine's topology.
+"""PipeDream's planner: a profile cut into replicated stages, level by level of a machine's topology.
 
 In: a profile of layers, or any graph of them, and the levels of a topology. Out: ``StagePlan``: which layers form a
 stage, on how many machines, and the time per stage. The planner's states are the downsets of the layer graph, so that

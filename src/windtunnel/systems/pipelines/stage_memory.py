@@ -1,4 +1,4 @@
-"""What a worker of a pipeline holds (room planning): weights by versions, optimizer, gradients, activations under way.
+"""What a worker of a pipeline holds: weights by versions, optimizer, gradients, activations under way.
 
 In: ``Blocks``, a run of them, how a pipeline is run. Out: ``StageMemory``: each term in bytes. Not here: measuring it,
 which plans fit (``two_bw``).

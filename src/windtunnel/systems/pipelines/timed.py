@@ -1,4 +1,4 @@
-"""A schedule with times, as a graph (room planning): what ranks and links do when.
+"""A schedule with times, as a graph: what ranks and links do when.
 
 In: a ``Schedule`` and ``StageTimes``. Out: a ``Graph`` with a task per pass, per message that takes time, and per
 update, to replay; stages may be uneven, and messages between two ranks share a link. What a pass keeps for its backward

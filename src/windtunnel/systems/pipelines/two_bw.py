@@ -1,8 +1,8 @@
-"""PipeDream-2BW's planner (room planning): width, depth, microbatch, recomputing, emptied or not, under memory.
+"""PipeDream-2BW's planner: width, depth, microbatch, recomputing, emptied or not, under memory.
 
 In: ``Blocks`` for each microbatch, how many workers, their memory, their links, the batch. Out: ``PlanTable``: every
 combination with its time and memory, or why it cannot be. Equal stages, all of one width. Not here: what a stage takes
-in reality (``blocks``), the schedules' own waits (``replayed``), running a plan (``training``).
+in reality (``search.blocks``), the schedules' own waits (``replayed``), running a plan (``training``).
 
 Source: PipeDream-2BW (Narayanan et al., ICML 2021), section 3.3: the cost functions as published, with the factor of
 recomputing as the forward pass itself takes, unless one is given.

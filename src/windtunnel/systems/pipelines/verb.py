@@ -1,4 +1,4 @@
-"""``windtunnel pipeline``: plan and run pipelines, look at their schedules (room cli)."""
+"""``windtunnel pipeline``: plan and run pipelines, look at their schedules."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The cheapest machines for a pipeline (room cli, private): tried from the cheapest on, as people read them."""
+"""The cheapest machines for a pipeline: tried from the cheapest on, as people read them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import open_graph
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli.files import open_graph
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``windtunnel place pipedream``: a profile cut into replicated stages (room cli)."""
+"""``windtunnel place pipedream``: a profile cut into replicated stages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import print_json, print_table, say, say_wrapped
-from windtunnel.cli._options import Json, MostDownsets
+from windtunnel.cli.console import print_json, print_table, say, say_wrapped
+from windtunnel.cli.options import Json, MostDownsets
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

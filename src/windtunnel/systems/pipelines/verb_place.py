@@ -1,4 +1,4 @@
-"""``windtunnel place fly``: a plan as a pipeline that really trains (room cli)."""
+"""``windtunnel place fly``: a plan as a pipeline that really trains."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._options import Json, LedgerPath
-from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.options import Json, LedgerPath
+from windtunnel.cli.stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
     from windtunnel.flights import Receipt

@@ -1,4 +1,4 @@
-"""``windtunnel pipeline plan``: stages, replicas and what is computed again, for devices with little memory (room cli).
+"""``windtunnel pipeline plan``: stages, replicas and what is computed again, for devices with little memory.
 
 Three kinds of input: a workload, captured here for processes of this host; a graph, on any device; layers with variants
 in Piper's form.
@@ -14,10 +14,10 @@ import typer
 from windtunnel import registry
 from windtunnel.base.documents import json_text
 from windtunnel.base.outputs import whole
-from windtunnel.cli._console import Progress, advise, print_json, suggest
-from windtunnel.cli._files import derived, open_graph, require_free
-from windtunnel.cli._options import Force, Json, MostDownsets, whole_numbers
-from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.console import Progress, advise, print_json, suggest
+from windtunnel.cli.files import derived, open_graph, require_free
+from windtunnel.cli.options import Force, Json, MostDownsets, whole_numbers
+from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 from windtunnel.systems.pipelines.plans_output import piper_document, print_piper, print_plans, table_document
 from windtunnel.systems.pipelines.verb_machines import plan_machines

@@ -1,4 +1,4 @@
-"""``windtunnel pipeline run``: a workload trains as a pipeline, by any schedule (room cli)."""
+"""``windtunnel pipeline run``: a workload trains as a pipeline, by any schedule."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._options import Json, LedgerPath
-from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.options import Json, LedgerPath
+from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _kept(spec: PipelineSpec, checkpoint: Path | None) -> PlannedPipeline | None
 
 def _read(plan: Path, target: str, own: list[str], *, max_norm: float) -> PlannedPipeline:
     """A plan as it is written: nothing but clipping can be added."""
-    from windtunnel.cli._files import require_there
+    from windtunnel.cli.files import require_there
     from windtunnel.systems.pipelines.training.plan_file import read_plan
 
     said = [*([target] if target else []), *own]

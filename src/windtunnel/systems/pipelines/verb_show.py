@@ -1,4 +1,4 @@
-"""``windtunnel pipeline show``: a schedule, checked and drawn (room cli)."""
+"""``windtunnel pipeline show``: a schedule, checked and drawn."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import COLUMNS, advise, print_json, print_table, say
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli.console import COLUMNS, advise, print_json, print_table, say
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

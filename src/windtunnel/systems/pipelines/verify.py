@@ -1,4 +1,4 @@
-"""Whether a schedule can run (room planning): what is wrong with it, with rank and slot.
+"""Whether a schedule can run: what is wrong with it, with rank and slot.
 
 In: a ``Schedule``. Out: nothing, or an error: an action on the wrong rank, missing or twice; a pass before the one that
 it needs; ranks that wait for each other; messages that cross; weights that are not there yet; more in flight than was

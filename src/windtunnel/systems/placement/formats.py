@@ -1,4 +1,4 @@
-"""Placement problems and their answers as JSON (room planning): the form of the public NeurIPS 2020 inputs.
+"""Placement problems and their answers as JSON: the form of the public NeurIPS 2020 inputs.
 
 In: a file. Out: a ``Problem`` in nanoseconds, checked field by field; and back: devices with the nodes that they hold.
 "FPGA" in this form means any accelerator. Not here: what is done with a problem.

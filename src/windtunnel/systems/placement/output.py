@@ -1,10 +1,10 @@
-"""A placement as people read it (room cli, private): its proof, devices, rivals, moves and bandwidths."""
+"""A placement as people read it: its proof, devices, rivals, moves and bandwidths."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli._console import print_table, say, say_wrapped
+from windtunnel.cli.console import print_table, say, say_wrapped
 
 if TYPE_CHECKING:
     from windtunnel.search.placement.throughput import Plan

@@ -1,4 +1,4 @@
-"""A split as a picture (room reports): the graph in layers, each node in the color of its device.
+"""A split as a picture: the graph in layers, each node in the color of its device.
 
 In: a ``Plan``. Out: the graph, bars of what every device does, a table: as sections of a report, or as a page of their
 own. Not here: computing plans.

@@ -1,4 +1,4 @@
-"""How far a plan can be trusted where the bandwidth is not what was said (room planning).
+"""How far a plan can be trusted where the bandwidth is not what was said.
 
 In: a ``Problem`` and an interval of bandwidths, as factors on the stated one. Out: where the plan for the stated one
 stays best, and the plan that loses least over the whole interval. A too high bandwidth is the input that people get

@@ -1,4 +1,4 @@
-"""``windtunnel place``: which device runs which operator (room cli).
+"""``windtunnel place``: which device runs which operator.
 
 Three verbs: a graph or a problem (the one that needs no name), a profile for PipeDream's planner, a flight.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, quoted
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, MostDownsets
+from windtunnel.cli.console import Progress, advise, print_json, quoted
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json, MostDownsets
 from windtunnel.errors import InputError
 from windtunnel.systems.placement.output import print_comparison, print_moves, print_plan, print_spread
 
@@ -121,7 +121,7 @@ def _document(
 
 
 def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str, links: str) -> Problem:
-    from windtunnel.cli._files import open_graph
+    from windtunnel.cli.files import open_graph
     from windtunnel.systems.placement.formats import is_problem, read_problem
     from windtunnel.units import parse_rate, parse_size
 

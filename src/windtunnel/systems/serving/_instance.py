@@ -1,4 +1,4 @@
-"""A process that holds one copy of a served model and answers batches when it is told to (room serving, private).
+"""A process that holds one copy of a served model and answers batches when it is told to.
 
 In: what is served, threads of each rank; over the line an ``Order``. Out: how long after its moment the batch was
 answered, the answers to what requests have brought, memory if that is asked. It keeps to its cores before torch is

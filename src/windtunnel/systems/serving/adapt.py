@@ -1,4 +1,4 @@
-"""A server whose split follows its queue (room serving).
+"""A server whose split follows its queue.
 
 In: a server that goes on, the best split for every batch. Out: changes, while it is followed. Not here: how large a
 batch the queue asks for (``estimate``), how a change takes place (``live``).

@@ -1,4 +1,4 @@
-"""Requests that really come to a server, at moments that are known before (room serving).
+"""Requests that really come to a server, at moments that are known before.
 
 In: a server, moments. Out: when each was answered. Not here: when they come (``requests``), what is foretold
 (``tail``).

@@ -1,4 +1,4 @@
-"""How many inputs a server should answer together (room serving).
+"""How many inputs a server should answer together.
 
 In: how many requests are unanswered, time and again. Out: a power of two. Not here: the server (``live``), what it
 changes to (``adapt``).

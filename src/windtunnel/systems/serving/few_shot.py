@@ -1,4 +1,4 @@
-"""A profile from a few of its cells (room serving): which cell to measure next, what the others are taken to be.
+"""A profile from a few of its cells: which cell to measure next, what the others are taken to be.
 
 In: the cells that there could be, a way to measure one, batches that will be asked for. Out: the measured cells, when
 the chosen splits rest on measured ones alone, or when as many are measured as may be. Not here: how a cell is measured

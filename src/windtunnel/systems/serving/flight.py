@@ -1,4 +1,4 @@
-"""Receipts of servers that really answered batches or requests (room flights).
+"""Receipts of servers that really answered batches or requests.
 
 In: what is served, splits or servers as they ran in turns, the one instance with all threads among them. Out: a
 ``Receipt`` per other one. Not here: processes (``serving``).

@@ -1,4 +1,4 @@
-"""Processes that hold a served model each, on cores of their own (room serving).
+"""Processes that hold a served model each, on cores of their own.
 
 In: what is served, cores. Out: processes that answer batches, and how long one took. Not here: what they are asked, and
 when (``run`` for profiles and splits, ``live`` for requests).

@@ -1,4 +1,4 @@
-"""A model that is served, and what it is asked (room serving).
+"""A model that is served, and what it is asked.
 
 In: the name of a workload with parameters, or ``file.py:function``. Out: ``Served``: the model in evaluation mode,
 inputs of any batch, answers to what requests bring. Not here: processes and times (``run``, ``live``).

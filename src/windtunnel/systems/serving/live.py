@@ -1,4 +1,4 @@
-"""A server that goes on: it answers requests while its instances change (room serving).
+"""A server that goes on: it answers requests while its instances change.
 
 In: what is served, a ``Server``, requests one by one, other splits. Out: replies, each request's once. A thread makes
 batches by the rule of ``tail`` and deals them out; another starts new instances while the old ones serve, lets all new

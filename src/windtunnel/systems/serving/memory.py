@@ -1,4 +1,4 @@
-"""How little memory a split needs, and how soon one answers that fits (room serving).
+"""How little memory a split needs, and how soon one answers that fits.
 
 In: a profile whose cells have memory, threads, inputs. Out: tables of bytes, latencies. Every instance has weights and
 work space of its own, so that many small ones need more than one large one. Not here: the split itself (``search``).

@@ -1,4 +1,4 @@
-"""What a split of a server is, and what its instances cost each other (room serving).
+"""What a split of a server is, and what its instances cost each other.
 
 In: a profile of one instance alone, splits that really ran. Out: ``Split``, ``Slowdown``. Not here: which split is
 best (``search``), running one (``run``).

@@ -1,4 +1,4 @@
-"""What the verbs of serving share: the profile, and what busy neighbors cost (room cli)."""
+"""What the verbs of serving share: the profile, and what busy neighbors cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a processor's threads are best split, as a page (room reports).
+"""How a processor's threads are best split, as a page.
 
 In: for each batch the best split, one instance with all threads, one per thread. Out: one page: inputs answered per
 second over the batch, and the splits. Not here: choosing them.

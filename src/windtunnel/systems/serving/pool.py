@@ -1,4 +1,4 @@
-"""Processes of a server that goes on: which stay for another split, which are new, which are warm (room serving).
+"""Processes of a server that goes on: which stay for another split, which are new, which are warm.
 
 In: a split, who runs. Out: a process for each of its instances, on cores that no other of them has. Not here: when new
 ones are used (``live``).

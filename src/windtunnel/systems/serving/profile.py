@@ -1,4 +1,4 @@
-"""How long one instance of a model takes, by its threads and its batch (room serving).
+"""How long one instance of a model takes, by its threads and its batch.
 
 In: a CSV file, or what was measured. Out: a ``Profile``: cells that nobody measured are absent. Not here: measuring
 (``run``), choosing (``search``).

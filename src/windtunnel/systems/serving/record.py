@@ -1,4 +1,4 @@
-"""What a server that goes on has done (room serving): plain values.
+"""What a server that goes on has done: plain values.
 
 In: nothing. Out: ``Reply`` to a request, ``Batch`` that was answered, ``Change`` of its split. Not here: the server
 (``live``).

@@ -1,4 +1,4 @@
-"""When requests come to a server (room serving).
+"""When requests come to a server.
 
 In: a pattern in words, or a CSV file. Out: moments, ns, ascending. Not here: answering them (``tail``, ``run``).
 """

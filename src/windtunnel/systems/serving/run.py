@@ -1,4 +1,4 @@
-"""Instances that really run (room serving): alone for a profile, at once for a split.
+"""Instances that really run: alone for a profile, at once for a split.
 
 In: what is served, cells or splits. Out: latencies, each candidate in its turn in every round. Not here: which split
 (``search``), requests (``live``).

@@ -1,4 +1,4 @@
-"""Which split of threads and inputs answers a batch soonest (room serving).
+"""Which split of threads and inputs answers a batch soonest.
 
 In: a profile, threads, a batch. Out: a ``Split``, or why there is none. By the table of all smaller servers and batches
 (the authors' recurrence) where instances take whole batches of the profile; by a binary search over latencies where an

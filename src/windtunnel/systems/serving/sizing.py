@@ -1,4 +1,4 @@
-"""Which server answers requests in time with the fewest threads (room serving).
+"""Which server answers requests in time with the fewest threads.
 
 In: a profile, when requests come, a limit that a share of the answers has to keep. Out: a ``Server`` with what is
 foretold of it. Tried are all numbers of threads, batches by powers of two, and a few times to wait. Not here: what is

@@ -1,4 +1,4 @@
-"""The best of every smaller server and batch (room serving).
+"""The best of every smaller server and batch.
 
 In: instances by threads and batch, each with a value. Out: the least value of all together, where values of instances
 add up (memory) or the largest counts (latency): the authors' recurrence. Not here: what the values are (``search``,

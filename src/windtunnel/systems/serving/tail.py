@@ -1,4 +1,4 @@
-"""How long requests wait for a server and its answer (room serving).
+"""How long requests wait for a server and its answer.
 
 In: when requests come, a split, how many a batch takes and how long it waits for more. Out: when each is answered. A
 batch begins when it is full or its first request has waited long enough, and the batch before is answered; all that

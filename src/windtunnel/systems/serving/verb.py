@@ -1,4 +1,4 @@
-"""``windtunnel serve``: how many instances of a model a processor should run (room cli)."""
+"""``windtunnel serve``: how many instances of a model a processor should run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, suggest
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, LedgerPath, Output, whole_numbers
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, suggest
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json, LedgerPath, Output, whole_numbers
 from windtunnel.errors import InputError
 from windtunnel.systems.serving import verb_run, verb_size  # noqa: F401 - each registers its verbs
 from windtunnel.systems.serving.options import (

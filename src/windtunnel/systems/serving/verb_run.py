@@ -1,4 +1,4 @@
-"""``windtunnel serve run``: a server that answers requests, and whose instances follow its queue (room cli)."""
+"""``windtunnel serve run``: a server that answers requests, and whose instances follow its queue."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._options import Json
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.options import Json
 from windtunnel.errors import InputError
 from windtunnel.systems.serving.options import (
     FlownPath,

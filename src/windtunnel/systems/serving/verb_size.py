@@ -1,4 +1,4 @@
-"""``windtunnel serve size``: threads, instances and batch of a server that has to answer in time (room cli)."""
+"""``windtunnel serve size``: threads, instances and batch of a server that has to answer in time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._options import Json, LedgerPath
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.options import Json, LedgerPath
 from windtunnel.systems.serving.options import FlownPath, MemoryLimit, ProfilePath, memory_limit, slowdown_of
 from windtunnel.units import format_duration
 

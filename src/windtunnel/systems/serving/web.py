@@ -1,4 +1,4 @@
-"""A server that goes on, over HTTP (room serving; extra ``serve``).
+"""A server that goes on, over HTTP.
 
 In: a ``LiveServer``, an address. Out: ``POST /`` with a JSON body, or none, is answered with ``{"output": ...,
 "latency_ms": ...}``; ``GET /status`` says what serves. Not here: batches, instances (``live``).

@@ -1,4 +1,4 @@
-"""One rank of the runs that show stalls (room cluster, private).
+"""One rank of the runs that show stalls.
 
 In: ``Orders``, then a ``Turn`` at a time. Out: a ``Took`` for each. The model, its optimizer, and the process that
 reads files stay from turn to turn; only what a turn is about changes.

@@ -1,4 +1,4 @@
-"""Stalls of communication from two numbers of a model: its collectives and its bytes (room cluster; what is predicted).
+"""Stalls of communication from two numbers of a model: its collectives and its bytes.
 
 In: models with their tensors, buckets and bytes of gradients, and the stall that each showed. Out: what one collective
 and one byte take, with the error on models that were left out. Source: Stash, ICDCS 2023, section on model features;

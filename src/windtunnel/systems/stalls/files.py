@@ -1,4 +1,4 @@
-"""A data set of compressed batches on a disk, and what it takes to use one (room cluster).
+"""A data set of compressed batches on a disk, and what it takes to use one.
 
 In: a workload that draws batches. Out: files of one batch each, and batches made of them: read, decompressed, and,
 where they are images, cut out at random places, mirrored and scaled. Not here: who reads when (``_rank``).

@@ -1,4 +1,4 @@
-"""The job whose stalls are asked for (room cluster).
+"""The job whose stalls are asked for.
 
 In: a registered workload's name with parameters, or a file and a function of one's own. Out: a ``Workload`` that says
 what a batch and the loss are.

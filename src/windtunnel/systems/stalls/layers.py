@@ -1,4 +1,4 @@
-"""Which layers wait for the network, and what would shorten that (room cluster; what is predicted).
+"""Which layers wait for the network, and what would shorten that.
 
 In: a job, a link. Out: ``NetworkForecast``: the iteration over that link by replay of a capture of one rank, the part
 of it in which nothing but an all-reduce goes on, by the layers whose gradients it carries, and changes that would help,

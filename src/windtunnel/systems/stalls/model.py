@@ -1,4 +1,4 @@
-"""Stalls as differences of runs (room cluster; what is predicted).
+"""Stalls as differences of runs.
 
 In: times per iteration of runs that differ in one thing, several of each, taken in turns. Out: ``Stalls``: each cause
 with its interval and its share, the bottleneck, what a cache would do. Source: Stash, ICDCS 2023; DS-Analyzer, VLDB

@@ -1,4 +1,4 @@
-"""The runs that show stalls, really made (room cluster; the real thing).
+"""The runs that show stalls, really made.
 
 In: a job, a link, perhaps a limit of the disk. Out: ``Stalls``. Two groups of processes, one core each, live through
 all turns: ranks that are joined within the machine, and ranks that are joined by a shaped link whose rate was measured

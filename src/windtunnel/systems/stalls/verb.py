@@ -1,4 +1,4 @@
-"""``windtunnel stalls``: what a job loses to its surroundings, by runs that each leave out one cause (room cli)."""
+"""``windtunnel stalls``: what a job loses to its surroundings, by runs that each leave out one cause."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json
-from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json
+from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

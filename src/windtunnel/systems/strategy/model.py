@@ -1,4 +1,4 @@
-"""What a training strategy is, and how long a step takes under one (room planning).
+"""What a training strategy is, and how long a step takes under one.
 
 In: the backward pass of a data-parallel job as a chain: compute operators, each with the gradients that are there after
 it, and what it costs to fuse them and to synchronize so many bytes. Out: when the last gradient has been synchronized.

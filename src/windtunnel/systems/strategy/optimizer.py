@@ -1,4 +1,4 @@
-"""The strategy under which a data-parallel job would be fastest (room planning): the verb ``optimize``.
+"""The strategy under which a data-parallel job would be fastest: the verb ``optimize``.
 
 In: a captured graph of all ranks. Out: a ``Strategy``: what-ifs that together are predicted to be faster, and that can
 be flown. Gradients are grouped on the chain first (one rank stands for all, and only what a group changes is played

@@ -1,4 +1,4 @@
-"""Which neighbors to fuse (room planning): dPRO's scan, an exact programme for gradients, and rivals on one budget.
+"""Which neighbors to fuse: dPRO's scan, an exact programme for gradients, and rivals on one budget.
 
 In: a ``Chain``. Out: a ``Plan``: groups of operators and of gradients. All searches make the same moves and count how
 often they ask what a plan is worth. Not here: the graph (``optimizer``), running anything.

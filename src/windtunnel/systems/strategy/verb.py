@@ -1,4 +1,4 @@
-"""``windtunnel optimize``: the fastest strategy of a data-parallel job (room cli)."""
+"""``windtunnel optimize``: the fastest strategy of a data-parallel job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import database_of, derived, open_graph, require_free
-from windtunnel.cli._options import Force, Fresh, GraphPath, Json, Output, PricesChoice
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import database_of, derived, open_graph, require_free
+from windtunnel.cli.options import Force, Fresh, GraphPath, Json, Output, PricesChoice
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph

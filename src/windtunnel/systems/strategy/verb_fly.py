@@ -1,4 +1,4 @@
-"""``windtunnel fly``: really run a strategy beside the job as it is, and keep the receipt (room cli)."""
+"""``windtunnel fly``: really run a strategy beside the job as it is, and keep the receipt."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json
-from windtunnel.cli._files import database_of
-from windtunnel.cli._options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
-from windtunnel.cli._ranks import Bandwidth, Latency, NumProcesses, ranks_of
-from windtunnel.cli._stdout import stdout_to_stderr
-from windtunnel.cli._waiting import choose_wait_policy
+from windtunnel.cli.console import Progress, advise, print_json
+from windtunnel.cli.files import database_of
+from windtunnel.cli.options import Fresh, Json, LedgerPath, PricesChoice, TimeLimit, seconds_of
+from windtunnel.cli.ranks import Bandwidth, Latency, NumProcesses, ranks_of
+from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.cli.verify import print_outcomes
+from windtunnel.cli.waiting import choose_wait_policy
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

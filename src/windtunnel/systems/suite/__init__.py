@@ -1,4 +1,4 @@
-"""The benchmark suite as a subject (row 5): which workloads, their stable phase, metrics, comparison, utilization.
+"""The benchmark suite as a subject: which workloads, their stable phase, metrics, comparison, utilization.
 
 In: names of workloads. Out: one result file per cell, comparisons, observations, the utilization study. ``run`` is the
 real thing, ``listing`` says what would run, ``results`` is what is kept.

@@ -1,4 +1,4 @@
-"""One workload of the suite, trained and measured in a process of its own (room suite, private).
+"""One workload of the suite, trained and measured in a process of its own.
 
 In: an ``Order``. Out: one result file, written whole, whatever happens; rank 0 writes it,
 the other ranks train along until rank 0 is done. Not here: which cells there are, waiting for this process.

@@ -1,4 +1,4 @@
-"""Is one run of the suite faster than another? (room suite).
+"""Is one run of the suite faster than another?.
 
 In: two folders of results (two runs, machines or commits), or two programs to run in turns. Out: a ``Comparison``:
 per workload "1.12x (1.10-1.14)" or "no difference", and the geometric mean over all. Not here: measuring a cell.

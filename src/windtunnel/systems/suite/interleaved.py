@@ -1,4 +1,4 @@
-"""Two programs run in turns, so that a machine which slows down slows both (room suite).
+"""Two programs run in turns, so that a machine which slows down slows both.
 
 In: two sides, each a checkout of this package, a git revision of the one in this folder, or any command. Out: a
 ``Comparison`` of paired rounds. Checkouts run workloads of the suite and are compared by time per unit; commands are

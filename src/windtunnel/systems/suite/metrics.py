@@ -1,4 +1,4 @@
-"""How well a training job uses its machine (room suite).
+"""How well a training job uses its machine.
 
 In: step times and units, a captured graph, a count of FLOP, a peak, counters of the host. Out: throughput with its
 interval, compute, arithmetic and CPU utilization, energy where the host tells it. Not here: running anything, finding

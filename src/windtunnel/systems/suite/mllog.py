@@ -1,4 +1,4 @@
-"""MLPerf-style result lines (room reports).
+"""MLPerf-style result lines.
 
 In: a run of the suite. Out: lines that start with ``:::MLLOG`` and hold one JSON object each, in the fields that
 MLCommons' logging library writes (namespace, time_ms, event_type, key, value, metadata). They make a run readable for

@@ -1,4 +1,4 @@
-"""What the suite consists of, without training it (room suite).
+"""What the suite consists of, without training it.
 
 In: registered workloads that have a domain. Out: their domain, source, parameters and FLOP per sample, counted under
 fake tensors where the workload lets itself be built so, and what a cell will need of memory. Not here: measuring.

@@ -1,4 +1,4 @@
-"""The eight observations of the TBD paper, put to the test on a run of the suite (room suite).
+"""The eight observations of the TBD paper, put to the test on a run of the suite.
 
 In: results of the suite (sweeps over batch sizes, threads, ranks and links), and shares of memory where they were
 tracked. Out: one ``Observation`` each: shown, refuted, or not checked, with the numbers that say so. Nothing is tuned

@@ -1,4 +1,4 @@
-"""The page of a benchmark run (room reports).
+"""The page of a benchmark run.
 
 In: a run of the suite, and a comparison if there is one. Out: one self-contained HTML file: the table, bars per
 metric, curves over batch size, the eight observations, what was not measured. Not here: measuring, deciding.

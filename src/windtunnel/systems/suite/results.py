@@ -1,4 +1,4 @@
-"""What the suite measured, as files (room suite).
+"""What the suite measured, as files.
 
 In: results of cells (workload, size, batch size, threads, ranks). Out: one JSON file per finished cell in a folder, a
 ``profile.parquet`` over all of them, a machine record, and the same read back. Every file is written whole or not at

@@ -1,4 +1,4 @@
-"""Run the training suite (room suite): every workload in a process of its own.
+"""Run the training suite: every workload in a process of its own.
 
 In: names, size, batch sizes, threads, ranks. Out: a ``SuiteRun``: a folder with one result file per finished cell, a
 profile table, a machine record, and the captured graphs where asked. A workload that crashes, is refused or lacks an

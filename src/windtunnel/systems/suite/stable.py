@@ -1,4 +1,4 @@
-"""When a series of step times is stable, and what it then says (room suite).
+"""When a series of step times is stable, and what it then says.
 
 In: durations of steps, in the order in which they ran. Out: a ``StablePhase``: where the warm-up ends (MSER-5), the
 median with its bootstrap interval, spikes, and whether a trend forbids to believe any of it. Also the loop that runs

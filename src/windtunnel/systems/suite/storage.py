@@ -1,4 +1,4 @@
-"""How fast a folder's disk writes and reads (room suite).
+"""How fast a folder's disk writes and reads.
 
 In: a folder. Out: ``Disk``, measured by one file of random bytes, written through to the device and read back from
 it. Not here: file formats, many readers at once.

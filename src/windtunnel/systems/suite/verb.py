@@ -1,4 +1,4 @@
-"""``windtunnel suite``: train, list, compare and report the benchmark suite (room cli)."""
+"""``windtunnel suite``: train, list, compare and report the benchmark suite."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, Output, whole_numbers
+from windtunnel.cli.console import Progress, advise, clean, print_json, print_table, say, say_wrapped, suggest
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json, Output, whole_numbers
 
 if TYPE_CHECKING:
     from windtunnel.systems.suite.comparison import Compared, Comparison

@@ -1,4 +1,4 @@
-"""Tensor programs and what they cost (row 5): loop nests built, measured, learned from, searched.
+"""Tensor programs and what they cost: loop nests built, measured, learned from, searched.
 
 In: the operators that networks are made of. Out: a predictor of programs that nobody ran, a pricer of graphs, the
 fastest schedule of a task. ``run`` builds and measures (extra ``tvm``), ``model`` predicts, ``search`` decides.

@@ -1,4 +1,4 @@
-"""Compact trees of tensor programs as a pricer of graphs (room programs, cost model "ast").
+"""Compact trees of tensor programs as a pricer of graphs.
 
 In: work of a graph and a CPU, priced as a tensor compiler would run it: each operator is the task that it is, and each
 task takes as long as the fastest of its programs in a library is predicted to, after its tensors came into the caches:

@@ -1,4 +1,4 @@
-"""A set of measured tensor programs as flat arrays (room programs, learned).
+"""A set of measured tensor programs as flat arrays.
 
 In: an npz file, or the arrays that ``programs/run`` measured. Out: ``ProgramSet``: the statement features, trees,
 schedules and times of every program on every device, checked. Not here: measuring, transforms, splits, training.

@@ -1,4 +1,4 @@
-"""A good schedule for a task (room programs): many drawn, ranked by a trained model, the best of them measured.
+"""A good schedule for a task: many drawn, ranked by a trained model, the best of them measured.
 
 In: a ``Task``, a ``Target`` and its sheet, a ``Predictor``. Out: ``Candidate`` rows, the most promising first, with the
 times of those that were measured. Not here: what is drawn (``run.sampling``), how a time is taken (``measure``).

@@ -1,4 +1,4 @@
-"""``windtunnel cost``: train, evaluate, sample and describe cost models (room cli).
+"""``windtunnel cost``: train, evaluate, sample and describe cost models.
 
 A file ``cost_*.py`` brings each verb; this one holds them together.
 """

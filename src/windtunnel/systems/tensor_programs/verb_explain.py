@@ -1,4 +1,4 @@
-"""``windtunnel cost explain``: why a tensor program is predicted to be slower than another (room cli)."""
+"""``windtunnel cost explain``: why a tensor program is predicted to be slower than another."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import advise, print_json, print_table, say
-from windtunnel.cli._options import Json
+from windtunnel.cli.console import advise, print_json, print_table, say
+from windtunnel.cli.options import Json
 
 __all__ = ["explain_program"]
 

@@ -1,4 +1,4 @@
-"""``windtunnel cost info``: what cost models there are, and what a model or a set of programs is (room cli)."""
+"""``windtunnel cost info``: what cost models there are, and what a model or a set of programs is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import advise, print_json, print_table, say, say_wrapped
-from windtunnel.cli._options import Json
+from windtunnel.cli.console import advise, print_json, print_table, say, say_wrapped
+from windtunnel.cli.options import Json
 
 if TYPE_CHECKING:
     from windtunnel.measure import ProfileDatabase

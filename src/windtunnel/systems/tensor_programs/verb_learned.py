@@ -1,4 +1,4 @@
-"""``windtunnel cost train programs`` and ``cost eval programs``: CDMPP on measured tensor programs (room cli)."""
+"""``windtunnel cost train programs`` and ``cost eval programs``: CDMPP on measured tensor programs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json
 from windtunnel.systems.tensor_programs.verb_search import needed_predictor
 
 if TYPE_CHECKING:

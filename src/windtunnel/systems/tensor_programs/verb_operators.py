@@ -1,4 +1,4 @@
-"""``windtunnel cost train tile`` and ``cost eval tile``: operators priced across GPUs (room cli)."""
+"""``windtunnel cost train tile`` and ``cost eval tile``: operators priced across GPUs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json
 
 if TYPE_CHECKING:
     from windtunnel.cost.operators.tile import TileModel

@@ -1,4 +1,4 @@
-"""``windtunnel cost search``: a good schedule for a tensor program, found with the learned model (room cli)."""
+"""``windtunnel cost search``: a good schedule for a tensor program, found with the learned model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._options import Json
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.options import Json
 
 if TYPE_CHECKING:
     from windtunnel.systems.tensor_programs.model.predictor import Predictor

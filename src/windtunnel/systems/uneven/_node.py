@@ -1,4 +1,4 @@
-"""One real node of uneven training: a process that computes, sends and listens (room training, private).
+"""One real node of uneven training: a process that computes, sends and listens.
 
 In: a ``NodeOrders``. Out: a ``NodeReport``. The main thread computes gradients, and holds each until its step would end
 on a worker of that speed, by an absolute schedule; messages and timers are handled when they come, by other threads.

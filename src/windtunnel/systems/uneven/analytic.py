@@ -1,4 +1,4 @@
-"""A strategy on a fleet as a graph, without gradients (room training): thousands of workers, priced by replay.
+"""A strategy on a fleet as a graph, without gradients: thousands of workers, priced by replay.
 
 In: a fleet, when a strategy exchanges weights (``Shape``), how many bytes these are. Out: a ``Graph``: steps on
 workers, messages over wires that share their rate, who waits for whom. Its replay has the steps of training in virtual

@@ -1,4 +1,4 @@
-"""A node as drivers see it: a strategy's state machine whose sums are made of messages (room training).
+"""A node as drivers see it: a strategy's state machine whose sums are made of messages.
 
 In: what happens to the node. Out: ``Step``, ``Send``, ``Timer`` and ``Probe`` actions only. Not here: time, links,
 gradients.

@@ -1,4 +1,4 @@
-"""A training run as a graph (room training): what workers computed, what went over links, who waited for whom.
+"""A training run as a graph: what workers computed, what went over links, who waited for whom.
 
 In: a ``Run`` and its fleet. Out: a graph with a task for each step and each message, whose replay starts each when it
 started. In virtual time causes are known to the nanosecond: a step begins, or a message leaves, when a step ends or a

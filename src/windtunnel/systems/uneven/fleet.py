@@ -1,4 +1,4 @@
-"""Machines of unequal speed and the links between them, as a cluster file says (room training).
+"""Machines of unequal speed and the links between them, as a cluster file says.
 
 In: TOML. Out: a ``Fleet``: workers, perhaps a server, wires with a rate and a latency, how samples are shared out. Not
 here: what is trained.

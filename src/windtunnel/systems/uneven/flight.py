@@ -1,4 +1,4 @@
-"""Receipts of strategies that were really trained with (room flights).
+"""Receipts of strategies that were really trained with.
 
 In: a comparison. Out: a ``Receipt`` per strategy that was really run and came to the target. Not here: processes.
 """

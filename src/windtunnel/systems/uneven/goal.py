@@ -1,4 +1,4 @@
-"""When a run is over, and what it was like (room training).
+"""When a run is over, and what it was like.
 
 In: losses on held-back samples by time, counts by worker. Out: the time to a loss or an accuracy, shares of waiting.
 """

@@ -1,4 +1,4 @@
-"""A model with data that workers train together, on one flat vector of weights (room training).
+"""A model with data that workers train together, on one flat vector of weights.
 
 In: a model, a loss, samples, a local rule. Out: gradients at given weights, losses on samples that were held back. Not
 here: who trains when.

@@ -1,4 +1,4 @@
-"""What can be trained under any strategy (room training): images, a text, or a function of one's own.
+"""What can be trained under any strategy: images, a text, or a function of one's own.
 
 In: a name such as ``lenet:norm=batch`` or ``my_job.py:make``. Out: a ``TrainJob``. Not here: the networks, strategies.
 """

@@ -1,4 +1,4 @@
-"""Training in virtual time: real gradients, simulated clocks and links (room training; what is predicted).
+"""Training in virtual time: real gradients, simulated clocks and links.
 
 In: a job, a fleet, a strategy. Out: a ``Run``. A gradient is computed at the weights that its worker held when the step
 began, and is handed to the strategy when the step ends; messages share wires max-min fair and keep their order between

@@ -1,4 +1,4 @@
-"""Small networks that are trained on uneven fleets (room training): GN-LeNet, thin residual networks, a next-word GRU.
+"""Small networks that are trained on uneven fleets: GN-LeNet, thin residual networks, a next-word GRU.
 
 In: sizes, the kind of normalization. Out: ``torch.nn.Module``. Sources: Hsieh et al., The Non-IID Data Quagmire, ICML
 2020 (LeNet and the norms); He et al., CVPR 2016, section 4.2 (ResNets of 6 n + 2 layers for images of 32 pixels).

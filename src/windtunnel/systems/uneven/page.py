@@ -1,4 +1,4 @@
-"""Strategies on an uneven fleet as a page (room reports): loss against time, waiting, traffic, what each worker did.
+"""Strategies on an uneven fleet as a page: loss against time, waiting, traffic, what each worker did.
 
 In: a comparison. Out: one page. Lines and bars of virtual time are hollow or thin, those of real runs solid. Not here:
 training.

@@ -1,4 +1,4 @@
-"""Who holds which samples (room training): equal shares, or skewed by label, by size, by a group of one's own.
+"""Who holds which samples: equal shares, or skewed by label, by size, by a group of one's own.
 
 In: labels, a number of workers, a seed. Out: indices for each worker; together every sample exactly once. Sources:
 Hsieh, Phanishayee, Mutlu, Gibbons, The Non-IID Data Quagmire, ICML 2020; Hsu, Qi, Brown, 2019 (Dirichlet).

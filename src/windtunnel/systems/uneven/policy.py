@@ -1,4 +1,4 @@
-"""What a synchronization strategy is: a state machine per worker, and perhaps one of a server (room training).
+"""What a synchronization strategy is: a state machine per worker, and perhaps one of a server.
 
 In: a step that ended, a message, a sum over all workers, a timer. Out: what the node does next, as a list of actions.
 The drivers (virtual time, real processes) call the handlers; a strategy never knows which of them does. Not here: any

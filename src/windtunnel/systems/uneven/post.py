@@ -1,4 +1,4 @@
-"""Messages between real nodes over gloo, on links as slow as asked for (room training).
+"""Messages between real nodes over gloo, on links as slow as asked for.
 
 In: sends of one node, in order; a fleet. Out: the same at the other node, not before a link of that rate and latency
 would have brought them. Each wire that a node sends over has a thread with a bucket of tokens; messages to several

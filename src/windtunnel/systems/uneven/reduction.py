@@ -1,4 +1,4 @@
-"""Sums over all workers, by messages (room training): around a ring, or over the server.
+"""Sums over all workers, by messages: around a ring, or over the server.
 
 In: what one worker adds, what arrives. Out: what it sends next, at last the sum. Not here: when messages travel.
 """

@@ -1,4 +1,4 @@
-"""How fast a loss falls (room training): a curve through noisy losses, and the speed at one loss level.
+"""How fast a loss falls: a curve through noisy losses, and the speed at one loss level.
 
 In: (time, loss) samples. Out: the curve 1 / (b t + c) + floor, rewards that can be compared. Source: ADSP (AAAI 2020),
 section "online search", after Peng et al., Optimus, EuroSys 2018.

@@ -1,4 +1,4 @@
-"""Training by real processes of this host, throttled to a fleet's speeds and links (room training; the real thing).
+"""Training by real processes of this host, throttled to a fleet's speeds and links.
 
 In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. Links are buckets of tokens in
 user space, or are shaped by the kernel. What nodes looked like every now and then is judged after the run, so that

@@ -1,4 +1,4 @@
-"""Which strategy reaches a loss first on a fleet (room training; what is decided).
+"""Which strategy reaches a loss first on a fleet.
 
 In: a job by name, a fleet, strategies by name. Out: each one's run in virtual time, best first, and real runs of the
 best. Not here: how a run is done (``model``, ``run``).

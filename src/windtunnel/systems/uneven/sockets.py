@@ -1,4 +1,4 @@
-"""Plain sockets between real nodes, whose bytes the kernel's shaped wires carry (room training).
+"""Plain sockets between real nodes, whose bytes the kernel's shaped wires carry.
 
 In: the addresses of all nodes, who sends to whom. Out: as many bytes as each message is said to have, really sent, and
 when the last of them came. What a message says goes beside it, over gloo, so that neither its form in memory nor its

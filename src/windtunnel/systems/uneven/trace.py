@@ -1,4 +1,4 @@
-"""What changes while a job runs: a speed or a rate that is constant for a while, then another (room training).
+"""What changes while a job runs: a speed or a rate that is constant for a while, then another.
 
 In: moments and values, or a CSV file ``t_s,value``. Out: the value at a moment, and when some work will be done.
 """

@@ -1,4 +1,4 @@
-"""A strategy's number, tried out on forks of one training (room training; what is decided).
+"""A strategy's number, tried out on forks of one training.
 
 In: a job, a fleet, a strategy, values of the number that it lets change. Out: the value to go on with, period after
 period, and the run that took them. Every period the training is copied: each copy goes on from the same weights, with

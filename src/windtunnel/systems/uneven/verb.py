@@ -1,4 +1,4 @@
-"""``windtunnel train``: strategies of synchronization on uneven machines and links (room cli)."""
+"""``windtunnel train``: strategies of synchronization on uneven machines and links."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, say
-from windtunnel.cli._files import require_free
-from windtunnel.cli._options import Force, Json, LedgerPath, Output, numbers
-from windtunnel.cli._stdout import stdout_to_stderr
+from windtunnel.cli.console import Progress, advise, print_json, print_table, say
+from windtunnel.cli.files import require_free
+from windtunnel.cli.options import Force, Json, LedgerPath, Output, numbers
+from windtunnel.cli.stdout import stdout_to_stderr
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Fly nets through inference, beside their own kernels (room suite).
+"""Fly nets through inference, beside their own kernels.
 
 In: modules with inputs. Out: ``FlownNet``: measured latency, flops, and the kernels that a table prices; the table
 grows by what was not in it. Nets and kernels run in turn, round after round, so that a disturbed minute hits both.

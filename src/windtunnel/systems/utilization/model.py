@@ -1,4 +1,4 @@
-"""How much of its peak a host reaches, and where the rest goes (room suite).
+"""How much of its peak a host reaches, and where the rest goes.
 
 In: a measured graph whose tasks say their flops and bytes, and the ceilings of the host. Out: ``Utilization``: per
 layer and for the whole, and a waterfall of nanoseconds whose parts add up to the whole by construction. Not here:

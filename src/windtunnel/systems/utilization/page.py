@@ -1,4 +1,4 @@
-"""The page about utilization (room reports).
+"""The page about utilization.
 
 In: ``ModelUse``s, one per batch size. Out: an HTML page, or its sections: how much of the peak is reached, a waterfall
 from the whole time down to it, and the layers. Not here: computing any of it.

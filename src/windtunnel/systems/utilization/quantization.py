@@ -1,4 +1,4 @@
-"""Work that is done because shapes do not fill the machine (room suite, private).
+"""Work that is done because shapes do not fill the machine.
 
 In: shapes of products, vector width, number of threads. Out: work really done over work asked for, >= 1. A kernel
 computes whole vectors of channels, and the last thread's share decides when all are done. On a GPU the same holds for

@@ -1,4 +1,4 @@
-"""Try advice on shapes (room suite).
+"""Try advice on shapes.
 
 In: ``Advice``. Out: ``FlownAdvice``: the predicted gain beside the one that was really measured, layer before against
 layer after in turn, or the whole model at both batch sizes. Not here: what to advise (``search``).

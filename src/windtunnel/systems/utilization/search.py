@@ -1,4 +1,4 @@
-"""Shapes that would use the machine better (room suite).
+"""Shapes that would use the machine better.
 
 In: a measured graph and the ceilings of its host. Out: ``Advice``: pad channels to whole vectors, merge products that
 read the same tensor, take a larger batch; each with a predicted gain, and with kernels before and after wherever a

@@ -1,4 +1,4 @@
-"""Measure what a model or a workload reaches of the peak (room suite).
+"""Measure what a model or a workload reaches of the peak.
 
 In: a name, batch sizes. Out: ``ModelUse`` per batch size: the captured graph, its utilization, the latency of the bare
 model and, if asked, the latency predicted without running it. Not here: the arithmetic (``model``), the

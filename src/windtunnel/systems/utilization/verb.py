@@ -1,4 +1,4 @@
-"""``windtunnel utilization``: how much of its peak the machine reaches, and where the rest goes (room cli)."""
+"""``windtunnel utilization``: how much of its peak the machine reaches, and where the rest goes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel import registry
-from windtunnel.cli._console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
-from windtunnel.cli._files import open_graph, require_free
-from windtunnel.cli._options import Force, Json
+from windtunnel.cli.console import Progress, advise, print_json, print_table, quoted, say, say_wrapped, suggest
+from windtunnel.cli.files import open_graph, require_free
+from windtunnel.cli.options import Force, Json
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:

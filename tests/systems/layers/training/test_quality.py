@@ -9,7 +9,7 @@ from windtunnel.errors import InputError
 torch = pytest.importorskip("torch")
 
 from windtunnel import registry  # noqa: E402
-from windtunnel.cli._app import build_app  # noqa: E402
+from windtunnel.cli.app import build_app  # noqa: E402
 from windtunnel.systems.layers.nn import BlockCirculantConv2d, BlockCirculantLinear  # noqa: E402
 from windtunnel.systems.layers.training.circulant import circulant_network  # noqa: E402
 from windtunnel.systems.layers.training.dropping import CASES, Recurrent, Scores  # noqa: E402

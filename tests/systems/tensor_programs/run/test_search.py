@@ -83,7 +83,7 @@ def test_the_verb_prints_measured_schedules_and_their_steps(tmp_path):
     pytest.importorskip("safetensors")
     from tests.systems.tensor_programs.model.small_set import small_set
     from windtunnel import registry
-    from windtunnel.cli._app import build_app
+    from windtunnel.cli.app import build_app
 
     programs = small_set(num_tasks=6, per_task=4)
     sheets = tuple(device | {"num_threads": 1, "simd_bits": 128} for device in programs.devices)

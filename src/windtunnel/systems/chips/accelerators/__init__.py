@@ -1,4 +1,4 @@
-"""Prices on accelerators that are described, not measured (room cost): cycles, traffic, energy.
+"""Prices on accelerators that are described, not measured: cycles, traffic, energy.
 
 In: matrix products and vector operators, machines as columns. Out: cycles and energy of each pair. A GPU, a TPU and a
 candidate of a chip search are one object with other numbers. Not here: what a chip is, and its area (``hardware``).

@@ -1,4 +1,4 @@
-"""Matrix products and vector operators on machines, every pair at once (room cost).
+"""Matrix products and vector operators on machines, every pair at once.
 
 In: P products or V vector operators, D machines as columns. Out: cycles [P, D]. Folds of a product are dealt to the
 arrays in rounds (waves), a fold's steps may be split over arrays that would idle; compute and memory overlap, but for

@@ -1,4 +1,4 @@
-"""What a captured operator asks of an accelerator (room cost): products for its arrays, elements for its vector units.
+"""What a captured operator asks of an accelerator: products for its arrays, elements for its vector units.
 
 In: ``Work``. Out: ``Parts``: matrix products with the row that each belongs to, and elements by row. Convolutions and
 their gradients are products of pixels by filters; attention is two products and a softmax, its gradient five. Not here:

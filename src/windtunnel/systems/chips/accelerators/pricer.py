@@ -1,4 +1,4 @@
-"""Any graph on any accelerator (room cost, cost model "accelerator"): operators as products and vector work.
+"""Any graph on any accelerator: operators as products and vector work.
 
 In: work of a graph, an ``Accelerator``. Out: prices: a launch, and the cycles of its arrays at their best tiling with
 those of its vector units, or of its memory, whichever is longer. It prices nothing on other devices. Not here: taking

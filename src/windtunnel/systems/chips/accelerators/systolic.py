@@ -1,4 +1,4 @@
-"""Cycles, accesses and utilization of one systolic array in closed form (room cost).
+"""Cycles, accesses and utilization of one systolic array in closed form.
 
 In: matrix products by M, N, K, arrays by rows and columns, a dataflow; all are broadcast. Out: exact counts, fill and
 drain of every fold included, folds one after the other. Not here: memory (``traffic``), several arrays (``engine``).

@@ -1,4 +1,4 @@
-"""Words that a product moves between memory and one buffer (room cost): tiles, loop orders, the best of them.
+"""Words that a product moves between memory and one buffer: tiles, loop orders, the best of them.
 
 In: M, N, K and the words that the buffer holds. Out: words moved by the best tiling, and the words of its first load
 and last store. An operand is loaded again by every outer loop that changes it, or that a changing one runs inside of; a

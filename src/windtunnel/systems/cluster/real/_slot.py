@@ -1,4 +1,4 @@
-"""One slot of a real cluster: a process that takes part in one job after the other (room cluster, private).
+"""One slot of a real cluster: a process that takes part in one job after the other.
 
 In: a ``Task`` at a time, and ``STOP``. Out: a ``Report`` for each task. Ranks of a job agree on when to stop by the
 sum that they make anyway: all leave after the same iteration.

@@ -1,4 +1,4 @@
-"""Jobs on a real cluster under the very policy that the simulator runs (room cluster; the real thing).
+"""Jobs on a real cluster under the very policy that the simulator runs.
 
 In: a cluster, jobs, the gradients of their models, a policy. Out: a ``ClusterRun`` as it really was, and the iterations
 that were measured on each shape before. Not here: the slots (``slots``), the policy's decisions (``online``).

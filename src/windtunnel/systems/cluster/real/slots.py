@@ -1,4 +1,4 @@
-"""The slots of a real cluster (room cluster): processes in network namespaces, joined by shaped links.
+"""The slots of a real cluster: processes in network namespaces, joined by shaped links.
 
 In: a cluster, tasks of jobs. Out: reports. Not here: who gets which slot when (``drive``).
 """

@@ -1,4 +1,4 @@
-"""Jobs driven through Slurm under a policy (room cluster; the real thing).
+"""Jobs driven through Slurm under a policy.
 
 In: jobs, a cluster, a policy, a command. Out: when each really started, where, and when it ended. Jobs are submitted
 when they arrive, and let go of one machine when their timer runs out, by ``sbatch`` and ``scontrol`` alone. A driver

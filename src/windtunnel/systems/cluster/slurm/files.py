@@ -1,4 +1,4 @@
-"""What Slurm is told (room cluster): its files for a cluster, the options of a job under a policy.
+"""What Slurm is told: its files for a cluster, the options of a job under a policy.
 
 In: a cluster, a job's GPUs, a policy. Out: texts and options. Not here: running anything (``local``, ``drive``).
 """

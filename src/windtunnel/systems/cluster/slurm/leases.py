@@ -1,4 +1,4 @@
-"""Jobs on Slurm under a policy that decides every start and stop, with leases (room cluster; the real thing).
+"""Jobs on Slurm under a policy that decides every start and stop, with leases.
 
 In: jobs, a cluster, a policy, a command that goes on where it was stopped. Out: a ``ClusterRun`` as it was. Each
 segment is a job of Slurm's own, on exactly the processors that the policy chose; a stop is ``scancel``. A driver that

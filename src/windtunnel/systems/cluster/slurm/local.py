@@ -1,4 +1,4 @@
-"""A whole Slurm on this host (room cluster): its controller, and one daemon for each machine.
+"""A whole Slurm on this host: its controller, and one daemon for each machine.
 
 In: a cluster, a folder. Out: an environment in which Slurm's commands talk to it. Needs Debian's ``slurm-wlm`` and
 ``munge``, and the rights of root. Not here: what is submitted.

@@ -1,4 +1,4 @@
-"""Kernels that are at hand (room kernels): loops as one would write them, with inputs to search on and to judge by.
+"""Kernels that are at hand: loops as one would write them, with inputs to search on and to judge by.
 
 In: a name. Out: a ``Kernel``. Not here: how a function of numba becomes one (``from_numba``).
 Source of the definitions: the Rodinia suite, and layers of networks as naive loops.

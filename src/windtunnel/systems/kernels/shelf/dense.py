@@ -1,4 +1,4 @@
-"""Kernels over dense matrices (room kernels): a factorization in place, a layer forward and its update."""
+"""Kernels over dense matrices: a factorization in place, a layer forward and its update."""
 
 # mypy: ignore-errors
 # the loops below are for numba, which has types of its own

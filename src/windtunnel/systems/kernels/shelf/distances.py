@@ -1,4 +1,4 @@
-"""Kernels that compare points (room kernels): nearest neighbors, assignment to centers, a row of a kernel matrix."""
+"""Kernels that compare points: nearest neighbors, assignment to centers, a row of a kernel matrix."""
 
 # mypy: ignore-errors
 # the loops below are for numba, which has types of its own

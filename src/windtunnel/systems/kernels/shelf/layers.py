@@ -1,4 +1,4 @@
-"""Layers of networks as naive loops (room kernels): normalization, softmax, cross-entropy."""
+"""Layers of networks as naive loops: normalization, softmax, cross-entropy."""
 
 # mypy: ignore-errors
 # the loops below are for numba, which has types of its own

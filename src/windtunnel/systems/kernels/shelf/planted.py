@@ -1,4 +1,4 @@
-"""Kernels with a defect that no compiler removes, each beside the clean one (room kernels).
+"""Kernels with a defect that no compiler removes, each beside the clean one.
 
 A search that is worth something finds them: a store that is always overwritten, a chain of loads done twice, work done
 again through memory, a clamp that never clamps.

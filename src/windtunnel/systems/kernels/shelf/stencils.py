@@ -1,4 +1,4 @@
-"""Kernels in which a point looks at its neighbors (room kernels): heat on a chip, despeckling, a convolution."""
+"""Kernels in which a point looks at its neighbors: heat on a chip, despeckling, a convolution."""
 
 # mypy: ignore-errors
 # the loops below are for numba, which has types of its own

@@ -1,4 +1,4 @@
-"""Kernels that fill tables from what lies before (room kernels): alignment of sequences, ways through a grid."""
+"""Kernels that fill tables from what lies before: alignment of sequences, ways through a grid."""
 
 # mypy: ignore-errors
 # the loops below are for numba, which has types of its own

@@ -1,1 +1,1 @@
-"""Training steps as genomes (room kernels): the same edits and the same search, over operators of tensors."""
+"""Training steps as genomes: the same edits and the same search, over operators of tensors."""

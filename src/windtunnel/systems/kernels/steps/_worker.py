@@ -1,4 +1,4 @@
-"""A process that holds a training step and forks for every edited one (room kernels, private; started by ``run``).
+"""A process that holds a training step and forks for every edited one.
 
 In: orders over its line. Out: what became of each. Torch computes on one thread here, as what it forks has no others.
 Not here: which edits (``kernels.search``).

@@ -1,4 +1,4 @@
-"""A training step as a function of tensors that can be edited (room kernels).
+"""A training step as a function of tensors that can be edited.
 
 In: a workload that says what its step is made of. Out: ``Step``: forward and backward pass as operators, read as a
 ``Function`` of one block, and what an edited function is as a program. A value may only be replaced by one of the same

@@ -1,4 +1,4 @@
-"""Edited training steps really run, and what a search over them came to (room kernels).
+"""Edited training steps really run, and what a search over them came to.
 
 In: a workload. Out: the edits that keep loss and gradients, predicted from what each operator takes alone and flown in
 a fresh process. Not here: drawing edits and choosing among them, which are those of every kernel.

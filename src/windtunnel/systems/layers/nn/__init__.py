@@ -1,4 +1,4 @@
-"""Layers that make a network itself cheaper, in place of torch's (row 4).
+"""Layers that make a network itself cheaper, in place of torch's.
 
 In: what torch's layers take. Out: what they give, for less work: dropout that drops whole units of a batch, so that
 products shrink (``dropout``), and weights of circulant blocks, whose products are Fourier transforms (``circulant``).

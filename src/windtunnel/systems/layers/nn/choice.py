@@ -1,4 +1,4 @@
-"""Which of several ways to do the same is quickest here (room nn).
+"""Which of several ways to do the same is quickest here.
 
 In: ways by name, and the one that is always there. Out: the name of the quickest, measured in turns; the one that is
 always there unless another is clearly quicker, so that a choice never loses by more than its measurement is off.

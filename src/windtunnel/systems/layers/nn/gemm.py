@@ -1,4 +1,4 @@
-"""One product of two matrices by the library that is quicker for its shape (room nn).
+"""One product of two matrices by the library that is quicker for its shape.
 
 In: two matrices in any layout. Out: their product in a new matrix. On a processor torch hands float32 products to the
 BLAS it was built with, although the oneDNN that it also holds can be several times as quick on some processors and

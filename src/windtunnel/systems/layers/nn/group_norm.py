@@ -1,4 +1,4 @@
-"""Group norms in place of batch norms: a sample is normalized by itself (room nn).
+"""Group norms in place of batch norms: a sample is normalized by itself.
 
 In: the arguments of a batch norm. Out: a ``Replacement`` with the same scales and offsets. Source: Wu and He, Group
 Normalization, ECCV 2018; Hsieh et al., The Non-IID Data Quagmire, ICML 2020, section 5, which takes it where workers

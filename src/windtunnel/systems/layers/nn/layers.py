@@ -1,4 +1,4 @@
-"""Layers by name: what runs in place of an operator that a program calls (room nn).
+"""Layers by name: what runs in place of an operator that a program calls.
 
 In: an operator, the arguments of one call of it, and settings. Out: ``Replacement``: a callable that takes these
 arguments, and the parameters that it brings along. Not here: which calls of a program are worth it (``whatifs``).

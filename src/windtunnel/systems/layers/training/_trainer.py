@@ -1,4 +1,4 @@
-"""One of several processes that train cases of a task (room training, private).
+"""One of several processes that train cases of a task.
 
 In: all trainings to be done; this process does every n-th. Out: their scores so far, after each. Not here: trainings
 (``tasks``), who waits for them (``run``).

@@ -1,4 +1,4 @@
-"""Networks on images, dense or of circulant blocks (room training).
+"""Networks on images, dense or of circulant blocks.
 
 In: ``dense`` or ``k=N``, sizes. Out: a network of which the layers that can be are of blocks of N. Scores and the first
 convolution stay dense, as in the papers. Not here: training (``tasks``), layers (``nn``).

@@ -1,4 +1,4 @@
-"""Recurrent networks under each kind of dropout (room training).
+"""Recurrent networks under each kind of dropout.
 
 In: a case, sizes, a share. Out: modules. The cases say which units are dropped together, in the paper's numbers:
 

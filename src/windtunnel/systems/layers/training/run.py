@@ -1,4 +1,4 @@
-"""One task trained with each kind of layers, several seeds each (room training).
+"""One task trained with each kind of layers, several seeds each.
 
 In: a task by name, cases, seeds. Out: ``Qualities``: the metric of each case beside the first one's, and what the paper
 says. Not here: trainings (``tasks``).

@@ -1,4 +1,4 @@
-"""Small trainings whose quality is compared between layers (room training).
+"""Small trainings whose quality is compared between layers.
 
 In: a case of layers, a seed, epochs. Out: ``Score``: what the trained network is worth on data that it has not seen.
 All randomness follows from the seed: cases of one seed begin with the same weights, and see the same batches in the

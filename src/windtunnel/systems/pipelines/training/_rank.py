@@ -1,4 +1,4 @@
-"""One process of a flown pipeline (room training, private).
+"""One process of a flown pipeline.
 
 In: ``Orders`` and a rank. Out: a ``Span`` for everything that it did, on the clock that all processes of a host share.
 All ranks hold the stages of all splits, whose weights do not move, and run in every round, in one shuffled order:

@@ -1,4 +1,4 @@
-"""One process of a pipeline that trains (room training, private).
+"""One process of a pipeline that trains.
 
 In: ``TrainOrders`` and a rank. Out: a ``RankReport``. The process builds the workload, keeps its own stages of it, and
 runs its row of the schedule, segment by segment; a checkpoint ends a segment. Not here: who starts it (``measure``),

@@ -1,7 +1,7 @@
-"""A pipeline as it was asked for, cut and predicted (room training).
+"""A pipeline as it was asked for, cut and predicted.
 
 In: a workload, ranks, a schedule by name. Out: ``PlannedPipeline``: the stage of each layer, what a step is predicted
-to take, orders for its ranks. Not here: the search over depths and widths (``planning``), running (``train``).
+to take, orders for its ranks. Not here: the search over depths and widths (``pipelines``), running (``train``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline send each other (room training): nobody waits for a send.
+"""What the ranks of a pipeline send each other: nobody waits for a send.
 
 In: a table of actions and a place in it. Out: values from one pass to the next, over gloo or within the rank. Each
 rank asks for what its next passes need before it computes, so that messages travel meanwhile; a send is done when the

@@ -1,4 +1,4 @@
-"""What a step of a planned pipeline takes on this host (room training): a replay on cores that processes share.
+"""What a step of a planned pipeline takes on this host: a replay on cores that processes share.
 
 In: a ``PipelineJob`` and a plan for its layers. Out: ns. Beside the plan count what a message takes by itself, what the
 schedule does itself, how n processes on fewer cores slow each other, and how much they vary: ``HostConditions``. Not

@@ -1,4 +1,4 @@
-"""A workload taken apart for a pipeline (room training): model, loss, optimizer, batches in microbatches.
+"""A workload taken apart for a pipeline: model, loss, optimizer, batches in microbatches.
 
 In: a registered workload's name and parameters. Out: the built workload, its batches one by one. Not here: stages.
 """

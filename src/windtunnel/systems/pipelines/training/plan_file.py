@@ -1,4 +1,4 @@
-"""Plans of pipelines as files (room training): the cut that was planned is the cut that runs.
+"""Plans of pipelines as files: the cut that was planned is the cut that runs.
 
 In: a ``PlannedPipeline``, or a document that holds one. Out: the other one: workload, stage of each layer, numbers,
 schedule, what a step was predicted to take. Not here: planning, running.

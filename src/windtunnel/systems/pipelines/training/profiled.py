@@ -1,8 +1,8 @@
-"""A workload's pipelines on this host, planned (room training): captured microbatches, measured processes.
+"""A workload's pipelines on this host, planned: captured microbatches, measured processes.
 
 In: a workload, how many processes, plans of ``planning.pipelines``. Out: ``Blocks`` for every size of a microbatch,
 each really captured on one thread; what the processes stand on; the step of each plan by a replay on the cores that
-they share; a plan as a pipeline that can train. Not here: which plans there are (``planning``), running one (``run``).
+they share; a plan as a pipeline that can train. Not here: which plans there are (``pipelines``), running one (``run``).
 """
 
 # R ranks of all pipelines

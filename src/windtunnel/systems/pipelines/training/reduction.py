@@ -1,4 +1,4 @@
-"""Gradients of one replica become those of all (room training): averaged, and clipped if asked.
+"""Gradients of one replica become those of all: averaged, and clipped if asked.
 
 In: what the microbatches of a batch have added up on a rank. Out: what the optimizers get. The norm of a clipped
 gradient is that of the whole model, so that all ranks of a pipeline have to agree on it: one that is flushed waits for

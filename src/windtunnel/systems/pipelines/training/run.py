@@ -1,4 +1,4 @@
-"""Placements that are really run as pipelines of gloo processes (room training).
+"""Placements that are really run as pipelines of gloo processes.
 
 In: a workload, a number of stages, plans for its layers. Out: a ``PipelineRun`` per plan: the step that the replay of
 its schedule says, beside the step that the runtime takes with the very same stages. What the

@@ -1,4 +1,4 @@
-"""The runtime of pipelines (room training): one rank does its row of any table of actions.
+"""The runtime of pipelines: one rank does its row of any table of actions.
 
 In: a ``Schedule``, this rank's stages, a batch in microbatches. Out: losses, gradients applied. Passes are torch's
 autograd, split ones by ``torch.distributed.pipelining``; messages go by ``messages``, which weights a pass sees says

@@ -1,7 +1,7 @@
-"""A pipeline's plan improved by what its replay on this host says (room training).
+"""A pipeline's plan improved by what its replay on this host says.
 
 In: a job and a plan, such as the exact one for a device of its own per stage. Out: a plan for stages that share cores.
-Not here: what a step takes (``model``), the moves (``planning``).
+Not here: what a step takes (``model``), the moves (``pipelines``).
 """
 
 from __future__ import annotations

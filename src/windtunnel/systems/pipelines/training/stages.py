@@ -1,8 +1,8 @@
-"""A torch model as the stages of a pipeline, which really trains (room training).
+"""A torch model as the stages of a pipeline, which really trains.
 
 In: a model and the stage of each of its layers. Out: ``torch.distributed.pipelining`` stages with exactly these
 operators, and what each hands on. The model is exported; operators go to the stage of their module, values that cross
-go along. Not here: which layer goes where (``planning``), who runs them (``runtime``).
+go along. Not here: which layer goes where (``pipelines``), who runs them (``runtime``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A pipeline that trains (room training): any schedule, on processes of this host.
+"""A pipeline that trains: any schedule, on processes of this host.
 
 In: a workload, the stage of each of its modules, a table of actions. Out: ``Trained``: losses batch by batch, what a
-batch took. Not here: what a process does (``_trainer``), which layer goes where (``planning``), what a step is
+batch took. Not here: what a process does (``_trainer``), which layer goes where (``pipelines``), what a step is
 predicted to take (``model``).
 """
 

@@ -1,4 +1,4 @@
-"""The versions of a stage's weights (room training): one, two or as many as are under way.
+"""The versions of a stage's weights: one, two or as many as are under way.
 
 In: a stage's module and its optimizer. Out: for each batch the module whose weights it sees, forward and backward; a
 new version when its gradients are complete. Each version is a module of its own over the same buffers, so that what

@@ -1,4 +1,4 @@
-"""Learned prices of tensor programs (room programs): loop nests in, times with intervals out.
+"""Learned prices of tensor programs: loop nests in, times with intervals out.
 
 Source: CDMPP (Hu et al., EuroSys 2024). Nothing here runs a program; ``programs/run`` builds and measures them.
 """

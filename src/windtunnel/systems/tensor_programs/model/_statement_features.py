@@ -1,4 +1,4 @@
-"""The numeric half of the 164 entries, compiled (room programs): packed statements in, rows out.
+"""The numeric half of the 164 entries, compiled: packed statements in, rows out.
 
 In: the arrays that ``features.pack`` lays out. Out: one float64 row per store. Not here: trees, expressions, names.
 Index expressions arrive as postfix code: pairs (operation, argument).

@@ -1,4 +1,4 @@
-"""Times of leaves that add up (room programs): the default network for compact trees.
+"""Times of leaves that add up: the default network for compact trees.
 
 A program's time is the sum over its stores, so each leaf gets a logarithm of its own time and the program the logarithm
 of their sum; any number of leaves goes through the same weights. A wide linear path beside the deep one carries what is

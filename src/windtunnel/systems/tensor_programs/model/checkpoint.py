@@ -1,4 +1,4 @@
-"""Trained predictors as files (room programs): a ``Predictor`` in, one safetensors file out, and back.
+"""Trained predictors as files: a ``Predictor`` in, one safetensors file out, and back.
 
 The header names the network, the transforms with their parameters and the features; a file of other features is
 refused with the difference. Not here: training, the form of the file (``cost.model_file``).

@@ -1,4 +1,4 @@
-"""How far two sets of vectors lie apart (room programs): samples of two domains in, one number out.
+"""How far two sets of vectors lie apart: samples of two domains in, one number out.
 
 The central moment discrepancy (CMD) compares means and central moments; the maximum mean discrepancy (MMD) compares
 sums of Gaussian kernels. Both take numpy arrays or torch tensors (then with gradients). Not here: what is compared.

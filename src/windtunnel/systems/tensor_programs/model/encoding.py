@@ -1,4 +1,4 @@
-"""Compact syntax trees (room programs): a nest in, its leaves with their places in pre-order out.
+"""Compact syntax trees: a nest in, its leaves with their places in pre-order out.
 
 Only stores carry features; a place is the index of a store's id in the serialized tree, end markers included, so that
 the depth and the order of the dropped inner nodes stay visible. Batches hold one number of leaves each, so nothing is

@@ -1,4 +1,4 @@
-"""The 164 entries of a store statement (room programs): a nest in, one row per statement out.
+"""The 164 entries of a store statement: a nest in, one row per statement out.
 
 Groups: computation (57), the five most touched buffers (90), arithmetic intensity (10), allocation (4), scope (3).
 ``mode="compat"`` equals the released extractors, also where they are coarse: annotated loops are "mixed", a remainder

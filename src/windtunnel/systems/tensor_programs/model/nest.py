@@ -1,4 +1,4 @@
-"""Loop nests of tensor programs as light trees (room programs).
+"""Loop nests of tensor programs as light trees.
 
 In: nodes built by hand, from a tensor compiler or from JSON. Out: ``Nest``, the one form that the features, the
 encoding and the physical bound read. Not here: features, compilers.

@@ -1,4 +1,4 @@
-"""CDMPP's predictor as a torch module (room programs): leaves with their places in, one normalized number out.
+"""CDMPP's predictor as a torch module: leaves with their places in, one normalized number out.
 
 A Transformer encoder sees the leaves of a compact tree; a projection for its number of leaves makes one embedding of
 them; a branch embeds the context (device features, and in the presets of ours the terms of the physical bound); a

@@ -1,4 +1,4 @@
-"""The learned price of tensor programs (room programs): a recipe and a split in, a ``Predictor`` out, and its prices.
+"""The learned price of tensor programs: a recipe and a split in, a ``Predictor`` out, and its prices.
 
 ``RECIPES["paper"]`` is CDMPP to the letter; ``"paper-small"`` the same on a network for CPUs; ``"efficiency"``: times
 of leaves that add up, learned as the share of the physical bound that a program reaches, so that sizes extrapolate;

@@ -1,4 +1,4 @@
-"""Whether predictions put programs of one task in the right order (room programs): seconds in, shares and ratios out.
+"""Whether predictions put programs of one task in the right order: seconds in, shares and ratios out.
 
 Not here: how far predictions are off (``cost.metrics``), which rows are held out (``splits``).
 """

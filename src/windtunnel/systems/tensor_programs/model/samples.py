@@ -1,4 +1,4 @@
-"""Program sets as tensors (room programs): samples of a split in, normalized buckets with labels out.
+"""Program sets as tensors: samples of a split in, normalized buckets with labels out.
 
 Programs are scaled once, their places are added after scaling, and each lies in the bucket of its number of leaves; a
 sample points at its program and adds label, context and, for recipes that look at it, the code for the vectors of its

@@ -1,4 +1,4 @@
-"""What comes with the package (room programs): measured tensor programs and the predictor that learned from them.
+"""What comes with the package: measured tensor programs and the predictor that learned from them.
 
 In: nothing. Out: the set, the predictor, where they lie. ``DATASHEET.md`` beside them says how both were made and how
 far to trust them. Not here: making them (``windtunnel cost sample``, ``cost train programs``).

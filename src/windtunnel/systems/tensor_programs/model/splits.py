@@ -1,4 +1,4 @@
-"""What may be learned from and what is only for the verdict (room programs): a program set in, one ``Split`` out.
+"""What may be learned from and what is only for the verdict: a program set in, one ``Split`` out.
 
 A sample is a pair (program, column of a device). One object owns every way in which an answer could leak: the rows
 that fit weights and normalizers (``train``), that stop training and choose hyper-parameters (``validation``), that

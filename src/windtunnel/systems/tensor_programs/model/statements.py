@@ -1,4 +1,4 @@
-"""Store statements of a nest with the loops around them (room programs): a nest in, ``Statement`` rows out.
+"""Store statements of a nest with the loops around them: a nest in, ``Statement`` rows out.
 
 Each knows its operations, what it reads and writes, which loops the program itself unrolls, and how the addresses of
 neighboring steps of a loop lie: the same, side by side, apart, or without order. Not here: what code costs.

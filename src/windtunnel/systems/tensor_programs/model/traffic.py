@@ -1,4 +1,4 @@
-"""Bytes that a store statement moves between levels of cache (room programs): a nest in, bytes per store and level out.
+"""Bytes that a store statement moves between levels of cache: a nest in, bytes per store and level out.
 
 From the innermost loop outwards, what a statement touches grows until a cache cannot hold it. The loop at which that
 happens still finds in each step what the step before it has left; what it touches in all comes anew with every step of

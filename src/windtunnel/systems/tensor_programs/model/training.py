@@ -1,4 +1,4 @@
-"""One training loop for every learned model of the room (room programs): batches and a loss in, the best weights out.
+"""One training loop for every learned model of the room: batches and a loss in, the best weights out.
 
 Adam, AdamW or SGD with a triangular, one-cycle, exponential or constant rate; the weights of the best validation error
 are kept; it stops when the training loss has converged, when validation no longer gains, or when the time is spent.

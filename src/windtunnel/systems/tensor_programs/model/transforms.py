@@ -1,4 +1,4 @@
-"""Normalization of inputs and labels (room programs): raw features and seconds in, what a network likes out, and back.
+"""Normalization of inputs and labels: raw features and seconds in, what a network likes out, and back.
 
 Everything is fitted on training rows only and is plain numbers, so that it travels in a checkpoint. Eight transforms of
 labels stand behind one switch; a prediction that has no inverse is clamped and counted. Not here: splits, networks.

@@ -1,4 +1,4 @@
-"""Search of hyper-parameters (room programs): a program set and a split in, the best recipe out.
+"""Search of hyper-parameters: a program set and a split in, the best recipe out.
 
 Optuna's TPE draws recipes from CDMPP's search space; each trial reports the error to which its learning curve
 ``a / (x + b) + c`` is heading, and successive halving ends those that head nowhere. Only training and validation

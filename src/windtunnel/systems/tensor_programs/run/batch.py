@@ -1,4 +1,4 @@
-"""Measure a batch of programs on every target, interleaved (room programs, programs).
+"""Measure a batch of programs on every target, interleaved.
 
 In: tasks and seeds. Out: ``Measured``, or nothing where it was never quiet. All programs are built first, by as many
 processes as there are cores; then one is timed at a time, in passes over all programs and targets, shuffled, until

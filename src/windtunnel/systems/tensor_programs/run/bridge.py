@@ -1,4 +1,4 @@
-"""What leads from the times of one day to those of another (room programs, programs).
+"""What leads from the times of one day to those of another.
 
 In: a set that was measured earlier on a host of this kind, and a bench here. Out: by which factor each target is slower
 or faster than it was then, found by measuring some of the set's programs again. A virtual machine's clock is another

@@ -1,4 +1,4 @@
-"""Code from scheduled programs, and the devices it is for (room programs, programs).
+"""Code from scheduled programs, and the devices it is for.
 
 In: a scheduled TensorIR module and an instruction set, or ``cuda``. Out: ``Built``: code in this process, its
 arguments, its result checked against numpy. Not here: repeated runs and their times (``measure``), processes

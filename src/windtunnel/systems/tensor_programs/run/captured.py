@@ -1,4 +1,4 @@
-"""Which task a captured operator is (room programs, programs).
+"""Which task a captured operator is.
 
 In: operator, shapes, strides and arguments as a capture writes them. Out: ``Task``, or None where no kind of task is
 the same work; backward operators are none. Not here: operators that are running (``harvest``), prices.

@@ -1,4 +1,4 @@
-"""How much code a nest becomes (room programs, programs).
+"""How much code a nest becomes.
 
 In: a ``Nest``. Out: an estimate of the operations that stand in its code once loops are unrolled and vectors are cut
 into registers. Programs with too many take seconds to compile. Not here: time.

@@ -1,4 +1,4 @@
-"""On what and how a set was measured (room programs, programs).
+"""On what and how a set was measured.
 
 In: this host and a target. Out: plain values for the header of a set. Not here: measuring of programs.
 """

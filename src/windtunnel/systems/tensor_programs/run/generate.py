@@ -1,4 +1,4 @@
-"""Draw, build and measure a whole set of programs (room programs, programs).
+"""Draw, build and measure a whole set of programs.
 
 In: tasks, targets, a seed; or a set of another host, whose programs are built again. Out: a ``ProgramSet`` file. Work
 goes in batches; each one that is done lies as a file of its own beside the output, so that an interrupted run goes on

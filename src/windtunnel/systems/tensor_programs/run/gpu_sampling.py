@@ -1,4 +1,4 @@
-"""Random legal schedules for GPUs (room programs, programs).
+"""Random legal schedules for GPUs.
 
 In: a ``Task`` and a seed. Out: a ``Scheduled``; the same seed gives the same schedule. As a tuner for GPUs would: the
 main block is tiled on eight levels (S S S R R S R S) whose outermost three are the grid's blocks, virtual threads and

@@ -1,4 +1,4 @@
-"""Which tasks networks are made of (room programs, programs).
+"""Which tasks networks are made of.
 
 In: networks of the suite, really run once. Out: ``Task`` values with the networks that contain them and how often. What
 an inference compiler would fuse is one task: a normalization behind a convolution becomes its bias, and up to six

@@ -1,4 +1,4 @@
-"""How a program's time is taken on a machine that others use too (room programs, programs).
+"""How a program's time is taken on a machine that others use too.
 
 In: something that can be run ``number`` times and timed, and the canary: a kernel that never changes. Out: ``Look``s,
 and from many of them ``Timing``: what the program takes where nothing else runs, and how well that is known. Others

@@ -1,4 +1,4 @@
-"""The loop nest of a scheduled program (room programs, programs).
+"""The loop nest of a scheduled program.
 
 In: a scheduled TensorIR module. Out: ``Nest``, with the loops, temporaries, guards and pragmas that code is made from:
 blocks are lowered, buffers keep their dimensions, vectors and unrolled loops are still loops. Loops of one step are

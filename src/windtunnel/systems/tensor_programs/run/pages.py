@@ -1,4 +1,4 @@
-"""How long small tensors take to come to a core that was busy with others (room programs, programs).
+"""How long small tensors take to come to a core that was busy with others.
 
 In: an instruction set and a number of threads. Out: rates of pages that are read in random order, from the shared
 cache and from memory, how many bytes the shared cache keeps, and how fast others on this machine fill it. Tensors of a

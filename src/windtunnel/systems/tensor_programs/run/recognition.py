@@ -1,4 +1,4 @@
-"""Which task an operator of torch is (room programs, programs).
+"""Which task an operator of torch is.
 
 In: the name, arguments and result of a call. Out: ``Found``, a task that may yet grow, or nothing. Not here: running
 networks and watching their calls (``harvest``).

@@ -1,4 +1,4 @@
-"""What a task's result must be, by numpy (room programs, programs).
+"""What a task's result must be, by numpy.
 
 In: a ``Task``. Out: its random arguments, always the same ones, and its result. Written without a look at
 ``definitions``, so that an error would have to be made twice. Not here: compiled code.

@@ -1,4 +1,4 @@
-"""Random legal schedules (room programs, programs).
+"""Random legal schedules.
 
 In: a ``Task`` and a seed. Out: a ``Scheduled``; the same seed gives the same schedule. As a tuner for CPUs would: the
 main block is tiled on six levels (S S R S R S), its outer loops are fused and run in parallel, the last axis is made

@@ -1,4 +1,4 @@
-"""Schedules of tasks: sequences of primitives, drawn at random or done again (room programs, programs).
+"""Schedules of tasks: sequences of primitives, drawn at random or done again.
 
 In: a ``Task`` and a seed, or the rows of an earlier schedule. Out: ``Scheduled``: the scheduled function and its steps,
 which as rows of whole numbers are what TLP reads and what builds the same program again. Not here: which steps are

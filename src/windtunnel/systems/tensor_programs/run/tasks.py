@@ -1,4 +1,4 @@
-"""Tasks: one operator of a network with its shapes (room programs, programs).
+"""Tasks: one operator of a network with its shapes.
 
 In: a table of operators that networks were seen to contain (``tasks.csv``, made by ``harvest``). Out: ``Task``: what is
 computed, how much work that is, and which networks contain it how often. Not here: how it is computed.

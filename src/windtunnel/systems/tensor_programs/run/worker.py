@@ -1,4 +1,4 @@
-"""A process that draws, builds and times programs, and may die doing so (room programs, programs).
+"""A process that draws, builds and times programs, and may die doing so.
 
 In: orders. Out: answers, or ``WorkerError`` where a compiler took its process with it. The asking side
 needs no compiler, and waits without using a core while something is timed. Not here: which programs, and their order.

@@ -1,4 +1,4 @@
-"""A random forest as flat arrays (room programs): rows of numbers in, means of leaves out.
+"""A random forest as flat arrays: rows of numbers in, means of leaves out.
 
 Grown by scikit-learn; kept as arrays, so that a forest can be stored without pickle and predicts without scikit-learn,
 the same to the last bits. Not here: what is learned (``model``), files (``learned``).

@@ -1,4 +1,4 @@
-"""Layers of a net as the kernels that a runtime runs (room programs, after nn-Meter).
+"""Layers of a net as the kernels that a runtime runs.
 
 In: a model and the pairs of layers that the runtime fuses. Out: ``LayerKernel``s: one or more layers that run as one,
 with the few numbers that their time depends on; each can be built and run alone. Not here: what a runtime fuses and

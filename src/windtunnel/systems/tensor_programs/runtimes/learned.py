@@ -1,4 +1,4 @@
-"""What a runtime of this host fuses and takes, learned once and kept as a file (room programs, after nn-Meter).
+"""What a runtime of this host fuses and takes, learned once and kept as a file.
 
 In: nets, or kernels of nets, to learn from. Out: ``RuntimeModel``: the pairs that the runtime fuses and a forest per
 kind of kernel; the time of a net that was never run; one safetensors file, never pickle. Not here: measuring

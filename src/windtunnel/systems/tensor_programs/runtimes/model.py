@@ -1,4 +1,4 @@
-"""Random forests that price the kernels of a net on one runtime (room programs, after nn-Meter).
+"""Random forests that price the kernels of a net on one runtime.
 
 In: kernels with measured times, or a prior of kernels and something that measures. Out: ``KernelForests``, one forest
 per kind; the time of a net is the sum over its kernels. A forest predicts the efficiency against the measured ceilings

@@ -1,4 +1,4 @@
-"""How nets are really run on this host, and what a runtime fuses (room programs, after nn-Meter).
+"""How nets are really run on this host, and what a runtime fuses.
 
 In: modules. Out: ``Runtime``s: ``eager``, PyTorch as it is, and ``onednn``, norms folded into convolutions that also
 rectify, weights laid out once, channels last; measured times; the pairs of layers that a runtime fuses, found from

@@ -1,6 +1,6 @@
 """ADSP: nobody waits; workers of any speed commit equally often, at a rate that is searched while they train.
 
-(room training) In: steps, losses, timers. Out: commits to a server. Source: Hu, Wang, Wu, Distributed Machine Learning
+In: steps, losses, timers. Out: commits to a server. Source: Hu, Wang, Wu, Distributed Machine Learning
 through Heterogeneous Edge Systems, AAAI 2020. The timer of a commit is set from the beginning of its period, so that
 waiting for the running batch does not add up, a batch early, so that the commit is there when the period ends; what a
 worker learns while a commit travels is kept.

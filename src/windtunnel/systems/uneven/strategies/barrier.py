@@ -1,4 +1,4 @@
-"""Strategies in which all workers wait for each other (room training): every step, or every few.
+"""Strategies in which all workers wait for each other: every step, or every few.
 
 In: gradients or weights. Out: sums over all workers. Sources: BSP, Valiant, CACM 1990; local SGD, Stich, ICLR 2019;
 ADACOMM, Wang and Joshi, MLSys 2019; batches by speed, as ADSP (NeurIPS 2019 workshops; AAAI 2020) compares with.

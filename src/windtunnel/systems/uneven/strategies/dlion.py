@@ -1,4 +1,4 @@
-"""DLion: batches by power, to each peer as much of a gradient as its link carries, weights of the best (room training).
+"""DLion: batches by power, to each peer as much of a gradient as its link carries, weights of the best.
 
 In: gradients, losses, times, what peers say of themselves. Out: the entries that matter most, to each peer within its
 own budget. Source: Hong, Chandra, DLion: Decentralized Distributed Deep Learning in Micro-Clouds, HPDC 2021. The paper

@@ -1,4 +1,4 @@
-"""Averages that travel while the workers train on (room training): Overlap Local-SGD, its siblings, DiLoCo.
+"""Averages that travel while the workers train on: Overlap Local-SGD, its siblings, DiLoCo.
 
 In: weights every ``period`` steps. Out: sums over all workers; nobody waits unless the next round comes before the sum.
 One engine: fragments of the weights in turn, a proposal for the common anchor from each worker, a delay after which its

@@ -1,4 +1,4 @@
-"""Strategies in which workers send gradients or weights to each other at their own pace (room training).
+"""Strategies in which workers send gradients or weights to each other at their own pace.
 
 In: gradients. Out: messages to peers; a worker waits only where it would be too far ahead of them. Sources:
 Watcharapichat et al., Ako, SoCC 2016; Luo et al., Hop, ASPLOS 2019; DLion, Hong and Chandra, HPDC 2021, compares with

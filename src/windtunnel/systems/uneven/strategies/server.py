@@ -1,4 +1,4 @@
-"""Strategies around a parameter server that apply each step at once (room training): asynchronous, or bounded.
+"""Strategies around a parameter server that apply each step at once: asynchronous, or bounded.
 
 In: workers' weights after a step. Out: the server's weights, when the bound lets the worker go on. Sources: SSP, Ho et
 al., NIPS 2013; asynchronous SGD, Recht et al., NIPS 2011.

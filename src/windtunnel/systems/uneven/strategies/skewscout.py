@@ -1,4 +1,4 @@
-"""SkewScout: how much a thrifty learner may save is tuned to how skewed the data is (room training).
+"""SkewScout: how much a thrifty learner may save is tuned to how skewed the data is.
 
 In: a learner of ``thrifty``, accuracies of models that traveled, bytes. Out: the learner's number, from time to time
 another. Source: Hsieh, Phanishayee, Mutlu, Gibbons, The Non-IID Data Quagmire of Decentralized Machine Learning, ICML

@@ -1,4 +1,4 @@
-"""Strategies that send only what matters (room training): Gaia, deep gradient compression, federated averaging.
+"""Strategies that send only what matters: Gaia, deep gradient compression, federated averaging.
 
 In: gradients. Out: the entries of updates that are significant, or largest, to all other workers. Every worker has a
 momentum of its own, and the updates of all are *added*, as published, so that the rate of one worker that did the same

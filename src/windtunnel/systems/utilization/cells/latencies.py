@@ -1,4 +1,4 @@
-"""Latencies of nets on many devices, and what a cell tells about them (room suite).
+"""Latencies of nets on many devices, and what a cell tells about them.
 
 In: a table of nets of any kind, or of the 15,625 cells as published for NAS-Bench-201. Out: ``LatencyTable``, features
 for ``model``, and the FLOP proxy that a prediction has to beat. Not here: nets of cells (``workloads.cells``),

@@ -1,4 +1,4 @@
-"""Latencies of nets on a device where only a handful was measured (room suite, after HELP).
+"""Latencies of nets on a device where only a handful was measured.
 
 In: latencies of the same nets on other devices, features of the nets, and a few latencies of the new device. Out:
 mean and spread for every net there, and which nets to measure. A Gaussian process: what the sources agree on is its

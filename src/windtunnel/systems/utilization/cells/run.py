@@ -1,4 +1,4 @@
-"""Search cells by prediction, then really run what was found (room suite).
+"""Search cells by prediction, then really run what was found.
 
 In: nothing but the space of cells. Out: ``CellStudy``: the fronts of several searches with equal numbers of trials,
 by latency, by flops and utilization, and by flops alone; every winner measured in turn with the others; the area that

@@ -1,4 +1,4 @@
-"""Search the space of cells by what a net would cost (room suite).
+"""Search the space of cells by what a net would cost.
 
 In: measured times of a few dozen kernels. Out: ``CellSearch``: what optuna tried, and the front of it, with predicted
 utilization or latency as an objective, or with flops alone. A cell's price is the sum of its edges' prices, exactly

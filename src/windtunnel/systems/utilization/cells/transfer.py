@@ -1,4 +1,4 @@
-"""Which way of carrying latencies to a new device is the best one here (room suite).
+"""Which way of carrying latencies to a new device is the best one here.
 
 In: latencies of nets on known devices, and a few of the new device. Out: ``Transferred``: every net there with its
 interval, by the way that predicts the measured nets best when each is left out in turn; one common factor unless

@@ -1,4 +1,4 @@
-"""Layers of circulant blocks on an engine of transforms (room cost): cycles, size, energy, fixed-point values.
+"""Layers of circulant blocks on an engine of transforms: cycles, size, energy, fixed-point values.
 
 In: sizes of a layer in blocks, a ``FourierEngine``. Out: cycles in closed form and counted, what it takes of a chip,
 and what comes out bit for bit. Not here: what an engine is (``hardware``), layers in torch.

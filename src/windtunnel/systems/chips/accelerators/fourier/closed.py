@@ -1,4 +1,4 @@
-"""An engine of transforms in closed form (room cost): cycles, multipliers, memory blocks, energy of a layer.
+"""An engine of transforms in closed form: cycles, multipliers, memory blocks, energy of a layer.
 
 In: a layer of p x q circulant blocks of size k, a ``FourierEngine``. Out: what a batch takes. Forward and inverse
 transforms take turns on the same butterflies while the multipliers work on other samples, so that a sample takes the

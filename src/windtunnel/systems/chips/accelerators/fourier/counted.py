@@ -1,4 +1,4 @@
-"""The engine of transforms counted cycle by cycle (room cost): butterflies, multipliers, samples in flight.
+"""The engine of transforms counted cycle by cycle: butterflies, multipliers, samples in flight.
 
 In: a layer, an engine, a batch. Out: cycles until the last result. A level of a transform begins when the one before
 it is done; butterflies are free for any level that may begin, inverse transforms of the oldest sample first; products

@@ -1,4 +1,4 @@
-"""Convolutions on a grid that skips zeros (room cost): cycles, traffic and energy of the three passes of training.
+"""Convolutions on a grid that skips zeros: cycles, traffic and energy of the three passes of training.
 
 In: sizes of a layer, which of its values are zero, a ``SparseGrid``. Out: cycles by pass and mode. Not here: what a
 grid is (``hardware``), where the zeros come from (``sources``).

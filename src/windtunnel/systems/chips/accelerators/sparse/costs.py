@@ -1,4 +1,4 @@
-"""Cycles of single outputs: how long a lane group takes for one dot product (room cost).
+"""Cycles of single outputs: how long a lane group takes for one dot product.
 
 In: bits of operands, tables of taps. Out: cycles and multiplications of each output, dense and without zeros. The
 operands of an output are a stream, tap after tap, cut into chunks; a chunk takes a cycle for each ``lanes`` of its

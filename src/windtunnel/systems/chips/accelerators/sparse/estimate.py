@@ -1,4 +1,4 @@
-"""Cycles of the grid in closed form, of densities alone (room cost): no bits are needed.
+"""Cycles of the grid in closed form, of densities alone: no bits are needed.
 
 In: sizes of a layer, how dense its operands are, a ``SparseGrid``. Out: cycles of its passes by mode, as expected where
 zeros lie by chance, but for what differs from channel to channel and from pixel to pixel. Not here: counting them

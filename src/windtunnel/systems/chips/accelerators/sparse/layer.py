@@ -1,4 +1,4 @@
-"""A layer's three passes on a grid that skips zeros (room cost): cycles, traffic, energy by mode.
+"""A layer's three passes on a grid that skips zeros: cycles, traffic, energy by mode.
 
 In: ``LayerZeros``, a ``SparseGrid``. Out: ``LayerCycles``. Memory works while a tile computes, so a tile takes what is
 longer; each tile moves an equal share of its pass. Looking through masks is counted apart (``scan_cycles``). Not here:

@@ -1,4 +1,4 @@
-"""Convolutions by their sizes, and which pixels an output is made of (room cost).
+"""Convolutions by their sizes, and which pixels an output is made of.
 
 In: sizes of a layer; a linear layer is a convolution of one pixel. Out: for each pass a table of taps: which operand
 pixel each tap of each output pixel reads. Taps that lie outside of the image, or between the pixels of a strided

@@ -1,4 +1,4 @@
-"""Tiles of outputs on a grid of elements, and who takes over whose work (room cost): the cycle-level engine.
+"""Tiles of outputs on a grid of elements, and who takes over whose work: the cycle-level engine.
 
 In: cycles of each output, which outputs are wanted. Out: cycles of every tile in five modes; a tile lasts as long as
 its busiest element. An idle element takes over half of the outputs that the busiest one of its neighbors has not begun,

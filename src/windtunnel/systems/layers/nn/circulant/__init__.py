@@ -1,1 +1,1 @@
-"""Weights of circulant blocks: their algebra, products, layers and integers (room nn)."""
+"""Weights of circulant blocks: their algebra, products, layers and integers."""

@@ -1,4 +1,4 @@
-"""Matrices of circulant blocks: what they are, the nearest one, their size (room nn).
+"""Matrices of circulant blocks: what they are, the nearest one, their size.
 
 In: first columns of blocks [p, q, k], or a dense matrix [m, n]. Out: the dense matrix, or the first columns of the
 matrix of circulant blocks that is nearest to it. Not here: products with them (``products``).

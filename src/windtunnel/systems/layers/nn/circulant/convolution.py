@@ -1,4 +1,4 @@
-"""Convolutions whose channels are mixed by circulant blocks, in place of torch's (room nn).
+"""Convolutions whose channels are mixed by circulant blocks, in place of torch's.
 
 In: images. Out: what torch's convolution gives, from a k-th of the weights: for each place of the kernel a matrix of
 circulant blocks over channels. Its own way makes the dense kernel first; ``fft`` transforms the channels of each block

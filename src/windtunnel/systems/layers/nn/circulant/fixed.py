@@ -1,4 +1,4 @@
-"""Block-circulant products in fixed point, as an engine of integers does them (room nn).
+"""Block-circulant products in fixed point, as an engine of integers does them.
 
 In: rows and first columns as floats, and a number of bits. Out: the product that integers give, bit by bit: values,
 twiddle factors and spectra have ``bits`` bits with a sign, scales are powers of two, roundings go half to even, what is

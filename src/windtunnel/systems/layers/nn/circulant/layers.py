@@ -1,4 +1,4 @@
-"""Linear layers whose weights are circulant blocks, in place of torch's (room nn).
+"""Linear layers whose weights are circulant blocks, in place of torch's.
 
 In: what torch's layers take. Out: what they give, from a k-th of the weights. ``from_dense`` makes one of a trained
 layer by projection; ``CirculantAdapter`` adds one to a layer that is frozen. While it is traced for a compiler or an

@@ -1,4 +1,4 @@
-"""LSTMs whose weights are circulant blocks, in place of torch's (room nn).
+"""LSTMs whose weights are circulant blocks, in place of torch's.
 
 In: sequences. Out: what torch's LSTM gives, from a k-th of the weights. Not here: products (``products``).
 

@@ -1,4 +1,4 @@
-"""Which modules of a model can be replaced by block-circulant ones, and doing so (room nn).
+"""Which modules of a model can be replaced by block-circulant ones, and doing so.
 
 In: a model, sizes of blocks by path. Out: the model with layers in place of others. Not here: the layers (``layers``).
 """

@@ -1,4 +1,4 @@
-"""Products with matrices of circulant blocks, in several ways (room nn).
+"""Products with matrices of circulant blocks, in several ways.
 
 In: rows [..., n] and first columns [p, q, k]. Out: rows [..., m], differentiable by both. The ways give the same
 numbers, but for the order in which floats are added:

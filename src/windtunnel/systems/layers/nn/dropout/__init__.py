@@ -1,1 +1,1 @@
-"""Dropout of whole units for a whole batch: sets, products, recurrences, layers (room nn)."""
+"""Dropout of whole units for a whole batch: sets, products, recurrences, layers."""

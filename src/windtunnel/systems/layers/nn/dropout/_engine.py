@@ -1,4 +1,4 @@
-"""Products with the kept units only, gathered while they are multiplied (room nn, private).
+"""Products with the kept units only, gathered while they are multiplied.
 
 In: S sets in rows of ``kept`` (padded; ``counts`` says how many), the rows of the packed sequence that each is for, and
 arrays that are written. Out: nothing; every element of a result is written by one thread, in one order, so that

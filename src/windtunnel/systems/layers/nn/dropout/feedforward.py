@@ -1,4 +1,4 @@
-"""Feed-forward layers whose dropout shrinks their products (room nn).
+"""Feed-forward layers whose dropout shrinks their products.
 
 In: what ``torch.nn.Linear`` takes. Out: what it gives on an input of which whole units are dropped for the whole batch
 (``StructuredLinear``), or on a hidden layer of which they are not even computed (``StructuredFeedForward``). In

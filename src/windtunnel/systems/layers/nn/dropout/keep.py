@@ -1,4 +1,4 @@
-"""Which units are kept: the same ones for a whole batch, drawn anew every step or every few (room nn).
+"""Which units are kept: the same ones for a whole batch, drawn anew every step or every few.
 
 In: units, a share to drop, a seed and what sets are for. Out: ``Keep`` per set, and ``Span``, which says the rows of
 a packed sequence that each set is for. Sets depend on (seed, layer, place, step) alone, so that any one of them can

@@ -1,4 +1,4 @@
-"""One direction of a recurrent layer by torch's own kernel, where that gives the same and is quicker (room nn).
+"""One direction of a recurrent layer by torch's own kernel, where that gives the same and is quicker.
 
 In: a packed sequence with units dropped on the way into the layer, weights, states. Out: what the recurrences of
 ``sequence`` give. Torch's kernel multiplies with all units, dropped ones too, and knows nothing that is dropped from

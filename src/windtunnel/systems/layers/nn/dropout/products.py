@@ -1,4 +1,4 @@
-"""The three products of a layer with only its kept units, in several ways (room nn).
+"""The three products of a layer with only its kept units, in several ways.
 
 In: rows of a sequence [N, D], a transposed weight [D, G] whose rows are contiguous, and spans of rows with their
 kept units. Out: what is added to an output [N, G], the gradient of the input [N, D], the gradient of the weight

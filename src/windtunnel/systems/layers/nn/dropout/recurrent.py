@@ -1,4 +1,4 @@
-"""LSTM and GRU with structured dropout, in place of torch's (room nn).
+"""LSTM and GRU with structured dropout, in place of torch's.
 
 In: what ``torch.nn.LSTM`` and ``torch.nn.GRU`` take: batches first or second, packed sequences, one sequence alone,
 both directions, projections excepted. Out: what they give. Parameters have torch's names and shapes, so that state

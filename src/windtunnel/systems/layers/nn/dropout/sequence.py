@@ -1,4 +1,4 @@
-"""Products over a whole sequence and recurrences, each one autograd node (room nn).
+"""Products over a whole sequence and recurrences, each one autograd node.
 
 In: a packed sequence [N, D], weights as torch has them, spans of kept units. Out: results, and exact gradients of all.
 A recurrence saves what its steps computed and no compacted copy; its gradient of the weight is one product over the

@@ -1,4 +1,4 @@
-"""Which way of each product is quickest for a shape, measured once (room nn).
+"""Which way of each product is quickest for a shape, measured once.
 
 In: the shape of a product. Out: the name of a way (``products``). What is timed are arrays of these very shapes and
 sets of this very kind; no random number of the program is used up. The dense way is kept wherever none is clearly

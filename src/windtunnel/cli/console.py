@@ -1,4 +1,4 @@
-"""Where words go (room cli): the answer to stdout, progress and advice to stderr, at most 80 columns.
+"""Where words go: the answer to stdout, progress and advice to stderr, at most 80 columns.
 
 Color only on a terminal and never as the only sign; ``NO_COLOR`` is honored; piped output has no control codes.
 """
@@ -146,6 +146,7 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` parts of a task are done."""
         with self._lock:
             self._show(clean(what, 40), done, total)
 

@@ -1,4 +1,4 @@
-"""All verbs in one application, and what happens to their errors (room cli)."""
+"""All verbs in one application, and what happens to their errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import typer
 import typer.core
 
 from windtunnel import __version__, registry
-from windtunnel.cli._console import advise, clean
-from windtunnel.cli._errors import show_error, show_usage_error
+from windtunnel.cli.console import advise, clean
+from windtunnel.cli.errors import show_error, show_usage_error
 from windtunnel.errors import InputError, WindtunnelError
 
 __all__ = ["build_app", "run"]

@@ -1,4 +1,4 @@
-"""Keep stdout for the answer while somebody else's program runs (room cli)."""
+"""Keep stdout for the answer while somebody else's program runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``windtunnel explain TRACE --table NAME``: the tables of a trace, printed (room cli)."""
+"""``windtunnel explain TRACE --table NAME``: the tables of a trace, printed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from windtunnel.cli._console import Progress, print_json, print_table, say, say_wrapped
-from windtunnel.cli._files import require_there
+from windtunnel.cli.console import Progress, print_json, print_table, say, say_wrapped
+from windtunnel.cli.files import require_there
 from windtunnel.errors import InputError
 
 __all__ = ["print_trace_table"]

@@ -1,4 +1,4 @@
-"""Which calls of a captured program another layer could run, and by how much each layer gains (room whatifs, private).
+"""Which calls of a captured program another layer could run, and by how much each layer gains.
 
 In: a program, operators, a pattern over layers. Out: calls, checked for weights that others read too; a form in which
 they are replaced. Not here: the layers themselves, which are registered by name.

@@ -1,4 +1,4 @@
-"""Words about the files that a script writes while it is captured (room cli)."""
+"""Words about the files that a script writes while it is captured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from windtunnel.cli._console import advise
+from windtunnel.cli.console import advise
 
 __all__ = ["kept_away", "watched"]
 

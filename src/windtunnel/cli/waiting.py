@@ -1,10 +1,10 @@
-"""How the threads of a program that is about to run wait for each other on a busy machine (room cli)."""
+"""How the threads of a program that is about to run wait for each other on a busy machine."""
 
 from __future__ import annotations
 
 import os
 
-from windtunnel.cli._console import advise
+from windtunnel.cli.console import advise
 
 __all__ = ["choose_wait_policy"]
 

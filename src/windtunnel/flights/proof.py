@@ -1,4 +1,4 @@
-"""What a program really does in an iteration, counted (room flights, private): proof that a change took place.
+"""What a program really does in an iteration, counted: proof that a change took place.
 
 In: a live program. Out: counts per iteration: elements that enter its models, updates, operators by precision, layout
 and kind, threads, workers, ranks, compiled graphs. They are taken once, in iterations that are not timed. A flight

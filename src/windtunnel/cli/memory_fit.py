@@ -1,4 +1,4 @@
-"""``windtunnel memory --fit``: the largest batch that fits (room cli)."""
+"""``windtunnel memory --fit``: the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli._console import Progress, print_json, print_table, say_wrapped, suggest
+from windtunnel.cli.console import Progress, print_json, print_table, say_wrapped, suggest
 from windtunnel.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The hot loops over downsets, compiled (room planning): enumeration, and a min-max programme over nested pairs.
+"""The hot loops over downsets, compiled: enumeration, and a min-max programme over nested pairs.
 
 In: plain arrays. Out: plain arrays. What they mean is said in ``downsets`` and ``minmax``; nothing here knows of
 devices, graphs or files.

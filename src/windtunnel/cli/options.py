@@ -1,4 +1,4 @@
-"""Options that several verbs share, each said once (room cli)."""
+"""Options that several verbs share, each said once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apply the prices of operators and updates that were run again (room whatifs, private).
+"""Apply the prices of operators and updates that were run again.
 
 In: a graph, and ratios of new to old durations. Out: the graph with durations and memory scaled by them. Every family
 whose operators change form states what it needs, and is priced, through here.
@@ -26,7 +26,7 @@ from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.graph.table import Strings
 from windtunnel.simulate.limits import Baseline
-from windtunnel.whatifs._replacing import weights_of
+from windtunnel.whatifs.replacing import weights_of
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What ``predict`` says of a device, of several, and of a machine: which one answers, how fast (room cli)."""
+"""What ``predict`` says of a device, of several, and of a machine: which one answers, how fast."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli._console import say_wrapped
+from windtunnel.cli.console import say_wrapped
 from windtunnel.errors import InputError, NotApplicableError, PriceError
 
 if TYPE_CHECKING:

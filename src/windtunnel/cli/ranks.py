@@ -1,4 +1,4 @@
-"""Options of a script that runs in several processes, each said once (room cli)."""
+"""Options of a script that runs in several processes, each said once."""
 
 from __future__ import annotations
 

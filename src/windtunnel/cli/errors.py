@@ -1,4 +1,4 @@
-"""Errors as people read them: what, where, what to do (room cli)."""
+"""Errors as people read them: what, where, what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import traceback
 from typing import Any
 
 from windtunnel.base.outputs import MAKE_ROOM, is_full
-from windtunnel.cli._console import clean, styled
+from windtunnel.cli.console import clean, styled
 from windtunnel.errors import WindtunnelError
 
 __all__ = ["show_crash", "show_error", "show_usage_error"]

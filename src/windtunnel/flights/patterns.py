@@ -1,4 +1,4 @@
-"""Which modules of a live program a flight means (room flights, private).
+"""Which modules of a live program a flight means.
 
 In: a live program and a regular expression over module paths. Out: modules, outermost first. Paths are those of
 ``named_modules``.

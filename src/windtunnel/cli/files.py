@@ -1,4 +1,4 @@
-"""Graphs by path, and names of outputs derived from inputs (room cli)."""
+"""Graphs by path, and names of outputs derived from inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.cli._console import Progress
+    from windtunnel.cli.console import Progress
     from windtunnel.graph import Graph
     from windtunnel.measure import ProfileDatabase
 
@@ -136,7 +136,7 @@ def _require_times(graph: Graph, path: Path) -> None:
 
 def warn_of_disturbance(graph: Graph) -> None:
     """Say on stderr if other programs kept the captured step from running; every verb that uses the graph does."""
-    from windtunnel.cli._console import advise
+    from windtunnel.cli.console import advise
     from windtunnel.measure.disturbance import disturbance_line
 
     if line := disturbance_line(graph.meta.disturbance):
