@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["as_in_place"]
+__all__ = ["IN_PLACE_SCHEMAS", "as_in_place"]
 
 _aten = torch.ops.aten
 _SUM = _aten.add.Tensor
@@ -21,6 +21,10 @@ _FILLS = {
     _aten.index_add.default: _aten.index_add_.default,
     _aten.masked_scatter.default: _aten.masked_scatter_.default,
 }
+IN_PLACE_SCHEMAS = {
+    str(func._schema): str(in_place._schema) for func, in_place in {**_FILLS, _SUM: _aten.add_.Tensor}.items()
+}
+"""Of operators that may be called in place, the schemas of those that then are."""
 _ENGINE = "_engine_run_backward"
 _DISPATCH = ("__torch_dispatch__", "__torch_function__", "__call__", "_fn", "inner", "as_in_place")
 
