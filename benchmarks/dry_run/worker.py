@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from windtunnel.measure.workers import Place
+from windtunnel.sources.memory._in_place import as_in_place
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.script import EndOfScript, run_until_enough
@@ -31,7 +32,10 @@ FILLS_RESULT = "fsdp.all_gather_copy_in.default"  # a part of what it is given, 
 
 
 class Calls(TorchDispatchMode):
-    """Names of operators, shapes of their tensors, and the bytes that they read and write."""
+    """Names of operators, shapes of their tensors, and the bytes that they read and write.
+
+    Autograd adds up gradients in place, but not while a mode is active: what it would do without one is called.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +45,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
+        func, args = as_in_place(func, args, kwargs or {})
         row: Row = (str(func), str(shapes((args, kwargs))), [], [])
         self.rows.append(row)
         named = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)} | (kwargs or {})

@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.sources.test_dry_run import SPLIT, messages, traced  # noqa: E402
+from tests.sources.test_dry_run import AVERAGED, SPLIT, messages, traced  # noqa: E402
 from windtunnel import Kind, Phase  # noqa: E402
+from windtunnel.graph import EdgeKind  # noqa: E402
 from windtunnel.hardware import machine  # noqa: E402
 from windtunnel.simulate import replay  # noqa: E402
 from windtunnel.sources.dry.run import dry_run  # noqa: E402
@@ -77,6 +78,46 @@ for _ in range(5):
     schedule.step(*([batch] if number == 0 else []), **({"target": batch} if number == 1 else {}))
     optimizer.step()
 """
+SUMMED = """
+import torch.distributed._functional_collectives as functional
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        REDUCE
+
+
+weight = nn.Parameter(torch.randn(64, 64, device=device))
+optimizer = torch.optim.SGD([weight])
+for _ in range(5):
+    for _ in range(2):
+        Summed.apply(weight).exp().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+OVERLAPPED = """
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+size = dist.get_world_size()
+split = parallelize_module(
+    nn.Linear(64, 64).to(device), init_device_mesh("cuda", (size,)), RowwiseParallel(use_local_output=False)
+)
+beside = nn.Linear(64, 64).to(device)
+optimizer = torch.optim.SGD([*split.parameters(), *beside.parameters()])
+for _ in range(5):
+    x = torch.randn(4, 64, device=device)
+    reduced = split(x[:, : 64 // size])WAIT
+    (beside(x).exp() + reduced.to_local().sin()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 SHARDS = {
     "tensor parallel": 'parallelize_module(model, mesh["inner"], {"0": ColwiseParallel(), "2": RowwiseParallel()})',
     "sharded": 'fully_shard(model, mesh=mesh["inner"])',
@@ -87,6 +128,11 @@ def product_flops(graph, **selected):
     return int(graph.tasks["flops"][graph.select(op=PRODUCTS, **selected)].sum())
 
 
+def sources(graph, row, kind):
+    """Where edges of a kind come from that lead to a task."""
+    return graph.edges["src"][(graph.edges["dst"] == row) & (graph.edges["kind"] == kind)].tolist()
+
+
 def test_a_tensor_parallel_rank_has_its_part_of_every_product(tmp_path):
     """Three blocks of two products on a quarter of 256 columns, and twice that in the backward pass."""
     graph = traced(tmp_path, SPLIT, 8)
@@ -94,6 +140,51 @@ def test_a_tensor_parallel_rank_has_its_part_of_every_product(tmp_path):
 
     assert forward == product_flops(graph, phase=Phase.FORWARD)
     assert 3 * forward == product_flops(graph)
+
+
+def test_gradients_are_added_up_by_tasks_that_read_both(tmp_path):
+    """Of what a block passes on and of what its layers give: autograd adds in place."""
+    graph = traced(tmp_path, AVERAGED, 8)
+    sums = graph.select(op=r"aten::add_\.Tensor", phase=Phase.BACKWARD).nonzero()[0]
+
+    assert 2 == len(sums)  # nobody asks for a gradient of the first block's input
+    for row in sums:
+        assert 2 == len(sources(graph, row, EdgeKind.DATA))
+        assert 2 * 4 * 4 * 64 == graph.tasks["bytes_read"][row]
+
+
+@pytest.mark.parametrize("reduce", [
+    "dist.all_reduce(grad := grad.clone()); return grad",
+    "return functional.all_reduce(grad, 'sum', dist.group.WORLD)",
+])  # fmt: skip
+def test_a_gradient_is_added_up_when_its_collective_is_done(tmp_path, reduce):
+    graph = traced(tmp_path, SUMMED.replace("REDUCE", reduce), 8)
+    [added] = graph.select(op=r"aten::add_\.Tensor", phase=Phase.BACKWARD).nonzero()[0]
+    reductions = graph.select(op="all_reduce").nonzero()[0]
+
+    assert 2 == len(reductions)
+    assert set(reductions) == set(sources(graph, added, EdgeKind.DATA))
+    assert reductions[-1] in sources(graph, added, EdgeKind.SYNC)
+
+
+@pytest.mark.parametrize(("wait", "overlaps"), [
+    ("", True),
+    ("; functional.wait_tensor(reduced.to_local())", False),
+    ("; reduced.to_local().wait()", False),
+])  # fmt: skip
+def test_a_stream_waits_for_a_collective_at_its_first_use_or_where_told_to(tmp_path, wait, overlaps):
+    """A distributed tensor waits when an operator reads it; what is queued before runs beside the collective."""
+    graph = traced(tmp_path, OVERLAPPED.replace("WAIT", wait), 4)
+    is_run = graph.select(kind=(Kind.COMPUTE, Kind.COMM))
+    [reduced], [independent], [reader] = (
+        (graph.select(op=op) & is_run).nonzero()[0] for op in ("all_reduce", "aten::exp", "aten::sin")
+    )
+    priced = graph.set_duration(is_run, 1000).set_duration(graph.select(kind=Kind.COMM), 9000)
+    start_ns = replay(priced).start_ns
+    end_ns = start_ns[reduced] + 9000
+
+    assert overlaps == (start_ns[independent] < end_ns)
+    assert start_ns[reader] >= end_ns
 
 
 def test_a_context_parallel_rank_has_its_part_of_the_sequence(tmp_path):

@@ -128,6 +128,20 @@ def test_layers_that_are_gathered_are_held_until_they_are_freed(tmp_path, versio
     assert 4 / 8 * whole < graph.meta.memory["peak_bytes"] < whole
 
 
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_a_model_that_is_sharded_as_one_is_held_whole(tmp_path, num_ranks):
+    """Its one flat parameter, gathered once for both passes, and at the end of the backward pass the gradients of all
+    layers beside the flat gradient that they are copied into; of a rank's own its share and Adam's two states of it.
+    """
+    body = FULLY_SHARDED.replace("VERSION", "1").replace("auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), ", "")
+    graph = traced(tmp_path, body, num_ranks)
+    whole = 4 * 16 * 256 * 256
+    numbers = 3 * 4  # Adam's step, the loss and its gradient
+
+    assert messages(graph) == {("all_gather", num_ranks): 1, ("reduce_scatter", num_ranks): 1}
+    assert 3 * whole // num_ranks + whole + 2 * whole + numbers == graph.meta.memory["peak_bytes"]
+
+
 STREAMS = """
 model, side = Block().to(device), SIDE
 main = torch.accelerator.current_stream()

@@ -94,6 +94,36 @@ def test_the_work_is_that_of_a_real_capture(graphs):
     ]
 
 
+def added():
+    """A layer beside which its input goes on, twice."""
+    from torch import nn
+
+    layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+    optimizer = torch.optim.SGD(layers.parameters())
+
+    def step():
+        x = torch.randn(4, 8)
+        for layer in layers:
+            x = x + layer(x).relu()
+        x.pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_sums_of_gradients_are_work_as_in_a_real_capture():
+    """Autograd makes them in place."""
+    found = []
+    for graph in (capture(added(), iterations=1, warmup=1), fake_capture(added)):
+        sums = graph.select(op=r"aten::add_?", phase=Phase.BACKWARD, kind=Kind.COMPUTE).nonzero()[0]
+        names = graph.tasks.strings("op").take(sums).to_numpy().tolist()
+        found.append(list(zip(names, graph.tasks["bytes_read"][sums].tolist(), strict=True)))
+
+    assert 2 == len(found[0])
+    assert found[0] == found[1]
+
+
 def test_what_was_not_run_has_no_times_but_can_be_priced(graphs):
     from windtunnel.hardware import device
 

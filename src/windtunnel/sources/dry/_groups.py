@@ -29,6 +29,7 @@ _PLACES = {
     "recv": (0, -1),
 }
 WAIT = "_c10d_functional::wait_tensor"
+WRAP = "_c10d_functional::_wrap_tensor_autograd"  # in a tensor that waits before it is first used
 
 
 @dataclass(frozen=True, slots=True)

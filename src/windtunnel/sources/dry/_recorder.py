@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.sources.dry._groups import WAIT, Groups, Message, completed
+from windtunnel.sources.dry._groups import WAIT, WRAP, Groups, Message, completed
 from windtunnel.sources.dry._streams import Streams
+from windtunnel.sources.memory._in_place import as_in_place
 from windtunnel.sources.memory._places import Places
 from windtunnel.sources.memory._storages import storages_of
 
@@ -127,11 +129,14 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # it calls operators on the tensors within, which come here
+        if func._schema.name == WRAP:
+            return AsyncCollectiveTensor(args[0])  # a fake one makes a tensor of its own
         if func.namespace in _NO_OPERATORS or (self.places is None and func.namespace != "c10d"):
             return func(*args, **(kwargs or {}))
         if func._schema.name == WAIT and self.places is not None:
             self.wait_for(args[0])
             return args[0]  # as a real one does; a fake one makes another tensor
+        func, args = as_in_place(func, args, kwargs or {})
         values = _values(func._schema, args, kwargs or {})
         message = self._groups.message_of(func._schema, values)
         inputs = self._side(values) if self.places is not None else {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -90,6 +91,8 @@ class Tracing:
         shapes = ShardingPropagator._propagate_tensor_meta_non_cached
         meanings: dict[Any, dict[str, Any]] = {
             dist.Work: {"wait": wait},
+            # torch waits at once for tensors that are fake, as if it compiled
+            functional: {"_maybe_wrap_tensor": functional._wrap_tensor_autograd},
             ShardingPropagator: {shapes.__name__: _unseen(shapes)},
         }
         with replaced(meanings), self.recorder:

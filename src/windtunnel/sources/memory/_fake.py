@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from windtunnel.errors import InputError
-from windtunnel.sources.memory._in_place import done_in_place
+from windtunnel.sources.memory._in_place import as_in_place
 from windtunnel.sources.memory._known import KnownValues
 
 __all__ = ["fake_tensors"]
@@ -51,9 +51,8 @@ class _Results(TorchDispatchMode):
             if args[0].dtype.is_floating_point or args[0].dtype is torch.bool:
                 return args[0].dtype is torch.bool or 1.0
             raise DataDependentOutputException(func)  # a size, most likely
-        result = done_in_place(func, args, kwargs or {})
-        if result is NotImplemented:
-            result = func(*args, **(kwargs or {}))
+        func, args = as_in_place(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:
             return (*result[:3], torch.empty(self._recurrent_bytes(args), dtype=torch.uint8))
         if func in _REDUCED_IN_PLACE and isinstance(result, FakeTensor) and not result.dim():

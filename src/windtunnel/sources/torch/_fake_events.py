@@ -2,7 +2,8 @@
 
 In: events of a rich profile under fake tensors. Out: the same without what the fake tensors themselves did, each
 operator below the program's own once, and with storages: a fake tensor's place in memory tells nothing, so a result
-lies in the storage of an argument where the operator's schema says that it is a view of it, else in one of its own.
+lies in the storage of an argument where the operator's schema says that it is a view of it, else in one of its own;
+and a result that is an argument was made in place.
 Not here: the fake tensors (``sources.memory``), what operators do (``_ops``).
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.sources.memory._in_place import IN_PLACE_SCHEMAS
 from windtunnel.sources.torch._ops import is_tensor_record, is_view
 from windtunnel.sources.torch._profile import Events
 
@@ -87,7 +89,10 @@ class _Storages:
                 for tensor in _tensors(node["inputs"]["values"]):
                     tensor[1] = self._of.setdefault(tensor[0], tensor[0])
             elif node["schema"]:
-                self._end(node, begin[record_id])
+                row = begin[record_id]
+                if _make_in_place(node):
+                    events.names[row] += "_"
+                self._end(node, row)
 
     def _end(self, node: Node, row: int) -> None:
         given = {tensor[0]: tensor[1] for tensor in _tensors(node["inputs"]["values"])}
@@ -99,6 +104,19 @@ class _Storages:
                 self._of[tensor[0]] = self._count if viewed is None else viewed
                 self._made[tensor[0]] = row
             tensor[1] = self._of[tensor[0]]
+
+
+def _make_in_place(node: Node) -> bool:
+    """Let an operator that returned an argument be the one that changes its first argument; False of any other."""
+    changed = next((tensor[0] for tensor in _tensors(node["outputs"]["values"])), None)
+    inputs = node["inputs"]
+    places = [place for place, value in enumerate(inputs["values"]) if is_tensor_record(value) and value[0] == changed]
+    if not places or node["schema"] not in IN_PLACE_SCHEMAS:
+        return False
+    for column in inputs.values():  # a sum may lie in its second term
+        column[0], column[places[0]] = column[places[0]], column[0]
+    node["schema"], node["name"] = IN_PLACE_SCHEMAS[node["schema"]], f"{node['name']}_"
+    return True
 
 
 def _tensors(values: Any) -> Iterator[list[Any]]:
