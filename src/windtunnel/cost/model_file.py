@@ -1,7 +1,8 @@
 """Trained cost models as files: tensors and a JSON header in one safetensors file, never pickle.
 
 In: arrays by name and a header, which names kind and schema. Out: a file that appears only when it is complete; or the
-header of one, checked. Not here: what the kinds put into them (``systems.tensor_programs.model.checkpoint``, ``operators.tile_file``).
+header of one, checked. Not here: what the kinds put into them (``operators.tile_file``,
+``systems.tensor_programs.model.checkpoint``).
 """
 
 from __future__ import annotations

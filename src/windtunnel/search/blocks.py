@@ -2,8 +2,8 @@
 
 In: a ``Graph`` of one microbatch forward and backward and an update, captured, or dry and priced. Out: ``Blocks``: what
 comes before the blocks, the blocks, what comes behind them, the loss; times, weights, and every tensor that is kept or
-handed on, so that the memory of any run of blocks is known. Not here: which blocks form a stage (``systems.pipelines.two_bw``), versions
-of weights (``systems.pipelines.stage_memory``).
+handed on, so that the memory of any run of blocks is known. Not here: which blocks form a stage
+(``systems.pipelines.two_bw``), versions of weights (``systems.pipelines.stage_memory``).
 """
 
 # T tasks, N nodes (a layer, forward or backward), U units: before, blocks, behind, loss; X tensors

@@ -1,7 +1,8 @@
 """What simple rules reach on the same problem: and whether one of them is the better plan.
 
 In: a ``Plan`` and its objective. Out: ``Comparison``: the best plan of all, those of the rules, why a rule has none.
-Every rule is judged by the objective of the plan. Not here: the rules (``search.placement.baselines``, ``search.placement.latency``).
+Every rule is judged by the objective of the plan. Not here: the rules
+(``search.placement.baselines``, ``search.placement.latency``).
 """
 
 from __future__ import annotations
