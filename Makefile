@@ -8,7 +8,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt 
 # processes that tests start would compile every module anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all bench bars lint docs clean
+.PHONY: demo test test-all bench bars lint lines docs clean
 
 demo: $(VENV)/.demo ## train a small model, explain it, predict what would make it faster, fly the best
 	$(BIN)/windtunnel demo --output demo --force
@@ -29,6 +29,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lines: $(VENV)/.dev ## lines and files of the core and of each subject
+	$(BIN)/python -m tests.house_scan
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -162,3 +162,8 @@ def comments_per_100_lines() -> float:
     texts = [path.read_text(encoding="utf-8").splitlines() for path in SOURCE.rglob("*.py")]
     comments = sum(bool(re.search(r"(^|\s)#\s", line)) for text in texts for line in text)
     return 100 * comments / sum(map(len, texts))
+
+
+if __name__ == "__main__":
+    for part, (num_lines, num_files) in sorted(lines().items(), key=lambda item: -item[1][0]):
+        print(f"{part:16}{num_lines:9,} lines {num_files:5} files")

@@ -5,7 +5,7 @@ import numpy as np
 from windtunnel.hardware import Link
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
-from windtunnel.systems.cluster.policies import gavel_las, tiresias, tiresias_queues
+from windtunnel.systems.cluster.policies.published import gavel_las, tiresias, tiresias_queues
 from windtunnel.systems.cluster.policy import Policy
 
 WIRE = Link("wire", 1e9)

@@ -1,6 +1,6 @@
 """The policies by name: Dally and its variants, its rivals, and ours.
 
-In: settings. Out: a ``Policy`` each. Not here: what the settings do (``policy``).
+In: settings. Out: a ``Policy`` each. Not here: what the settings do (``cluster.policy``).
 """
 
 from __future__ import annotations
