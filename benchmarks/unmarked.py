@@ -24,7 +24,7 @@ RESULTS = tuple(
         rf"\b(?:off by|wrong by|errors? (?:of|is|was)|{WITHIN}) (?:up to )?{NUMBER}",
         rf"{NUMBER} times (?:as|the speed|{MORE}|fewer)\b|{NUMBER}(?:x|×)(?! ?\d)(?! [A-Za-z0-9]+ )",
         rf"\b(?:{RUNS}) (?:up to |about |at most )?{NUMBER}(?: to {NUMBER})? ?{UNIT}",
-        rf"{NUMBER} (?:\w+ )?(?:per second|a second|/s\b)|{NUMBER} [GM]B/s",
+        rf"{NUMBER} (?:\w+ )?(?:per second|a second|/s\b)",
         r"\b(?:correlation|tau|accuracy|perplexity|median|mean)\b[^.;|]{0,30}? (?:is|was|of|with|at|to) \d?\.\d",
     )
 )

@@ -6,36 +6,15 @@ from benchmarks.unmarked import unmarked_results
 
 GENERATED = ("measured.md", "plugins.md")
 PAGES = [page for page in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md") if page.name not in GENERATED]
-UNSOURCED = {
-    "docs/howto/codesign.md": 1,
-    "docs/howto/cost-programs.md": 5,
-    "docs/howto/cost-sample.md": 1,
-    "docs/howto/dry-run.md": 3,
-    "docs/howto/gpu.md": 2,
-    "docs/howto/slice.md": 1,
-    "docs/systems/cdmpp.md": 4,
-    "docs/systems/dally.md": 3,
-    "docs/systems/daydream.md": 4,
-    "docs/systems/dlion.md": 4,
-    "docs/systems/gevo.md": 1,
-    "docs/systems/habitat.md": 1,
-    "docs/systems/megatron.md": 2,
-    "docs/systems/neusight.md": 7,
-    "docs/systems/nn-meter.md": 6,
-    "docs/systems/placement.md": 5,
-    "docs/systems/stash.md": 3,
-    "docs/systems/tbd-memory.md": 3,
-    "docs/systems/tbd.md": 2,
-}
-"""How many phrases each page still states without a source. Numbers here may only become smaller."""
 
 
 def test_pages_state_no_result_without_a_source():
     texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
     results = {name: unmarked_results(text) for name, text in texts.items()}
-    differing = {name: found for name, found in results.items() if len(found) != UNSOURCED.get(name, 0)}
+    unsourced = {name: found for name, found in results.items() if found}
 
-    assert {} == differing, "mark it (benchmarks/markers.py), or state its date and its command in the same paragraph"
+    assert len(results) > 50
+    assert {} == unsourced, "mark it (benchmarks/markers.py), or state its date and its command in the same paragraph"
 
 
 STATED = [
