@@ -67,13 +67,7 @@ def read_anew():
         ("from windtunnel.graph import load; load(sys.argv[1])", ("torch", "pandas")),
         (
             "from windtunnel.cli import main; main(['replay', sys.argv[1]])",
-            (
-                "torch",
-                "windtunnel.flights",
-                "windtunnel.systems.tensor_programs",
-                "windtunnel.whatifs",
-                "windtunnel.training",
-            ),
+            ("torch", "windtunnel.flights", "windtunnel.systems", "windtunnel.whatifs"),
         ),
     ],
 )

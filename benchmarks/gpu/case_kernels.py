@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from windtunnel.outputs import whole
 
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.stages import Job
+from windtunnel.base.outputs import whole
 from windtunnel.measure.devices import uses_gpu
 
 MARK = "case:"

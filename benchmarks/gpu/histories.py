@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from windtunnel.outputs import whole
 
 from benchmarks.gpu.stages import Job, Row
+from windtunnel.base.outputs import whole
 from windtunnel.measure.devices import finish, uses_gpu
 
 MAX_ENTRIES = 200_000

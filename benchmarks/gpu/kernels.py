@@ -23,12 +23,12 @@ def run(unit: str, job: Job) -> Row:
     missing = lacking(SEARCHING)
     if missing:
         return {"pending": f"needs {', '.join(missing)}"}
-    from tests.kernels import gpu_texts
-    from windtunnel.kernels.compiling import ptx_of, read_module
-    from windtunnel.kernels.evolving import evolve_kernel
-    from windtunnel.kernels.search import Options
+    from tests.systems.kernels import gpu_texts
 
     from windtunnel.errors import NotApplicableError, WindtunnelError
+    from windtunnel.systems.kernels.compiling import ptx_of, read_module
+    from windtunnel.systems.kernels.evolving import evolve_kernel
+    from windtunnel.systems.kernels.search import Options
 
     kernel = {"mirror": gpu_texts.mirror_kernel, "scale": gpu_texts.scale_kernel}[unit]()
     row: Row = {"ptx_lines": len(ptx_of(read_module(kernel.function.render())).splitlines())}

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from windtunnel.outputs import whole
 
 from benchmarks.gpu import case_kernels as kernels
 from benchmarks.gpu import training_cases
@@ -29,6 +28,7 @@ from benchmarks.gpu.check import device as facts_of
 from benchmarks.gpu.datasheet import datasheet
 from benchmarks.gpu.stages import Job, Row
 from windtunnel import hardware
+from windtunnel.base.outputs import whole
 from windtunnel.measure.devices import IterationClock, finished_ns, uses_gpu
 from windtunnel.measure.rounds import quiet, rounds, spread_ratio
 

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from windtunnel.outputs import whole
-
 from benchmarks.bar import ROOT
+from windtunnel.base.outputs import whole
 from windtunnel.measure.workers import run_to_end
 
 Row = dict[str, Any]

@@ -1,7 +1,8 @@
 """Each strategy in a few lines of its own, over plain modules: what the state machines are compared with.
 
 In: a job, workers of given speeds on links that take no time. Out: the weights of each worker, and of the server, after
-so many milliseconds. Nothing of ``windtunnel.training`` runs here but the job, its partitions and its order of samples.
+so many milliseconds. Nothing of ``windtunnel.systems.uneven`` runs here but the job, its partitions and its
+order of samples.
 """
 
 from __future__ import annotations
