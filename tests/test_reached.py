@@ -11,7 +11,13 @@ import windtunnel
 from windtunnel.registry import KINDS
 
 ROOT = Path(windtunnel.__file__).parent
-PUBLIC = ("windtunnel", "windtunnel.__main__", "windtunnel.testing")
+PUBLIC = (
+    "windtunnel",
+    "windtunnel.__main__",
+    "windtunnel.testing",
+    "windtunnel.systems.cluster.testing",
+    "windtunnel.systems.uneven.testing",
+)
 
 
 def name_of(path: Path) -> str:

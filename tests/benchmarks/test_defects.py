@@ -26,7 +26,7 @@ def of_all(values):
     return total
 """
 USERS = """
-from windtunnel.systems.kernels import capped as cut
+from windtunnel.kernels import capped as cut
 
 
 def twice(value):

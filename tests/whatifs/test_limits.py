@@ -13,7 +13,7 @@ from tests.strategies import graphs
 from tests.whatifs.steps import Layer, cpu_step, gpu_step
 from windtunnel import registry
 from windtunnel.errors import InEffectError
-from windtunnel.graph import Graph, GraphBuilder, Kind, Phase
+from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
 from windtunnel.simulate.limits import (
@@ -64,6 +64,18 @@ def test_tasks_that_run_faster_stay_within_the_limit_of_less_work(graph, kind, f
     after_ns = iteration_ns(after, graph.num_iterations)
 
     assert broken_limit(limits, baseline, baseline.iteration_ns / after_ns if after_ns else 1.0) == ""
+
+
+def test_a_thread_that_only_watches_does_not_limit_another_order():
+    """Once nothing waits for it, it takes no part in the iteration."""
+    builder = GraphBuilder()
+    main, watcher = (builder.resource(name, ResourceKind.HOST_THREAD) for name in ("main", "watcher"))
+    watch = builder.task("watch", kind=Kind.HOST, phase=Phase.OTHER, resource=watcher, duration_ns=3_000)
+    work = builder.task("work", kind=Kind.COMPUTE, phase=Phase.FORWARD, resource=main, duration_ns=1_000)
+    builder.edge(watch, work, kind=EdgeKind.DATA)
+    baseline = Baseline(replay(builder.build()), {})
+
+    assert broken_limit(other_order("a test")(baseline), baseline, 4.0) == ""
 
 
 @settings(max_examples=100, deadline=None)

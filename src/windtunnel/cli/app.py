@@ -33,8 +33,9 @@ _ORDER = (
 class _Verbs(typer.core.TyperGroup):
     """Verbs in the order in which they are used; a misspelt one is answered with the nearest three."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return sorted(self.commands, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = () if ctx.parent else _ORDER  # commands of a group are listed by name
+        return sorted(self.commands, key=lambda name: (order.index(name) if name in order else len(order), name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:

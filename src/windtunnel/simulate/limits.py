@@ -93,7 +93,7 @@ class Baseline:
         return float(path.duration_ns[goes].sum() + path.wait_ns[around].sum()) / count
 
     def busiest_ns(self, without: Mask | None = None) -> float:
-        """What the busiest thread, stream or device has to do in one iteration: no order of tasks makes it less."""
+        """What the busiest thread, stream or device that takes part has to do in one iteration: no order makes it less."""
         graph = self.graph
         counts = graph.all_tasks if without is None else ~without
         one_by_one = (
@@ -101,7 +101,7 @@ class Baseline:
             & (graph.resources["discipline"] != Discipline.SHARED)
             & np.isin(graph.resources["kind"], (ResourceKind.HOST_THREAD, ResourceKind.STREAM, ResourceKind.DEVICE))
         )
-        counts = counts & np.append(one_by_one, False)[graph.tasks["resource"]]
+        counts = counts & takes_part(graph) & np.append(one_by_one, False)[graph.tasks["resource"]]
         if "is_arrival_join" in graph.tasks:  # they meet there, and take no time themselves
             counts &= ~graph.tasks["is_arrival_join"]
         busy_ns = np.bincount(graph.tasks["resource"][counts], graph.duration_ns[counts], minlength=1)

@@ -116,5 +116,5 @@ def test_the_command_says_what_the_longest_waiting_job_declined(tmp_path):
     for words in ("job 13_1 of 2 GPUs", "one rack", "0.50", "min sooner"):
         assert words in shown.stdout
     found = json.loads(document.stdout)
-    assert "windtunnel.systems.cluster-explain/1" == found["schema"]
+    assert "windtunnel.cluster-explain/1" == found["schema"]
     assert found["declined"][0]["end_ns"] < found["end_ns"]

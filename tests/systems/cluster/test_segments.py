@@ -156,7 +156,7 @@ def test_the_verbs_answer_in_words_and_in_json(files):
     run = windtunnel("cluster", "simulate", *given, "--policy", "dally-manual:rack_timer_h=0.5", "--json",
                      "--graph", files / "run.wt")  # fmt: skip
     document = json.loads(run.stdout)
-    assert document["schema"] == "windtunnel.systems.cluster/1"
+    assert document["schema"] == "windtunnel.cluster/1"
     assert document["makespan_h"] > 0
     assert 0 == windtunnel("replay", files / "run.wt").code
 

@@ -97,7 +97,7 @@ def test_a_broken_or_newer_result_is_an_error_and_not_a_guess(tmp_path):
     path.write_text("{")
     with pytest.raises(InputError, match="no result"):
         load_run(tmp_path)
-    write_result(tmp_path, msgspec.structs.replace(_result("mlp"), schema="windtunnel.systems.suite/9"))
+    write_result(tmp_path, msgspec.structs.replace(_result("mlp"), schema="windtunnel.suite/9"))
     with pytest.raises(SchemaVersionError):
         load_run(tmp_path)
     with pytest.raises(InputError, match="no results"):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from windtunnel.systems.cluster.metrics import Summary
     from windtunnel.systems.cluster.search import Outcome, Tuned
 
-_SCHEMA = "windtunnel.systems.cluster/1"
+_SCHEMA = "windtunnel.cluster/1"
 
 Page = Annotated[Path | None, typer.Option("--output", "-o", metavar="PAGE", help="Write a page of the runs.")]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drive"]
 
-_SCHEMA = "windtunnel.systems.cluster-drive/1"
+_SCHEMA = "windtunnel.cluster-drive/1"
 
 
 @registry.verb("cluster drive", source="Dally")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
-_SCHEMA = "windtunnel.systems.cluster-explain/1"
+_SCHEMA = "windtunnel.cluster-explain/1"
 
 
 @registry.verb("cluster explain", source="Dally")

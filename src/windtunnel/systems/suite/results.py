@@ -28,7 +28,7 @@ from windtunnel.systems.suite.stable import steady
 
 __all__ = ["Cell", "Result", "SuiteRun", "load_run", "profile_table", "write_machine", "write_profile", "write_result"]
 
-SCHEMA = "windtunnel.systems.suite/1"
+SCHEMA = "windtunnel.suite/1"
 DISTURBED = 0.05
 _RESULTS, _MACHINE, _PROFILE = "results", "machine.json", "profile.parquet"
 

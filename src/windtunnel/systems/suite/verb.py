@@ -74,7 +74,7 @@ def run(
             progress=progress,
         )
     if as_json:
-        print_json({"schema": "windtunnel.systems.suite/1", "folder": str(folder), "results": _documents(done)})
+        print_json({"schema": "windtunnel.suite/1", "folder": str(folder), "results": _documents(done)})
     else:
         _print_run(done)
     suggest("windtunnel", "suite", "report", folder)
@@ -93,9 +93,7 @@ def list_suite(names: Names = None, size: Size = "tiny", as_json: Json = False) 
     with Progress("counting", heartbeat=True) as progress:
         entries = listed(size, names, progress=progress)
     if as_json:
-        print_json(
-            {"schema": "windtunnel.systems.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))}
-        )
+        print_json({"schema": "windtunnel.suite-list/1", "size": size, "workloads": list(map(_as_dict, entries))})
     else:
         rows = [
             (
