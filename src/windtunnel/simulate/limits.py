@@ -93,7 +93,7 @@ class Baseline:
         return float(path.duration_ns[goes].sum() + path.wait_ns[around].sum()) / count
 
     def busiest_ns(self, without: Mask | None = None) -> float:
-        """What the busiest thread, stream or device that takes part has to do in one iteration: no order makes it less."""
+        """What the busiest thread, stream or device that takes part has to do in one iteration, in any order."""
         graph = self.graph
         counts = graph.all_tasks if without is None else ~without
         one_by_one = (
