@@ -54,6 +54,16 @@ def test_a_verb_is_found_without_those_of_other_subjects():
     assert ["train train compare train layers train predict train run train tune", "False"] == found.stdout.splitlines()
 
 
+def test_a_plugin_that_is_named_is_found_without_the_others_of_its_kind():
+    code = (
+        "import sys; from windtunnel import registry; print(registry.get('page', 'predict-chips').name); "
+        "print([name for name in sys.modules if name.startswith('windtunnel.') and name.endswith('.page')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ["predict-chips", "[]"] == found.stdout.splitlines()
+
+
 @pytest.fixture(autouse=True)
 def read_anew():
     """What is installed is read once; these tests change it."""

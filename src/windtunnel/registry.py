@@ -3,8 +3,9 @@
 In: functions and classes, each with a name, a kind and a source. Out: a table by kind, from which the command
 line, ``--help`` and the docs are generated. Built-in plug-ins come through the same entry-point group as those of other
 packages: there is no second path. An entry point names a module, or a package that calls ``discover``, which imports
-its modules; each module registers what it holds. An entry point called ``KIND.NAME`` is loaded only for that kind, one
-called ``verb.NAME`` only for that verb or for all of them, and one without such a name for every kind.
+its modules; each module registers what it holds. An entry point called ``KIND.NAME`` is loaded only for that kind: at
+first where the plug-in NAME is requested, and with the others of its kind where that does not find the plug-in. One
+without such a name is loaded for every kind.
 """
 
 from __future__ import annotations
@@ -218,7 +219,12 @@ def verb(name: str, *, source: str, default: str = "") -> Callable[[Target], Tar
 
 
 def page(name: str, *, source: str) -> Callable[[Target], Target]:
-    """Register ``f(graph, **options) -> list of sections``: what a subject adds to the report of a graph."""
+    """Register what a subject adds to the output of a core verb.
+
+    That verb states what it calls the function with, and what it takes: ``report`` gives a graph and options to
+    ``"utilization"`` and ``"placement"`` for a list of sections, ``predict`` gives forecasts and their devices to
+    ``"predict-chips"`` for :class:`windtunnel.systems.chips.predict_page.Chips`.
+    """
     return _register("page", name, source)
 
 
@@ -238,7 +244,7 @@ def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
 
 
 def _load_entry_points(kind: str, name: str = "") -> None:
-    """Load those that may hold plug-ins of a kind; of verbs, those of one verb where it is named."""
+    """Load those that may hold plug-ins of a kind; where a name is given, those of that name alone."""
     for point in _entry_points():
         of_kind, _, rest = point.name.partition(".")
         is_other = of_kind in KINDS and (of_kind != kind or (name and rest.partition(".")[0] != name))
@@ -283,7 +289,8 @@ def get(kind: str, name: str) -> Plugin:
     """
     if name in _plugins[kind]:  # what is installed is looked through for names that are not known yet
         return _plugins[kind][name]
-    known = all(kind)
+    _load_entry_points(kind, name)
+    known = _plugins[kind] if name in _plugins[kind] else all(kind)
     if name in known:
         return known[name]
     raise InputError(f"no {kind} is called {name!r}", fix=did_you_mean(name, known))

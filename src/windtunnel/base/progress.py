@@ -1,4 +1,4 @@
-"""How whoever works long says how far it is: what is done, how much of it, of how much.
+"""How long-running functions report progress: the task, the parts done, all parts.
 
 Not here: showing it (``cli``).
 """

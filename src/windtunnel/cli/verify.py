@@ -1,4 +1,4 @@
-"""``windtunnel verify``: really run a what-if beside the baseline and keep the receipt."""
+"""``windtunnel verify``: run a what-if interleaved with the baseline and keep the receipt."""
 
 from __future__ import annotations
 

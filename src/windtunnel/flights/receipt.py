@@ -1,4 +1,4 @@
-"""What one flight showed beside what was predicted.
+"""What one flight measured, and what was predicted of it.
 
 In: a prediction and a measurement. Out: a ``Receipt`` that prints as one line, is a table and JSON. Not here: running
 (``measure.turns``), keeping (``ledger``).

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from windtunnel.hardware import Device, Machine
     from windtunnel.whatifs.forecast import Forecast
 
-__all__ = ["ChipFacts", "Chips", "chip_facts", "print_chips"]
+__all__ = ["ChipFacts", "Chips", "predicted_chips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,13 @@ class Chips:
         return {name: facts.json() for name, facts in self.facts.items()}
 
     def print(self) -> None:
-        """A line, or a table of several."""
-        print_chips(self.found, self.facts)
+        """A line for one chip; of several a table, with a mark at those that none beats in step, energy and area."""
+        _print_chips(self.found, self.facts)
 
 
 @registry.page("predict-chips", source="PHAZE")
 def predicted_chips(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> Chips:
-    """Area and energy of the chips among the devices of forecasts."""
-    return Chips(found, chip_facts(found, chips))
-
-
-def chip_facts(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> dict[str, ChipFacts]:
-    """Facts by name, of those among the chips that say what they are built of."""
+    """Area and energy of those among the devices of forecasts that say what they are built of."""
     from windtunnel.cost.pricing import device_of
     from windtunnel.hardware import Accelerator
     from windtunnel.systems.chips.accelerators.pricer import graph_energy_j
@@ -65,11 +60,10 @@ def chip_facts(found: Sequence[Forecast], chips: Sequence[Device | Machine]) -> 
             area = float(chip.template.area_um2[0]) if chip.template else 0.0
             dtype = "" if one.dtype == "as captured" else one.dtype
             facts[one.device] = ChipFacts(one.device, area, graph_energy_j(one.graph, chip, dtype))
-    return facts
+    return Chips(found, facts)
 
 
-def print_chips(found: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None:
-    """A line for one chip; of several a table, with a mark at those that none beats in step, energy and area."""
+def _print_chips(found: Sequence[Forecast], facts: dict[str, ChipFacts]) -> None:
     from windtunnel.base.pareto import is_best
     from windtunnel.units import format_duration
 
