@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import bar
 from windtunnel.cost.collective import ring_all_reduce_ns
 from windtunnel.errors import WindtunnelError
-from windtunnel.flights._processes import LaneConfig, ProcessLane
+from windtunnel.flights.paused_processes import LaneConfig, ProcessLane
 from windtunnel.graph import Graph, Kind
 from windtunnel.hardware import Link, link
 from windtunnel.measure.spaces import can_shape

@@ -24,10 +24,10 @@ from benchmarks import bar
 from benchmarks.dry_run.worker import Row
 from windtunnel.graph import EdgeKind, Kind, load
 from windtunnel.measure.workers import Workers, run_to_end
-from windtunnel.sources.dry._build import _described, graph_of
-from windtunnel.sources.dry._trace import Trace
+from windtunnel.sources.dry.build import _described, graph_of
 from windtunnel.sources.dry.run import _Options, _traced
-from windtunnel.sources.torch._ops import Role
+from windtunnel.sources.dry.trace import Trace
+from windtunnel.sources.torch.ops import Role
 
 SCRIPTS = ("ddp", "fsdp", "tensor", "pipeline")
 FOLDER = Path(__file__).parent / "dry_run"

@@ -25,7 +25,7 @@ ROUNDS = 3
 def decode(who: str, trace: Path) -> None:
     """Read the trace in one of the ways."""
     if who == "scan":
-        from windtunnel.sources.kineto._trace import read_trace
+        from windtunnel.sources.kineto.trace import read_trace
 
         read_trace(trace)
     elif who == "orjson":

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import bar, jobs
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.flights._flying import _flights_of
+from windtunnel.flights.run import _flights_of
 from windtunnel.sources.memory.tracking import predict_memory, track_memory
 from windtunnel.sources.targets import WorkloadName, build_workload, discover
 from windtunnel.sources.torch.live import LiveProgram

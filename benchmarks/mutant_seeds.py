@@ -101,7 +101,7 @@ def chakra_et() -> list[bytes]:
     from tests.sources.test_chakra import node
 
     from windtunnel.graph import GraphBuilder
-    from windtunnel.sources.chakra._wire import field_bytes, varint
+    from windtunnel.sources.chakra.wire import field_bytes, varint
     from windtunnel.sources.chakra.writer import save_chakra
 
     builder = GraphBuilder()

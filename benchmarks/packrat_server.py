@@ -141,7 +141,7 @@ def kill_one() -> None:
     """An instance of this server, as a system that runs out of memory would."""
     mine = f"/proc/{os.getpid()}/task"
     children = [int(one) for task in Path(mine).iterdir() for one in (task / "children").read_text().split()]
-    told = [one for one in children if b"windtunnel.measure._worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    told = [one for one in children if b"windtunnel.measure.worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
     os.kill(told[0], signal.SIGKILL)
 
 

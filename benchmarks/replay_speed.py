@@ -17,9 +17,9 @@ import simpy
 from benchmarks import bar
 from windtunnel.graph import Graph
 from windtunnel.simulate import Incremental, replay, replay_many
-from windtunnel.simulate._program import event_input, fixed_order
-from windtunnel.simulate._replay import event_room, run_event_pass
-from windtunnel.simulate._static import static_pass
+from windtunnel.simulate.arrays import event_input, fixed_order
+from windtunnel.simulate.engine import event_room, run_event_pass
+from windtunnel.simulate.static_engine import static_pass
 
 interleave = partial(bar.interleave, clock=time.process_time)
 

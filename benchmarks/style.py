@@ -74,10 +74,9 @@ def main() -> int:
             f"{where}:{f.lineno} {f.name}" for f in all_functions if f not in kernels and not is_annotated(f)
         ]
         bare += [f"{where}:{n.lineno}" for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.type is None]
-        if not any(part.startswith("_") and part != "__init__.py" for part in path.parts[-1:]):
-            definitions = public_definitions(tree)
-            public += len(definitions)
-            documented += sum(ast.get_docstring(node) is not None for node in definitions)  # type: ignore[arg-type]
+        definitions = public_definitions(tree)
+        public += len(definitions)
+        documented += sum(ast.get_docstring(node) is not None for node in definitions)  # type: ignore[arg-type]
     over = sum(length > FUNCTION_LINES for length in lengths) / len(lengths)
     names = importlib.import_module("windtunnel").__all__
     median = statistics.median(lengths)

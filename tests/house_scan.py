@@ -22,15 +22,15 @@ ALLOWED_LAUNCHERS = {
     "hardware/host.py": "asks the driver which GPUs there are; the package lies below measure",
     "systems/chips/constraint_schedule.py": "a solver whose library excludes another's; nothing is timed",
     "search/placement/latency_ilp.py": "a solver that is ended when its time is over; nothing is timed",
-    "workloads/_actors.py": "the actors of A3C are part of the workload, as a loader's workers are",
+    "workloads/actors.py": "the actors of A3C are part of the workload, as a loader's workers are",
 }
 # clocks that are what the file is about, and no way to take a time of something
 ALLOWED_TIMING = {
     "sources/torch/": "tracing: stamps of a live program while it is captured",
-    "flights/_lane.py": "stamps of a live program while it is flown",
-    "systems/pipelines/training/_rank.py": "spans of a rank on the clock that all ranks share",
-    "systems/pipelines/training/_trainer.py": "when a rank is done with each batch of a training that goes on",
-    "cost/rerun/_interpreter.py": "stamps of each operator while a captured program runs",
+    "flights/process_variant.py": "stamps of a live program while it is flown",
+    "systems/pipelines/training/rank.py": "spans of a rank on the clock that all ranks share",
+    "systems/pipelines/training/trainer.py": "when a rank is done with each batch of a training that goes on",
+    "cost/rerun/interpreter.py": "stamps of each operator while a captured program runs",
     "systems/suite/metrics.py": "CPU seconds of a job, which is a metric of it",
     "systems/tensor_programs/run/worker.py": "passes over compiled programs, timed in the process that holds them",
 }
@@ -106,19 +106,37 @@ def _called(tree: ast.Module) -> set[str]:
 
 
 def private_imports() -> list[str]:
-    """Imports of another package's private module, as "who: whose"; a subject is a package of its own."""
+    """Imports of another package's internal module, as "who: whose"; a subject is a package of its own."""
+    internal = internal_modules()
     found = []
     for path, tree in sources():
-        room = ".".join(path.split("/")[: 2 if path.startswith("systems/") else 1])
+        package = ".".join(["windtunnel", *path.split("/")[: 2 if path.startswith("systems/") else 1]])
         for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or node.level:
                 continue
-            parts = str(node.module).split(".")
-            if parts[0] == "windtunnel" and len(parts) > 1 and not ".".join(parts[1:]).startswith(room):
-                names = [*parts[1:], *(one.name for one in node.names if len(parts) == 1)]
-                if any(name.startswith("_") for name in names):
-                    found.append(f"{path}: {node.module}")
+            modules = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)} & internal
+            found += [f"{path}: {module}" for module in sorted(modules) if not module.startswith(f"{package}.")]
     return found
+
+
+def internal_modules() -> set[str]:
+    """Modules that the docstring of their package declares internal, or leaves out of its public ones."""
+    internal = set()
+    for init in SOURCE.rglob("__init__.py"):
+        text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+        declared = re.search(r"^(Public|Internal) modules: ([^.]*)\.", text, re.MULTILINE)
+        if not declared:
+            continue
+        named = set(re.findall(r"``(\w+)``", declared[2]))
+        present = {
+            path.stem for path in init.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        }
+        if unknown := named - present:
+            raise AssertionError(f"{init}: no modules {sorted(unknown)}")
+        package = ".".join(("windtunnel", *init.parent.relative_to(SOURCE).parts))
+        hidden = named if declared[1] == "Internal" else present - named - {"__init__", "__main__"}
+        internal |= {f"{package}.{module}" for module in hidden}
+    return internal
 
 
 def lines() -> dict[str, tuple[int, int]]:

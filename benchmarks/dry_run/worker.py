@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from windtunnel.measure.workers import Place
-from windtunnel.sources.memory._in_place import as_in_place
+from windtunnel.sources.memory.in_place import as_in_place
 from windtunnel.sources.memory.watch import Watch
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.script import EndOfScript, run_until_enough

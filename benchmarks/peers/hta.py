@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.hta_edges import DEVICE, Events, Node, all_edges
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto._trace import event_label, read_trace
+from windtunnel.sources.kineto.trace import event_label, read_trace
 
 __all__ = ["EDGE_TYPES", "HtaPath", "hta_critical_path"]
 

@@ -121,14 +121,20 @@ def _origin(plugin: Plugin) -> tuple[str, str]:
     return plugin.module, plugin.function.__qualname__
 
 
-def discover(package: str) -> None:
+def discover(package: str, *, skip: Iterable[str] = ()) -> None:
     """Import the modules and packages in a package, so that what they register is found by its file alone.
 
-    A package calls this in its own ``__init__`` with ``__name__``. What begins with an underscore is left out; a
-    package in it that holds plug-ins calls it again.
+    A package calls this in its own ``__init__`` with ``__name__``. A package in it that holds plug-ins calls it again.
+
+    Parameters
+    ----------
+    package : str
+    skip : iterable of str
+        Modules that register nothing and are slow to import.
     """
+    skipped = {"__main__", *skip}
     for module in pkgutil.iter_modules(sys.modules[package].__path__):
-        if not module.name.startswith("_"):
+        if module.name not in skipped:
             importlib.import_module(f"{package}.{module.name}")
 
 

@@ -349,7 +349,7 @@ class TestOnThisHost:
         assert {"product"} == set(found.errors)
 
     def test_samples_say_what_they_compute_and_move(self):
-        from windtunnel.cost._samples import CLASSES, draw
+        from windtunnel.cost.operator_samples import CLASSES, draw
 
         rng = np.random.default_rng(8)
         for name in CLASSES:
@@ -362,8 +362,8 @@ class TestOnThisHost:
             assert one.bytes_moved >= 4 * sum(np.prod(tensor.shape) for tensor in one.kernel.tensors)
 
     def test_every_sample_can_be_run(self):
-        from windtunnel.cost._samples import CLASSES, draw
         from windtunnel.cost.calibration import _times
+        from windtunnel.cost.operator_samples import CLASSES, draw
 
         rng = np.random.default_rng(9)
         small = []

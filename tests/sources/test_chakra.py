@@ -15,8 +15,8 @@ from windtunnel import registry
 from windtunnel.errors import GraphError, TraceError
 from windtunnel.graph import EdgeKind, GraphBuilder, Kind
 from windtunnel.simulate import replay
-from windtunnel.sources.chakra._wire import field_bytes, field_varint, varint
 from windtunnel.sources.chakra.reader import load_chakra
+from windtunnel.sources.chakra.wire import field_bytes, field_varint, varint
 from windtunnel.sources.chakra.writer import save_chakra
 
 

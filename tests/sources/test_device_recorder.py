@@ -11,9 +11,9 @@ from windtunnel.hardware import machine  # noqa: E402
 from windtunnel.simulate import replay  # noqa: E402
 from windtunnel.sources.kineto.reader import load_kineto  # noqa: E402
 from windtunnel.sources.kineto.unprofiled import TYPICAL_SHARE  # noqa: E402
-from windtunnel.sources.torch import _recorder  # noqa: E402
-from windtunnel.sources.torch._device_recorder import DeviceRecorder, lies_on_device  # noqa: E402
+from windtunnel.sources.torch import recorder as recorder_module  # noqa: E402
 from windtunnel.sources.torch.annotate import Discovery  # noqa: E402
+from windtunnel.sources.torch.device_recorder import DeviceRecorder, lies_on_device  # noqa: E402
 from windtunnel.sources.torch.script import capture_script  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
 
@@ -31,7 +31,7 @@ for _ in range(60):
 
 @pytest.fixture
 def as_if_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(_recorder, "lies_on_device", lambda _: True)
+    monkeypatch.setattr(recorder_module, "lies_on_device", lambda _: True)
 
 
 def trained(device="cpu"):

@@ -504,7 +504,7 @@ def test_parts_of_a_sharded_weight_are_those_of_torch(size, num, dim):
     """Made one by one, as thousands of ranks have thousands of them."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
-    from windtunnel.sources.dry._job import _Chunks
+    from windtunnel.sources.dry.job import _Chunks
 
     tensor = torch.arange(float(size * 17)).view((size, 17) if dim == 0 else (17, size))
     parts = _Chunks(tensor, num, dim)

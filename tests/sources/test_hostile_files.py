@@ -8,8 +8,8 @@ import pytest
 from tests.sources.kineto_traces import op
 from tests.sources.test_execution_trace import ROOTS, STEP, node
 from windtunnel.errors import InputError, TraceError
-from windtunnel.sources.chakra._wire import varint
 from windtunnel.sources.chakra.reader import load_chakra
+from windtunnel.sources.chakra.wire import varint
 from windtunnel.sources.execution_trace.reader import load_execution_trace
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.memory.profile import MemoryProfile

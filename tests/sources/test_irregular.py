@@ -12,9 +12,9 @@ import torch
 from windtunnel.errors import InputError
 from windtunnel.graph import GraphBuilder, Kind, load, save
 from windtunnel.reports import explain
-from windtunnel.sources.torch._irregular import IrregularWatch
 from windtunnel.sources.torch.boundary import BoundaryFinder, Token
 from windtunnel.sources.torch.hooks import steps_per_epoch
+from windtunnel.sources.torch.irregular import IrregularWatch
 from windtunnel.sources.torch.script import capture_script
 
 SCRIPT = """

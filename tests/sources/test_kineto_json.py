@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import TraceError, WindtunnelError
-from windtunnel.sources.kineto._trace import read_trace
+from windtunnel.sources.kineto.trace import read_trace
 
 EVENT = (
     '{"ph": "X", "cat": "cpu_op", "name": "a\\"\\u00e9", "pid": 1, "tid": 2, "ts": 1.5e3, "dur": -0.0, "args": '

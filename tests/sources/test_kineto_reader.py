@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.sources.kineto_traces import annotation, call, kernel, op, traces, write
 from windtunnel.errors import TraceError, WindtunnelError
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto import _text as _kineto_text
-from windtunnel.sources.kineto._trace import MISSING, read_trace
+from windtunnel.sources.kineto import text_window as _kineto_text
 from windtunnel.sources.kineto.reader import load_kineto
+from windtunnel.sources.kineto.trace import MISSING, read_trace
 
 GOOD = [op("step", 0, 10), call("cudaLaunchKernel", 2, 3, 1), kernel("gemm", 6, 4, 1)]
 HOSTILE = [

@@ -92,7 +92,7 @@ def test_categories_sum_to_what_the_allocator_holds_after_every_event():
 
 def test_categories_of_fake_tensors_sum_to_all_that_is_alive_after_every_event():
     """Asked of the storages themselves, one by one, and not of the books."""
-    from windtunnel.sources.memory._fake import fake_tensors
+    from windtunnel.sources.memory.fake_mode import fake_tensors
     from windtunnel.sources.memory.watch import Watch
 
     with fake_tensors():
@@ -136,7 +136,7 @@ def test_the_peak_is_that_of_torchs_own_tracker():
 
 def test_the_total_is_what_the_allocator_counted():
     """torch's allocator, asked from before the model was made, without the tracker."""
-    from windtunnel.sources.memory._log import AllocatorLog
+    from windtunnel.sources.memory.allocator_log import AllocatorLog
 
     def build():
         torch.manual_seed(0)
@@ -218,8 +218,8 @@ def test_a_gradient_of_a_gradient_is_followed():
 
 
 def test_a_storage_that_grows_is_seen_to_grow():
-    from windtunnel.sources.memory._storages import RESIZE
-    from windtunnel.sources.memory._tracker import StorageTracker
+    from windtunnel.sources.memory.storages import RESIZE
+    from windtunnel.sources.memory.tracker import StorageTracker
     from windtunnel.sources.torch.annotate import Discovery
 
     def step():

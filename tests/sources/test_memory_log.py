@@ -10,9 +10,9 @@ nn = torch.nn
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from windtunnel.sources.memory._learned import Learned  # noqa: E402
-from windtunnel.sources.memory._log import AllocatorLog, Change, Log  # noqa: E402
-from windtunnel.sources.memory._tracker import StorageTracker  # noqa: E402
+from windtunnel.sources.memory.allocator_log import AllocatorLog, Change, Log  # noqa: E402
+from windtunnel.sources.memory.python_facts import Learned  # noqa: E402
+from windtunnel.sources.memory.tracker import StorageTracker  # noqa: E402
 from windtunnel.sources.memory.tracking import track_memory  # noqa: E402
 from windtunnel.sources.memory.watch import Watch, tracked_profile  # noqa: E402
 from windtunnel.sources.torch.annotate import Discovery  # noqa: E402

@@ -14,8 +14,8 @@ from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, ResourceKind, 
 from windtunnel.graph.meta import ProcessGroup
 from windtunnel.reports.waits import rank_waits, wait_lines
 from windtunnel.simulate import replay
-from windtunnel.sources.ranks import _bounds, load_ranks, merge
-from windtunnel.sources.ranks._fit import fit_ends
+from windtunnel.sources.ranks import clock_bounds, load_ranks, merge
+from windtunnel.sources.ranks.clock_fit import fit_ends
 
 US, MS = 1_000, 1_000_000
 
@@ -505,13 +505,13 @@ def test_contradictions_are_those_that_bellman_ford_finds(num_hosts, seed):
     off_diagonal = np.where(np.eye(num_hosts, dtype=bool), 0, limit)
     impossible = any(least < 0 for least in np.diagonal(_closure(off_diagonal)))
 
-    cycle = _bounds.contradiction(limit)
+    cycle = clock_bounds.contradiction(limit)
 
     assert impossible == bool(cycle)
     if cycle:
         assert 0 > sum(limit[one, other] for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
     else:
-        placed = _bounds.nearest(np.random.default_rng(seed).normal(0, 500, num_hosts), limit)
+        placed = clock_bounds.nearest(np.random.default_rng(seed).normal(0, 500, num_hosts), limit)
         assert 2 >= (placed[:, None] - placed[None, :] - np.where(np.isfinite(limit), limit, 1e9)).max()
 
 

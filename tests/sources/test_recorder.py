@@ -8,9 +8,9 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 import torch
 
-from windtunnel.sources.torch import _recorder as module
-from windtunnel.sources.torch._quiet import QuietWatch
-from windtunnel.sources.torch._shapes import ShapeSorter
+from windtunnel.sources.torch import recorder as module
+from windtunnel.sources.torch.disturbed_iterations import QuietWatch
+from windtunnel.sources.torch.shapes import ShapeSorter
 from windtunnel.sources.torch.step import capture
 
 

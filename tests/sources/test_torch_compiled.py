@@ -14,8 +14,8 @@ from windtunnel.cost.rerun.form import require_uncompiled
 from windtunnel.cost.rerun.program import program_of
 from windtunnel.errors import InEffectError, NotApplicableError, PriceError
 from windtunnel.graph import Graph, Kind, Phase
-from windtunnel.sources.torch._stance import aside, not_compiled, uncompiled
 from windtunnel.sources.torch.annotate import Discovery, is_compiling, module_paths
+from windtunnel.sources.torch.compile_boundaries import aside, not_compiled, uncompiled
 from windtunnel.sources.torch.compiled import CompiledRegions, Mode
 from windtunnel.sources.torch.kernels import describe_kernel, kernel_accesses, kernel_name
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windtunnel.sources.torch._dataflow import Flow, _Tracker
-from windtunnel.sources.torch._ops import Span
+from windtunnel.sources.torch.dataflow import Flow, _Tracker
+from windtunnel.sources.torch.ops import Span
 
 
 def span(low: int, high: int, storage: int = 7) -> Span:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from windtunnel.sources.torch._labels import escaped, plain
+from windtunnel.sources.torch.labels import escaped, plain
 
 
 @given(st.text())

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack 
 
 from windtunnel.graph import Phase  # noqa: E402
 from windtunnel.reports import explain  # noqa: E402
-from windtunnel.sources.torch import _recorder  # noqa: E402
+from windtunnel.sources.torch import recorder  # noqa: E402
 from windtunnel.sources.torch.lines import mark_lines  # noqa: E402
 from windtunnel.sources.torch.step import capture  # noqa: E402
 
@@ -93,7 +93,7 @@ def test_a_backward_operator_has_the_line_of_its_forward(graph):
 
 
 def test_marks_of_lines_change_nothing_else(graph, monkeypatch):
-    monkeypatch.setattr(_recorder, "mark_lines", nullcontext)
+    monkeypatch.setattr(recorder, "mark_lines", nullcontext)
     plain = capture(training_step(), iterations=4, warmup=2)
 
     assert "line" not in plain.tasks

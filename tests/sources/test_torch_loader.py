@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs the extra torch")
 
 import torch
 
-from windtunnel.sources.torch._loader import LoaderMeter, Loading, with_workers
+from windtunnel.sources.torch.loader import LoaderMeter, Loading, with_workers
 
 MS = 1_000_000
 

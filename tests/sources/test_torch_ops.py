@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
-from windtunnel.sources.torch._ops import Role, Span, describe, resolve_recipes
+from windtunnel.sources.torch.ops import Role, Span, describe, resolve_recipes
 
 
 def tensor(storage, shape, offset=0, stride=None, tensor_id=None):

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.sources.torch._points import align, by_kind, walk
-from windtunnel.sources.torch._profile import Events
+from windtunnel.sources.torch.profile import Events
+from windtunnel.sources.torch.timeline_points import align, by_kind, walk
 
 
 def events_of(spans):

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch")
 
-from windtunnel.sources.torch._precision import precision
+from windtunnel.sources.torch.precision import precision
 
 
 def durations(count, spread, seed=0):

@@ -8,7 +8,7 @@ import torch
 
 from windtunnel.graph import Kind
 from windtunnel.reports import explain
-from windtunnel.sources.torch._shapes import ShapeSorter, shapes_of
+from windtunnel.sources.torch.shapes import ShapeSorter, shapes_of
 from windtunnel.sources.torch.step import capture
 
 

@@ -10,9 +10,9 @@ from tests.sources.uncomputed_scripts import CUDA, HEAD, REAL, SLICES  # noqa: E
 from windtunnel.errors import InputError  # noqa: E402
 from windtunnel.hardware import device  # noqa: E402
 from windtunnel.sources.dry.run import dry_run  # noqa: E402
-from windtunnel.sources.memory._fake import fake_tensors  # noqa: E402
-from windtunnel.sources.memory._known import value_of  # noqa: E402
+from windtunnel.sources.memory.fake_mode import fake_tensors  # noqa: E402
 from windtunnel.sources.memory.script import track_script  # noqa: E402
+from windtunnel.sources.memory.small_values import value_of  # noqa: E402
 from windtunnel.sources.torch.fake import fake_capture_script  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -130,8 +130,8 @@ def test_a_value_is_lost_for_all_views_once_something_unknown_is_written():
 def test_a_model_of_fake_tensors_is_copied_with_its_shared_weights():
     from copy import deepcopy
 
-    from windtunnel.sources.dry._uncomputed import uncomputed
-    from windtunnel.sources.dry._values import Values
+    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.values import Values
 
     with uncomputed(Values()):
         model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))

@@ -13,8 +13,8 @@ from tests.whatifs.test_forecast import step, with_size
 from windtunnel.cost.work import work_of
 from windtunnel.errors import InputError
 from windtunnel.graph import Kind, Phase
-from windtunnel.whatifs._batch_shapes import Inputs, carriers, resized
 from windtunnel.whatifs.another_batch import batch_of, sizes_between, with_batch
+from windtunnel.whatifs.batch_shapes import Inputs, carriers, resized
 
 FLOAT = "Tensor(float)"
 

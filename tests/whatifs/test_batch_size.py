@@ -5,7 +5,7 @@ import pytest
 from tests.cost.rerun.programs import RELU, call_row, number, perceptron, tensor
 from windtunnel.cost.rerun import Call, Program
 from windtunnel.graph import Phase
-from windtunnel.whatifs._batch_size import batch_size_of
+from windtunnel.whatifs.samples_per_iteration import batch_size_of
 
 
 def test_the_batch_size_is_what_the_inputs_share():

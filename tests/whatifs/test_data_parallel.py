@@ -14,9 +14,9 @@ from windtunnel.measure import ProfileDatabase
 from windtunnel.measure.database import Measurement
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
-from windtunnel.whatifs._gradients import buckets_of
 from windtunnel.whatifs.compression import powersgd
 from windtunnel.whatifs.data_parallel import data_parallel
+from windtunnel.whatifs.layer_gradients import buckets_of
 from windtunnel.whatifs.p3 import p3
 
 THREE = [Layer("a", param_bytes=4000), Layer("b", param_bytes=2000), Layer("c", param_bytes=1000)]

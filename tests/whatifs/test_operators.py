@@ -15,9 +15,9 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.simulate import replay
 from windtunnel.whatifs import whatif
-from windtunnel.whatifs._blocks import block_ranges
 from windtunnel.whatifs.amp import amp
 from windtunnel.whatifs.batch import batch_size, gradient_accumulation
+from windtunnel.whatifs.block_patterns import block_ranges
 from windtunnel.whatifs.checkpointing import activation_checkpointing
 from windtunnel.whatifs.compilation import compile_block
 from windtunnel.whatifs.freezing import freeze_layers

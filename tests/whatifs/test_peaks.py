@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from windtunnel.whatifs import parse_request, whatif
-from windtunnel.whatifs._peaks import noted, recorded_peak, reformed_peak
+from windtunnel.whatifs.peak_memory import noted, recorded_peak, reformed_peak
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
@@ -21,7 +21,7 @@ def graph():
 
 def flown(edit):
     """The peak of the changed program, really run."""
-    from windtunnel.flights._flying import _flights_of
+    from windtunnel.flights.run import _flights_of
     from windtunnel.sources.memory.tracking import track_memory
     from windtunnel.sources.targets import build_workload, discover
     from windtunnel.sources.torch.live import LiveProgram

@@ -9,15 +9,15 @@ from windtunnel.errors import InputError
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
-from windtunnel.workloads._images import CIFAR_FILE, image_batches  # noqa: E402
-from windtunnel.workloads._scenes import Scenes  # noqa: E402
+from windtunnel.workloads.images import CIFAR_FILE, image_batches  # noqa: E402
+from windtunnel.workloads.scenes import Scenes  # noqa: E402
 
 
 @pytest.mark.slow
 def test_decoded_photographs_have_the_published_hash():
     import hashlib
 
-    from windtunnel.workloads._images import _decoded
+    from windtunnel.workloads.images import _decoded
 
     images = _decoded(shared_path(CIFAR_FILE))
     manifest = json.loads(shared_path("vision/cifar10_manifest.json").read_text())

@@ -19,7 +19,7 @@ import pytest
 from tests.shared_data import ROOT, shared_path
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.workloads import _speech, texts
+from windtunnel.workloads import speech, texts
 from windtunnel.workloads.workload import Workload
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -198,7 +198,7 @@ def test_a_language_step_counts_every_place(name, make):
 def test_a_speech_step_counts_its_seconds(make):
     workload = make("deep-speech-2", batch_size=2, seed=1)
     buckets = {0.6: 0.3, 0.9: 0.4, 1.2: 0.3}
-    batch = _speech.Voice.of(41, buckets, 1).draw(2, np.random.default_rng(1))
+    batch = speech.Voice.of(41, buckets, 1).draw(2, np.random.default_rng(1))
 
     workload.step()
 
@@ -280,7 +280,7 @@ def test_a_bucket_holds_sentences_of_like_length():
 
 
 def test_a_speaker_leaves_room_for_every_letter():
-    batch = _speech.Voice.of(11, {1.0: 1.0}, 0).draw(20, np.random.default_rng(0))
+    batch = speech.Voice.of(11, {1.0: 1.0}, 0).draw(20, np.random.default_rng(0))
 
     for frames, count, labels in zip(batch.num_frames, batch.num_labels, batch.labels, strict=True):
         repeats = int((labels[1:count] == labels[: count - 1]).sum())
@@ -293,7 +293,7 @@ def test_a_speaker_leaves_room_for_every_letter():
 
 
 def test_the_ctc_operator_is_the_loss_of_torch():
-    from windtunnel.workloads._ctc import ctc_loss
+    from windtunnel.workloads.ctc import ctc_loss
 
     torch.manual_seed(0)
     scores = torch.randn(12, 3, 5, requires_grad=True)
@@ -310,7 +310,7 @@ def test_the_ctc_operator_is_the_loss_of_torch():
 
 
 def test_fake_tensors_know_the_shapes_of_the_ctc_operator():
-    from windtunnel.workloads._ctc import _operator
+    from windtunnel.workloads.ctc import _operator
 
     scores = torch.randn(6, 2, 4, requires_grad=True)
     arguments = (scores.log_softmax(-1).detach().requires_grad_(), torch.tensor([[1, 2], [3, 0]]), [6, 5], [2, 1])
@@ -421,7 +421,7 @@ def test_the_environment_keeps_the_rules_of_gymnasium():
     pytest.importorskip("gymnasium", reason="needs the extra suite")
     from gymnasium.utils.env_checker import check_env
 
-    from windtunnel.workloads._catch import Court, catch
+    from windtunnel.workloads.catch import Court, catch
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*", UserWarning, "gymnasium")  # advice about rendering and registration
@@ -431,7 +431,7 @@ def test_the_environment_keeps_the_rules_of_gymnasium():
 @pytest.mark.parametrize("follows", [True, False])
 def test_who_follows_the_ball_catches_it_and_who_flees_does_not(follows):
     pytest.importorskip("gymnasium", reason="needs the extra suite")
-    from windtunnel.workloads._catch import Court, catch
+    from windtunnel.workloads.catch import Court, catch
 
     environment = catch(Court(8, 8, paddle=3, num_balls=5))
     picture, _ = environment.reset(seed=1)

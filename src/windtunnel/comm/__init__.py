@@ -2,6 +2,8 @@
 
 In: graphs with collectives, a network. Out: the same graphs with each collective as sends and receives in chunks, or as
 one task with its closed form. Not here: running anything but the links themselves.
+
+Internal modules: ``gloo_worker``.
 """
 
 from windtunnel import registry
@@ -12,4 +14,4 @@ from windtunnel.comm.schedule import Schedule
 
 __all__ = ["ALGORITHMS", "Schedule", "Transport", "closed_form_ns", "expand", "schedule_of"]
 
-registry.discover(__name__)
+registry.discover(__name__, skip=["gloo_worker"])

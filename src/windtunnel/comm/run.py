@@ -2,7 +2,7 @@
 
 In: how many processes, and how fast a link between them shall be. Out: what all-reduces and messages of many sizes take
 between gloo processes of this host, kept like all that is measured. Not here: the fit (``links``), what a process does
-(``_gloo_worker``).
+(``gloo_worker``).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _measured(
             before_bytes = _LEAST_BEFORE_BYTES + round(_BEFORE_S * bandwidth_bytes_per_s)
         workers = stack.enter_context(
             Workers(
-                "windtunnel.comm._gloo_worker",
+                "windtunnel.comm.gloo_worker",
                 (jobs, before_bytes),
                 num_ranks=num_ranks,
                 title="link",

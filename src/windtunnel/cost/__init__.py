@@ -3,6 +3,8 @@
 The profile database keeps what was measured here; ``rerun`` runs a captured program's operators again in a form in
 which they never ran, old form and new form side by side; a roofline prices bytes and operations where nothing was
 measured. Not here: search, edits.
+
+Internal modules: ``contender``, ``operator_samples``.
 """
 
 from windtunnel import registry

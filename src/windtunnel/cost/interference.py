@@ -163,7 +163,7 @@ def _rate(what: str, users: int) -> float:
     chosen = [cores[0] if what == "core" else cores[number % len(cores)] for number in range(users)]
     task = (what, begin_ns, begin_ns + round(1e9 * _RUN_S), min(size, 2**28))
     with Workers(
-        "windtunnel.cost._neighbor",
+        "windtunnel.cost.contender",
         task,
         num_ranks=users,
         title=f"user of the {what}",

@@ -1,6 +1,6 @@
 """Fly several what-ifs of one program; what one of them comes to does not touch the others.
 
-In: a program and requests. Out: an ``Outcome`` for each, as soon as it is there. Not here: one flight (``_flying``),
+In: a program and requests. Out: an ``Outcome`` for each, as soon as it is there. Not here: one flight (``run``),
 what is printed.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from windtunnel.errors import NotApplicableError, WindtunnelError
-from windtunnel.flights._flying import capture_baseline, remaining_time, require_flights, verify
 from windtunnel.flights.receipt import Receipt
+from windtunnel.flights.run import capture_baseline, remaining_time, require_flights, verify
 from windtunnel.graph import Graph
 from windtunnel.measure.deadline import OutOfTimeError
 from windtunnel.measure.turns import StopRule

@@ -1,6 +1,8 @@
 """The graph of work: tasks, edges and resources in columns, edits that never change what they are given.
 
 In: columns from a reader, or a stored folder. Out: ``Graph`` values. May not enter: torch, prices, simulated time.
+
+Internal modules: ``topology``.
 """
 
 from windtunnel.graph.builder import GraphBuilder

@@ -18,7 +18,6 @@ from windtunnel.graph import edits as _edits
 from windtunnel.graph import ranks as _ranks
 from windtunnel.graph import rows as _rows
 from windtunnel.graph import structure as _structure
-from windtunnel.graph._topology import adjacency, kahn_order
 from windtunnel.graph.history import Edit, as_one_edit, recorded, undone
 from windtunnel.graph.meta import Meta
 from windtunnel.graph.schema import (
@@ -31,6 +30,7 @@ from windtunnel.graph.schema import (
 )
 from windtunnel.graph.select import select as _select
 from windtunnel.graph.table import Strings, Table
+from windtunnel.graph.topology import adjacency, kahn_order
 from windtunnel.graph.validate import validate as _validate
 
 __all__ = ["Graph"]

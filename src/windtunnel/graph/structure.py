@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import GraphError, InputError
-from windtunnel.graph._topology import bridge
 from windtunnel.graph.schema import EDGE_COLUMNS, UNPLACED, EdgeKind
 from windtunnel.graph.select import as_mask
 from windtunnel.graph.table import Table
+from windtunnel.graph.topology import bridge
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph

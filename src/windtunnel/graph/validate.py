@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windtunnel.errors import GraphError
-from windtunnel.graph._topology import shortest_cycle_through
 from windtunnel.graph.schema import (
     EDGE_COLUMNS,
     RESOURCE_COLUMNS,
@@ -23,6 +22,7 @@ from windtunnel.graph.schema import (
     ResourceKind,
 )
 from windtunnel.graph.table import Array, Strings, Table, check_declared
+from windtunnel.graph.topology import shortest_cycle_through
 
 if TYPE_CHECKING:
     from windtunnel.graph.graph import Graph

@@ -2,6 +2,8 @@
 
 In: something that can be run and timed. Out: durations with their spread, and a database that keeps them. May not
 enter: what is measured, and why.
+
+Internal modules: ``worker``.
 """
 
 from windtunnel.measure import fingerprint

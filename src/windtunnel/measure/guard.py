@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from windtunnel.measure._worker import die_with
+from windtunnel.measure.worker import die_with
 
 __all__ = ["outlive"]
 

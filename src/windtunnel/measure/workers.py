@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import FlightError, InputError
-from windtunnel.measure._worker import die_with
+from windtunnel.measure.worker import die_with
 
 __all__ = ["Done", "Place", "WorkerError", "Workers", "die_with", "last_error", "required", "run_to_end"]
 
@@ -332,7 +332,7 @@ class Workers:
             *prefix,
             sys.executable,
             "-m",
-            "windtunnel.measure._worker",
+            "windtunnel.measure.worker",
             str(theirs.fileno()),
             str(os.getpid()),
             cores,

@@ -1,12 +1,15 @@
 """Play a graph: when does each task start and end, and why.
 
 In: graphs with durations. Out: timelines and what can be read from them. May not enter: policies, papers, prices.
+
+Internal modules: ``arrays``, ``engine``, ``equal_tasks``, ``event_engine``, ``flows``, ``instructions``,
+``start_causes``, ``static_engine``.
 """
 
-from windtunnel.simulate._replay import Replays, replay, replay_many
 from windtunnel.simulate.breakdown import TimelineDiff
 from windtunnel.simulate.clock import EventClock, FairFlows
 from windtunnel.simulate.critical import CriticalPath
+from windtunnel.simulate.engine import Replays, replay, replay_many
 from windtunnel.simulate.folding import Fold, fold
 from windtunnel.simulate.incremental import Incremental
 from windtunnel.simulate.memory import MemoryCurve

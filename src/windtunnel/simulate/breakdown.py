@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Discipline, Graph, Kind, Phase, Strings
-from windtunnel.simulate._flows import padded
-from windtunnel.simulate._program import flow_mask
+from windtunnel.simulate.arrays import flow_mask
 from windtunnel.simulate.critical import CriticalPath
+from windtunnel.simulate.flows import padded
 from windtunnel.units import format_duration
 
 __all__ = ["TimelineDiff", "breakdown_of", "communication_ns", "task_labels", "utilization_of"]

@@ -1,7 +1,7 @@
 """A clock of events for policies that decide while they run.
 
 In: handlers to call at simulated times, and messages over shared links. Out: the handlers called in order of time,
-those of one time in the order in which they were asked for. Not here: any policy; graphs (``_event.py``).
+those of one time in the order in which they were asked for. Not here: any policy; graphs (``event_engine.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.simulate._flows import NEVER, Flows, begin_flow, end_flow, fill_rates, new_flows, padded, touch_link
+from windtunnel.simulate.flows import NEVER, Flows, begin_flow, end_flow, fill_rates, new_flows, padded, touch_link
 
 __all__ = ["EventClock", "FairFlows"]
 

@@ -1,7 +1,7 @@
 """Critical path and slack.
 
 In: a played graph. Out: which constraint bound each task, the path that makes the makespan, the room others have.
-Not here: the loops (``_execution.py``).
+Not here: the loops (``start_causes.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from windtunnel.graph import Discipline, EdgeKind, Graph
-from windtunnel.simulate._execution import (
+from windtunnel.simulate.arrays import column, edge_column, join_mask
+from windtunnel.simulate.start_causes import (
     EARLIEST,
     RESOURCE,
     bind,
@@ -24,7 +25,6 @@ from windtunnel.simulate._execution import (
     resolve_joins,
     walk_back,
 )
-from windtunnel.simulate._program import column, edge_column, join_mask
 from windtunnel.units import format_duration
 
 __all__ = ["CONSTRAINTS", "CriticalPath", "Execution"]

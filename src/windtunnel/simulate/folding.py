@@ -1,7 +1,7 @@
 """Equal ranks are replayed once.
 
 In: a graph, mostly of many ranks. Out: a small graph with one task for each class of tasks that any replay treats
-alike, and its timeline for all of them, equal to the nanosecond. Not here: the loops (``_fold.py``).
+alike, and its timeline for all of them, equal to the nanosecond. Not here: the loops (``equal_tasks.py``).
 
 Tasks are alike if they take the same time and wait for alike tasks. Where the order on a resource is decided at run
 time, or messages share a link, that is not enough: there, tasks are alike if they have the same place among all tasks
@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import UNPLACED, Discipline, EdgeKind, Graph, Table
-from windtunnel.simulate._flows import padded
-from windtunnel.simulate._fold import alike_lists, fold_pass
-from windtunnel.simulate._program import (
+from windtunnel.simulate.arrays import (
     FixedOrder,
     column,
     contended,
@@ -31,6 +29,8 @@ from windtunnel.simulate._program import (
     join_mask,
     task_durations,
 )
+from windtunnel.simulate.equal_tasks import alike_lists, fold_pass
+from windtunnel.simulate.flows import padded
 from windtunnel.simulate.timeline import Timeline
 
 __all__ = ["Fold", "fold"]

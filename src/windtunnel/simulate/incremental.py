@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
-from windtunnel.simulate._program import Ints, check_span, fixed_order, has_fixed_order, task_durations
-from windtunnel.simulate._static import BLOCK, block_maxima, incremental_pass, static_pass
+from windtunnel.simulate.arrays import Ints, check_span, fixed_order, has_fixed_order, task_durations
+from windtunnel.simulate.static_engine import BLOCK, block_maxima, incremental_pass, static_pass
 from windtunnel.simulate.timeline import Timeline
 
 __all__ = ["Incremental"]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from windtunnel.graph import EdgeKind, Graph
-from windtunnel.simulate._program import column
+from windtunnel.simulate.arrays import column
 from windtunnel.units import format_duration, format_size
 
 __all__ = ["MemoryCurve", "memory_of"]

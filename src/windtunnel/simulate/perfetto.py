@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.base.outputs import replacing
 from windtunnel.graph import Kind
-from windtunnel.simulate._program import edge_column
+from windtunnel.simulate.arrays import edge_column
 from windtunnel.simulate.breakdown import task_labels
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The result of a replay.
 
 In: start and finish of every task. Out: makespan, critical path, slack, use of resources, memory over time, pictures.
-Not here: running the graph (``_replay.py``). A timeline never changes; what it derives it keeps.
+Not here: running the graph (``engine.py``). A timeline never changes; what it derives it keeps.
 """
 
 from __future__ import annotations

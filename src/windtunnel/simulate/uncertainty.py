@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.graph import Graph
-from windtunnel.simulate._replay import replay_many
+from windtunnel.simulate.engine import replay_many
 from windtunnel.units import format_duration
 
 __all__ = ["PredictionInterval", "draw_durations", "prediction_interval"]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Graph, Kind, Phase
-from windtunnel.simulate._replay import replay
+from windtunnel.simulate.engine import replay
 from windtunnel.simulate.timeline import Timeline
 
 __all__ = ["waits_for_data", "with_waits_for_data"]

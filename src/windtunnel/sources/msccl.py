@@ -19,7 +19,7 @@ from windtunnel import registry
 from windtunnel.base.reading import ReadLimit, shown, unpacked
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Meta, ProcessGroup, ResourceKind
-from windtunnel.sources.chakra._nodes import unpacked_head
+from windtunnel.sources.chakra.nodes import unpacked_head
 from windtunnel.sources.execution_trace.reader import UNMEASURED
 
 __all__ = ["is_msccl", "load_msccl"]

@@ -17,10 +17,10 @@ from windtunnel.cost.rerun import Form, Program
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Kind, Phase
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs._devices import device_kernels
-from windtunnel.whatifs._kernels import chip_of, products_by_type, runs_in_16_bits
-from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.device_tasks import device_kernels
+from windtunnel.whatifs.insert_tasks import chip_of, products_by_type, runs_in_16_bits
 from windtunnel.whatifs.measured import captured_program, has_program, operators_of, reformed, scale_memory
+from windtunnel.whatifs.peak_memory import noted
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["amp"]

@@ -1,7 +1,7 @@
 """A graph at another batch size: all that a cost model reads is of the other batch.
 
 In: a graph, its batch size and another. Out: the graph with shapes, strides, flops and bytes of the other; equal work
-is thought about once. Not here: which dimension holds the samples (``_batch_shapes``), prices, running operators again
+is thought about once. Not here: which dimension holds the samples (``batch_shapes``), prices, running operators again
 (``batch``).
 """
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from windtunnel.cost.rerun import program_of
 from windtunnel.errors import InputError, PriceError
 from windtunnel.graph import Graph, Kind, Phase, Strings
-from windtunnel.whatifs._batch_shapes import Growth, Inputs, carriers, resized
-from windtunnel.whatifs._batch_size import (
+from windtunnel.whatifs.batch_shapes import Growth, Inputs, carriers, resized
+from windtunnel.whatifs.placing import never_run
+from windtunnel.whatifs.samples_per_iteration import (
     batch_size_of,
     batch_size_of_operators,
     input_shapes_of,
     passes_of,
     passes_of_operators,
 )
-from windtunnel.whatifs.placing import never_run
 
 __all__ = ["batch_of", "can_change_batch", "passes_per_update", "sizes_between", "with_batch"]
 

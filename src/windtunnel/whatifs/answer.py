@@ -23,7 +23,7 @@ from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import drawn_iterations_ns, iteration_ns
 from windtunnel.simulate.limits import Limits, broken_peak_limit
 from windtunnel.units import format_duration, format_size
-from windtunnel.whatifs._peaks import capacity_of, recorded_peak, reformed_peak, replayed_peak
+from windtunnel.whatifs.peak_memory import capacity_of, recorded_peak, reformed_peak, replayed_peak
 from windtunnel.whatifs.request import Request
 
 __all__ = ["SCHEMA", "Answer", "Interval", "Status", "table_of"]

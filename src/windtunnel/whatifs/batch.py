@@ -16,9 +16,9 @@ from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase, lags
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs._batch_size import batch_size_of, passes_of
-from windtunnel.whatifs._peaks import noted
 from windtunnel.whatifs.measured import SOURCE, captured_program, reformed, updates_and_zeroing
+from windtunnel.whatifs.peak_memory import noted
+from windtunnel.whatifs.samples_per_iteration import batch_size_of, passes_of
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["batch_size", "gradient_accumulation"]

@@ -18,7 +18,7 @@ from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.hardware import Link, Topology, link, topology
 from windtunnel.simulate.limits import of_kind, other_order
-from windtunnel.whatifs._gradients import link_in_use
+from windtunnel.whatifs.layer_gradients import link_in_use
 
 __all__ = ["blueconnect"]
 

@@ -18,7 +18,7 @@ from windtunnel.graph.parameters import registered_by_layer
 from windtunnel.graph.ranks import meetings
 from windtunnel.simulate.limits import of_kind, other_order
 from windtunnel.units import parse_size
-from windtunnel.whatifs._gradients import last_per_group, positions
+from windtunnel.whatifs.layer_gradients import last_per_group, positions
 
 __all__ = ["Averaging", "averaging_of", "caps_of", "gradient_buckets"]
 

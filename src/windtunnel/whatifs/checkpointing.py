@@ -15,11 +15,11 @@ from windtunnel.cost.rerun import Form, OperatorsNeed, Ratios
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Phase
 from windtunnel.simulate.limits import Baseline, less_work, no_faster
-from windtunnel.whatifs._blocks import block_ranges
-from windtunnel.whatifs._gradients import positions
-from windtunnel.whatifs._kernels import insert_ahead, rescale
-from windtunnel.whatifs._peaks import noted
+from windtunnel.whatifs.block_patterns import block_ranges
+from windtunnel.whatifs.insert_tasks import insert_ahead, rescale
+from windtunnel.whatifs.layer_gradients import positions
 from windtunnel.whatifs.measured import SOURCE, apply_ratios, calls_of, captured_program
+from windtunnel.whatifs.peak_memory import noted
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["activation_checkpointing", "no_activation_checkpointing"]

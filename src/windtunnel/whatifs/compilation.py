@@ -14,7 +14,7 @@ from windtunnel.cost.rerun import Form, OperatorsNeed, Program, Ratios
 from windtunnel.errors import InEffectError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
-from windtunnel.whatifs._blocks import block_ranges
+from windtunnel.whatifs.block_patterns import block_ranges
 from windtunnel.whatifs.fusion import POINTWISE, fuse_chains
 from windtunnel.whatifs.measured import apply_ratios, calls_of, captured_program
 from windtunnel.whatifs.unpriced import LOOK_UP, Unpriced

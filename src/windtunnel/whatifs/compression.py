@@ -20,9 +20,9 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces, message_bytes, world_size
 from windtunnel.graph.parameters import registered_shapes
 from windtunnel.simulate.limits import of_kind, other_order
-from windtunnel.whatifs._gradients import link_in_use
-from windtunnel.whatifs._kernels import computes_on_host, memory_bandwidth, traffic_ns
-from windtunnel.whatifs._reducing import OWN_WORK, reducing_needs, shared_out, way_between, work_ahead
+from windtunnel.whatifs.ddp_reducer import OWN_WORK, reducing_needs, shared_out, way_between, work_ahead
+from windtunnel.whatifs.insert_tasks import computes_on_host, memory_bandwidth, traffic_ns
+from windtunnel.whatifs.layer_gradients import link_in_use
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["dgc", "fp16_gradients", "powersgd", "top_k"]

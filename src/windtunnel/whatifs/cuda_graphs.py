@@ -14,8 +14,8 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.simulate.limits import Baseline, other_order
-from windtunnel.whatifs._gradients import last_per_group, positions
-from windtunnel.whatifs._kernels import is_on_host, launch_calls
+from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls
+from windtunnel.whatifs.layer_gradients import last_per_group, positions
 
 __all__ = ["cuda_graphs"]
 

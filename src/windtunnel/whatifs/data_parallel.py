@@ -23,7 +23,16 @@ from windtunnel.graph.collectives import all_reduces
 from windtunnel.hardware import Link
 from windtunnel.hardware import link as catalog_link
 from windtunnel.simulate.limits import up_to
-from windtunnel.whatifs._gradients import (
+from windtunnel.whatifs.ddp_reducer import (
+    OWN_WORK,
+    described,
+    reducing_needs,
+    shared_out,
+    way_between,
+    work_ahead,
+)
+from windtunnel.whatifs.insert_tasks import computes_on_host, is_on_host
+from windtunnel.whatifs.layer_gradients import (
     Bucket,
     buckets_of,
     default_link,
@@ -32,17 +41,8 @@ from windtunnel.whatifs._gradients import (
     link_of,
     need_one_rank,
 )
-from windtunnel.whatifs._kernels import computes_on_host, is_on_host
-from windtunnel.whatifs._reducing import (
-    OWN_WORK,
-    described,
-    reducing_needs,
-    shared_out,
-    way_between,
-    work_ahead,
-)
-from windtunnel.whatifs._sharing import host_cores, host_threads, parallel_tasks, share_cores
 from windtunnel.whatifs.measured import SOURCE
+from windtunnel.whatifs.shared_cores import host_cores, host_threads, parallel_tasks, share_cores
 from windtunnel.whatifs.unpriced import Unpriced
 
 __all__ = ["data_parallel"]

@@ -16,8 +16,8 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, ResourceKind, Strings, lags
 from windtunnel.registry import did_you_mean
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs._blocks import compiled_pattern
-from windtunnel.whatifs._kernels import is_on_host, rescale
+from windtunnel.whatifs.block_patterns import compiled_pattern
+from windtunnel.whatifs.insert_tasks import is_on_host, rescale
 
 __all__ = ["faster_cpu", "faster_device", "faster_link", "faster_operator", "operator_work"]
 

@@ -13,7 +13,7 @@ from windtunnel.cost.rerun import Form, Program, UpdateForm
 from windtunnel.errors import InEffectError, NotApplicableError
 from windtunnel.graph import Graph, Phase
 from windtunnel.simulate.limits import less_work, of_phase
-from windtunnel.whatifs._blocks import compiled_pattern
+from windtunnel.whatifs.block_patterns import compiled_pattern
 from windtunnel.whatifs.measured import captured_program, with_update
 from windtunnel.whatifs.unpriced import Unpriced
 

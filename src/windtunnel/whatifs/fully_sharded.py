@@ -19,7 +19,14 @@ from windtunnel.graph import EdgeKind, Graph, Kind, Phase
 from windtunnel.graph.collectives import all_reduces, message_bytes
 from windtunnel.graph.ranks import arrivals, meetings
 from windtunnel.simulate.limits import of_phase, other_order
-from windtunnel.whatifs._gradients import gradients_of, iterations_of, last_per_group, one_iteration, positions, works
+from windtunnel.whatifs.layer_gradients import (
+    gradients_of,
+    iterations_of,
+    last_per_group,
+    one_iteration,
+    positions,
+    works,
+)
 from windtunnel.whatifs.zero import HALF, num_buffers, require_replicas, scattered, share_updates
 
 __all__ = ["zero_3"]

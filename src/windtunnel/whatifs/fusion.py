@@ -15,8 +15,8 @@ from windtunnel import registry
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs._gradients import positions
-from windtunnel.whatifs._kernels import launch_calls
+from windtunnel.whatifs.insert_tasks import launch_calls
+from windtunnel.whatifs.layer_gradients import positions
 
 __all__ = ["POINTWISE", "fuse_chains", "fuse_kernels"]
 

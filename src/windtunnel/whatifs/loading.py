@@ -17,9 +17,9 @@ from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.hardware import link as catalog_link
 from windtunnel.simulate.limits import of_kind, of_phase, other_order
-from windtunnel.whatifs._gradients import last_per_group, positions
-from windtunnel.whatifs._kernels import is_on_host, launch_calls, rescale
-from windtunnel.whatifs._sharing import host_cores, host_threads, share_cores
+from windtunnel.whatifs.insert_tasks import is_on_host, launch_calls, rescale
+from windtunnel.whatifs.layer_gradients import last_per_group, positions
+from windtunnel.whatifs.shared_cores import host_cores, host_threads, share_cores
 
 __all__ = ["loader_workers", "pinned_memory", "prefetch"]
 

@@ -20,9 +20,9 @@ from windtunnel.errors import NotApplicableError, WindtunnelError
 from windtunnel.graph import EdgeKind, Graph, Kind, Phase, ResourceKind
 from windtunnel.simulate import Timeline, replay
 from windtunnel.simulate.iterations import iteration_ns
-from windtunnel.whatifs._kernels import is_on_host
 from windtunnel.whatifs.balance import balance_ranks
 from windtunnel.whatifs.faster import faster_cpu, faster_link
+from windtunnel.whatifs.insert_tasks import is_on_host
 from windtunnel.whatifs.pauses import allocator_warmup
 
 __all__ = ["Loss", "find_losses"]

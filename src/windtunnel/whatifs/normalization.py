@@ -17,7 +17,7 @@ from windtunnel.cost.rerun import Call, Form, Program
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import EdgeKind, Graph, Kind
 from windtunnel.simulate.limits import less_work
-from windtunnel.whatifs._devices import device_kernels
+from windtunnel.whatifs.device_tasks import device_kernels
 from windtunnel.whatifs.measured import captured_program, has_program, operators_of, reformed
 from windtunnel.whatifs.replacing import calls_in, replacing
 from windtunnel.whatifs.unpriced import Unpriced

@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.cost.rerun import Call, Form, Program, tensors_of
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.registry import did_you_mean
-from windtunnel.whatifs._blocks import compiled_pattern
+from windtunnel.whatifs.block_patterns import compiled_pattern
 
 __all__ = ["calls_in", "replacing", "weights_of"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from windtunnel import registry
 from windtunnel.errors import InputError
 from windtunnel.registry import did_you_mean
-from windtunnel.whatifs._values import checked, written
+from windtunnel.whatifs.parameter_values import checked, written
 
 __all__ = ["Request", "Step", "parse_request", "parse_requests", "parse_step"]
 

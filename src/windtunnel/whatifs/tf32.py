@@ -15,7 +15,7 @@ from windtunnel import registry
 from windtunnel.errors import InEffectError, InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.simulate.limits import Baseline, less_work
-from windtunnel.whatifs._kernels import chip_of, is_on_host, rescale, runs_in_16_bits
+from windtunnel.whatifs.insert_tasks import chip_of, is_on_host, rescale, runs_in_16_bits
 
 __all__ = ["tf32"]
 

@@ -14,8 +14,8 @@ from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph, Kind
 from windtunnel.graph.collectives import all_reduces, message_bytes, scattered_gradients, world_size
 from windtunnel.simulate.limits import Baseline, up_to
-from windtunnel.whatifs._gradients import link_in_use
-from windtunnel.whatifs._kernels import rescale
+from windtunnel.whatifs.insert_tasks import rescale
+from windtunnel.whatifs.layer_gradients import link_in_use
 
 __all__ = ["rank_count", "straggler"]
 

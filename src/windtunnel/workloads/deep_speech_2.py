@@ -13,8 +13,8 @@ import numpy as np
 
 from windtunnel import registry
 from windtunnel.base.extras import require
-from windtunnel.workloads._ctc import ctc_loss
-from windtunnel.workloads._speech import LETTERS, Voice
+from windtunnel.workloads.ctc import ctc_loss
+from windtunnel.workloads.speech import LETTERS, Voice
 from windtunnel.workloads.workload import Training, Workload, placed
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Finite sets of labeled images, to train on and to test with.
 
 In: a name, a seed. Out: an ``ImageSet``. Real CIFAR-10 and MNIST where ``WINDTUNNEL_DATA`` names a folder that has
-them, else drawn gratings of ten classes that can be learned. Not here: batches without end (``_images.py``).
+them, else drawn gratings of ten classes that can be learned. Not here: batches without end (``images.py``).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def image_set(name: str, *, seed: int = 0) -> ImageSet:
 
 
 def _cifar(train: Path, test: Path) -> ImageSet:
-    from windtunnel.workloads._images import read_cifar
+    from windtunnel.workloads.images import read_cifar
 
     (inputs, targets), (test_inputs, test_targets) = read_cifar(train), read_cifar(test)
     words = f"CIFAR-10 ({len(targets):,} images, {len(test_targets):,} to test)"
@@ -87,7 +87,7 @@ def _mnist(path: Path) -> ImageSet:
 
 
 def _gratings(pixels: int, channels: int, seed: int) -> ImageSet:
-    from windtunnel.workloads._images import image_batches
+    from windtunnel.workloads.images import image_batches
 
     num = _DRAWN_TRAIN + _DRAWN_TEST
     batches = image_batches(pixels=pixels, batch_size=num, num_classes=_CLASSES, seed=seed, is_drawn=True)

@@ -36,7 +36,7 @@ def relu_network(
     import torch
     from torch import nn
 
-    from windtunnel.workloads._images import image_batches
+    from windtunnel.workloads.images import image_batches
 
     if family not in FAMILIES:
         raise InputError(f"no family is called {family!r}", where="family", fix=did_you_mean(family, FAMILIES))

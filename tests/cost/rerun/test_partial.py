@@ -22,12 +22,12 @@ from windtunnel.cost.rerun.optimizer import sparse_parameters, step_of, touched_
 from windtunnel.errors import PriceError
 from windtunnel.graph import Phase
 from windtunnel.measure import ProfileDatabase, disturbance
-from windtunnel.whatifs._batch_size import batch_size_of
+from windtunnel.whatifs.samples_per_iteration import batch_size_of
 
 torch = pytest.importorskip("torch")
 
-from windtunnel.cost.rerun._interpreter import Interpreter  # noqa: E402
-from windtunnel.cost.rerun._resize import scale_sizes  # noqa: E402
+from windtunnel.cost.rerun.interpreter import Interpreter  # noqa: E402
+from windtunnel.cost.rerun.resize import scale_sizes  # noqa: E402
 
 
 def rehearsed(program: Program, form: Form = BASELINE) -> Interpreter:

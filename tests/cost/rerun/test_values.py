@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from windtunnel.cost.rerun._interpreter import Interpreter  # noqa: E402
-from windtunnel.cost.rerun._lengths import _lengths_of, _sizes_of  # noqa: E402
+from windtunnel.cost.rerun.interpreter import Interpreter  # noqa: E402
+from windtunnel.cost.rerun.lengths import _lengths_of, _sizes_of  # noqa: E402
 
 
 def program_of_step(model: nn.Module, loss_of) -> Program:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from windtunnel.measure.cuda import Launch
-from windtunnel.systems.kernels._child import Host
+from windtunnel.systems.kernels.candidate_process import Host
 from windtunnel.systems.kernels.cases import Case, Out
 from windtunnel.systems.kernels.compiling import read_module
 from windtunnel.systems.kernels.model import Kernel, kernel_of

@@ -13,7 +13,7 @@ from windtunnel.hardware import machine
 from windtunnel.measure import cuda
 from windtunnel.measure.cuda import DeviceArray, Launch
 from windtunnel.measure.sandbox import Limits, contained
-from windtunnel.systems.kernels._child import evaluate, golden
+from windtunnel.systems.kernels.candidate_process import evaluate, golden
 from windtunnel.systems.kernels.cases import load_cases
 from windtunnel.systems.kernels.compiling import ptx_of, read_module
 from windtunnel.systems.kernels.edits import apply

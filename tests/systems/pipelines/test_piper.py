@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InputError
-from windtunnel.systems.pipelines._piper_kernels import choose
 from windtunnel.systems.pipelines.piper import equal_stages, plan_piper, require_memory
 from windtunnel.systems.pipelines.piper_format import PiperProblem, is_piper, read_piper
+from windtunnel.systems.pipelines.piper_kernels import choose
 
 
 @st.composite

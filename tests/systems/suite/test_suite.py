@@ -9,7 +9,7 @@ import pytest
 from windtunnel import registry
 from windtunnel.errors import InfeasibleError, InputError, SchemaVersionError
 from windtunnel.systems.suite import run as suite
-from windtunnel.systems.suite._cell import measure_cell
+from windtunnel.systems.suite.cell import measure_cell
 from windtunnel.systems.suite.model import fitting_parameters, listed, suite_plugins
 from windtunnel.systems.suite.results import Cell, Result, load_run, write_machine, write_profile, write_result
 from windtunnel.systems.suite.run import Order, cells_of, run_suite

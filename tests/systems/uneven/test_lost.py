@@ -145,7 +145,7 @@ def _kill_soon(rank: int, after_s: float) -> None:
         for one in Path("/proc").iterdir()
         if one.name.isdecimal()
         and own in _read(one / "status")
-        and "windtunnel.measure._worker" in _read(one / "cmdline")
+        and "windtunnel.measure.worker" in _read(one / "cmdline")
     )
     threading.Timer(after_s, os.kill, [pids[rank], signal.SIGKILL]).start()
 

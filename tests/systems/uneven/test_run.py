@@ -14,11 +14,11 @@ from windtunnel.cli import main
 from windtunnel.errors import FlightError
 from windtunnel.measure.workers import WorkerError
 from windtunnel.systems.uneven import run as run_module
-from windtunnel.systems.uneven._node import NodeReport
 from windtunnel.systems.uneven.flight import receipts_of_comparison
 from windtunnel.systems.uneven.goal import Goal
 from windtunnel.systems.uneven.jobs import train_job
 from windtunnel.systems.uneven.model import train_virtually
+from windtunnel.systems.uneven.node import NodeReport
 from windtunnel.systems.uneven.run import check_room, train_really
 from windtunnel.systems.uneven.search import Candidate, compare
 

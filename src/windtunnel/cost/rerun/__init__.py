@@ -3,6 +3,8 @@
 In: what a what-if needs to know (``Need``: operators in a new form, an update with other options, gradients averaged
 between processes, a peak of memory). Out: prices, each looked up in the profile database first and measured here
 otherwise. Needs are plain values: to state one runs nothing.
+
+Internal modules: ``arguments``, ``gloo_worker``, ``inputs``, ``interpreter``, ``lengths``, ``resize``, ``segments``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,8 +27,8 @@ from windtunnel.cost.rerun.program import Call, Program, TensorSpec, data_of, pr
 from windtunnel.cost.rerun.sending import SENDERS, in_order, thin_factors
 
 if TYPE_CHECKING:
-    from windtunnel.cost.rerun._arguments import DTYPES as DTYPES
-    from windtunnel.cost.rerun._arguments import fill as fill
+    from windtunnel.cost.rerun.arguments import DTYPES as DTYPES
+    from windtunnel.cost.rerun.arguments import fill as fill
     from windtunnel.cost.rerun.rectified_norm import RectifiedNorm as RectifiedNorm
 
 __all__ = [

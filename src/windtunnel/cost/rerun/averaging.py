@@ -147,7 +147,7 @@ def _key(job: dict[str, Any], num_ranks: int) -> tuple[str, str, str, str, int, 
 
 def _fly(num_ranks: int, jobs: list[dict[str, Any]]) -> list[list[float]]:
     require("torch", extra="torch")
-    module = "windtunnel.cost.rerun._gloo_worker"
+    module = "windtunnel.cost.rerun.gloo_worker"
     try:
         with Workers(module, (jobs, ROUNDS), num_ranks=num_ranks, title="reducer", patience_s=_TIMEOUT_S) as workers:
             found: list[list[float]] = workers.gather()[0]

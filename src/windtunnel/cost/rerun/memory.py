@@ -52,7 +52,7 @@ def program_peaks(program: Program, *forms: Form) -> list[ProgramPeak]:
         PyTorch is not installed.
     """
     require("torch", extra="torch")
-    from windtunnel.cost.rerun._interpreter import CANNOT_RUN
+    from windtunnel.cost.rerun.interpreter import CANNOT_RUN
 
     keyed = _Keyed(program)
     try:
@@ -81,7 +81,7 @@ class _Keyed:
 
 @lru_cache(maxsize=64)
 def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
-    from windtunnel.cost.rerun._interpreter import Interpreter
+    from windtunnel.cost.rerun.interpreter import Interpreter
 
     # the baseline tells call by call what cannot be run; where several run as one, the first failure would end it
     opaque = set() if form == BASELINE else set(_cannot_run(keyed, BASELINE))
@@ -91,7 +91,7 @@ def _cannot_run(keyed: _Keyed, form: Form) -> frozenset[int]:
 
 @lru_cache(maxsize=64)  # the baseline is asked for again with every what-if
 def _followed(keyed: _Keyed, form: Form, opaque: frozenset[int]) -> ProgramPeak:
-    from windtunnel.cost.rerun._interpreter import Interpreter
+    from windtunnel.cost.rerun.interpreter import Interpreter
     from windtunnel.sources.memory.watch import Watch
 
     with _only_new_objects():

@@ -29,7 +29,7 @@ from windtunnel.measure.fingerprint import installed_versions, libraries, machin
 from windtunnel.measure.rounds import quiet, quiet_rows, rounds, spread_of_quiet, spread_ratio
 
 if TYPE_CHECKING:
-    from windtunnel.cost.rerun._interpreter import Interpreter, Lap
+    from windtunnel.cost.rerun.interpreter import Interpreter, Lap
 
 __all__ = ["Ratios", "known_ratios", "lacks_kernel", "measure_ratios"]
 
@@ -160,7 +160,7 @@ class _Rounds:
 
 
 def _fly(program: Program, new: Form, old: Form, budget_s: float, progress: Progress | None) -> _Rounds:
-    from windtunnel.cost.rerun._interpreter import CANNOT_RUN, Interpreter
+    from windtunnel.cost.rerun.interpreter import CANNOT_RUN, Interpreter
 
     opaque: set[int] = set()
     try:

@@ -1,7 +1,7 @@
 """The program of a captured iteration.
 
 In: a graph whose capture kept its calls (``meta.program``, column ``call``). Out: ``Program``: the operators that
-Python called, in order, with all their arguments. Not here: running it (``_interpreter``).
+Python called, in order, with all their arguments. Not here: running it (``interpreter``).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from windtunnel import registry
 from windtunnel.base.reading import shown
 from windtunnel.errors import TraceError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Meta, ProcessGroup, ResourceKind
-from windtunnel.sources.chakra._fields import (
+from windtunnel.sources.chakra.fields import (
     COMM_TYPES,
     INTEGERS,
     NODE_TYPE,
@@ -27,8 +27,8 @@ from windtunnel.sources.chakra._fields import (
     WORK,
     kinds,
 )
-from windtunnel.sources.chakra._nodes import Nodes, read_nodes, unpacked_head
-from windtunnel.sources.chakra._resources import read_resources
+from windtunnel.sources.chakra.nodes import Nodes, read_nodes, unpacked_head
+from windtunnel.sources.chakra.resources import read_resources
 
 __all__ = ["is_chakra_json", "load_chakra"]
 

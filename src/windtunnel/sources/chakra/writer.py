@@ -21,7 +21,7 @@ from windtunnel.base.outputs import whole
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import UNPLACED, EdgeKind, Graph, Kind, ResourceKind
 from windtunnel.graph.structure import keep_rows
-from windtunnel.sources.chakra._fields import (
+from windtunnel.sources.chakra.fields import (
     COMM_TYPES,
     INTEGERS,
     NODE_TYPE,
@@ -30,8 +30,8 @@ from windtunnel.sources.chakra._fields import (
     WORK,
     kinds,
 )
-from windtunnel.sources.chakra._resources import written_resources
-from windtunnel.sources.chakra._wire import encode_varints, field_bytes, field_varint, unpack_varints, varint
+from windtunnel.sources.chakra.resources import written_resources
+from windtunnel.sources.chakra.wire import encode_varints, field_bytes, field_varint, unpack_varints, varint
 
 __all__ = ["SUFFIXES", "paths_of", "save_chakra"]
 

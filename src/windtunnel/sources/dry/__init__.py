@@ -1,1 +1,4 @@
-"""A job of many ranks without hardware -> a graph of its distinct ranks."""
+"""A job of many ranks without hardware -> a graph of its distinct ranks.
+
+Public modules: ``run``.
+"""

@@ -22,7 +22,7 @@ from windtunnel.graph import Graph
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from windtunnel.sources.dry._trace import Trace
+    from windtunnel.sources.dry.trace import Trace
 
 __all__ = ["DRY_RUN", "dry_run"]
 
@@ -75,7 +75,7 @@ def dry_run(
         PyTorch is not installed.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.dry._join import joined
+    from windtunnel.sources.dry.join_ranks import joined
     from windtunnel.sources.torch.script import checked_script
 
     _check(num_ranks, ranks_to_trace, devices_per_host, device)
@@ -107,7 +107,7 @@ class _Options:
 
 
 def _traced(options: _Options, given: Sequence[int], progress: Progress | None) -> list[Trace]:
-    from windtunnel.sources.dry._job import Mailbox
+    from windtunnel.sources.dry.job import Mailbox
 
     mailbox, traces = Mailbox(), dict[int, Any]()
     waiting = list(dict.fromkeys(given)) or [0]
@@ -124,8 +124,8 @@ def _traced(options: _Options, given: Sequence[int], progress: Progress | None) 
 
 
 def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
-    from windtunnel.sources.dry._trace import Tracing
-    from windtunnel.sources.dry._uncomputed import without_workers
+    from windtunnel.sources.dry.no_compute import without_workers
+    from windtunnel.sources.dry.trace import Tracing
     from windtunnel.sources.torch.script import run_until_enough
 
     tracing = Tracing(rank)
@@ -148,10 +148,10 @@ def _traced_rank(options: _Options, rank: int, mailbox: Any) -> Trace:
 
 @contextmanager
 def _surroundings(options: _Options, rank: int, mailbox: Any, tracing: Any) -> Iterator[None]:
-    from windtunnel.sources.dry._job import rank_of_job
-    from windtunnel.sources.dry._uncomputed import uncomputed
-    from windtunnel.sources.dry._values import Values
-    from windtunnel.sources.torch._stance import uncompiled
+    from windtunnel.sources.dry.job import rank_of_job
+    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.values import Values
+    from windtunnel.sources.torch.compile_boundaries import uncompiled
 
     tracing.values = Values(options.guesses)
     per_host = options.devices_per_host

@@ -1,4 +1,7 @@
-"""PyTorch execution traces: operators and their dependencies without times."""
+"""PyTorch execution traces: operators and their dependencies without times.
+
+Public modules: ``reader``.
+"""
 
 from windtunnel.sources.execution_trace.reader import count_unmeasured, is_execution_trace, load_execution_trace
 

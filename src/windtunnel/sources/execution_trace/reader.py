@@ -14,7 +14,7 @@ from windtunnel import registry
 from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph, Strings
-from windtunnel.sources.chakra._nodes import unpacked_head
+from windtunnel.sources.chakra.nodes import unpacked_head
 
 __all__ = ["UNMEASURED", "count_unmeasured", "is_execution_trace", "load_execution_trace"]
 
@@ -76,9 +76,9 @@ def load_execution_trace(
         PyTorch is not installed; it knows which operators only call others.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.execution_trace._build import build
-    from windtunnel.sources.execution_trace._kineto import measure
-    from windtunnel.sources.execution_trace._nodes import read_document
+    from windtunnel.sources.execution_trace.build import build
+    from windtunnel.sources.execution_trace.kineto import measure
+    from windtunnel.sources.execution_trace.nodes import read_document
 
     document = read_document(Path(path), read_limit)
     measured = None if kineto is None else measure(document, Path(kineto), read_limit, progress)

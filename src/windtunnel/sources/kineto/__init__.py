@@ -1,4 +1,7 @@
-"""Kineto traces of CPUs and GPUs, of one rank or many."""
+"""Kineto traces of CPUs and GPUs, of one rank or many.
+
+Public modules: ``explain``, ``reader``, ``tables``, ``unprofiled``.
+"""
 
 from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.sources.kineto._recorded import NO_CALL, KernelKind, Recorded, Span, read_recorded
-from windtunnel.sources.kineto._spans import QUARTILES, describe, length_ns, merged, shared_ns
+from windtunnel.sources.kineto.device_tables import NO_CALL, KernelKind, Recorded, Span, read_recorded
+from windtunnel.sources.kineto.intervals import QUARTILES, describe, length_ns, merged, shared_ns
 from windtunnel.sources.ranks.reader import ranks_in
 
 __all__ = ["TABLES", "TableRules", "TraceTables", "read_tables"]

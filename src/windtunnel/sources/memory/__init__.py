@@ -1,1 +1,4 @@
-"""Where the memory of a training step goes: every storage by category, layer and source line."""
+"""Where the memory of a training step goes: every storage by category, layer and source line.
+
+Public modules: ``fit``, ``profile``, ``script``, ``tracking``, ``watch``.
+"""

@@ -24,7 +24,7 @@ from windtunnel.base.reading import ReadLimit
 from windtunnel.errors import InputError
 from windtunnel.hardware.parts import Device
 from windtunnel.simulate.allocator import ROUNDING_BYTES, cublas_bytes, reserved_over_time
-from windtunnel.sources.memory._profile_file import read_events
+from windtunnel.sources.memory.profile_file import read_events
 from windtunnel.units import format_ratio, format_size
 
 __all__ = ["CATEGORIES", "COLUMNS", "SCHEMA", "MemoryProfile", "highest_points"]

@@ -75,7 +75,7 @@ def track_script(
 
     script = checked_script(path)
     if fake:
-        from windtunnel.sources.dry._uncomputed import run_uncomputed
+        from windtunnel.sources.dry.no_compute import run_uncomputed
 
         ended, pilot = run_uncomputed(
             script, argv, make_pilot, has_device=chip is not None, guesses=guesses, loader_batch=loader_batch

@@ -127,8 +127,8 @@ def predict_memory(
     """
     _check(build, warmup, steps)
     require("torch", extra="torch")
-    from windtunnel.sources.dry._uncomputed import uncomputed
-    from windtunnel.sources.dry._values import Values
+    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.values import Values
     from windtunnel.sources.memory.watch import Watch
 
     watch, values = Watch(is_fake=True), Values(guesses=True)

@@ -16,16 +16,16 @@ import pyarrow as pa
 import torch
 
 from windtunnel.errors import InputError
-from windtunnel.sources.memory._books import rows_of
-from windtunnel.sources.memory._learned import Learned
-from windtunnel.sources.memory._log import AllocatorLog
-from windtunnel.sources.memory._places import DATA, PHASES
-from windtunnel.sources.memory._sightings import Sightings
-from windtunnel.sources.memory._storages import EVENTS
-from windtunnel.sources.memory._tracker import StorageTracker
+from windtunnel.sources.memory.allocator_log import AllocatorLog
+from windtunnel.sources.memory.block_lifetimes import rows_of
+from windtunnel.sources.memory.observations import Sightings
+from windtunnel.sources.memory.origins import DATA, PHASES
 from windtunnel.sources.memory.profile import CATEGORIES, COLUMNS, MemoryProfile
-from windtunnel.sources.torch._stance import uncompiled
+from windtunnel.sources.memory.python_facts import Learned
+from windtunnel.sources.memory.storages import EVENTS
+from windtunnel.sources.memory.tracker import StorageTracker
 from windtunnel.sources.torch.annotate import Discovery, asks_to_compile
+from windtunnel.sources.torch.compile_boundaries import uncompiled
 from windtunnel.units import format_size
 
 __all__ = ["Watch", "tracked_profile"]

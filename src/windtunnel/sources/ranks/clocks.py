@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
 from windtunnel.graph import Graph, Table
-from windtunnel.sources.ranks import _bounds
-from windtunnel.sources.ranks._clipped import fit_clipped
-from windtunnel.sources.ranks._evidence import FEW, Evidence, gather
-from windtunnel.sources.ranks._fit import Fit, fit_ends
-from windtunnel.sources.ranks._job import Job
-from windtunnel.sources.ranks._match import Meetings
-from windtunnel.sources.ranks._messages import Messages
+from windtunnel.sources.ranks import clock_bounds
+from windtunnel.sources.ranks.clock_evidence import FEW, Evidence, gather
+from windtunnel.sources.ranks.clock_fit import Fit, fit_ends
+from windtunnel.sources.ranks.job import Job
+from windtunnel.sources.ranks.match import Meetings
+from windtunnel.sources.ranks.messages import Messages
+from windtunnel.sources.ranks.one_way_offsets import fit_clipped
 from windtunnel.units import format_duration
 
 __all__ = ["Clock", "clock_lines", "fit_clocks"]
@@ -105,7 +105,7 @@ def fit_clocks(tasks: Table, meetings: Meetings, messages: Messages, job: Job) -
     if cycle:
         raise _impossible(tasks, meetings, evidence, cycle, cause, hosts)
     # hosts that nothing ties to the first keep their own time
-    offset = _bounds.nearest(fit.offset_ns + evidence.told_ns[fit.part], limit)
+    offset = clock_bounds.nearest(fit.offset_ns + evidence.told_ns[fit.part], limit)
     if _are_one(offset - evidence.told_ns, fit, evidence, doubt_ns):
         return still, fit.spread_ns
     by_host = dict(zip(hosts, _clocks_of(hosts, evidence, fit, offset, limit), strict=True))
@@ -119,12 +119,12 @@ def _possible(evidence: Evidence, fit: Fit) -> tuple[Fit, Floats, NDArray[np.int
     """
     by_collectives = len(evidence.end_KH) >= FEW
     limit, cause = evidence.limits(fit.drift, by_collectives=by_collectives)
-    cycle = _bounds.contradiction(limit)
+    cycle = clock_bounds.contradiction(limit)
     moments = evidence.end_KH if by_collectives else evidence.midpoints(fit.drift)
     if cycle and not fit.drift.any() and len(moments) > FEW:
         drifting = fit_ends(moments, with_drift=True, only_sure=False)
         allowed, why = evidence.limits(drifting.drift, by_collectives=by_collectives)
-        if not _bounds.contradiction(allowed):
+        if not clock_bounds.contradiction(allowed):
             return drifting, allowed, why, []
     return fit, limit, cause, cycle
 
@@ -132,7 +132,7 @@ def _possible(evidence: Evidence, fit: Fit) -> tuple[Fit, Floats, NDArray[np.int
 def _clocks_of(hosts: list[str], evidence: Evidence, fit: Fit, offset: Floats, limit: Floats) -> list[Clock]:
     """The clock of each host, from offsets on times that count from each host's own base."""
     clocks = []
-    edges = zip(*_bounds.intervals(limit), strict=True)
+    edges = zip(*clock_bounds.intervals(limit), strict=True)
     for h, (host, (low, high)) in enumerate(zip(hosts, edges, strict=True)):
         by_ns = int(evidence.base_ns[0] - evidence.base_ns[h])
         least, most = (round(edge) + by_ns if np.isfinite(edge) else None for edge in (float(low), float(high)))
@@ -171,9 +171,9 @@ def _steadiest(evidence: Evidence) -> tuple[Fit, float]:
 def _one_way(evidence: Evidence) -> Floats:
     """Offsets by messages that are not answered."""
     limit, _ = evidence.limits(np.zeros(evidence.num_hosts), by_collectives=False)
-    if _bounds.contradiction(limit):
+    if clock_bounds.contradiction(limit):
         return evidence.told_ns
-    low, high = _bounds.intervals(limit)
+    low, high = clock_bounds.intervals(limit)
     # from where the quickest message took no time: there it shows which receives waited
     edge = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high, evidence.told_ns))
     return fit_clipped(evidence, edge, limit)

@@ -3,7 +3,7 @@
 In: one graph per rank, each on its own clock. Out: one graph on one clock, in which ranks meet in their collectives. A
 collective that every rank recorded as one task becomes, per rank, an arrival and a transfer: all transfers begin when
 the last rank has arrived and last as long as the shortest record, as the rank that came last did not wait. Not here:
-reading (``reader``), matching (``_match``), clocks (``clocks``).
+reading (``reader``), matching (``match``), clocks (``clocks``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from windtunnel.errors import GraphError, InputError, TraceError
 from windtunnel.graph import EdgeKind, Graph, Kind, Table
 from windtunnel.graph.ranks import join, joined_routes
 from windtunnel.graph.validate import find_cycle
-from windtunnel.sources.ranks._ends import check_ends
-from windtunnel.sources.ranks._fit import parts
-from windtunnel.sources.ranks._job import ONE_JOB, Job, job_of
-from windtunnel.sources.ranks._match import Meetings, find_meetings
-from windtunnel.sources.ranks._messages import Messages, find_messages
+from windtunnel.sources.ranks.clock_fit import parts
 from windtunnel.sources.ranks.clocks import Clock, fit_clocks
+from windtunnel.sources.ranks.common_ends import check_ends
+from windtunnel.sources.ranks.job import ONE_JOB, Job, job_of
+from windtunnel.sources.ranks.match import Meetings, find_meetings
+from windtunnel.sources.ranks.messages import Messages, find_messages
 
 __all__ = ["ALIGN", "COLLECTIVE_PEER", "merge"]
 

@@ -1,4 +1,8 @@
-"""A PyTorch program that runs here: a step function or a whole script, captured by hooks."""
+"""A PyTorch program that runs here: a step function or a whole script, captured by hooks.
+
+Public modules: ``annotate``, ``boundary``, ``compiled``, ``device_operators``, ``fake``, ``flop_count``, ``hooks``,
+``kernels``, ``launch``, ``lines``, ``live``, ``ranks``, ``recomputed``, ``script``, ``step``.
+"""
 
 from windtunnel.sources.torch.script import capture_script
 from windtunnel.sources.torch.step import capture

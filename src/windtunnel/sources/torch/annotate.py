@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from windtunnel.errors import InputError
-from windtunnel.sources.torch._profile import annotate
+from windtunnel.sources.torch.profile import annotate
 
 __all__ = [
     "GRADIENT",

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from windtunnel.sources.torch._profile import annotate
 from windtunnel.sources.torch.annotate import MODULE, Discovery
 from windtunnel.sources.torch.kernels import KernelMarks
+from windtunnel.sources.torch.profile import annotate
 
 __all__ = ["REGION", "UPDATE_REGION", "CompiledRegions", "Mode"]
 

@@ -50,9 +50,9 @@ def fake_capture(build: Callable[[], Any], *, progress: Progress | None = None) 
         PyTorch is not installed.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.dry._uncomputed import uncomputed
-    from windtunnel.sources.dry._values import Values
-    from windtunnel.sources.torch._recorder import Recorder
+    from windtunnel.sources.dry.no_compute import uncomputed
+    from windtunnel.sources.dry.values import Values
+    from windtunnel.sources.torch.recorder import Recorder
 
     recorder = Recorder(iterations=0, warmup=1, progress=progress, is_fake=True)
     with uncomputed(Values(guesses=True), maps_devices=False):
@@ -89,8 +89,8 @@ def fake_capture_script(
         The file is not there or is no Python; the script needs values; it ended before an iteration was whole.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.dry._uncomputed import run_uncomputed
-    from windtunnel.sources.torch._recorder import Recorder
+    from windtunnel.sources.dry.no_compute import run_uncomputed
+    from windtunnel.sources.torch.recorder import Recorder
     from windtunnel.sources.torch.script import RecorderPilot, checked_script
 
     script = checked_script(path)
@@ -108,8 +108,8 @@ def fake_capture_script(
 
 
 def _graph(recording: Any) -> Graph:
-    from windtunnel.sources.torch._build import build_graph
-    from windtunnel.sources.torch._fake_events import as_if_real
+    from windtunnel.sources.torch.build import build_graph
+    from windtunnel.sources.torch.fake_events import as_if_real
 
     graph = build_graph(replace(recording, rich=as_if_real(recording.rich)))
     nothing = np.zeros(graph.num_tasks, dtype=np.int64)

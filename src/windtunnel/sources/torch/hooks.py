@@ -25,8 +25,8 @@ from typing import Any
 
 from windtunnel.base.extras import require
 from windtunnel.measure.allocator import hold_heap
-from windtunnel.sources.torch._stance import SuspendedCall, aside, not_compiled
 from windtunnel.sources.torch.boundary import BoundaryFinder, Found, Token
+from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, not_compiled
 
 __all__ = ["StepHooks", "loop_loaders", "steps_per_epoch"]
 

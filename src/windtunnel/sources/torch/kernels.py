@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from windtunnel.sources.torch._ops import Operator, Role, Span, describe, spans_of, text_of
-from windtunnel.sources.torch._points import Points
-from windtunnel.sources.torch._profile import annotate
+from windtunnel.sources.torch.ops import Operator, Role, Span, describe, spans_of, text_of
+from windtunnel.sources.torch.profile import annotate
+from windtunnel.sources.torch.timeline_points import Points
 
 __all__ = ["COMPILED", "KERNEL", "KernelMarks", "describe_event", "describe_kernel", "kernel_name", "opaque_events"]
 

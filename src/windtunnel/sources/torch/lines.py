@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from windtunnel.sources.memory._places import Lines
-from windtunnel.sources.torch._places import labels_within
-from windtunnel.sources.torch._points import walk
-from windtunnel.sources.torch._profile import Events, annotate
+from windtunnel.sources.memory.origins import Lines
+from windtunnel.sources.torch.phase_and_layer import labels_within
+from windtunnel.sources.torch.profile import Events, annotate
+from windtunnel.sources.torch.timeline_points import walk
 
 __all__ = ["lines_of", "mark_lines", "without_lines"]
 

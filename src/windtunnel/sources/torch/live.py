@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from windtunnel.sources.torch._stance import SuspendedCall, aside, not_compiled
+from windtunnel.sources.torch.compile_boundaries import SuspendedCall, aside, not_compiled
 
 if TYPE_CHECKING:
     import torch

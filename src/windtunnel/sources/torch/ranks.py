@@ -63,8 +63,8 @@ def capture_ranks(
         The ranks do not agree about what they sent each other.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.torch._joined import joined_step
-    from windtunnel.sources.torch._rank import Orders
+    from windtunnel.sources.torch.join_ranks import joined_step
+    from windtunnel.sources.torch.rank_process import Orders
 
     script = checked_script(path)
     with (
@@ -73,7 +73,7 @@ def capture_ranks(
     ):
         orders = Orders(str(script.resolve()), tuple(argv), iterations, warmup, folder, meeting)
         with Workers(
-            "windtunnel.sources.torch._rank",
+            "windtunnel.sources.torch.rank_process",
             orders,
             num_ranks=ranks.num_ranks,
             title=script.name,

@@ -23,9 +23,9 @@ from windtunnel.base.extras import require
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.graph import Graph
-from windtunnel.sources.torch._pilots import EndOfScript, RankPilot, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.launch import is_one_of_several, num_ranks_here, rank_here
+from windtunnel.sources.torch.script_iterations import EndOfScript, RankPilot, RecorderPilot
 
 __all__ = [
     "EndOfScript",
@@ -109,7 +109,7 @@ def capture_script(
         The script raised, ended or never stepped before enough was measured; its ``graph`` holds what was captured.
     """
     require("torch", extra="torch")
-    from windtunnel.sources.torch._recorder import Recorder
+    from windtunnel.sources.torch.recorder import Recorder
 
     script = checked_script(path)
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), progress=progress)
@@ -121,7 +121,7 @@ def capture_script(
 
 def num_planned(iterations: int, warmup: int) -> int:
     """How many of its iterations a script must have for a whole capture; three before them show its loop."""
-    from windtunnel.sources.torch._recording import schedule
+    from windtunnel.sources.torch.recording import schedule
 
     return 3 + sum(1 for _ in schedule(iterations, max(1, warmup)))
 
@@ -239,7 +239,7 @@ def run_until_enough(
     WindtunnelError
         An instrument's own.
     """
-    from windtunnel.sources.torch._labels import escaped_labels
+    from windtunnel.sources.torch.labels import escaped_labels
 
     hooks = StepHooks(on_boundary=pilot.at_boundary, on_loader=on_loader, holds_heap=False)
     if isinstance(pilot, RecorderPilot):

@@ -65,9 +65,9 @@ def capture(
             where=f"step={step!r}, iterations={iterations}",
             fix="pass a function that does one training iteration",
         )
-    from windtunnel.sources.torch._labels import escaped_labels
-    from windtunnel.sources.torch._recorder import Recorder
     from windtunnel.sources.torch.annotate import Discovery
+    from windtunnel.sources.torch.labels import escaped_labels
+    from windtunnel.sources.torch.recorder import Recorder
 
     discovery = Discovery().add(_listed(model), _listed(optimizer))
     recorder = Recorder(iterations=iterations, warmup=max(1, warmup), discovery=discovery, progress=progress)

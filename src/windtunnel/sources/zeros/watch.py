@@ -19,9 +19,9 @@ from windtunnel.base import bitmaps
 from windtunnel.base.extras import require
 from windtunnel.errors import InputError, NotApplicableError
 from windtunnel.graph import Graph
-from windtunnel.sources.torch._pilots import EndOfScript, RecorderPilot
 from windtunnel.sources.torch.hooks import StepHooks
 from windtunnel.sources.torch.script import capture_script
+from windtunnel.sources.torch.script_iterations import EndOfScript, RecorderPilot
 from windtunnel.sources.zeros.records import LayerRecord, ZeroRecords
 
 __all__ = ["ZeroWatch", "capture_with_zeros"]

@@ -19,7 +19,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.systems.chips import _list_kernels as kernels
+from windtunnel.systems.chips import list_kernels as kernels
 from windtunnel.systems.chips.operations import Cores, Operations, Schedule, checked_cycles
 
 __all__ = ["list_cycles", "list_schedule"]

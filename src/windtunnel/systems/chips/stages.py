@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.search import downset_kernels as lattice_kernels
 from windtunnel.search.downsets import Lattice, downsets
-from windtunnel.systems.chips import _stage_kernels as kernels
+from windtunnel.systems.chips import stage_kernels as kernels
 from windtunnel.units import format_size
 
 __all__ = ["Job", "MemoryModel", "Network", "PlannedStage", "StagePlan", "Stages"]

@@ -1,7 +1,7 @@
 """How a job uses links that others may want, too.
 
 In: speeds, a model, a shape, links. Out: for which parts of an iteration a job alone sends over the cards of its
-machines and the uplinks of its racks. Not here: what sharing makes of them (``_sharing.py``).
+machines and the uplinks of its racks. Not here: what sharing makes of them (``sharing.py``).
 """
 
 from __future__ import annotations

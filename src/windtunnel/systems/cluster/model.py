@@ -1,7 +1,7 @@
 """What a policy makes of jobs on a cluster: the simulation.
 
 In: a cluster, jobs, speeds, a policy. Out: a ``ClusterRun``: every segment of every job. Not here: numbers about it
-(``metrics``), the loop itself (``_engine.py``), other policies to try (``search``).
+(``metrics``), the loop itself (``engine.py``), other policies to try (``search``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.search.shapes import Shape, canonical, shape_text
 from windtunnel.search.speeds import Speeds
-from windtunnel.systems.cluster import _state as st
-from windtunnel.systems.cluster._decide import Asked
-from windtunnel.systems.cluster._engine import run_events
-from windtunnel.systems.cluster._state import State
+from windtunnel.systems.cluster import state as st
+from windtunnel.systems.cluster.engine import run_events
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.links import link_use
 from windtunnel.systems.cluster.policy import Policy
+from windtunnel.systems.cluster.python_policy import Asked
+from windtunnel.systems.cluster.state import State
 
 __all__ = ["ClusterRun", "Watch", "new_state", "run_of", "simulate", "supply"]
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.search.speeds import Speeds
-from windtunnel.systems.cluster import _state as st
-from windtunnel.systems.cluster._engine import run_events
-from windtunnel.systems.cluster._running import end_segment
+from windtunnel.systems.cluster import state as st
+from windtunnel.systems.cluster.engine import run_events
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import ClusterRun, new_state, run_of, supply
 from windtunnel.systems.cluster.policy import Policy, Start, Stop
+from windtunnel.systems.cluster.running import end_segment
 
 __all__ = ["Online"]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from windtunnel import registry
 from windtunnel.errors import InputError
-from windtunnel.systems.cluster._offers import Rules
-from windtunnel.systems.cluster._state import NEVER
 from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.offers import Rules
+from windtunnel.systems.cluster.state import NEVER
 
 __all__ = ["FITS", "ORDERS", "Decision", "Policy", "Start", "Stop", "Wake", "policy_of", "read_policy"]
 

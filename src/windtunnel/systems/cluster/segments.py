@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, ResourceKind, Strings
-from windtunnel.systems.cluster._state import entry
 from windtunnel.systems.cluster.layout import TIERS
 from windtunnel.systems.cluster.model import ClusterRun
+from windtunnel.systems.cluster.state import entry
 
 __all__ = ["segments_graph"]
 

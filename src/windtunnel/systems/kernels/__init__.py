@@ -2,4 +2,6 @@
 
 In: one function as LLVM IR with tests. Out: a short list of edits that make it faster, each named in words, told apart
 by what they rest on. Not here: taking times, starting processes (``measure``).
+
+Internal modules: ``candidate_process``, ``gpu``, ``ir_text``, ``worker``.
 """

@@ -1,7 +1,7 @@
 """Inputs on which a kernel is tested.
 
 In: what a user's file says. Out: cases, of which those of ``fitness`` are seen by the search and those of ``held-out``
-only by the verdict. Not here: calling the kernel (``_child``).
+only by the verdict. Not here: calling the kernel (``candidate_process``).
 """
 
 from __future__ import annotations

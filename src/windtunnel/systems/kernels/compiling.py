@@ -2,7 +2,7 @@
 
 In: text of a module, whose triple says for which machine: this processor, or a GPU. Out: a module of llvmlite, the
 address of its function in this process, or PTX. Every engine gets a target machine of its own: one that two engines
-share is freed twice. Not here: calling what came out (``_child``).
+share is freed twice. Not here: calling what came out (``candidate_process``).
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from windtunnel.base.progress import Progress
 from windtunnel.base.reading import ReadLimit, read_json
 from windtunnel.errors import InputError
 from windtunnel.measure.sandbox import Limits
-from windtunnel.systems.kernels._gpu import require_gpu
 from windtunnel.systems.kernels.cases import FITNESS, Case, Cases, load_cases
 from windtunnel.systems.kernels.compiling import optimize, read_module
 from windtunnel.systems.kernels.edits import Individual, apply, from_json, to_json
 from windtunnel.systems.kernels.fuzz import fuzzed
+from windtunnel.systems.kernels.gpu import require_gpu
 from windtunnel.systems.kernels.journal import last_page
 from windtunnel.systems.kernels.model import Kernel, kernel_of
 from windtunnel.systems.kernels.run import Bench

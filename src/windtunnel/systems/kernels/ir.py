@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError
-from windtunnel.systems.kernels import _text
+from windtunnel.systems.kernels import ir_text
 
 __all__ = ["Argument", "Block", "Function", "Instruction", "Operand", "parse"]
 
@@ -242,15 +242,15 @@ def _signature(line: str, number: int) -> tuple[str, str, list[Argument], str]:
     found = re.match(r"define (.*?)@([-a-zA-Z$._0-9]+|\"[^\"]*\")\(", line)
     if found is None:
         raise InputError("this line defines no function that can be read", where=f"line {number}: {line[:80]}")
-    inside, behind = _text.balanced(line, found.end() - 1)
+    inside, behind = ir_text.balanced(line, found.end() - 1)
     words = found.group(1).split()
     result = words[-1] if words else "void"
     if _ENTRY in words:  # what a GPU is asked to run, and no function that its code calls
         result = f"{_ENTRY} {result}"
     arguments = []
-    for at, part in enumerate(_text.split_top(inside)):
-        kind, rest = _text.take_type(part)
-        *attributes, last = _text.words(rest) or [f"%{at}"]
+    for at, part in enumerate(ir_text.split_top(inside)):
+        kind, rest = ir_text.take_type(part)
+        *attributes, last = ir_text.words(rest) or [f"%{at}"]
         if not last.startswith("%"):
             attributes, last = [*attributes, last], f"%{at}"
         promised = tuple(word for word in attributes if re.match(_PROMISES, word))
@@ -313,8 +313,8 @@ def _blocks(body: list[tuple[int, str]], names: dict[str, str]) -> tuple[Block, 
 def _instruction(uid: str, text: str, line: int) -> Instruction:
     plain = text.split(" = ", 1)[1] if re.match(r"%\S+ = ", text) else text
     try:
-        opcode, kind, pieces, incoming, flags = _text.take_apart(plain)
-    except _text.UnknownTextError as error:
+        opcode, kind, pieces, incoming, flags = ir_text.take_apart(plain)
+    except ir_text.UnknownTextError as error:
         raise InputError(
             f"a kernel may not have {error}", where=f"line {line}: {text[:100]}",
             fix="kernels have arithmetic, loads, stores, branches, and calls of intrinsics and libm",

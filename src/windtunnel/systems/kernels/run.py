@@ -19,10 +19,10 @@ from windtunnel.measure.rounds import quiet
 from windtunnel.measure.sandbox import Limits
 from windtunnel.measure.stats import Estimate, estimate_speedup
 from windtunnel.measure.workers import WorkerError, Workers
-from windtunnel.systems.kernels._worker import Order, Setup
 from windtunnel.systems.kernels.cases import FITNESS, Case
 from windtunnel.systems.kernels.edits import Individual, apply, key
 from windtunnel.systems.kernels.model import Candidate, Evaluation, Kernel
+from windtunnel.systems.kernels.worker import Order, Setup
 
 __all__ = ["Bench", "Counts", "Timed"]
 
@@ -127,7 +127,7 @@ class Bench:
     def _begin(self, core: int) -> Workers:
         # Workers are left to be closed by close(), which __exit__ calls
         workers = Workers(
-            "windtunnel.systems.kernels._worker", self._setup, title="process that runs kernels", cores=[[core]]
+            "windtunnel.systems.kernels.worker", self._setup, title="process that runs kernels", cores=[[core]]
         )
         return workers.__enter__()
 

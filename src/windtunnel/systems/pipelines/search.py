@@ -21,7 +21,7 @@ import numpy as np
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.search.downsets import CAP, Lattice, TooManyDownsets, chain, downsets
 from windtunnel.search.orders import breadth_first, depth_first
-from windtunnel.systems.pipelines._tables import Level, LevelTable, States, table_bytes
+from windtunnel.systems.pipelines.pipedream_tables import Level, LevelTable, States, table_bytes
 from windtunnel.systems.pipelines.profile import Profile
 
 __all__ = ["Level", "PipeStage", "StagePlan", "least_time_s", "plan_stages"]

@@ -80,7 +80,7 @@ def fitting(threads: Sequence[int]) -> Sequence[int]:
 def instances(job: str, cores: Sequence[Sequence[int]], most_inputs: int) -> Workers:
     """A process for each set of cores; it says "ready" when its model is."""
     return Workers(
-        "windtunnel.systems.serving._instance",
+        "windtunnel.systems.serving.instance",
         Config(job, tuple(map(len, cores)), most_inputs),
         num_ranks=len(cores),
         title="instance",

@@ -1,7 +1,7 @@
 """A data set of compressed batches on a disk, and what it takes to use one.
 
 In: a workload that draws batches. Out: files of one batch each, and batches made of them: read, decompressed, and,
-where they are images, cut out at random places, mirrored and scaled. Not here: who reads when (``_rank``).
+where they are images, cut out at random places, mirrored and scaled. Not here: who reads when (``rank``).
 """
 
 from __future__ import annotations

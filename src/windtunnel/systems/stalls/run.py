@@ -27,16 +27,16 @@ from windtunnel.measure.disks import can_throttle, evict, read_all, require_disk
 from windtunnel.measure.links import ShapedLink, shaped_link
 from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.workers import Workers
-from windtunnel.systems.stalls._rank import Orders, Took, Turn
 from windtunnel.systems.stalls.features import features_of
 from windtunnel.systems.stalls.files import batch_of, write_batches
 from windtunnel.systems.stalls.job import job_of
 from windtunnel.systems.stalls.model import RUNS, Reading, Stalls, stalls_of
+from windtunnel.systems.stalls.rank import Orders, Took, Turn
 from windtunnel.workloads.workload import Workload
 
 __all__ = ["Surroundings", "measure_stalls"]
 
-_MODULE = "windtunnel.systems.stalls._rank"
+_MODULE = "windtunnel.systems.stalls.rank"
 _NUM_WARMUP = 4  # more than a reader holds ready
 _MOST_RESIDENT = 0.02
 _MOST_OFF = 0.05  # of a shaped link's rate

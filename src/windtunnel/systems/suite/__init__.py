@@ -4,4 +4,6 @@ In: names of workloads. Out: one result file per cell, comparisons, observations
 real thing, ``listing`` says what would run, ``results`` is what is kept.
 
 Source: TBD (Zhu et al., IISWC 2018).
+
+Internal modules: ``cell``.
 """

@@ -3,7 +3,7 @@
 In: names, size, batch sizes, threads, ranks. Out: a ``SuiteRun``: a folder with one result file per finished cell, a
 profile table, a machine record, and the captured graphs where asked. A workload that crashes, is refused or lacks an
 extra loses nothing of the others; an interrupted suite goes on where it stopped. Not here: what a process does
-(``_cell``), the files (``results``), comparing runs (``comparison``).
+(``cell``), the files (``results``), comparing runs (``comparison``).
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _run_cell(order: Order, patience_s: float) -> Result:
     begun_s = time.monotonic()
     threads = {"OMP_NUM_THREADS": str(order.cell.num_threads)}
     with Workers(
-        "windtunnel.systems.suite._cell", order, num_ranks=order.cell.num_ranks, environment=threads
+        "windtunnel.systems.suite.cell", order, num_ranks=order.cell.num_ranks, environment=threads
     ) as workers:
         is_late = not workers.wait(patience_s)
         code, log = workers.exit_codes()[0], workers.log_tail().strip()

@@ -2,7 +2,7 @@
 
 In: a job by name, a fleet, a strategy by name. Out: a ``Run``, as from virtual time. Links are buckets of tokens in
 user space, or are shaped by the kernel. What nodes looked like every now and then is judged after the run, so that
-judging takes no time from it. Not here: the processes (``_node``).
+judging takes no time from it. Not here: the processes (``node``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from windtunnel.measure.links import USER_SPACE
 from windtunnel.measure.rounds import elapsed_ns, quiet
 from windtunnel.measure.wires import SHAPED, ShapedWires, shaped_wires
 from windtunnel.measure.workers import Workers
-from windtunnel.systems.uneven._node import NodeOrders, NodeReport
 from windtunnel.systems.uneven.endpoint import check_policy, goes_on
 from windtunnel.systems.uneven.fleet import Fleet
 from windtunnel.systems.uneven.goal import Goal, Point, Run
 from windtunnel.systems.uneven.job import FlatModel, TrainJob
 from windtunnel.systems.uneven.jobs import train_job
+from windtunnel.systems.uneven.node import NodeOrders, NodeReport
 
 __all__ = ["check_room", "links_of", "train_really"]
 
@@ -79,7 +79,7 @@ def train_really(
     with _wired(fleet, is_in_kernel=is_in_kernel) as wires:
         orders = NodeOrders(job, fleet, strategy, dict(numbers), seed, goal.duration_ns, goal.every_ns, wires.addresses)
         with Workers(
-            "windtunnel.systems.uneven._node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
+            "windtunnel.systems.uneven.node", orders, num_ranks=fleet.num_nodes, title="training", cores=mine,
             environment={"OMP_NUM_THREADS": "1", **wires.environment}, patience_s=patience_s, prefixes=wires.prefixes,
         ) as workers:  # fmt: skip
             _check_equal(fleet, [workers.receive(rank) for rank in range(fleet.num_nodes)])

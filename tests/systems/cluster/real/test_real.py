@@ -9,7 +9,6 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Link
 from windtunnel.measure.spaces import can_shape
 from windtunnel.search.speeds import FreeCommunication
-from windtunnel.systems.cluster._state import NEVER
 from windtunnel.systems.cluster.jobs import Jobs
 from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import simulate
@@ -17,6 +16,7 @@ from windtunnel.systems.cluster.online import Online
 from windtunnel.systems.cluster.policy import Policy, Start, Stop, policy_of
 from windtunnel.systems.cluster.real.drive import drive, measured_speeds, shapes_of
 from windtunnel.systems.cluster.real.slots import real_slots
+from windtunnel.systems.cluster.state import NEVER
 
 FREE = FreeCommunication()
 WIRES = (Link("machine", 1e9, latency_ns=0), Link("rack", 50e6, latency_ns=0), Link("network", 10e6, latency_ns=0))

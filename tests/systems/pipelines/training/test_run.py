@@ -23,7 +23,6 @@ from windtunnel.systems.pipelines.flight import fly_pipelines
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.training import model
 from windtunnel.systems.pipelines.training import run as pipelines
-from windtunnel.systems.pipelines.training._rank import Item, Span
 from windtunnel.systems.pipelines.training.model import (
     HostConditions,
     on_cores,
@@ -32,6 +31,7 @@ from windtunnel.systems.pipelines.training.model import (
     step_ns,
     whole_ns,
 )
+from windtunnel.systems.pipelines.training.rank import Item, Span
 from windtunnel.systems.pipelines.training.run import job_of
 from windtunnel.systems.pipelines.training.search import improve
 

@@ -25,9 +25,9 @@ from windtunnel.measure.workers import Workers, run_to_end
 from windtunnel.systems.pipelines.generate import generate
 from windtunnel.systems.pipelines.schedules import Action, Schedule, pipedream
 from windtunnel.systems.pipelines.training import train
-from windtunnel.systems.pipelines.training._trainer import train_rank
 from windtunnel.systems.pipelines.training.runtime import PipelineRank
 from windtunnel.systems.pipelines.training.train import orders_of, train_pipeline, trained_of
+from windtunnel.systems.pipelines.training.trainer import train_rank
 from windtunnel.systems.pipelines.verify import require_valid
 
 MLP = {"batch_size": 16, "width": 8, "depth": 3}

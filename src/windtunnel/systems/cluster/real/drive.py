@@ -21,7 +21,7 @@ from windtunnel.systems.cluster.layout import Cluster
 from windtunnel.systems.cluster.model import ClusterRun
 from windtunnel.systems.cluster.online import Online
 from windtunnel.systems.cluster.policy import Policy, Start
-from windtunnel.systems.cluster.real._slot import Report
+from windtunnel.systems.cluster.real.slot import Report
 from windtunnel.systems.cluster.real.slots import Slots
 
 __all__ = ["drive", "measured_speeds", "shapes_of"]

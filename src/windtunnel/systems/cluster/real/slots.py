@@ -13,7 +13,7 @@ from pathlib import Path
 from windtunnel.measure.links import shaped_racks
 from windtunnel.measure.workers import Workers
 from windtunnel.systems.cluster.layout import Cluster
-from windtunnel.systems.cluster.real._slot import STOP, Report, Task
+from windtunnel.systems.cluster.real.slot import STOP, Report, Task
 
 __all__ = ["Slots", "real_slots"]
 
@@ -94,7 +94,7 @@ def real_slots(cluster: Cluster) -> Iterator[Slots]:
         prefixes = [link.prefixes[slot // cluster.gpus_per_machine] for slot in range(cluster.num_gpus)]
         environment = {"OMP_NUM_THREADS": "1", **link.environment}
         workers = stack.enter_context(
-            Workers("windtunnel.systems.cluster.real._slot", num_ranks=cluster.num_gpus, title="slot",
+            Workers("windtunnel.systems.cluster.real.slot", num_ranks=cluster.num_gpus, title="slot",
                     environment=environment, prefixes=prefixes)
         )  # fmt: skip
         for slot in range(cluster.num_gpus):

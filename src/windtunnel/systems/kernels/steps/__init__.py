@@ -1,1 +1,4 @@
-"""Training steps as genomes: the same edits and the same search, over operators of tensors."""
+"""Training steps as genomes: the same edits and the same search, over operators of tensors.
+
+Internal modules: ``worker``.
+"""

@@ -99,7 +99,7 @@ class _StepBench:
         with contextlib.ExitStack() as stack:
             self._workers = [
                 stack.enter_context(
-                    Workers("windtunnel.systems.kernels.steps._worker", self._setup, title="process that runs steps",
+                    Workers("windtunnel.systems.kernels.steps.worker", self._setup, title="process that runs steps",
                             cores=[[core]], environment={"OMP_NUM_THREADS": "1"})
                 )
                 for core in self._cores

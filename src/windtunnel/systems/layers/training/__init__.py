@@ -1,1 +1,4 @@
-"""What cheaper layers cost in quality: small trainings with and without them."""
+"""What cheaper layers cost in quality: small trainings with and without them.
+
+Internal modules: ``trainer``.
+"""

@@ -16,9 +16,9 @@ import torch
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.workers import Workers
-from windtunnel.systems.layers.training import _trainer
-from windtunnel.systems.layers.training._trainer import Trainings, trained
+from windtunnel.systems.layers.training import trainer
 from windtunnel.systems.layers.training.tasks import TASKS, Score, Task
+from windtunnel.systems.layers.training.trainer import Trainings, trained
 
 __all__ = ["Qualities", "Quality", "compare_layers"]
 
@@ -170,6 +170,6 @@ def _all(wanted: Trainings, processes: int, progress: Progress | None) -> list[S
             scores.append(trained(wanted, job))
             heard(done)
         return scores
-    with Workers(_trainer.__name__, wanted, num_ranks=processes, title="training", patience_s=_PATIENCE_S) as workers:
+    with Workers(trainer.__name__, wanted, num_ranks=processes, title="training", patience_s=_PATIENCE_S) as workers:
         parts = workers.gather(lambda scores: heard(min(num, len(scores) * processes)))
     return [parts[row % processes][row // processes] for row in range(num)]

@@ -1,7 +1,7 @@
 """Checkpoints of a pipeline: a file per rank, and one line that says which set is whole.
 
 In: a folder; what each rank goes on with. Out: files that are whole or not there: each is written beside its place and
-renamed, and a set counts once all ranks have written theirs. Not here: what is in them (``weights``, ``_trainer``).
+renamed, and a set counts once all ranks have written theirs. Not here: what is in them (``weights``, ``trainer``).
 """
 
 from __future__ import annotations

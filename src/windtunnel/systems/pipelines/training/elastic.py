@@ -16,9 +16,9 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.allocator import hold_heap
 from windtunnel.measure.workers import die_with
-from windtunnel.systems.pipelines.training._trainer import PATIENCE, RankReport, train_rank
 from windtunnel.systems.pipelines.training.job import PipelineSpec, PlannedPipeline, planned_pipeline
 from windtunnel.systems.pipelines.training.train import Trained, trained_of
+from windtunnel.systems.pipelines.training.trainer import PATIENCE, RankReport, train_rank
 
 __all__ = ["train_elastic"]
 

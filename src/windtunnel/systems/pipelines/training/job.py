@@ -26,7 +26,7 @@ from windtunnel.systems.pipelines.training.train import orders_of
 
 if TYPE_CHECKING:
     from windtunnel.search.placement.throughput import Plan
-    from windtunnel.systems.pipelines.training._trainer import TrainOrders
+    from windtunnel.systems.pipelines.training.trainer import TrainOrders
 
 __all__ = ["PipelineSpec", "PlannedPipeline", "kept_pipeline", "planned_pipeline"]
 

@@ -46,7 +46,7 @@ from windtunnel.systems.pipelines.training.train import pipeline_workers
 
 if TYPE_CHECKING:
     from windtunnel.graph import Graph
-    from windtunnel.systems.pipelines.training._rank import Item, Span
+    from windtunnel.systems.pipelines.training.rank import Item, Span
 
 __all__ = ["Cut", "PipelineRun", "captured_microbatch", "conditions_of", "job_of", "run_pipelines"]
 
@@ -196,7 +196,7 @@ def captured_microbatch(
         The batch has no so many equal parts.
     """
     from windtunnel.sources.torch.step import capture
-    from windtunnel.systems.pipelines.training._rank import WholeModel
+    from windtunnel.systems.pipelines.training.rank import WholeModel
 
     with threads(1):
         whole = WholeModel(workload, dict(parameters), num_microbatches)
@@ -342,7 +342,7 @@ def _flown(
     cut: Cut | None = None,
     num_replicas: int = 1,
 ) -> tuple[HostConditions, _Flown]:
-    from windtunnel.systems.pipelines.training._rank import Orders
+    from windtunnel.systems.pipelines.training.rank import Orders
 
     orders = Orders(
         workload,
@@ -357,14 +357,14 @@ def _flown(
         {} if cut is None else cut.stage_of,
         num_replicas,
     )
-    with pipeline_workers("windtunnel.systems.pipelines.training._rank", orders, orders.num_ranks) as ranks:
+    with pipeline_workers("windtunnel.systems.pipelines.training.rank", orders, orders.num_ranks) as ranks:
         flown = _sorted(ranks.gather(None if progress is None else lambda said: progress(*said)))
     return flown.conditions(table, 0.0 if cut is None else cut.first_ratio), flown
 
 
 def _sorted(spans: Sequence[Sequence[Span]]) -> _Flown:
     """From when the first began until the last has ended; of processes beside each other, each by itself."""
-    from windtunnel.systems.pipelines.training._rank import NUM_EXCHANGES
+    from windtunnel.systems.pipelines.training.rank import NUM_EXCHANGES
 
     flown = _Flown()
     for same in zip(*spans, strict=True):

@@ -1,7 +1,7 @@
 """A pipeline that trains: any schedule, on processes of this host.
 
 In: a workload, the stage of each of its modules, a table of actions. Out: ``Trained``: losses batch by batch, what a
-batch took. Not here: what a process does (``_trainer``), which layer goes where (``pipelines``), what a step is
+batch took. Not here: what a process does (``trainer``), which layer goes where (``pipelines``), what a step is
 predicted to take (``model``).
 """
 
@@ -24,12 +24,12 @@ from windtunnel.systems.pipelines.schedules import Schedule
 from windtunnel.systems.pipelines.verify import require_shared
 
 if TYPE_CHECKING:
-    from windtunnel.systems.pipelines.training._trainer import RankReport, TrainOrders
+    from windtunnel.systems.pipelines.training.trainer import RankReport, TrainOrders
 
 __all__ = ["Trained", "orders_of", "pipeline_workers", "train_pipeline", "trained_of"]
 
 MakeTable = Callable[[int], Schedule]
-_MODULE = "windtunnel.systems.pipelines.training._trainer"
+_MODULE = "windtunnel.systems.pipelines.training.trainer"
 _WARM = 2  # batches that are not timed
 
 
@@ -106,9 +106,9 @@ def orders_of(
         The folder holds a checkpoint of another pipeline, or one that would be overwritten; no batches are left; a
         batch has fewer microbatches than a stage has replicas.
     """
-    from windtunnel.systems.pipelines.training._trainer import TrainOrders
     from windtunnel.systems.pipelines.training.checkpoints import last_checkpoint
     from windtunnel.systems.pipelines.training.parts import home_of
+    from windtunnel.systems.pipelines.training.trainer import TrainOrders
 
     tables = {1: make_table(1)}
     require_shared(tables[1])

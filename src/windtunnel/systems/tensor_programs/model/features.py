@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.systems.tensor_programs.model import _statement_features as kernel
+from windtunnel.systems.tensor_programs.model import statement_features as kernel
 from windtunnel.systems.tensor_programs.model.nest import (
     THREADS,
     UNROLL_KEY,

@@ -17,7 +17,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from windtunnel.systems.tensor_programs.model import _statement_features as kernel
+from windtunnel.systems.tensor_programs.model import statement_features as kernel
 from windtunnel.systems.tensor_programs.model.features import MAX_DIMENSIONS, PackedNest
 
 __all__ = ["CACHE_BYTES", "traffic_bytes"]

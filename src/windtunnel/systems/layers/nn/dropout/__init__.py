@@ -1,1 +1,4 @@
-"""Dropout of whole units for a whole batch: sets, products, recurrences, layers."""
+"""Dropout of whole units for a whole batch: sets, products, recurrences, layers.
+
+Internal modules: ``engine``.
+"""

@@ -7,7 +7,7 @@ kept units. Out: what is added to an output [N, G], the gradient of the input [N
 - ``dense`` masks the input and multiplies all of it, in one product for all spans;
 - ``gather`` copies the kept rows of the weight together, one product per span;
 - ``runs`` multiplies each run of neighbors where it lies, without a copy;
-- ``fused`` gathers while it multiplies (``_engine``), on a processor only.
+- ``fused`` gathers while it multiplies (``engine``), on a processor only.
 
 Not here: which way is quickest for a shape (``ways``).
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from windtunnel.measure.threads import compiled_threads
-from windtunnel.systems.layers.nn.dropout import _engine
+from windtunnel.systems.layers.nn.dropout import engine
 from windtunnel.systems.layers.nn.dropout.keep import Span, factors_of
 from windtunnel.systems.layers.nn.gemm import add_product, product
 
@@ -141,7 +141,7 @@ def _runs_to_weight(x: Tensor, dy: Tensor, spans: Spans) -> Tensor:
 
 def _run(kernel: Callable[..., None], first: Tensor, second: Tensor, spans: Spans, result: Tensor) -> None:
     first, second = first.detach(), second.detach()
-    kept, counts = _engine.padded([span.keep.index.numpy() for span in spans])
+    kept, counts = engine.padded([span.keep.index.numpy() for span in spans])
     firsts = np.array([span.first for span in spans])
     lasts = np.array([span.last for span in spans])
     scale = first.numpy().dtype.type(spans[0].keep.scale)
@@ -150,17 +150,17 @@ def _run(kernel: Callable[..., None], first: Tensor, second: Tensor, spans: Span
 
 
 def _fused_forward(x: Tensor, weight: Tensor, spans: Spans, out: Tensor) -> None:
-    _run(_engine.add_forward, x, weight, spans, out)
+    _run(engine.add_forward, x, weight, spans, out)
 
 
 def _fused_to_input(dy: Tensor, weight: Tensor, spans: Spans, dx: Tensor) -> None:
     dx[_rows(spans)].zero_()
-    _run(_engine.set_input, dy, weight, spans, dx)
+    _run(engine.set_input, dy, weight, spans, dx)
 
 
 def _fused_to_weight(x: Tensor, dy: Tensor, spans: Spans) -> Tensor:
     dweight = x.new_zeros(x.shape[1], dy.shape[1])
-    _run(_engine.add_weight, x, dy, spans, dweight)
+    _run(engine.add_weight, x, dy, spans, dweight)
     return dweight
 
 

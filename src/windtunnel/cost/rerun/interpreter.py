@@ -1,0 +1,331 @@
+"""Run a program again, in a given form, and time its calls.
+
+In: a ``Program`` and a ``Form``. Out: ``Lap``: nanoseconds per call, forward and backward. Tensors get random values
+of the recorded shapes; tensors die after their last use, so that the allocator is in the state that it has in the
+step; the backward pass is autograd's own. A call that cannot be run so (own autograd functions, results whose shapes
+or use as an index depend on values) is replaced by fresh tensors of its recorded shapes and keeps its captured
+duration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from windtunnel.cost.rerun.arguments import DTYPES, Prepared, Replaced, fill, prepare
+from windtunnel.cost.rerun.form import Form
+from windtunnel.cost.rerun.inputs import bounds_of, make_inputs
+from windtunnel.cost.rerun.program import NOT_FLOWN, Program
+from windtunnel.cost.rerun.resize import resize
+from windtunnel.cost.rerun.segments import Segment, build_segments
+from windtunnel.measure.threads import threads
+
+__all__ = ["CANNOT_RUN", "Interpreter", "Lap"]
+
+_LOW_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+# what an operator raises that does not like its drawn arguments
+CANNOT_RUN = (
+    RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, KeyError, AttributeError, ArithmeticError
+)  # fmt: skip
+
+
+@dataclass
+class Lap:
+    """What one run of a program took: C calls."""
+
+    forward_ns: NDArray[np.float64]  # [C]
+    backward_ns: NDArray[np.float64]  # [C], by the call that made the autograd node; zero unless in detail
+    passes_ns: list[float] = field(default_factory=list)  # every backward pass as a whole
+
+    @property
+    def forward_total_ns(self) -> float:
+        """All calls."""
+        return float(self.forward_ns.sum())
+
+    @property
+    def backward_total_ns(self) -> float:
+        """All backward passes."""
+        return float(sum(self.passes_ns))
+
+
+class Interpreter:
+    """A program made ready to run in one form.
+
+    Parameters
+    ----------
+    program : Program
+    form : Form
+    opaque : set of int
+        Calls not to be run; :meth:`rehearse` adds those that fail.
+    """
+
+    def __init__(self, program: Program, form: Form, opaque: set[int] | None = None) -> None:
+        self.program, self.form = program, form
+        self.opaque: set[int] = set() if opaque is None else opaque
+        self.failures: dict[int, str] = {}
+        self._is_model = [bool(call.layer) and not call.mark for call in program.calls]
+        for first, last in program.compiled:  # runs as one
+            self._is_model[first:last] = [any(self._is_model[first:last])] * (last - first)
+        self._prepared: list[Prepared] = prepare(program, form)
+        self._bounds = bounds_of(program, self._prepared)
+        self._parameters, self._inputs = make_inputs(program, self._prepared, form, self._bounds)
+        self.output_bytes = np.zeros(len(program.calls))
+        self._segments: dict[int, Segment] = {}
+        self._inside: set[int] = set()
+        self._build_segments(is_compiled=True)
+        self._values: dict[int, Any] = {}
+        self._roots: list[torch.Tensor] = []
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all that comes from outside and is no parameter."""
+        own = {id(parameter) for parameter in self._parameters}
+        storages = {
+            id(value.untyped_storage()): value.untyped_storage().nbytes()
+            for value in self._inputs.values()
+            if isinstance(value, torch.Tensor) and id(value) not in own
+        }
+        return sum(storages.values())
+
+    def rehearse(self) -> None:
+        """Run once and learn which calls cannot be run; they are opaque from then on."""
+        if self.program.compiled:  # call by call, to learn which fail, and sizes; then as compiled code
+            self._build_segments(is_compiled=False)
+            self._learn()
+        self._build_segments(is_compiled=True)
+        self._learn()
+
+    def _learn(self) -> None:
+        while True:
+            known = len(self.opaque)
+            self._run(detail=False, learn=True)
+            if len(self.opaque) == known:
+                return
+
+    def run(self, detail: bool = False) -> Lap:
+        """Run once. ``detail`` also times every autograd node, which slows the backward pass a little.
+
+        A call that fails only now, by other drawn values than in the rehearsal, is opaque from then on: laps before and
+        after that are not of the same calls.
+        """
+        return self._run(detail=detail, learn=False)
+
+    def _build_segments(self, *, is_compiled: bool) -> None:
+        """Make the ranges that run as one; without ``is_compiled`` what the program compiled runs call by call."""
+        form = self.form
+        recomputed = form.recomputed(self.program.recomputed)
+        compiled = (*form.compiled, *(self.program.compiled if is_compiled else ()))
+        ranges = (*recomputed, *compiled)
+        stand_ins = {
+            place: self._made(self._prepared[place])
+            for place in self.opaque
+            if any(first <= place < last for first, last in ranges)
+        }
+        self._segments = build_segments(self._prepared, recomputed, compiled, stand_ins)
+        self._inside = {place for one in self._segments.values() for place in range(one.first + 1, one.last)}
+
+    # --- one run ------------------------------------------------------------------------------------------
+
+    def _run(self, *, detail: bool, learn: bool) -> Lap:
+        count = len(self.program.calls)
+        lap = Lap(np.zeros(count), np.zeros(count))
+        self._forget_gradients()
+        with threads(self.form.threads or self.program.threads):
+            for turn in range(self.form.num_passes):
+                watch = _NodeWatch() if detail else None
+                self._pass(lap, watch, learn, is_last=turn == self.form.num_passes - 1)
+        self._forget_gradients()
+        self._values = {}
+        return lap
+
+    def _pass(self, lap: Lap, watch: _NodeWatch | None, learn: bool, *, is_last: bool) -> None:
+        self._values, self._roots = dict(self._inputs), []
+        calls = self.program.calls
+        for is_model, places in groupby(range(len(calls)), key=lambda place: self._is_model[place]):
+            with self._autocast() if is_model else nullcontext():
+                for place in places:
+                    if calls[place].mark:
+                        self._at_mark(calls[place].mark, lap, watch, is_last)
+                    elif place in self._segments:
+                        self._segment(self._segments[place], lap, watch)
+                    elif place not in self._inside and calls[place].phase not in NOT_FLOWN:
+                        self._call(place, lap, watch, learn)
+
+    def _autocast(self) -> Any:
+        # the user of a model gets full precision back, so only calls within modules run under autocast
+        if not self.form.autocast:
+            return nullcontext()
+        return torch.autocast("cpu", dtype=_LOW_PRECISION[self.form.autocast])
+
+    def _at_mark(self, mark: str, lap: Lap, watch: _NodeWatch | None, is_last: bool) -> None:
+        if mark == "update" and is_last:
+            self._forget_gradients()
+        if mark != "backward" or not self._roots:
+            return
+        roots, self._roots = self._roots, []
+        gradients = [torch.ones_like(root) for root in roots]
+        begun = time.perf_counter_ns()
+        torch.autograd.backward(roots, gradients)
+        ended = time.perf_counter_ns()
+        lap.passes_ns.append(ended - begun)
+        if watch is not None:
+            watch.settle(lap.backward_ns, ended)
+
+    def _call(self, place: int, lap: Lap, watch: _NodeWatch | None, learn: bool) -> None:
+        prepared = self._prepared[place]
+        if place in self.opaque:
+            self._stand_in(prepared)
+            return
+        try:
+            if learn:
+                self._fit(place, prepared)
+            result = self._timed(place, prepared, lap)
+            if learn:
+                self._require_as_captured(place, prepared, result)
+        except CANNOT_RUN as error:
+            self._give_up(place, prepared, error)
+            return
+        self._keep(prepared, result)
+        if learn:
+            self.output_bytes[place] = _bytes_of(result)
+        if watch is not None and prepared.grad:
+            watch.see(place, result)
+
+    def _segment(self, segment: Segment, lap: Lap, watch: _NodeWatch | None) -> None:
+        begun = time.perf_counter_ns()
+        results = segment.run(self._values)
+        for version in segment.dies:
+            self._values.pop(version, None)
+        lap.forward_ns[segment.first] += time.perf_counter_ns() - begun
+        for slot, value in zip(segment.leaves, results, strict=True):
+            self._values[slot.version] = value
+            if slot.is_root and value.requires_grad:
+                self._roots.append(value)
+        if watch is not None:
+            watch.see(segment.first, results)
+
+    def _timed(self, place: int, prepared: Prepared, lap: Lap) -> Any:
+        with nullcontext() if prepared.grad else torch.no_grad():
+            casts_ns = 0 if self._is_model[place] or not self.form.autocast else self._full_precision(prepared)
+            arguments, keywords = prepared.arguments(self._values)
+            begun = time.perf_counter_ns()
+            result = prepared.function(*arguments, **keywords)
+            del arguments, keywords
+            for version in prepared.dies:
+                self._values.pop(version, None)
+            lap.forward_ns[place] += time.perf_counter_ns() - begun + casts_ns
+        return result
+
+    def _full_precision(self, prepared: Prepared) -> int:
+        """Give results of a model that are read outside of it back in their captured type; how long that took."""
+        begun = time.perf_counter_ns()
+        for slot in prepared.inputs:
+            value, wanted = self._values[slot.version], DTYPES[slot.spec.dtype]
+            if value.dtype != wanted and value.dtype in _LOW_PRECISION.values():
+                self._values[slot.version] = value.to(wanted)
+        return time.perf_counter_ns() - begun
+
+    def _fit(self, place: int, prepared: Prepared) -> None:
+        """Give sizes among the arguments their new values, now that the shapes of the inputs are known."""
+        if self.form.batch[0] == self.form.batch[1] or prepared.is_fitted:
+            return
+        shapes = [tuple(self._values[slot.version].shape) for slot in prepared.inputs]
+        resize(self.program.calls[place], prepared, shapes, self.form.batch)
+        prepared.is_fitted = True
+
+    def _give_up(self, place: int, prepared: Prepared, error: Exception) -> None:
+        self.opaque.add(place)
+        self.failures[place] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        self._stand_in(prepared)
+
+    def _stand_in(self, prepared: Prepared) -> None:
+        """Fresh tensors instead of results."""
+        for version in prepared.dies:
+            self._values.pop(version, None)
+        self._keep(prepared, self._made(prepared))
+
+    def _made(self, prepared: Prepared) -> list[torch.Tensor]:
+        made = [fill(slot.spec, slot.shape, bound=self._bounds.get(slot.version, 2)) for slot in prepared.outputs]
+        return [value.requires_grad_(prepared.grad and value.is_floating_point()) for value in made]
+
+    def _require_as_captured(self, place: int, prepared: Prepared, result: Any) -> None:
+        """Refuse what drawn values made of another shape, or such that it indexes beyond what its readers have."""
+        is_filled_later = self.program.calls[place].operator == "aten::empty"  # with what Python had, and nobody saw
+        for slot, value in zip(prepared.outputs, _tensors(result), strict=False):
+            if is_filled_later and not (value.is_floating_point() or value.is_complex()):
+                raise ValueError("what it was filled with is not known")
+            if self.form.batch[0] != self.form.batch[1]:
+                continue
+            if value.shape != slot.spec.shape:
+                raise ValueError(f"its result has the shape {tuple(value.shape)}, and had {slot.spec.shape}")
+            bound = self._bounds.get(slot.version)
+            if bound is not None and value.numel():
+                low, high = int(value.min()), int(value.max())
+                if low < 0 or high >= bound:
+                    raise ValueError(f"its result is an index from 0 to below {bound}, and goes from {low} to {high}")
+
+    def _keep(self, prepared: Prepared, result: Any) -> None:
+        for slot, value in zip(prepared.outputs, _tensors(result), strict=False):
+            if slot.is_used:
+                self._values[slot.version] = value
+            if slot.is_root and value.requires_grad:
+                self._roots.append(value)
+
+    def _forget_gradients(self) -> None:
+        own = [one for row in self._prepared if isinstance(row.function, Replaced) for one in row.function.parameters]
+        for parameter in (*self._parameters, *own):
+            parameter.grad = None
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (tuple, list)):
+        for item in result:
+            yield from _tensors(item)
+
+
+def _bytes_of(result: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(result))
+
+
+class _NodeWatch:
+    """Notes when each autograd node begins; a node belongs to the call after which it was first seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}
+        self._stamps: list[tuple[int, int]] = []
+
+    def see(self, place: int, result: Any) -> None:
+        """Watch the nodes that the call ``place`` made."""
+        waiting = [tensor.grad_fn for tensor in _tensors(result) if tensor.grad_fn is not None]
+        while waiting:
+            node = waiting.pop()
+            if id(node) in self._seen:
+                continue
+            self._seen[id(node)] = node  # kept alive, so that its identity is not used again
+            node.register_prehook(self._stamp(place))
+            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+
+    def _stamp(self, place: int) -> Callable[[Any], None]:
+        stamps = self._stamps
+
+        def stamp(_gradients: Any) -> None:
+            stamps.append((place, time.perf_counter_ns()))
+
+        return stamp
+
+    def settle(self, backward_ns: NDArray[np.float64], ended: int) -> None:
+        """Add the time of every node to its call."""
+        times = [time_ns for _, time_ns in self._stamps] + [ended]
+        for row, (place, begun) in enumerate(self._stamps):
+            backward_ns[place] += times[row + 1] - begun
+        self._stamps.clear()

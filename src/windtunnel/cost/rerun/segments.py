@@ -1,0 +1,115 @@
+"""Parts of a program as functions of their own: what a compiler or a checkpoint sees.
+
+In: prepared calls of a range. Out: ``Segment``: a ``torch.fx`` module over the tensors that enter, giving those that
+leave. Not here: when it runs (``interpreter``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from windtunnel.cost.rerun.arguments import Prepared, Slot
+from windtunnel.errors import PriceError
+
+__all__ = ["Segment", "build_segments"]
+
+
+@dataclass
+class Segment:
+    """Calls [first, last) as one function from the versions ``enters`` to the slots ``leaves``."""
+
+    first: int
+    last: int
+    function: Callable[..., Any]
+    enters: list[int]
+    leaves: list[Slot]
+    dies: tuple[int, ...]
+
+    def run(self, values: dict[int, Any]) -> Any:
+        """The tensors that leave."""
+        return self.function(*(values[version] for version in self.enters))
+
+
+def build_segments(
+    rows: list[Prepared],
+    checkpointed: tuple[tuple[int, int], ...],
+    compiled: tuple[tuple[int, int], ...],
+    stand_ins: Mapping[int, Sequence[torch.Tensor]],
+) -> dict[int, Segment]:
+    """Segments by the call that they begin with; ``stand_ins`` are results of calls that are not to be run.
+
+    Raises
+    ------
+    PriceError
+        A call in a segment cannot be run again.
+    """
+    found = {}
+    for first, last in checkpointed:
+        found[first] = _segment(rows, first, last, _checkpointed, stand_ins)
+    for first, last in compiled:
+        found[first] = _segment(rows, first, last, _compiled, stand_ins)
+    return found
+
+
+def _checkpointed(function: Callable[..., Any], num_held: int) -> Callable[..., Any]:
+    def rerun(*tensors: Any) -> Any:
+        held = tensors[:num_held]
+        return checkpoint(lambda *activations: function(*held, *activations), *tensors[num_held:], use_reentrant=False)
+
+    return rerun
+
+
+def _compiled(function: Callable[..., Any], _num_held: int) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return compiled
+
+
+def _segment(
+    rows: list[Prepared],
+    first: int,
+    last: int,
+    wrap: Callable[[Callable[..., Any], int], Callable[..., Any]],
+    stand_ins: Mapping[int, Sequence[torch.Tensor]],
+) -> Segment:
+    inner = rows[first:last]
+    given = {place - first: values for place, values in stand_ins.items() if first <= place < last}
+    problem = next((row.problem for place, row in enumerate(inner) if row.problem and place not in given), "")
+    if problem:
+        raise PriceError(f"a part of the program cannot be run again: {problem}")
+    made = {slot.version for row in inner for slot in row.outputs}
+    held = {slot.version for row in rows[:last] for slot in (*row.inputs, *row.outputs) if slot.is_held}
+    needed = dict.fromkeys(slot.version for row in inner for slot in row.inputs if slot.version not in made)
+    # activations last: what is left are parameters and buffers, which a module holds and nobody passes to it
+    enters = sorted(needed, key=lambda version: version not in held)
+    num_held = sum(version in held for version in needed)
+    later = {slot.version for row in rows[last:] for slot in row.inputs}
+    leaves = [slot for row in inner for slot in row.outputs if slot.version in later or slot.is_root]
+    dies = tuple({version for row in inner for version in row.dies} - made)
+    return Segment(first, last, wrap(_function(inner, enters, leaves, given), num_held), enters, leaves, dies)
+
+
+def _function(
+    inner: list[Prepared], enters: list[int], leaves: list[Slot], given: Mapping[int, Sequence[torch.Tensor]]
+) -> torch.fx.GraphModule:
+    holder, graph = torch.nn.Module(), torch.fx.Graph()
+    nodes: dict[int, Any] = {version: graph.placeholder(f"enter{version}") for version in enters}
+    for number, row in enumerate(inner):
+        if number in given:
+            for slot, value in zip(row.outputs, given[number], strict=True):
+                holder.register_buffer(f"given{slot.version}", value)
+                nodes[slot.version] = graph.get_attr(f"given{slot.version}")
+            continue
+        positional, keywords = row.arguments(nodes)
+        result = graph.call_function(row.function, tuple(positional), keywords)
+        for place, slot in enumerate(row.outputs):
+            nodes[slot.version] = (
+                result if len(row.outputs) == 1 else graph.call_function(operator.getitem, (result, place))
+            )
+    graph.output(tuple(nodes[slot.version] for slot in leaves))
+    return torch.fx.GraphModule(holder, graph)

@@ -1,0 +1,513 @@
+# ruff: noqa: SIM102 - numba leaves out a branch on None only where it stands alone
+"""The event-driven engine, compiled: who runs next is decided as resources become free.
+
+In: tables in *position* order (position p holds task ``order[p]``, neighbors in time are neighbors in memory).
+Out: start, finish and the sequence in which tasks began.
+Not here: choosing an engine (``arrays.py``), explaining the result (``start_causes.py``).
+
+Time goes in instants, an instant in rounds. A round first takes every completion, timer and arrival of the instant,
+then lets free resources begin their best waiting task; what a beginning task releases is seen in the next round.
+So the result does not depend on the order in which resources or events of one instant are visited.
+
+A SHARED resource keeps *virtual work*: what one user has received since the resource exists, as whole ns and a
+fraction in 2**-30 ns. It grows at an integer rate of 2**30 / slowdown per ns, hence a task ends when the work reaches
+what it was at the task's start plus its duration. Integers only: the end does not depend on how often one looks.
+
+A task with a route first takes its duration, the latency, then its bytes flow over the links of the route while it
+keeps its slot (of a SHARED resource it is a user for the duration only). Rates of flows are filled when an instant is
+over (``flows.py``), hence in a later one than the flow's beginning it ends.
+
+What makes it fast: one record per task, edge and resource, so that one cache line answers; memory asked for ahead of
+its use; and conditions that nobody can predict are counted with (``num_found += is_found``) instead of jumped over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from windtunnel.simulate.flows import Flows, begin_flow, end_flow, fill_rates
+from windtunnel.simulate.instructions import prefetch
+from windtunnel.simulate.static_engine import kernel
+
+# T tasks, E edges, R resources, S measured users of a shared resource
+Ints = NDArray[Any]
+
+JOIN = -1  # in place of a resource: passes arrivals on, occupies nothing
+FRACTION_BITS = 30
+ONE = 1 << FRACTION_BITS
+FRACTION = ONE - 1
+
+# in: earliest start, predecessors, resource; out: start
+TASK = np.dtype([("start", np.int64), ("missing", np.int32), ("resource", np.int32)])
+# target is the successor v, or ~v if it waits for the start
+EDGE = np.dtype([("lag", np.int64), ("target", np.int32)])
+# first: where the resource's waiting tasks are kept; dirty: may begin a task in this round
+RESOURCE = np.dtype([("first", np.int64), ("waiting", np.int64), ("unused", np.int64), ("is_dirty", np.int64)])
+# changed: more or fewer users than before
+SHARE = np.dtype(
+    [
+        ("is_shared", np.int64), ("slots", np.int64), ("is_changed", np.int64), ("rate", np.int64),
+        ("work", np.int64), ("fraction", np.int64), ("since", np.int64),
+    ]
+)  # fmt: skip
+
+# Unsigned positions: numba then need not ask whether an index counts from the end of the array.
+U0, U1, U2, U3, U4 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+AHEAD = np.uint64(1024)  # edges between asking memory for a successor and visiting it
+NEVER = np.iinfo(np.int64).max
+
+
+# --- heap of events: four children each, code < T is the completion of a task ----------------------------
+# A key is time << bits | code, one word to compare and to move; where that does not fit, bits = 0 and codes lie apart.
+
+
+@njit(inline="always")
+def _place_event(keys: Ints, codes: Ints | None, at: np.uint64, key: int, code: Any) -> None:
+    """Let an event rise from the hole ``at``."""
+    while at > U0:
+        parent = (at - U1) >> U2
+        if keys[parent] <= key:
+            break
+        keys[at] = keys[parent]
+        if codes is not None:
+            codes[at] = codes[parent]
+        at = parent
+    keys[at] = key
+    if codes is not None:
+        codes[at] = code
+
+
+@njit(inline="always")
+def _push_event(keys: Ints, codes: Ints | None, bits: int, size: np.uint64, time: int, code: Any) -> np.uint64:
+    keys[size + U4] = NEVER  # so that the four children of any event can be read
+    key = time << bits
+    if codes is None:
+        key |= code
+    _place_event(keys, codes, size, key, code)
+    return size + U1
+
+
+@njit(inline="always")
+def _pop_event(keys: Ints, codes: Ints | None, size: np.uint64) -> np.uint64:
+    """Drop the earliest event; returns the new size.
+
+    The hole sinks to a leaf without a look at the last event, which then rises: fewer branches that nobody can predict.
+    """
+    size -= U1
+    key = keys[size]
+    keys[size] = NEVER
+    code = 0
+    if codes is not None:
+        code = codes[size]
+    at = U0
+    child = U1
+    while child < size:
+        a, b, c, d = keys[child], keys[child + U1], keys[child + U2], keys[child + U3]
+        left, right = min(a, b), min(c, d)
+        keys[at] = min(left, right)
+        child += np.uint64(d < c) + U2 if right < left else np.uint64(b < a)
+        if codes is not None:
+            codes[at] = codes[child]
+        at = child
+        child = (at << U2) + U1
+    _place_event(keys, codes, at, key, code)
+    return size
+
+
+# --- heap of waiting tasks per resource: (priority, ready, row) -----------------------------------------
+
+
+@njit(inline="always")
+def _is_before(a: np.uint64, b: np.uint64, priority: Ints | None, tasks: Ints, order: Ints) -> bool:
+    if priority is not None:
+        if priority[a] != priority[b]:
+            return bool(priority[a] < priority[b])
+    if tasks[a].start != tasks[b].start:
+        return bool(tasks[a].start < tasks[b].start)
+    return bool(order[a] < order[b])
+
+
+@njit(inline="always")
+def _push_task(queue: Ints, resource: Any, v: np.uint64, priority: Ints | None, tasks: Ints, order: Ints) -> None:
+    first = np.uint64(resource.first)
+    at = np.uint64(resource.waiting)
+    resource.waiting += 1
+    while at > U0:
+        parent = (at - U1) >> U1
+        other = np.uint64(queue[first + parent])
+        if not _is_before(v, other, priority, tasks, order):
+            break
+        queue[first + at] = other
+        at = parent
+    queue[first + at] = v
+
+
+@njit(inline="always")
+def _pop_task(queue: Ints, resource: Any, priority: Ints | None, tasks: Ints, order: Ints) -> np.uint64:
+    first = np.uint64(resource.first)
+    resource.waiting -= 1
+    size = np.uint64(resource.waiting)
+    best = np.uint64(queue[first])
+    last = np.uint64(queue[first + size])
+    at = U0
+    child = U1
+    while child < size:
+        other = np.uint64(queue[first + child])
+        if child + U1 < size:
+            sibling = np.uint64(queue[first + child + U1])
+            if _is_before(sibling, other, priority, tasks, order):
+                child += U1
+                other = sibling
+        if not _is_before(other, last, priority, tasks, order):
+            break
+        queue[first + at] = other
+        at = child
+        child = at + at + U1
+    queue[first + at] = last
+    return best
+
+
+# --- users of a shared resource: (work at which the task ends, its fraction, row) ------------------------
+
+
+@kernel
+def _ends_before(a: int, b: int, end: Ints) -> bool:
+    if end[a, 0] != end[b, 0]:
+        return bool(end[a, 0] < end[b, 0])
+    return bool(end[a, 1] < end[b, 1])
+
+
+@kernel
+def _push_user(queue: Ints, base: int, size: int, task: int, end: Ints) -> None:
+    at = size
+    while at > 0:
+        parent = (at - 1) >> 1
+        if not _ends_before(task, queue[base + parent], end):
+            break
+        queue[base + at] = queue[base + parent]
+        at = parent
+    queue[base + at] = task
+
+
+@kernel
+def _pop_user(queue: Ints, base: int, size: int, end: Ints) -> int:
+    best = queue[base]
+    size -= 1
+    task = queue[base + size]
+    at = 0
+    child = 1
+    while child < size:
+        if child + 1 < size and _ends_before(queue[base + child + 1], queue[base + child], end):
+            child += 1
+        if not _ends_before(queue[base + child], task, end):
+            break
+        queue[base + at] = queue[base + child]
+        at = child
+        child = 2 * at + 1
+    queue[base + at] = task
+    return int(best)
+
+
+@kernel
+def _shared_rate(slowdown_S: Ints, slots: int, users: int) -> int:
+    """Work received per ns by each of ``users`` tasks, in units of 2**-30."""
+    if users == 0:
+        return 0
+    measured = slowdown_S.size
+    if measured == 0:
+        slow = users / slots if users > slots else 1.0
+    elif users <= measured:
+        slow = slowdown_S[users - 1]
+    else:
+        slow = slowdown_S[measured - 1] * users / measured
+    # rounded up: a task whose end is a whole number of ns then ends there and not one ns later
+    return max(1, int(np.ceil(ONE / slow)))
+
+
+@kernel
+def _settle(share: Any, time: int) -> None:
+    """Bring the virtual work of a resource up to ``time``; the product is split so that 64 bits hold it."""
+    elapsed = time - share.since
+    share.since = time
+    part = (elapsed & FRACTION) * share.rate + share.fraction
+    share.work += (elapsed >> FRACTION_BITS) * share.rate + (part >> FRACTION_BITS)
+    share.fraction = part & FRACTION
+
+
+@kernel
+def _time_until(missing: int, missing_fraction: int, rate: int) -> int:
+    """Smallest whole number of ns in which work grows by ``missing + missing_fraction / 2**30``; rounds up."""
+    if missing_fraction < 0:
+        missing -= 1
+        missing_fraction += ONE
+    whole = missing // rate
+    rest = ((missing - whole * rate) << FRACTION_BITS) + missing_fraction
+    return (whole << FRACTION_BITS) + (rest + rate - 1) // rate
+
+
+# --- resources to look at later in the round, each listed once -------------------------------------------
+
+
+@njit(inline="always")
+def _list_dirty(dirty: Ints, num_dirty: np.uint64, r: np.uint64, resource: Any, is_dirty: bool) -> np.uint64:
+    dirty[num_dirty] = r
+    num_dirty += np.uint64(is_dirty > resource.is_dirty)
+    resource.is_dirty |= is_dirty
+    return num_dirty
+
+
+@njit(inline="always")
+def _list_changed(changed: Ints, num_changed: np.uint64, r: np.uint64, share: Any) -> np.uint64:
+    changed[num_changed] = r
+    num_changed += np.uint64(share.is_changed == 0)
+    share.is_changed = 1
+    return num_changed
+
+
+# --- the pass ---------------------------------------------------------------------------------------------
+
+
+@kernel
+def event_pass(
+    roots: Ints,  # tasks that wait for nobody
+    indptr: Ints,  # [T+1] outgoing edges of each task, in edge row order
+    edges: Ints,  # [E] of EDGE
+    duration: Ints,  # [T]
+    order: Ints,  # [T] row of each position: breaks ties
+    tasks: Ints,  # [T] of TASK
+    resources: Ints,  # [R+1] of RESOURCE, the last has room for all tasks that have none
+    priority: Ints | None,  # [T] zero on FIFO resources; None: the graph is plain
+    releases_at_start: Ints | None,  # [T] some outgoing edge is from_start; None: plain
+    arrived: Ints | None,  # [T] zeros: arrivals at each join; None: plain
+    shares: Ints | None,  # [R+1] of SHARE; None: plain
+    slowdown_RS: Ints,  # [R, S], S = 0 if there is no curve
+    flows: Flows | None,  # the owner of each is its task; None: no task sends over links
+    flow: Ints,  # [T] number of each task's flow, -1 if it has none
+    end: Ints,  # [T, 2] out: work at which a task on a SHARED resource ends
+    keys: Ints,  # room for the heap of events and five more
+    codes: Ints | None,  # the same; None: keys hold the codes
+    bits: int,  # of a code within a key
+    tasks_room: tuple[Ints, Ints, Ints, Ints],  # [T] each: see below
+    resources_room: tuple[Ints, Ints],  # [R+2] each: see below
+    finish: Ints,  # [T] out
+    sequence: Ints,  # [T] out: task that began i-th
+) -> int:
+    """Run every task; returns how many finished (less than T: deadlock).
+
+    A plain graph has no from_start edge, join, shared resource, priority or flow; numba leaves their branches out.
+    """
+    num_tasks = duration.size
+    timer = num_tasks
+    tick = 2 * num_tasks
+    arrive = tick + resources.size
+    last_edge = np.uint64(max(edges.size, 1) - 1)
+    queue, released, fired, joining = tasks_room
+    num_fired = U0  # fired: ended, or ~began: outgoing edges still to follow
+    num_joining = U0  # joining: tasks that become users of a shared resource in this round
+    dirty, changed = resources_room
+    num_dirty = U0
+    num_changed = U0
+    num_sequenced = U0
+    done = 0
+    now = 0
+    for i in range(5):
+        keys[i] = NEVER
+    events = U0
+    for i in range(roots.size):
+        v = np.uint64(roots[i])
+        events = _push_event(keys, codes, bits, events, tasks[v].start, timer + roots[i])
+
+    while True:
+        if num_dirty == U0 and num_joining == U0 and num_fired == U0:
+            upcoming = NEVER
+            if flows is not None:
+                if events == U0 or keys[U0] > now:  # else the instant goes on
+                    upcoming = fill_rates(flows, now)
+            if events > U0:
+                upcoming = min(upcoming, keys[U0] >> bits)
+            if upcoming == NEVER:
+                break
+            now = upcoming
+            if flows is not None:
+                while flows.counts[0] > 0 and flows.finish[flows.queue[0]] == now:
+                    f = flows.queue[0]
+                    end_flow(flows, f)
+                    u = np.uint64(flows.owner[f])
+                    finish[u] = now
+                    done += 1
+                    fired[num_fired] = u
+                    num_fired += U1
+                    r = np.uint64(tasks[u].resource)
+                    if shares is not None:
+                        if not shares[r].is_shared:
+                            resource = resources[r]
+                            resource.unused += 1
+                            num_dirty = _list_dirty(dirty, num_dirty, r, resource, resource.waiting > 0)
+
+        # --- completions, timers and arrivals of this instant, and what the last round's beginnings release ---
+        while num_fired > U0 or (events > U0 and keys[U0] >> bits == now):
+            num_released = U0  # released: wait for no predecessor any more
+            at_start = False
+            is_join = False
+            if num_fired > U0:
+                num_fired -= U1
+                code = np.int64(fired[num_fired])
+                if code < 0:
+                    at_start = True
+                    code = ~code
+                first = np.uint64(indptr[np.uint64(code)])
+                stop = np.uint64(indptr[np.uint64(code) + U1])
+            else:
+                if codes is None:
+                    code = keys[U0] & ((1 << bits) - 1)
+                else:
+                    code = codes[U0]
+                events = _pop_event(keys, codes, events)
+                if code < timer:
+                    u = np.uint64(code)
+                    if flows is not None:
+                        if flow[u] >= 0:
+                            begin_flow(flows, flow[u], now)
+                            continue
+                    done += 1
+                    first = np.uint64(indptr[u])
+                    stop = np.uint64(indptr[u + U1])
+                    prefetch(indptr, u + AHEAD)
+                    prefetch(duration, u + AHEAD)
+                    r = np.uint64(tasks[u].resource)
+                    resource = resources[r]
+                    resource.unused += 1
+                    num_dirty = _list_dirty(dirty, num_dirty, r, resource, resource.waiting > 0)
+                elif code < tick:
+                    released[U0] = code - timer
+                    num_released = U1
+                    first = U0
+                    stop = U0
+                else:
+                    first = U0
+                    stop = U0
+                    if shares is not None:
+                        if code < arrive:
+                            r = np.uint64(code - tick)
+                            resource = resources[r]
+                            share = shares[r]
+                            _settle(share, now)
+                            while resource.waiting > 0:
+                                u = np.uint64(queue[resource.first])
+                                if end[u, 0] > share.work or (end[u, 0] == share.work and end[u, 1] > share.fraction):
+                                    break
+                                _pop_user(queue, resource.first, resource.waiting, end)
+                                resource.waiting -= 1
+                                num_changed = _list_changed(changed, num_changed, r, share)
+                                if flows is not None:
+                                    if flow[u] >= 0:
+                                        begin_flow(flows, flow[u], now)
+                                        continue
+                                finish[u] = now
+                                done += 1
+                                fired[num_fired] = u
+                                num_fired += U1
+                    if arrived is not None:
+                        if code >= arrive:
+                            is_join = True
+                            target = edges[np.uint64(code - arrive)].target
+                            u = np.uint64(target if target >= 0 else ~target)
+                            first = np.uint64(indptr[u] + arrived[u])
+                            stop = min(first + U1, np.uint64(indptr[u + U1]))
+                            arrived[u] += 1
+                            if arrived[u] == tasks[u].missing:
+                                stop = np.uint64(indptr[u + U1])
+                                tasks[u].start = now
+                                finish[u] = now
+                                sequence[num_sequenced] = u
+                                num_sequenced += U1
+                                done += 1
+            for e in range(first, stop):
+                edge = edges[e]
+                prefetch(edges, e + AHEAD + AHEAD)
+                prefetch(tasks, np.uint64(edges[min(e + AHEAD, last_edge)].target))
+                target = edge.target
+                if releases_at_start is not None:
+                    if (target < 0) != at_start and not is_join:
+                        continue
+                    target = target if target >= 0 else ~target
+                v = np.uint64(target)
+                task = tasks[v]
+                if arrived is not None:
+                    if task.resource == JOIN:
+                        time = now + edge.lag
+                        events = _push_event(keys, codes, bits, events, time, arrive + np.int64(e))
+                        continue
+                task.start = max(task.start, now + edge.lag)
+                task.missing -= 1
+                released[num_released] = v
+                num_released += np.uint64(task.missing == 0)
+            for i in range(num_released):
+                v = np.uint64(released[i])
+                task = tasks[v]
+                if task.start > now:
+                    events = _push_event(keys, codes, bits, events, task.start, timer + np.int64(v))
+                    continue
+                r = np.uint64(task.resource)
+                if shares is not None:
+                    if shares[r].is_shared:
+                        joining[num_joining] = v
+                        num_joining += U1
+                        continue
+                resource = resources[r]
+                _push_task(queue, resource, v, priority, tasks, order)
+                num_dirty = _list_dirty(dirty, num_dirty, r, resource, resource.unused > 0)
+
+        # --- beginnings ---
+        for i in range(num_dirty):
+            resource = resources[np.uint64(dirty[i])]
+            resource.is_dirty = 0
+            while resource.waiting > 0 and resource.unused > 0:
+                v = _pop_task(queue, resource, priority, tasks, order)
+                resource.unused -= 1
+                tasks[v].start = now
+                sequence[num_sequenced] = v
+                num_sequenced += U1
+                if releases_at_start is not None:
+                    if releases_at_start[v]:
+                        fired[num_fired] = ~np.int64(v)
+                        num_fired += U1
+                finish[v] = now + duration[v]
+                events = _push_event(keys, codes, bits, events, now + duration[v], np.int64(v))
+        num_dirty = U0
+        if shares is not None:
+            for i in range(num_joining):
+                v = np.uint64(joining[i])
+                tasks[v].start = now
+                sequence[num_sequenced] = v
+                num_sequenced += U1
+                if releases_at_start is not None:
+                    if releases_at_start[v]:
+                        fired[num_fired] = ~np.int64(v)
+                        num_fired += U1
+                r = np.uint64(tasks[v].resource)
+                resource = resources[r]
+                share = shares[r]
+                _settle(share, now)
+                end[v, 0] = share.work + duration[v]
+                end[v, 1] = share.fraction
+                _push_user(queue, resource.first, resource.waiting, v, end)
+                resource.waiting += 1
+                num_changed = _list_changed(changed, num_changed, r, share)
+            num_joining = U0
+            for i in range(num_changed):
+                r = np.uint64(changed[i])
+                resource = resources[r]
+                share = shares[r]
+                share.is_changed = 0
+                share.rate = _shared_rate(slowdown_RS[r], share.slots, resource.waiting)
+                if resource.waiting > 0:
+                    u = np.uint64(queue[resource.first])
+                    wait = _time_until(end[u, 0] - share.work, end[u, 1] - share.fraction, share.rate)
+                    events = _push_event(keys, codes, bits, events, now + wait, tick + np.int64(r))
+            num_changed = U0
+    return done

@@ -1,0 +1,302 @@
+"""One traced rank -> a graph.
+
+In: a ``Trace``. Out: a ``Graph`` of one iteration: the program's thread launches, streams run what it launched, each
+process group's stream carries its messages. Order on a stream, data, launches and what was waited for are edges. Not
+here: several ranks (``join_ranks``), prices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.graph import Discipline, EdgeKind, Graph, Kind, Phase, ResourceKind, Strings
+from windtunnel.sources.dry.recorder import Call
+from windtunnel.sources.dry.streams import COMM
+from windtunnel.sources.dry.trace import Trace
+from windtunnel.sources.memory.origins import BACKWARD, DATA, FORWARD, UPDATE
+from windtunnel.sources.torch.dataflow import Flow, follow
+from windtunnel.sources.torch.ops import Operator, Role, Span, describe
+
+__all__ = ["NOT_RUN", "graph_of"]
+
+# C calls, K of them are tasks of a stream: row k launches, row K + k runs
+NOT_RUN = "not run"
+_PHASES = {DATA: Phase.DATA, FORWARD: Phase.FORWARD, BACKWARD: Phase.BACKWARD, UPDATE: Phase.UPDATE}
+# what its schema does not say: it fills its first result, a part of an argument
+_FILLS_RESULT = "fsdp::all_gather_copy_in"
+Edge = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The calls that a stream runs, and every call's task."""
+
+    calls: list[Call]
+    operators: list[Operator]
+    place: list[int]  # of every call, the last task of its stream up to it, -1 before the first
+
+
+def graph_of(trace: Trace) -> Graph:
+    """The iteration of one rank."""
+    described = [_described(call) for call in trace.calls]
+    runs = [operator.role in (Role.COMPUTE, Role.RECIPE) for operator in described]
+    work = _Work(
+        [call for call, is_run in zip(trace.calls, runs, strict=True) if is_run],
+        [operator for operator, is_run in zip(described, runs, strict=True) if is_run],
+        list(_places(trace.calls, runs)),
+    )
+    flow = follow(*zip(*_numbered(described, runs), strict=True)) if described else Flow()
+    tasks = _columns(trace, work, flow)
+    memory = _memory(trace.calls, runs)
+    kernels = len(work.calls)
+    tasks |= {name: np.concatenate([np.zeros(kernels, np.int64), column]) for name, column in memory.items()}
+    resources, rows = _resources(trace, work.calls)
+    tasks["resource"] = np.concatenate([np.zeros(kernels, np.int32), rows])
+    return Graph.from_columns(
+        tasks=tasks, edges=_edges(trace.calls, work, flow), resources=resources, meta=_meta(trace)
+    )
+
+
+# --- what a call is -----------------------------------------------------------------------------------
+
+
+def _described(call: Call) -> Operator:
+    operator = describe(call.node)
+    if call.message is not None:
+        return _sent(call, operator)
+    if call.node["schema"].startswith(_FILLS_RESULT):
+        filled = _spans(call.node["outputs"], [0])
+        return replace(operator, role=Role.COMPUTE, reads=operator.reads[:-1], mutates=filled)
+    return operator
+
+
+def _sent(call: Call, operator: Operator) -> Operator:
+    message = call.message
+    assert message is not None
+    given = _spans(call.node["inputs"], message.inputs)
+    filled = _spans(call.node["inputs"], message.outputs)
+    fresh = () if message.outputs else operator.writes
+    return replace(operator, role=Role.COMPUTE, reads=given, mutates=filled, writes=fresh, flops=0)
+
+
+def _spans(side: dict[str, Any], places: Iterable[int]) -> tuple[Span, ...]:
+    chosen = {name: [side[name][place] for place in places] for name in ("values", "shapes", "types", "strides")}
+    empty: dict[str, list[Any]] = {name: [] for name in chosen}
+    return describe({"schema": "spans() -> ()", "inputs": chosen, "outputs": empty}).reads
+
+
+def _places(calls: list[Call], runs: list[bool]) -> Iterator[int]:
+    last: dict[int, int] = {}
+    count = -1
+    for call, is_run in zip(calls, runs, strict=True):
+        if is_run:
+            count += 1
+            last[call.stream] = count
+        yield last.get(call.stream, -1)
+
+
+def _numbered(operators: list[Operator], runs: list[bool]) -> Iterator[tuple[Operator, int]]:
+    count = -1
+    for operator, is_run in zip(operators, runs, strict=True):
+        count += is_run
+        role = Role.COMPUTE if is_run else operator.role
+        yield replace(operator, role=role), max(count, 0)
+
+
+# --- columns ------------------------------------------------------------------------------------------
+
+
+def _columns(trace: Trace, work: _Work, flow: Flow) -> dict[str, Any]:
+    calls, operators = work.calls, work.operators
+    count = len(calls)
+    messages = [call.message for call in calls]
+    names = [call.node["name"] for call in calls]
+    ops = [name if message is None else message.op for name, message in zip(names, messages, strict=True)]
+    moved = (
+        [flow.bytes_read.get(row, 0) for row in range(count)],
+        [flow.bytes_written.get(row, 0) for row in range(count)],
+    )
+    is_sent = np.array([message is not None for message in messages], dtype=bool)
+    phases = _phases(calls)
+    layers = [trace.layers[call.layer] for call in calls]
+    zeros = np.zeros(count, np.int64)
+    parameters = [_bytes_of(operator, trace.parameters) for operator in operators]
+    return {
+        "name": Strings.of([*names, *names]),
+        "op": Strings.of(["launch"] * count + ops),
+        "layer": Strings.of(layers + layers),
+        "kind": np.concatenate([np.full(count, Kind.HOST), np.where(is_sent, Kind.COMM, Kind.COMPUTE)]).astype(np.int8),
+        "phase": np.tile(np.array(phases, np.int8), 2),
+        "iteration": np.zeros(2 * count, np.int32),
+        "rank": np.full(2 * count, trace.rank, np.int32),
+        "flops": np.concatenate([zeros, [operator.flops for operator in operators]]).astype(np.int64),
+        "bytes_read": np.concatenate([zeros, np.where(is_sent, 0, moved[0])]).astype(np.int64),
+        "bytes_written": np.concatenate([zeros, np.where(is_sent, 0, moved[1])]).astype(np.int64),
+        "param_bytes": np.concatenate([zeros, parameters]).astype(np.int64),
+        "order": np.tile(np.arange(count, dtype=np.int64), 2),
+        "duration_ns": np.zeros(2 * count, np.int64),
+        "cost_source": Strings.repeat(NOT_RUN, 2 * count),
+        **_texts(operators, is_sent),
+        **_message_columns(calls),
+    }
+
+
+def _texts(operators: list[Operator], is_sent: Any) -> dict[str, Strings]:
+    blank = [""] * len(operators)
+    fields = {
+        "op_schema": "schema",
+        "input_shapes": "shapes",
+        "input_dtypes": "dtypes",
+        "input_strides": "strides",
+        "input_args": "arguments",
+    }
+    kept = [replace(one, arguments="[]") if sent else one for one, sent in zip(operators, is_sent, strict=True)]
+    return {column: Strings.of(blank + [getattr(one, name) for one in kept]) for column, name in fields.items()}
+
+
+def _message_columns(calls: list[Call]) -> dict[str, Any]:
+    columns = {
+        "message_bytes": ("size_bytes", 0, np.int64),
+        "group": ("group", -1, np.int32),
+        "sequence": ("sequence", -1, np.int64),
+        "peer": ("peer", -1, np.int32),
+        "tag": ("tag", -1, np.int64),
+    }
+    return {
+        name: np.array(
+            [absent] * len(calls) + [absent if one.message is None else getattr(one.message, field) for one in calls],
+            dtype=kind,
+        )
+        for name, (field, absent, kind) in columns.items()
+    }
+
+
+def _phases(calls: list[Call]) -> list[Phase]:
+    """What runs in no module between the backward pass and the update belongs to the update: clipping, unscaling."""
+    found, following, seen = [], -1, {row for row, call in enumerate(calls) if call.phase == BACKWARD}
+    first = min(seen, default=len(calls))
+    for row in range(len(calls) - 1, -1, -1):
+        call = calls[row]
+        is_between = call.phase == FORWARD and not call.layer and row > first
+        phase = following if is_between and following == UPDATE else call.phase
+        following = phase
+        found.append(_PHASES.get(phase, Phase.OTHER))
+    return found[::-1]
+
+
+def _bytes_of(operator: Operator, storages: frozenset[int]) -> int:
+    spans = {span for span in (*operator.reads, *operator.mutates) if span.storage in storages}
+    return sum(span.num_bytes for span in spans)
+
+
+def _memory(calls: list[Call], runs: list[bool]) -> dict[str, Any]:
+    """What is allocated before a task belongs to it, what is freed after it as well."""
+    output, freed = [], []
+    born = 0
+    for call, is_run in zip(calls, runs, strict=True):
+        born += max(call.born_bytes, 0)
+        lost = call.freed_bytes + max(-call.born_bytes, 0)
+        if is_run:
+            output.append(born)
+            freed.append(lost)
+            born = 0
+        elif freed:
+            freed[-1] += lost
+    if output:
+        output[-1] += born
+    return {"output_bytes": np.array(output, np.int64), "freed_bytes": np.array(freed, np.int64)}
+
+
+# --- resources and edges ------------------------------------------------------------------------------
+
+
+def _resources(trace: Trace, calls: list[Call]) -> tuple[dict[str, Any], Any]:
+    streams = sorted({call.stream for call in calls})
+    row = {stream: place + 1 for place, stream in enumerate(streams)}
+    names = [f"rank {trace.rank} thread", *(f"rank {trace.rank} {_stream_name(trace, one)}" for one in streams)]
+    count = len(names)
+    resources = {
+        "name": names,
+        "kind": [ResourceKind.HOST_THREAD] + [ResourceKind.STREAM] * (count - 1),
+        "machine": [0] * count,
+        "device": [0] * count,
+        "discipline": [Discipline.FIFO] * count,
+        "slots": [1] * count,
+    }
+    return resources, np.array([row[call.stream] for call in calls], np.int32)
+
+
+def _stream_name(trace: Trace, stream: int) -> str:
+    if stream < COMM:
+        return f"stream {stream}"
+    group, peer, is_out = trace.ways[stream - COMM]
+    return f"group {trace.groups[group].name}" + (f" {'to' if is_out else 'from'} {peer}" if peer >= 0 else "")
+
+
+def _edges(calls: list[Call], work: _Work, flow: Flow) -> dict[str, Any]:
+    count = len(work.calls)
+    launch = np.arange(count)
+    chain = list(itertools.pairwise(launch))
+    launched = [(row, count + row) for row in range(count)]
+    data = [(count + src, count + dst) for src, dst in flow.data]
+    control = [(count + src, count + dst) for src, dst in flow.control]
+    parts: list[tuple[EdgeKind, list[Any]]] = [
+        (EdgeKind.ORDER, chain + _queues(work.calls, count)),
+        (EdgeKind.LAUNCH, launched),
+        (EdgeKind.DATA, data),
+        (EdgeKind.CONTROL, control),
+        (EdgeKind.SYNC, sorted(_waits(calls, work, count))),
+    ]
+    pairs = np.array([pair for _, pairs in parts for pair in pairs], dtype=np.int32).reshape(-1, 2)
+    size = np.zeros(len(pairs), np.int64)
+    begin = sum(len(found) for _, found in parts[:2])
+    size[begin : begin + len(data)] = list(flow.data.values())
+    return {
+        "src": pairs[:, 0],
+        "dst": pairs[:, 1],
+        "kind": np.repeat(np.array([kind for kind, _ in parts], np.int8), [len(found) for _, found in parts]),
+        "size_bytes": size,
+        "lag_ns": np.zeros(len(pairs), np.int64),
+    }
+
+
+def _queues(calls: list[Call], count: int) -> list[Edge]:
+    queues: dict[int, list[int]] = defaultdict(list)
+    for row, call in enumerate(calls):
+        queues[call.stream].append(count + row)
+    return [pair for rows in queues.values() for pair in itertools.pairwise(rows)]
+
+
+def _waits(calls: list[Call], work: _Work, count: int) -> set[Edge]:
+    """What streams and the program were told to wait for; a wait before a call that is no task is its successor's."""
+    pending: dict[int, set[int]] = defaultdict(set)
+    host: set[int] = set()
+    found: set[Edge] = set()
+    before: dict[int, int] = {}
+    for call, place in zip(calls, work.place, strict=True):
+        pending[call.stream] |= {work.place[one] for one in call.waits}
+        host |= {work.place[one] for one in call.host_waits}
+        if place == before.get(call.stream, -1):
+            continue
+        before[call.stream] = place
+        found |= {(count + one, count + place) for one in pending.pop(call.stream, ()) if 0 <= one != place}
+        found |= {(count + one, place) for one in host if 0 <= one != place}
+        host = set()
+    return found
+
+
+def _meta(trace: Trace) -> dict[str, Any]:
+    return {
+        "groups": tuple(trace.groups),
+        "models": trace.models,
+        "optimizers": trace.optimizers,
+        "memory": trace.memory.summary(),
+        "memory_base_bytes": trace.base_bytes,
+        "shapes": {"inputs": [list(shape) for shape in trace.inputs]},
+    }

@@ -1,0 +1,267 @@
+"""A device that is not there.
+
+In: nothing. Out: a context in which ``torch.cuda`` answers as one device of a host does, its streams only remember, and
+what a program puts on it lies, as far as fake tensors lie anywhere, on the host: torch built without CUDA cannot make
+tensors there, and operators below autograd are the same. Not here: which job it is (``job``).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # which looks at torch's own functions once, so before they are replaced
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from windtunnel.sources.dry.batch_norm import on_device
+from windtunnel.sources.dry.patches import replaced
+from windtunnel.sources.dry.streams import Streams
+from windtunnel.sources.dry.values import READS, Values, asker, has_no_value, known_value, read_known
+from windtunnel.sources.memory.packed_sequences import PAD, pad
+from windtunnel.sources.memory.small_values import forget_value
+from windtunnel.sources.torch.device_operators import as_on_device, device_functions
+
+__all__ = ["device_stands_in", "reads_answered"]
+
+_GIB = 2**30
+_NAME = "NVIDIA H100 80GB HBM3"
+_HERE = torch.device("cpu")
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ACCELERATOR = torch.device("cuda")
+_PARSE_TO: Any = torch._C._nn._parse_to
+_TAKES_DEVICE: dict[Any, int] = {torch.Tensor.to: 1, _PARSE_TO: 0}
+_UPDATES = str(Path(torch.__file__).parent / "optim")
+
+
+class _Answers(TorchFunctionMode):
+    """Gives values where there are none, and puts on the host what is meant for the device."""
+
+    def __init__(self, values: Values, streams: Streams, *, has_device: bool, maps_devices: bool) -> None:
+        super().__init__()
+        self._has_device = has_device
+        self._maps_devices = has_device or maps_devices
+        self._values = values
+        self._streams = streams
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func in READS and isinstance(args[0], torch.Tensor) and (value := known_value(args[0])) is not None:
+            return read_known(func, value)
+        if func in READS and has_no_value(args[0]):
+            if not asker().startswith(_UPDATES):  # its counters lie on the host
+                self._streams.synchronize(self._streams.tail(self._streams.current_stream().number))
+            return self._values.read(func, args[0])
+        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _copy(*args)
+        if func is torch.Tensor.__format__ and has_no_value(args[0]):
+            return format(str(args[0]) if args[0].dim() else args[0].item(), args[1])
+        if func is PAD:
+            return pad(*args)
+        if self._maps_devices and func is torch.device:
+            return _HERE if args and type(args[0]) is int else _here(func(*args, **(kwargs or {})))
+        if self._maps_devices and func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            return args[0]
+        self._values.require_no_size(func, args)
+        if func is torch.Tensor.__getitem__:
+            args = (args[0], self._values.with_bounds(args[1]))
+        if self._has_device and (result := as_on_device(func, args, kwargs or {})) is not NotImplemented:
+            return result
+        named = dict(kwargs or {})
+        if self._maps_devices:
+            args = _on_host(func, args)
+            named = {key: _here(value) if key == "device" else value for key, value in named.items()}
+            named |= {"pin_memory": False} if named.get("pin_memory") else {}
+        result = func(*args, **named)
+        if func is _SET_DATA:
+            forget_value(args[0])
+        self._values.seen(func, args, named, result)
+        return result
+
+
+def _copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """What ``copy.deepcopy`` makes of a fake tensor, whose storage torch cannot copy."""
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone(memory_format=torch.preserve_format)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        copy = torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+        memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+        if tensor.is_leaf and tensor.grad is not None:
+            copy.grad = _copy(tensor.grad, memo)
+    result: torch.Tensor = memo[id(tensor)]
+    return result
+
+
+def _on_host(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if func in _TAKES_DEVICE:  # a number in its place is that of a device
+        place = _TAKES_DEVICE[func]
+        args = tuple(_HERE if place == i and type(value) is int else value for i, value in enumerate(args))
+    return tuple(_here(value) if isinstance(value, str | torch.device) else value for value in args)
+
+
+def _here(device: Any) -> Any:
+    """The host, if it is the device that is not there."""
+    if isinstance(device, str):
+        return "cpu" if device.partition(":")[0] == "cuda" else device
+    if isinstance(device, torch.device):
+        return _HERE if device.type == "cuda" else device
+    return _HERE if type(device) is int else device
+
+
+@contextmanager
+def reads_answered(values: Values, streams: Streams, *, has_device: bool, maps_devices: bool = True) -> Iterator[None]:
+    """Answer reads of values, for which a program waits, and map devices; in a backward pass as well."""
+    answers = _Answers(values, streams, has_device=has_device, maps_devices=maps_devices)
+    run_backward = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(run_backward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # torch leaves out the mode that handles Tensor.backward, and what a backward pass recomputes is to be the same
+        with nullcontext() if _get_current_function_mode() is answers else answers:
+            return run_backward(*args, **kwargs)
+
+    name = run_backward.__name__
+    meanings: dict[Any, dict[str, Any]] = {torch.autograd: {name: run}, torch.autograd.graph: {name: run}}
+    # its own takes numbers out one by one, of a loader millions
+    meanings[FakeTensor] = {"tolist": torch.Tensor.tolist}
+    if has_device:
+        meanings[torch.nn.functional] = device_functions()
+    with answers, replaced(meanings):
+        yield
+
+
+@contextmanager
+def device_stands_in(streams: Streams, devices_per_host: int, local_rank: int) -> Iterator[None]:
+    """Let torch find a device."""
+    try:
+        with replaced(_answers(streams, devices_per_host, local_rank)):
+            yield
+    finally:
+        torch.get_device_module.cache_clear()  # it remembers that "cuda" was the host
+
+
+def _answers(streams: Streams, devices_per_host: int, local_rank: int) -> dict[Any, dict[str, Any]]:
+    cuda = _queues(streams) | _facts(devices_per_host, local_rank)
+    foreach = torch.utils._foreach_utils
+    autocast = torch.amp.autocast_mode.autocast
+    by_index = {f"{verb}_device_{name}": cuda[f"{verb}_device"] for verb in ("set", "current") for name in _INDICES}
+    shared = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+    return {
+        torch.cuda: cuda,
+        torch.cuda.nvtx: _constants(None, "range_push", "range_pop", "mark", "range_start", "range_end"),
+        torch.cuda.memory: _constants(None, "_record_memory_history", "_dump_snapshot"),
+        torch.cpu: _queues(streams) | {"device_count": lambda: devices_per_host},
+        torch.accelerator: _queues(streams)
+        | by_index
+        | {name: cuda[name] for name in (*shared, "empty_cache", "reset_peak_memory_stats")}
+        | _constants(None, "empty_host_cache", "reset_accumulated_memory_stats")
+        | _constants(_ACCELERATOR, "current_accelerator")
+        | {
+            "is_available": lambda: True,
+            "device_count": lambda: devices_per_host,
+            "get_memory_info": cuda["mem_get_info"],
+            "device_index": cuda["device"],
+        },
+        torch._C: _constants(_ACCELERATOR, "_get_accelerator"),
+        torch.nn.SyncBatchNorm: {"forward": on_device(torch.nn.SyncBatchNorm.forward)},
+        # what runs on the device by default: updates of many parameters at once
+        foreach: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
+        sys.modules["torch.optim.optimizer"]: {"_get_foreach_kernels_supported_devices": lambda: ["cpu", "cuda"]},
+        autocast: {"__init__": _for_host(autocast.__init__)},
+        torch.Tensor: _constants(None, "record_stream"),
+        torch: {
+            "set_default_device": _mapped(torch.set_default_device),
+            "Generator": _Generator,
+            "Stream": streams.stream_class,
+            "Event": streams.event_class,
+        },
+    }
+
+
+_INDICES = ("index", "idx")
+
+
+def _queues(streams: Streams) -> dict[str, Any]:
+    return {
+        "Stream": streams.stream_class,
+        "Event": streams.event_class,
+        "stream": functools.partial(streams.on),
+        "StreamContext": functools.partial(streams.on),
+        "set_stream": streams.set_stream,
+        "current_stream": lambda *_: streams.current_stream(),
+        "default_stream": lambda *_: streams.default,
+        "synchronize": lambda *_: streams.synchronize(),
+    }
+
+
+def _facts(devices_per_host: int, local_rank: int) -> dict[str, Any]:
+    properties = SimpleNamespace(
+        name=_NAME, total_memory=80 * _GIB, major=9, minor=0, multi_processor_count=132, warp_size=32
+    )
+    return {
+        **_constants(0, "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+        **_constants(None, "init", "_lazy_init", "set_device", "empty_cache", "ipc_collect"),
+        **_constants(None, "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated"),
+        **_constants(None, "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"),
+        **_constants(None, "set_per_process_memory_fraction"),
+        **_constants(True, "is_available", "is_initialized", "is_bf16_supported", "can_device_access_peer"),
+        **_constants(False, "is_current_stream_capturing"),
+        **_constants(_NAME, "get_device_name"),
+        **_constants("", "memory_summary"),
+        "device_count": lambda: devices_per_host,
+        "current_device": lambda: local_rank,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: (9, 0),
+        "memory_stats": lambda *_: {},
+        "mem_get_info": lambda *_: (80 * _GIB, 80 * _GIB),
+        "get_rng_state": lambda *_: torch.default_generator.get_state(),  # of a device it is small: not counted
+        "device": lambda *_: nullcontext(),
+    }
+
+
+def _constants(value: Any, *names: str) -> dict[str, Callable[..., Any]]:
+    """A function for each name, as torch.compile tells functions apart by identity."""
+    return {name: _constant(value) for name in names}
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _for_host(original: Callable[..., None]) -> Callable[..., None]:
+    """Mixed precision of the device, with its own type where none is named."""
+
+    @functools.wraps(original)
+    def construct(context: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if str(device_type).startswith("cuda"):
+            device_type, dtype = "cpu", dtype or torch.float16
+        original(context, device_type, dtype, *args, **kwargs)
+
+    return construct
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    """Every generator is an instance of the class that stands in."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _HOST_GENERATOR)
+
+
+_HOST_GENERATOR = torch.Generator
+
+
+class _Generator(metaclass=_AnyGenerator):
+    """Stands for ``torch.Generator``: that of the device lies on the host."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _HOST_GENERATOR(device=_here(device))
+
+
+def _mapped(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda device: original(_here(device))

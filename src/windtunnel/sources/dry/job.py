@@ -1,0 +1,343 @@
+"""One rank of a job whose other ranks are not there.
+
+In: a rank and how many there are. Out: a context with the environment that ``torchrun`` sets, torch's fake process
+group whatever backend is asked for, meshes of ranks made of real numbers, and objects that pass from rank to rank by a
+mailbox, as pipelines tell each other shapes. Not here: devices, tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.distributed.checkpoint
+import torch.multiprocessing
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.pipelining import stage as stage_module
+from torch.distributed.pipelining.stage import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from windtunnel.errors import InputError
+from windtunnel.sources.dry.groups import Groups, completed
+from windtunnel.sources.dry.patches import replaced, replaced_everywhere
+
+__all__ = ["Mailbox", "rank_of_job"]
+
+# of what is not in their public face
+dist: Any = torch.distributed
+stages: Any = stage_module
+processes: Any = torch.multiprocessing
+_BACKEND = "fake"
+_RANKS_TRACED = itertools.count()
+assert fake_pg  # which registers it
+
+
+@dataclass
+class Mailbox:
+    """Objects on their way, by sender and receiver; it outlives a rank."""
+
+    kept: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    taken: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def begin(self, rank: int) -> None:
+        """A rank is traced anew: what it said before is forgotten, and what it was told lies there again."""
+        self.kept = {key: value for key, value in self.kept.items() if key[0] != rank}
+        self.taken = {key: count for key, count in self.taken.items() if key[1] != rank}
+
+    def send(self, sender: int, receiver: int, objects: list[Any]) -> None:
+        """Keep objects."""
+        self.kept.setdefault((sender, receiver), []).append(list(objects))
+
+    def receive(self, sender: int, receiver: int, objects: list[Any]) -> None:
+        """Fill in the next objects that were sent; of a sender whose turn comes later, the like of what was sent last.
+
+        Raises
+        ------
+        InputError
+            The sender has not been traced, and the receiver has sent nothing itself.
+        """
+        place = self.taken.get((sender, receiver), 0)
+        own = [one for (origin, _), all_sent in self.kept.items() if origin == receiver for one in all_sent]
+        sent = self.kept.get((sender, receiver), []) or own[-1:] * (place + 1)
+        if place >= len(sent):
+            raise InputError(
+                f"rank {receiver} waits for an object of rank {sender}, which has sent none yet",
+                where=f"receive {place} of rank {receiver}",
+                fix=f"trace the sender before: --ranks-to-trace {sender},{receiver}",
+            )
+        self.taken[sender, receiver] = place + 1
+        objects[:] = sent[place]
+
+
+@contextmanager
+def rank_of_job(rank: int, num_ranks: int, devices_per_host: int, mailbox: Mailbox) -> Iterator[None]:
+    """Be one rank of a job."""
+    local = rank % devices_per_host
+    told = {
+        "RANK": rank,
+        "WORLD_SIZE": num_ranks,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": min(devices_per_host, num_ranks),
+        "GROUP_RANK": rank // devices_per_host,
+        "NGPU": num_ranks,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "dry",
+    }
+    mailbox.begin(rank)
+    stands_in = replaced_everywhere(_functions(rank, local, num_ranks, mailbox))
+    with _environment({name: str(value) for name, value in told.items()}), stands_in, replaced(_methods()):
+        try:
+            yield
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+@contextmanager
+def _environment(told: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _functions(rank: int, local: int, num_ranks: int, mailbox: Mailbox) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What stands in for functions of torch.distributed."""
+    initialize = dist.init_process_group
+
+    def begin(*_: Any, **__: Any) -> None:
+        with _disable_current_modes():
+            initialize(_BACKEND, rank=rank, world_size=num_ranks, store=dist.HashStore())
+
+    def send(objects: list[Any], dst: Any = None, group: Any = None, **more: Any) -> None:
+        mailbox.send(rank, _global(group, dst, more.get("group_dst")), objects)
+
+    def receive(objects: list[Any], src: Any = None, group: Any = None, **more: Any) -> None:
+        mailbox.receive(_global(group, src, more.get("group_src")), rank, objects)
+
+    def spawn(function: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        function(local % nprocs, *args)
+
+    return {
+        initialize: begin,
+        processes.spawn: spawn,
+        dist.new_group: _of_this_backend(dist.new_group),
+        dist.is_nccl_available: lambda: True,
+        dist.distributed_c10d._set_pg_timeout: _nothing,
+        dist.broadcast_object_list: _same,
+        dist.all_gather_object: _all_alike,
+        dist.gather_object: _all_alike_there,
+        dist.send_object_list: send,
+        dist.recv_object_list: receive,
+        # draws again and again until no value lies outside
+        torch.nn.init._no_grad_trunc_normal_: _drawn_once,
+        dist.init_device_mesh: _on_real_numbers(dist.init_device_mesh),
+        _fsdp_common._chunk_with_empty: lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim),
+    }
+
+
+class _Chunks(Sequence[torch.Tensor]):
+    """Equal parts of a tensor, empty ones behind, made when they are asked for: a rank looks at two of thousands."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._num_chunks, self._dim = tensor, num_chunks, dim
+
+    def __len__(self) -> int:
+        return self._num_chunks
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < self._num_chunks:
+            raise IndexError(place)
+        size = self._tensor.size(self._dim)
+        length = -(-size // self._num_chunks)
+        first = place * length
+        if first >= size and place:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, first, min(length, size - first))
+
+
+def _methods() -> dict[Any, dict[str, Any]]:
+    return {
+        dist: {"_verify_params_across_processes": lambda *_: None},
+        DeviceMesh: {"__init__": _of_one_rank(_on_real_numbers(DeviceMesh.__init__, place=1))} | _mesh_methods(),
+        DistributedDataParallel: {
+            "__init__": _without_devices(DistributedDataParallel.__init__),
+            "_passing_sync_batchnorm_handle": _nothing,
+        },
+        # there are no values to save, and files of real ones may not be overwritten
+        torch: {"save": _nothing},
+        torch.distributed.checkpoint: {"save": _nothing, "async_save": _nothing},
+        PipelineStage: {
+            "_warmup_forward_vote": _voted,
+            "_warmup_backward_result": _voted,
+            "_recv_meta": _told(PipelineStage._recv_meta),
+        },
+        dist.Reducer: {"_rebuild_buckets": _rebuilt(dist.Reducer._rebuild_buckets)},
+    }
+
+
+def _of_this_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        del backend
+        with _disable_current_modes():
+            return original(ranks, timeout, None, *args, **kwargs)
+
+    return make
+
+
+def _on_real_numbers(original: Callable[..., Any], place: int = 0) -> Callable[..., Any]:
+    """Ranks of a mesh are looked at; what is on a device here lies on the host."""
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if len(given) > place and str(given[place]).startswith("cuda"):
+            given[place] = "cpu"
+        if str(kwargs.get("device_type", "")).startswith("cuda"):
+            kwargs["device_type"] = "cpu"
+        with _disable_current_modes():
+            return original(*given, **kwargs)
+
+    return make
+
+
+def _of_one_rank(construct: Callable[..., None]) -> Callable[..., None]:
+    """Meshes that equal none of another traced rank: torch caches what it derives from a mesh, group names among it."""
+    number = next(_RANKS_TRACED)
+
+    @functools.wraps(construct)
+    def make(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        construct(mesh, *args, **kwargs)
+        mesh._thread_id = number  # by which torch tells apart the meshes of ranks that are threads of one process
+
+    return make
+
+
+def _mesh_methods() -> dict[str, Any]:
+    """Those that make other meshes, or say where this rank is."""
+    found: dict[str, Any] = {}
+    for name in _OF_MESHES:
+        value: Any = vars(DeviceMesh)[name]
+        if isinstance(value, property):
+            found[name] = property(_on_real_numbers(value.fget))  # type: ignore[arg-type]
+        elif isinstance(value, staticmethod | classmethod):
+            found[name] = type(value)(_on_real_numbers(value.__func__))
+        else:
+            found[name] = _on_real_numbers(value)
+    return found
+
+
+_OF_MESHES = ("_unflatten", "_flatten", "_concatenate", "__getitem__", "_get_all_submeshes", "from_group", "mesh")
+
+
+def _without_devices(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def construct(model: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["device_ids"] = kwargs["output_device"] = None
+        original(model, module, None, None, *args[2:], **{k: v for k, v in kwargs.items() if k not in _DEVICES})
+
+    return construct
+
+
+_DEVICES = ("device_ids", "output_device")
+
+
+def _voted(stage: Any, *_: Any, **__: Any) -> Any:
+    """Whether the stages of a pipeline know all shapes: they all say the same."""
+    knows = not stages.InferenceMode.needs_dynamic(stage._user_meta, True)
+    with _disable_current_modes():
+        return torch.tensor([int(knows)], dtype=torch.int32)
+
+
+def _told(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    """What a stage learns of others: gradients from later ones look as its outputs do."""
+
+    def receive(stage: Any, source: int) -> Any:
+        if source < stage.stage_index:
+            return original(stage, source)
+        return stages._StageBackwardMeta(backward_metas=stages._derive_grad_metas(stage._stage_meta.outputs))
+
+    return receive
+
+
+def _rebuilt(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The reducer reads its list of buckets back from a message."""
+
+    def rebuild(reducer: Any) -> Any:
+        fake_mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if fake_mode is None:
+            return original(reducer)
+        with _disable_current_modes(), _OnlyWholeNumbers(fake_mode):
+            return original(reducer)
+
+    return rebuild
+
+
+class _OnlyWholeNumbers(TorchDispatchMode):
+    """Only whole numbers are real, and messages arrive at once."""
+
+    def __init__(self, fake_mode: Any) -> None:
+        super().__init__()
+        self._fake_mode = fake_mode
+        self._groups = Groups()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func.namespace == "c10d":
+            values = [*args, *(one.default_value for one in func._schema.arguments[len(args) :])]
+            message = self._groups.message_of(func._schema, values)
+            assert message is not None
+            return completed(func._schema, message, values)
+        if types or named.get("dtype", torch.int32).is_floating_point:
+            with self._fake_mode:
+                return func(*args, **named)
+        return func(*args, **named)
+
+
+@torch.no_grad()
+def _drawn_once(tensor: torch.Tensor, mean: float, std: float, *_: Any, **__: Any) -> torch.Tensor:
+    """A truncated normal distribution by its shape."""
+    return tensor.normal_(mean, std)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What has no effect here."""
+
+
+def _same(*_: Any, **__: Any) -> None:
+    """What the sender has is what this rank has."""
+
+
+def _all_alike(gathered: list[Any], own: Any, group: Any = None) -> None:
+    del group
+    gathered[:] = [own] * len(gathered)
+
+
+def _all_alike_there(own: Any, gathered: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    if gathered is not None:
+        gathered[:] = [own] * len(gathered)
+
+
+def _global(group: Any, rank: int | None, group_rank: int | None) -> int:
+    if rank is not None:
+        return rank
+    assert group_rank is not None
+    return group_rank if group is None else int(dist.get_global_rank(group, group_rank))

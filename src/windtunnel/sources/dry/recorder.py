@@ -1,0 +1,259 @@
+"""Operators of one rank as they are called on fake tensors.
+
+In: a running program, streams. Out: ``Call``s in program order: what each reads and writes, its stream, phase and
+layer, what it waits for, and, of a collective, its group and message. Not here: graphs (``build``), the process group
+itself (``groups``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
+
+from windtunnel.sources.dry.groups import WAIT, WRAP, Groups, Message, completed
+from windtunnel.sources.dry.streams import Streams
+from windtunnel.sources.memory.in_place import as_in_place
+from windtunnel.sources.memory.origins import Places
+from windtunnel.sources.memory.storages import storages_of
+
+__all__ = ["Call", "Recorder"]
+
+_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "c10::BFloat16",
+    torch.float16: "c10::Half",
+    torch.float8_e4m3fn: "c10::Float8_e4m3fn",
+    torch.float8_e5m2: "c10::Float8_e5m2",
+    torch.int64: "long int",
+    torch.int32: "int",
+    torch.int16: "short int",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.bool: "bool",
+}
+
+
+_NO_OPERATORS = ("prim", "profiler")
+
+
+@dataclass(slots=True)
+class Call:
+    """One operator.
+
+    ``node`` is as an execution trace has it; ``born_bytes`` and ``freed_bytes`` are what storages grew by in it, and
+    shrank by until the next call; ``waits`` are earlier calls that its stream waited for, ``host_waits`` those that
+    the program waited for before it made the call.
+    """
+
+    node: dict[str, Any]
+    stream: int
+    phase: int
+    layer: int
+    waits: tuple[int, ...] = ()
+    host_waits: tuple[int, ...] = ()
+    message: Message | None = None
+    born_bytes: int = 0
+    freed_bytes: int = 0
+
+
+class _Reference(weakref.ref):  # type: ignore[type-arg]
+    __slots__ = ("number",)
+    number: int
+
+
+@dataclass
+class _Storages:
+    """Numbers of storages, and how many bytes they hold."""
+
+    sizes: dict[int, int] = field(default_factory=dict)
+    freed_bytes: int = 0
+    _known: dict[int, _Reference] = field(default_factory=dict)
+    _count: int = 0
+
+    def number(self, storage: Any) -> int:
+        """The number of a storage, a new one at first sight."""
+        known = self._known.get(id(storage))
+        if known is not None and known() is storage:
+            return known.number
+        self._count += 1
+        reference = _Reference(storage, self._died)
+        reference.number = self._count
+        self._known[id(storage)] = reference
+        return self._count
+
+    def grown(self, number: int, storage: Any) -> int:
+        """By how many bytes it is larger than when it was last seen."""
+        size = storage.nbytes()
+        grown = size - self.sizes.get(number, 0)
+        self.sizes[number] = size
+        return int(grown)
+
+    def _died(self, reference: weakref.ref[Any]) -> None:
+        number = reference.number  # type: ignore[attr-defined]
+        self.freed_bytes += self.sizes.pop(number, 0)
+
+
+class Recorder(TorchDispatchMode):
+    """Takes down what is called while it is entered.
+
+    Parameters
+    ----------
+    streams : Streams
+        Say where a call is queued, and what its stream waits for.
+    groups : Groups
+        Say what a call sends.
+
+    Attributes
+    ----------
+    calls : list of Call
+    places : Places or None
+        Says phase and layer; None while nothing is taken down.
+    """
+
+    def __init__(self, streams: Streams, groups: Groups) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.places: Places | None = None
+        self._streams = streams
+        self._groups = groups
+        self._storages = _Storages()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # it calls operators on the tensors within, which come here
+        if func._schema.name == WRAP:
+            return AsyncCollectiveTensor(args[0])  # a fake one makes a tensor of its own
+        if func.namespace in _NO_OPERATORS or (self.places is None and func.namespace != "c10d"):
+            return func(*args, **(kwargs or {}))
+        if func._schema.name == WAIT and self.places is not None:
+            self.wait_for(args[0])
+            return args[0]  # as a real one does; a fake one makes another tensor
+        func, args = as_in_place(func, args, kwargs or {})
+        values = _values(func._schema, args, kwargs or {})
+        message = self._groups.message_of(func._schema, values)
+        inputs = self._side(values) if self.places is not None else {}
+        if message is not None and func.namespace == "c10d":
+            result = completed(func._schema, message, values)
+        else:
+            result = func(*args, **(kwargs or {}))
+        if self.places is None:
+            return result
+        outputs = self._side(result if isinstance(result, tuple) else (result,))
+        self._take(func._schema, inputs, outputs, message)
+        return result
+
+    def begin(self, places: Places) -> None:
+        """Take down what is called from now on."""
+        self.places, self.calls = places, []
+
+    def end(self) -> None:
+        """Take down nothing more."""
+        self.places = None
+
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        """Numbers of the storages that tensors lie in."""
+        return [self._storages.number(storage) for tensor in tensors for storage in storages_of(tensor)]
+
+    def wait_for(self, values: Any) -> None:
+        """The program waits for these tensors of a collective."""
+        tensors = [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+        self._streams.wait_for_storages(self.numbers(tensors))
+
+    def _take(self, schema: Any, inputs: dict[str, Any], outputs: dict[str, Any], message: Message | None) -> None:
+        born = outputs.pop("grown") + inputs.pop("grown")
+        overload = f".{schema.overload_name}" if schema.overload_name else ""
+        node = {"name": f"{schema.name}{overload}", "schema": _text(schema), "inputs": inputs, "outputs": outputs}
+        assert self.places is not None
+        phase, layer = self.places.now()
+        number = len(self.calls)
+        if number:
+            self.calls[-1].freed_bytes += self._storages.freed_bytes
+        self._storages.freed_bytes = 0
+        stream, waits = self._streams.enqueue(number, message, _filled(node, message))
+        self.calls.append(Call(node, stream, phase, layer, waits, self._streams.host_waits(), message, born))
+
+    def _side(self, values: Iterable[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": [], "grown": 0}
+        for value in values:
+            self._add(found, value)
+        return found
+
+    def _add(self, side: dict[str, Any], value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            record, grown = self._record(value)
+            row: tuple[Any, ...] = (record, list(value.shape), _type_of(value), list(value.stride()))
+            side["grown"] += grown
+        elif isinstance(value, list | tuple):
+            inner = self._side(value)
+            side["grown"] += inner["grown"]
+            kinds = ",".join(inner["types"])
+            row = (inner["values"], inner["shapes"], f"GenericList[{kinds}]", inner["strides"])
+        else:
+            row = (_plain(value), [], _NAMES.get(type(value), "None" if value is None else "Other"), [])
+        for name, item in zip(("values", "shapes", "types", "strides"), row, strict=True):
+            side[name].append(item)
+
+    def _record(self, tensor: torch.Tensor) -> tuple[list[Any], int]:
+        storage = tensor.untyped_storage()
+        number = self._storages.number(storage)
+        grown = self._storages.grown(number, storage)
+        place = [id(tensor), number, tensor.storage_offset(), tensor.numel(), tensor.element_size(), "cpu"]
+        return place, grown
+
+
+_NAMES = {bool: "Bool", int: "Int", float: "Double", str: "String"}
+
+
+def _type_of(tensor: torch.Tensor) -> str:
+    return f"Tensor({_TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix('torch.'))})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return value if type(value) in (int, float) else float(value)
+    return str(value)
+
+
+def _values(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments in the order of the schema."""
+    rest = [kwargs.get(one.name, one.default_value) for one in schema.arguments[len(args) :]]
+    return [*args, *rest]
+
+
+_TEXTS: dict[Any, str] = {}
+
+
+def _text(schema: Any) -> str:
+    key = (schema.name, schema.overload_name)
+    if key not in _TEXTS:
+        _TEXTS[key] = str(schema)
+    return _TEXTS[key]
+
+
+def _filled(node: dict[str, Any], message: Message | None) -> list[int]:
+    """Storages that a collective fills."""
+    if message is None:
+        return []
+    if not message.outputs:
+        return _storages_in(node["outputs"])
+    return _storages_in({"values": [node["inputs"]["values"][place] for place in message.outputs]})
+
+
+def _storages_in(side: dict[str, Any]) -> list[int]:
+    found: list[int] = []
+    for value in side["values"]:
+        if isinstance(value, list) and len(value) == 6 and isinstance(value[5], str):
+            found.append(value[1])
+        elif isinstance(value, list):
+            found += _storages_in({"values": value})
+    return found

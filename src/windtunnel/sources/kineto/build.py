@@ -1,0 +1,360 @@
+"""One Kineto trace -> the columns of a graph (sources, Kineto).
+
+In: a `Trace`, a window. Out: columns: host slices, then device tasks. This file only puts together what the others
+found: roles, device tasks, waits, slices, labels, hand-offs, edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import TraceError
+from windtunnel.graph import Discipline, EdgeKind, Phase, ResourceKind, Strings
+from windtunnel.sources.kineto.columns import (
+    Collectives,
+    encode,
+    find_collectives,
+    kinds,
+    op_column,
+    phases,
+)
+from windtunnel.sources.kineto.device import Device, Starts, explain_starts, find_device
+from windtunnel.sources.kineto.edges import Edges, all_edges, external_start, is_released_by_wait
+from windtunnel.sources.kineto.host import Host, Labels, cut_threads, label_events
+from windtunnel.sources.kineto.invalid_records import leave_out_lost
+from windtunnel.sources.kineto.memory import Memory, find_memory
+from windtunnel.sources.kineto.roles import Role, matching, roles
+from windtunnel.sources.kineto.rules import KinetoRules
+from windtunnel.sources.kineto.slices import TOLERANCE_NS
+from windtunnel.sources.kineto.threads import HandOffs, find_hand_offs, follow_progress
+from windtunnel.sources.kineto.trace import MISSING, Trace
+from windtunnel.sources.kineto.waits import HostWaits, StreamWaits, find_host_waits, find_stream_waits
+from windtunnel.sources.kineto.window import Steps, Window, find_steps, find_window
+
+__all__ = ["Columns", "Parts", "assemble", "find_parts", "told_rank"]
+
+# N rows, S slices, D device tasks, T = S + D
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Columns(NamedTuple):
+    """What a graph is built from."""
+
+    tasks: dict[str, Any]
+    edges: dict[str, Any]
+    resources: dict[str, list[Any]]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """Everything that was found in one trace."""
+
+    trace: Trace
+    window: Window
+    steps: Steps
+    host: Host
+    device: Device
+    labels: Labels
+    collectives: Collectives
+    starts: Starts
+    host_waits: HostWaits
+    edges: Edges
+    kind: NDArray[np.int8]
+    memory: Memory
+    counts: dict[str, Any]
+
+
+def find_parts(trace: Trace, window: str | None, occurrence: int | None, rules: KinetoRules) -> Parts:
+    """Find what there is in a trace; the large columns of the trace itself are not kept.
+
+    Raises
+    ------
+    TraceError
+        There is nothing to run in the trace, or no such window.
+    """
+    role = roles(trace)
+    if not ((role >= Role.OP) & (role <= Role.DEVICE)).any():
+        raise TraceError(
+            "the trace has no complete events that do work",
+            where=f"{trace.path}: {_events_found(trace)}",
+            fix="record operators or kernels, and let the profiler stop before it exports",
+        )
+    lost = leave_out_lost(trace, role)
+    chosen = find_window(trace, role, window, occurrence)
+    device = find_device(trace, role)
+    stream_waits = find_stream_waits(trace, role, device)
+    host_waits = find_host_waits(trace, role, device, rules)
+    device = _settled(trace, device, stream_waits, host_waits)
+    starts = explain_starts(device, None if stream_waits is None else stream_waits.latest(device), rules)
+    host = cut_threads(trace, role, host_waits.call)
+    labels = label_events(trace, host)
+    collectives = find_collectives(trace, host, device)
+    counts = _counts(trace, role, device, host, host_waits, stream_waits)
+    if warnings := [text for text in (lost, *device.warnings) if text]:
+        counts["warnings"] = warnings
+    steps, memory = find_steps(trace, role, chosen), find_memory(trace, host)
+    kind = kinds(trace, host, device, collectives)
+    trace = trace.without_numbers()  # half of the memory so far
+    hand_offs = _find_hand_offs(trace, host, device, rules)
+    edges, dropped = all_edges(host, device, starts, stream_waits, host_waits, hand_offs, labels, memory)
+    if rules.max_gap_ns is not None:
+        counts["gaps of threads"] = _long_gaps(edges, host.num_slices, rules.max_gap_ns)
+    if dropped:
+        counts["edges that contradict the times"] = dropped
+    return Parts(
+        trace, chosen, steps, host, device, labels, collectives, starts, host_waits, edges, kind, memory, counts
+    )
+
+
+def _long_gaps(edges: Edges, num_slices: int, max_gap_ns: int) -> dict[str, int]:
+    """Rests of threads that are longer than one wants to accept unexplained."""
+    gaps = edges.lag_ns[(edges.kind == EdgeKind.ORDER) & (edges.dst < num_slices) & (edges.lag_ns > max_gap_ns)]
+    return {"number": len(gaps), "longest_ns": int(gaps.max(initial=0)), "sum_ns": int(gaps.sum())}
+
+
+def _find_hand_offs(trace: Trace, host: Host, device: Device, rules: KinetoRules) -> HandOffs:
+    name = trace.name[host.row]
+    issues = matching(trace, "^c10d::|^record_param_comms$")[name]
+    collective = matching(trace, "^(gloo|mpi|ucc):")[name]
+    works = (host.role == Role.OP)[host.event]
+    given = find_hand_offs(host.thread, host.start, host.end, works, issues[host.event], collective[host.event], rules)
+    busy = np.zeros(len(trace.threads), bool)
+    busy[host.thread[works]] = True
+    busy[trace.thread[device.call[device.call >= 0]]] = True
+    if busy[host.thread].all() or not busy.any():
+        return given
+    queues = [np.flatnonzero(device.queue == queue) for queue in range(len(device.queues))]
+    ends = [(host.num_slices + tasks, device.end[tasks]) for tasks in queues]
+    return given + follow_progress(host.thread, host.start, host.end, ~busy[host.thread], ends, rules)
+
+
+def _events_found(trace: Trace) -> str:
+    found = ", ".join(f"{number:,} {reason}" for reason, number in trace.counts.items())
+    return found or "no events at all"
+
+
+def _settled(trace: Trace, device: Device, stream_waits: StreamWaits | None, host_waits: HostWaits) -> Device:
+    """End tasks not after what waited for them: rounding of the clocks can make them overlap by up to the tolerance."""
+    end = device.end.copy()
+    calls = host_waits.call[host_waits.waiter]
+    limits = [(host_waits.task, trace.ts[calls] + trace.dur[calls])]
+    if stream_waits is not None:
+        limits.append((stream_waits.awaited, device.start[stream_waits.waiter]))
+    for task, limit in limits:
+        late = (end[task] > limit) & (end[task] <= limit + TOLERANCE_NS)
+        np.minimum.at(end, task[late], limit[late])
+    return replace(device, end=np.maximum(end, device.start))
+
+
+def _counts(
+    trace: Trace,
+    role: NDArray[np.uint8],
+    device: Device,
+    host: Host,
+    host_waits: HostWaits,
+    stream_waits: StreamWaits | None,
+) -> dict[str, Any]:
+    """What was left out or bent to fit, by reason; nothing is skipped in silence."""
+    ignored, number = np.unique(trace.cat[(role == Role.IGNORED) & (trace.letter == ord("X"))], return_counts=True)
+    correlation = trace.correlation[(role == Role.CALL) & (trace.correlation != MISSING)]
+    counts: dict[str, Any] = {
+        "events": dict(trace.counts),
+        "categories that are no tasks": {
+            trace.strings[c] or "(none)": int(n) for c, n in zip(ignored, number, strict=True)
+        },
+        "device tasks without launch": int((device.call < 0).sum()),
+        "device tasks that overlap on one stream": device.num_overlapping,
+        "calls with a correlation id used before": len(correlation) - len(np.unique(correlation)),
+        "host events cut at the end of their parent": host.num_cut,
+        "first of them": f"event {host.first_cut:,}" if host.num_cut else "",
+        "waiting calls whose end nothing explains": host_waits.num_unexplained,
+        "stream waits that contradict the times": stream_waits.num_contradicted if stream_waits else 0,
+    }
+    return {reason: value for reason, value in counts.items() if value}
+
+
+def assemble(parts: Parts) -> Columns:
+    """Columns of the tasks, edges and resources inside the window.
+
+    Raises
+    ------
+    TraceError
+        Nothing runs inside the window.
+    """
+    host, window, edges = parts.host, parts.window, parts.edges
+    begun = _launch_times(parts)
+    inside = window.holds(begun)
+    if not inside.any():
+        raise TraceError(
+            f"nothing runs inside the window {window.name!r}",
+            where=parts.trace.path,
+            fix="choose an annotation around the training step",
+        )
+    columns: dict[str, Any] = {"iteration": parts.steps.of(begun)} if len(parts.steps.begin) else {}
+    del begun
+    start, end = host.times(parts.device)
+    origin = int(start.min() if window.is_whole else window.begin[0])
+    unlaunched = host.num_slices + np.flatnonzero(parts.device.call < 0)
+    earliest = external_start(edges, inside, start, end, unlaunched[inside[unlaunched]], origin)
+    if earliest.any():
+        columns["earliest_ns"] = earliest
+    del earliest
+    is_released = is_released_by_wait(edges, start, end)
+    parts = replace(parts, host=host.without_times())
+    del host
+    columns["duration_ns"] = _own_durations(parts, np.subtract(end, start, out=end), is_released)
+    columns["start_ns"] = np.subtract(start, origin, out=start)
+    columns |= _task_columns(parts)
+    if not inside.all():
+        columns = {name: c.take(inside) if isinstance(c, Strings) else c[inside] for name, c in columns.items()}
+        edges = edges.take(inside[edges.src] & inside[edges.dst])
+        renumbered = np.cumsum(inside, dtype=np.int32) - np.int32(1)
+        edges = replace(edges, src=renumbered[edges.src], dst=renumbered[edges.dst])
+    meta = _meta(parts, origin)
+    meta["other_ratio"] = _other_ratio(columns)
+    return Columns(columns, edges.named(), _used_resources(parts, columns), meta)
+
+
+def _launch_times(parts: Parts) -> Int64s:
+    """When each task [T] was begun by its thread: slices at their start, device tasks at that of their launch."""
+    host, device = parts.host, parts.device
+    launched = np.flatnonzero(device.call >= 0)
+    launch = device.start.copy()
+    launch[launched] = host.start[host.first[host.position[device.call[launched]]]]
+    return np.concatenate([host.start, launch])
+
+
+def _other_ratio(columns: dict[str, Any]) -> float:
+    """Share of the tasks' time in no known phase of training."""
+    duration = columns["duration_ns"]
+    return float(duration[columns["phase"] == Phase.OTHER].sum() / max(int(duration.sum()), 1))
+
+
+def _used_resources(parts: Parts, columns: dict[str, Any]) -> dict[str, list[Any]]:
+    """Resources that some task uses; renumbers the tasks' column."""
+    resources = _resource_columns(parts)
+    used = np.bincount(columns["resource"], minlength=len(resources["name"])) > 0
+    columns["resource"] = (np.cumsum(used, dtype=np.int32) - np.int32(1))[columns["resource"]]
+    return {name: [values[row] for row in np.flatnonzero(used)] for name, values in resources.items()}
+
+
+def _task_columns(parts: Parts) -> dict[str, Any]:
+    """All columns over [T]."""
+    trace, host, device, labels = parts.trace, parts.host, parts.device, parts.labels
+    launched = np.flatnonzero(device.call >= 0)
+    launch_event = host.position[device.call[launched]]
+    row = np.concatenate([host.row[host.event], device.row.astype(np.int32)])
+    slice_phase = phases(host, labels)
+    phase = np.concatenate([slice_phase, np.full(device.num_tasks, Phase.OTHER, np.int8)])
+    phase[host.num_slices + launched] = slice_phase[host.first[launch_event]]
+    columns = {
+        "name": encode(trace.name[row], trace.strings),
+        "op": op_column(trace, host, device, labels, parts.collectives),
+        "kind": parts.kind,
+        "phase": phase,
+        "resource": np.concatenate([host.thread, np.int32(len(trace.threads)) + device.queue]),
+        "event": trace.index[row],
+    }
+    if labels.layers:
+        layer = np.zeros(len(row), np.int32)
+        layer[: host.num_slices] = labels.layer[host.event] + 1
+        layer[host.num_slices + launched] = labels.layer[launch_event] + 1
+        columns["layer"] = encode(layer, ("", *labels.layers))
+    rank = told_rank(trace)
+    if rank is not None:
+        columns["rank"] = np.full(len(row), rank, np.int32)
+    return {**columns, **_optional_columns(parts, row)}
+
+
+def _optional_columns(parts: Parts, row: NDArray[np.int32]) -> dict[str, Any]:
+    """Columns that only some traces have: starts of device tasks, collectives, memory."""
+    columns: dict[str, Any] = {}
+    num_slices = parts.host.num_slices
+    if parts.device.num_tasks:
+        columns["start_cause"] = np.full(len(row), -1, np.int8)
+        columns["start_cause"][num_slices:] = parts.starts.cause
+        columns["unexplained_ns"] = np.zeros(len(row), np.int64)
+        columns["unexplained_ns"][num_slices:] = parts.starts.unexplained_ns
+    found = parts.collectives
+    if found.message_bytes.any():
+        columns["message_bytes"] = found.spread(found.message_bytes, len(row), 0)
+    if found.groups:
+        columns["group"] = found.spread(found.group, len(row), -1)
+    if (found.sequence >= 0).any():
+        columns["sequence"] = found.spread(found.sequence, len(row), -1)
+    if (found.peer >= 0).any():
+        columns["peer"] = found.spread(found.peer, len(row), -1)
+    for name, held in parts.memory.columns.items():
+        columns[name] = np.concatenate([held, np.zeros(parts.device.num_tasks, np.int64)])
+    return columns
+
+
+def _own_durations(parts: Parts, duration: Int64s, is_released: Bools) -> Int64s:
+    """Own work of every task [T]: calls that waited keep only what they do when nothing is awaited."""
+    host, waits = parts.host, parts.host_waits
+    if len(waits.call):
+        event = host.position[waits.call]
+        body = host.last[event].astype(np.int64) - 1  # the slice before the return
+        own = (body >= 0) & (host.event[body] == event) & is_released[body + 1]
+        duration[body[own]] = np.minimum(duration[body[own]], waits.own_ns[own])
+    return duration
+
+
+def _resource_columns(parts: Parts) -> dict[str, list[Any]]:
+    """Threads first, then queues."""
+    trace, device = parts.trace, parts.device
+    names = [f"pid {pid} tid {tid}" for pid, tid in trace.threads]
+    owner = [0 for _ in trace.threads]
+    for stream, lane in device.queues:
+        chip, number = device.streams[stream]
+        names.append(f"device {chip} stream {number}" + (f" lane {lane}" if lane else ""))
+        owner.append(int(chip) if chip.isdigit() and len(chip) < 10 else 0)
+    num_threads = len(trace.threads)
+    return {
+        "name": names,
+        "kind": [ResourceKind.HOST_THREAD] * num_threads + [ResourceKind.STREAM] * len(device.queues),
+        "device": owner,
+        "discipline": [Discipline.FIFO] * len(names),
+        "slots": [1] * len(names),
+    }
+
+
+def told_rank(trace: Trace) -> int | None:
+    """The rank that a trace says it is of."""
+    info = trace.meta.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else None
+
+
+def _meta(parts: Parts, origin: int) -> dict[str, Any]:
+    trace = parts.trace
+    base = trace.meta.get("baseTimeNanoseconds")
+    base_ns = base if isinstance(base, int) and abs(base) < 2**62 else 0
+    meta: dict[str, Any] = {
+        "source": "kineto",
+        "trace": {"path": trace.path, **parts.counts},
+        "origin_ns": base_ns + origin,
+        "hardware": {"devices": trace.meta.get("deviceProperties") or []},
+    }
+    if not parts.window.is_whole:
+        meta["window"] = {"name": parts.window.name, "duration_ns": int((parts.window.end - parts.window.begin).sum())}
+    if isinstance(trace.meta.get("distributedInfo"), dict):
+        told = {"host_name": trace.meta["host_name"]} if isinstance(trace.meta.get("host_name"), str) else {}
+        meta["distributed"] = told | trace.meta["distributedInfo"]
+    if parts.memory.base_bytes:
+        meta["memory_base_bytes"] = parts.memory.base_bytes
+    if parts.collectives.groups:
+        meta["groups"] = list(parts.collectives.groups)
+    durations = parts.steps.durations()
+    if durations is not None:
+        meta["profiled_iteration_ns"] = durations
+        meta["iterations"] = list(parts.steps.names)
+    if trace.meta.get("partial"):
+        meta["trace"]["partial"] = True
+    return meta

@@ -1,0 +1,79 @@
+"""Records of a Kineto trace that cannot be true (sources, Kineto).
+
+In: a `Trace` and its roles, device tasks. Out: what is left out or clipped, and a sentence for the reader of each kind:
+records that the profiler lost, that run past later ones of their stream, and that start before they were launched.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from windtunnel.sources.kineto.roles import Role
+from windtunnel.sources.kineto.slices import TOLERANCE_NS
+from windtunnel.sources.kineto.trace import Trace
+from windtunnel.units import format_duration
+
+__all__ = ["clip_ends", "leave_out_lost", "skew_warning"]
+
+# D device tasks, ordered by stream and start
+Int64s = NDArray[np.int64]
+
+
+def leave_out_lost(trace: Trace, role: NDArray[np.uint8]) -> str:
+    """Ignore device records of time 0 and duration 0, which stand for records that were lost; says how many."""
+    is_lost = (role == Role.DEVICE) & (trace.ts == 0) & (trace.dur == 0)
+    if not is_lost.any() or not (role[~is_lost] != Role.IGNORED).any() or trace.ts[~is_lost].min() <= 0:
+        return ""
+    role[is_lost] = Role.IGNORED
+    first = int(trace.index[np.flatnonzero(is_lost)[0]])
+    return (
+        f"{int(is_lost.sum()):,} records of device work were lost by the profiler (time 0, duration 0) and are left "
+        f"out; the first is event {first:,}"
+    )
+
+
+def clip_ends(trace: Trace, row: Int64s, stream: Int64s, start: Int64s, end: Int64s, names: list[str]) -> str:
+    """End records that last beyond two later ones of their stream where the next one starts, in place.
+
+    A stream runs one task after the other, and what overlaps by design reaches into its successor alone. ``names`` are
+    those of the streams. Says how many records were clipped, and names the longest.
+    """
+    claimed = end - start
+    clipped = _clip(stream.astype(np.int64), start, end)
+    tasks = np.flatnonzero(clipped)
+    if not len(tasks):
+        return ""
+    worst = tasks[np.argmax(claimed[tasks])]
+    name = trace.strings[trace.name[row[worst]]][:60]
+    return (
+        f"{len(tasks):,} records run past later ones of their stream, which is impossible, and end where the next one "
+        f"starts: the longest is event {int(trace.index[row[worst]]):,} ({name}) on {names[int(stream[worst])]}, which "
+        f"claims {format_duration(float(claimed[worst]))}"
+    )
+
+
+def skew_warning(start: Int64s, launch_ns: Int64s, is_launched: NDArray[np.bool_]) -> str:
+    """How many device tasks start before the call that launches them, which only clocks that differ can explain."""
+    early = np.where(is_launched, launch_ns - start, 0)
+    count = int((early > 0).sum())
+    if not count:
+        return ""
+    return (
+        f"{count:,} device tasks start before the call that launches them, by up to "
+        f"{format_duration(float(early.max()))}: the clocks of host and device differ by at least that much"
+    )
+
+
+@njit(cache=True)
+def _clip(stream: Int64s, start: Int64s, end: Int64s) -> NDArray[np.bool_]:
+    num = len(start)
+    clipped = np.zeros(num, np.bool_)
+    for task in range(num - 3, -1, -1):  # backwards, so that later ends are right already
+        if stream[task + 2] != stream[task]:
+            continue
+        if end[task] > max(end[task + 1], end[task + 2]) + TOLERANCE_NS:
+            end[task] = max(start[task], start[task + 1])
+            clipped[task] = True
+    return clipped

@@ -1,0 +1,104 @@
+"""Allocations of a Kineto trace: which task made them, and which one gave them back (sources, Kineto).
+
+In: `[memory]` instants. Out: bytes per host slice, and pairs of slices (allocates, frees). Not here: memory over
+time (simulate).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.sources.kineto.host import Host
+from windtunnel.sources.kineto.roles import matching
+from windtunnel.sources.kineto.trace import MISSING, Trace
+
+__all__ = ["Memory", "find_memory"]
+
+# S slices, M instants, P pairs
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Columns [S] by name (empty without instants), pairs of slices [P], and what was held before the first instant.
+
+    ``source`` allocated what ``target`` freed; what no one freed is held until the last slice of its thread.
+    """
+
+    columns: dict[str, Int64s]
+    source: Int64s
+    target: Int64s
+    base_bytes: int
+
+
+def find_memory(trace: Trace, host: Host) -> Memory:
+    """Charge allocations to the slices that made them: those on the device if there are any, else those of the host."""
+    rows = trace.rare("Bytes")[0]
+    rows = rows[matching(trace, r"^\[memory\]$")[trace.name[rows]]]
+    rows = rows[trace.argument("Addr")[rows] != MISSING] if len(rows) else rows
+    if not len(rows) or not host.num_slices:
+        return Memory({}, np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    on_device = trace.argument("Device Type")[rows] > 0
+    rows = rows[on_device] if on_device.any() else rows
+    rows = rows[np.argsort(trace.ts[rows], kind="stable")]
+    change, total = trace.argument("Bytes")[rows], trace.argument("Total Allocated")[rows]
+    base = 0 if total[0] == MISSING else max(int(total[0] - change[0]), 0)
+    owner = _slice_of(trace, host, rows)
+    pairs = _pairs(trace.argument("Addr")[rows].tolist(), change.tolist(), owner.tolist())
+    return _columns(host, owner, change, np.array(pairs, np.int64).reshape(-1, 3), base)
+
+
+def _slice_of(trace: Trace, host: Host, rows: NDArray[np.integer]) -> Int64s:
+    """The slice that ran, or ran last, on the thread of each instant; -1 before its first."""
+    owner = np.full(len(rows), -1, np.int64)
+    for thread in np.unique(trace.thread[rows]):
+        begin, end = np.searchsorted(host.thread, [thread, thread + 1])
+        mine = np.flatnonzero(trace.thread[rows] == thread)
+        place = np.searchsorted(host.start[begin:end], trace.ts[rows[mine]], side="right") - 1
+        owner[mine] = np.where(place >= 0, place + begin, -1)
+    return owner
+
+
+def _pairs(address: list[int], change: list[int], owner: list[int]) -> list[tuple[int, int, int]]:
+    """(allocating slice, freeing slice or -1, bytes) of every allocation that a slice made."""
+    alive: dict[int, tuple[int, int]] = {}
+    pairs = []
+    for where, size, task in zip(address, change, owner, strict=True):
+        if where in alive:
+            source, held = alive.pop(where)
+            pairs.append((source, task, held))
+        if size > 0 and task >= 0:
+            alive[where] = (task, size)
+    return pairs + [(source, -1, held) for source, held in alive.values()]
+
+
+def _columns(host: Host, owner: Int64s, change: Int64s, pairs: Int64s, base: int) -> Memory:
+    source, target, size = pairs.T
+    last = np.searchsorted(host.thread, host.thread[source], side="right") - 1
+    is_kept = target < 0
+    target = np.where(is_kept, last, target)
+    outlives = target != source
+    output, freed, workspace = (np.zeros(host.num_slices, np.int64) for _ in range(3))
+    np.add.at(output, source[outlives | is_kept], size[outlives | is_kept])
+    np.add.at(freed, target[outlives & ~is_kept], size[outlives & ~is_kept])
+    np.maximum.at(workspace, owner[owner >= 0], _risen(owner, change)[owner >= 0])
+    columns = {
+        "output_bytes": output,
+        "workspace_bytes": np.maximum(workspace - output, 0),
+        "freed_bytes": freed,
+    }
+    return Memory(columns, source[outlives], target[outlives], base)
+
+
+def _risen(owner: Int64s, change: Int64s) -> Int64s:
+    """Bytes at each instant [M] above those when its slice made its first change."""
+    order = np.argsort(owner, kind="stable")
+    total = np.cumsum(change[order])
+    first = np.concatenate([[True], owner[order][1:] != owner[order][:-1]])
+    before = (total - change[order])[first][np.cumsum(first) - 1]
+    risen = np.empty(len(owner), np.int64)
+    risen[order] = total - before
+    return risen

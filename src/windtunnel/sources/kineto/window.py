@@ -1,0 +1,125 @@
+"""Which part of a Kineto trace is wanted, and which training step each moment belongs to (sources, Kineto).
+
+In: a `Trace`, its roles, the name of an annotation. Out: intervals of time on the trace's clock. A window is one of
+launches: device tasks belong to the window in which they were launched, whenever they ran.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import TraceError
+from windtunnel.sources.kineto.roles import STEP, Role, matching
+from windtunnel.sources.kineto.trace import COMPLETE, Trace
+
+__all__ = ["Steps", "Window", "find_steps", "find_window"]
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """Intervals [begin, end] in order of time; none of them means the whole trace."""
+
+    begin: Int64s
+    end: Int64s
+    name: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the window is the full trace."""
+        return not len(self.begin)
+
+    def holds(self, time_ns: Int64s) -> NDArray[np.bool_]:
+        """Whether each time lies inside."""
+        if self.is_whole:
+            return np.ones(len(time_ns), bool)
+        place = np.searchsorted(self.begin, time_ns, side="right") - 1
+        return (place >= 0) & (time_ns <= self.end[np.maximum(place, 0)])
+
+
+def find_window(trace: Trace, role: NDArray[np.uint8], name: str | None, occurrence: int | None) -> Window:
+    """Find the annotations whose name is ``name``, or else holds it."""
+    if not name:
+        return Window(np.empty(0, np.int64), np.empty(0, np.int64), "")
+    rows = np.flatnonzero((role == Role.ANNOTATION) | (role == Role.OP))
+    exact = np.array([text == name for text in trace.strings], bool)
+    part = np.array([name in text for text in trace.strings], bool)
+    annotations = rows[role[rows] == Role.ANNOTATION]
+    found = next(
+        (
+            r
+            for r in (
+                annotations[exact[trace.name[annotations]]],
+                annotations[part[trace.name[annotations]]],
+                rows[exact[trace.name[rows]]],
+            )
+            if len(r)
+        ),
+        rows[:0],
+    )
+    found = found[np.argsort(trace.ts[found], kind="stable")]
+    chosen = found if occurrence is None else found[occurrence : occurrence + 1 or None]
+    if not len(chosen):
+        raise _no_window(trace, annotations, name, occurrence, len(found))
+    ends = np.maximum.accumulate(trace.ts[chosen] + trace.dur[chosen])
+    return Window(trace.ts[chosen], ends, name)
+
+
+def _no_window(trace: Trace, annotations: Int64s, name: str, occurrence: int | None, num_found: int) -> TraceError:
+    names = sorted({trace.strings[code] for code in trace.name[annotations].tolist()})
+    near = difflib.get_close_matches(name, names, 5, 0.1) or names[:5]
+    what = f"there is no annotation {name!r}" if not num_found else f"there is no occurrence {occurrence} of {name!r}"
+    return TraceError(
+        what,
+        where=f"{trace.path}: {num_found} occurrences, {len(names)} different annotations",
+        fix=f"choose one of: {', '.join(near)}" if names else "load the whole trace, without a window",
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Training steps that the profiler announced, by time."""
+
+    begin: Int64s
+    end: Int64s
+    names: tuple[str, ...]
+
+    def of(self, time_ns: Int64s) -> NDArray[np.int32]:
+        """Number of the step that each time belongs to, counted from 0."""
+        return np.maximum(np.searchsorted(self.begin, time_ns, side="right") - 1, 0).astype(np.int32)
+
+    def durations(self) -> dict[str, object] | None:
+        """Median, extremes and samples of the steps, without the first and last of four or more (often cut)."""
+        spans = self.end - self.begin
+        spans = spans[1:-1] if len(spans) > 3 else spans
+        if not len(spans):
+            return None
+        values = {"median": int(np.median(spans)), "low": int(spans.min()), "high": int(spans.max())}
+        return {**values, "samples": spans.tolist()}
+
+
+def find_steps(trace: Trace, role: NDArray[np.uint8], window: Window) -> Steps:
+    """Find the steps that begin inside the window; marks of one step on several threads or processes are one.
+
+    A trace of devices alone has the marks only there.
+    """
+    is_step = matching(trace, STEP)[trace.name] & (trace.letter == COMPLETE)
+    rows = np.flatnonzero((role == Role.ANNOTATION) & is_step)
+    rows = rows if len(rows) else np.flatnonzero(is_step)
+    rows = rows[window.holds(trace.ts[rows])]
+    rows = rows[np.argsort(trace.ts[rows], kind="stable")]
+    ends: dict[int, int] = {}  # of the last step of a name
+    steps: list[tuple[int, int, str]] = []
+    for row in rows.tolist():
+        name, begin, end = int(trace.name[row]), int(trace.ts[row]), int(trace.ts[row] + trace.dur[row])
+        if begin < ends.get(name, begin):
+            continue
+        ends[name] = end
+        steps.append((begin, end, trace.strings[name]))
+    times = np.array([(begin, end) for begin, end, _ in steps], np.int64).reshape(-1, 2)
+    return Steps(times[:, 0], times[:, 1], tuple(name for _, _, name in steps))

@@ -1,0 +1,286 @@
+"""Notes of what passes by while a step runs, as little as can be.
+
+In: module calls, saved tensors, accumulated gradients, updates and fetched batches. Out: ``Sightings``: lists of plain
+tuples (when, at which address); and the storages that were there before or lie outside of torch's allocators, whose
+deaths only a weak reference tells. All that follows from them is worked out after the step (``block_lifetimes``).
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from windtunnel.sources.memory.origins import DATA, UPDATE, Interned, Lines
+from windtunnel.sources.memory.patches import arrays_watched, fetches_watched, hooks_watched, transforms_allowed
+from windtunnel.sources.memory.storages import (
+    FEATURE_MAP,
+    GRADIENT,
+    INPUT,
+    STATE,
+    TEMPORARY,
+    WEIGHT,
+    all_storages,
+    buffers_of,
+    storages_of,
+)
+from windtunnel.sources.torch.annotate import Discovery, is_compiling, module_paths
+
+__all__ = ["Mark", "Outside", "Sightings"]
+
+LEFT = -1
+_LINES = Lines()  # what was looked up once is known to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """At this time the storage at this address is seen to be of a category."""
+
+    time_ns: int
+    address: int
+    category: int
+    name: str = ""
+    layer: int | None = None  # None: only if no module has made it
+
+
+@dataclass(slots=True)
+class Outside:
+    """A storage that no log shows coming: it was there before, or lies elsewhere (an array of numpy, shared memory)."""
+
+    address: int
+    size_bytes: int
+    name: str
+    begin_ns: int | None = None  # None: it was there before
+    end_ns: int | None = None
+    line: str = ""
+    category: int = INPUT
+    reference: Any = None
+
+
+class Sightings:
+    """Look while it is entered.
+
+    Parameters
+    ----------
+    discovery : Discovery
+        Models and optimizers; those that show themselves later are added.
+    resting : list of (weak reference, str, int)
+        Storages, with their names and categories, known to be used though nothing may show them: data that rest in
+        memory.
+    """
+
+    def __init__(self, discovery: Discovery, resting: Iterable[tuple[weakref.ref[Any], str, int]] = ()) -> None:
+        self.layers = Interned()
+        self.calls: list[tuple[int, int]] = []  # time_ns, layer or LEFT
+        self.forced: list[tuple[int, int]] = []  # time_ns, phase that begins, 0 where it ends
+        self.saved: list[tuple[int, int]] = []  # time_ns, address
+        self.accumulated: list[tuple[int, int, int]] = []  # time_ns, address, id(parameter)
+        self.marks: list[Mark] = []
+        self.iterations: list[int] = []  # when the second and later ones began
+        self.outside: list[Outside] = []
+        self.forced_phase = 0
+        self.begin_ns = 0
+        self._discovery = discovery
+        self._resting = resting
+        self._there: dict[int, Outside] = {}  # id(storage)
+        self._depth = 0
+        self._layer_of: dict[int, int] = {}  # id(module)
+        self._names: dict[int, tuple[str, int]] = {}  # id(parameter): name of its gradient, layer
+        self._hooks: list[Any] = []
+        self._patches = ExitStack()
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Sightings:
+        for storage in all_storages():
+            self._note_outside(storage, "")
+        for reference, name, category in self._resting:
+            storage = reference()
+            if storage is not None:
+                self._mark(storage.data_ptr(), category, name)
+        self._look()
+        self._saving = saved_tensors_hooks(self._pack, _unpack)
+        self._patches.enter_context(hooks_watched(self._saved))
+        self._patches.enter_context(transforms_allowed(self._saving))
+        self._patches.enter_context(fetches_watched(self, self._fetched))
+        self._patches.enter_context(arrays_watched(self._made))
+        self._hooks += [
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        ]
+        if not is_compiling():
+            self._watch_modules()
+        self._saving.__enter__()
+        self.begin_ns = time.time_ns()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._saving.__exit__()
+        self._look()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._patches.close()
+        for one in self.outside:
+            one.reference = None
+
+    def next_iteration(self) -> None:
+        """Another iteration begins."""
+        self._look()
+        self.iterations.append(time.time_ns())
+
+    def force(self, phase: int) -> None:
+        """From now on it is this phase, whatever runs; 0: as it seems."""
+        self.forced_phase = phase
+        self.forced.append((time.time_ns(), phase))
+
+    def _watch_modules(self) -> None:
+        models = self._discovery.models
+        for module, path in module_paths(models).items():
+            self._layer_of[module] = self.layers.number(path)
+        self._hooks += [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+            # the hook on all modules is not shown what is passed by name
+            *(model.register_forward_pre_hook(self._enter_by_name, with_kwargs=True) for model in models),
+        ]
+
+    # --- what passes by ---------------------------------------------------------------------------------
+
+    def _enter_module(self, module: torch.nn.Module, inputs: Any) -> None:
+        if not self._depth:
+            if self.forced_phase == DATA:
+                self.force(0)
+            self._see_inputs(inputs)
+        self._depth += 1
+        self.calls.append((time.time_ns(), self._layer_of.get(id(module), LEFT - 1)))
+
+    def _leave_module(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        if self._depth:
+            self._depth -= 1
+            self.calls.append((time.time_ns(), LEFT))
+
+    def _enter_by_name(self, _module: torch.nn.Module, _inputs: Any, named: Any) -> None:
+        if self._depth == 1 and named:
+            self._see_inputs(named)
+
+    def _see_inputs(self, values: Any) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:
+                self._see(tensor, INPUT, layer=None)
+
+    def _fetched(self, tensor: torch.Tensor) -> None:
+        self._see(tensor, INPUT, layer=None)
+
+    def _made(self, tensor: torch.Tensor) -> None:
+        """A tensor of an array: only what lies there is news; within a module it is no input."""
+        if not any(storage.resizable() for storage in storages_of(tensor)):
+            self._see(tensor, TEMPORARY if self._depth else INPUT, layer=None)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            storage = tensor.untyped_storage()
+            if storage.resizable():
+                self.saved.append((time.time_ns(), storage.data_ptr()))
+                return tensor
+        except (NotImplementedError, RuntimeError):  # of another layout
+            pass
+        self._saved(tensor)
+        return tensor
+
+    def _saved(self, tensor: torch.Tensor) -> None:
+        self._see(tensor, FEATURE_MAP, layer=None)
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        is_sparse = gradient.layout is torch.sparse_coo
+        for part in (gradient._indices(), gradient._values()) if is_sparse else (gradient,):
+            try:
+                address = part.untyped_storage().data_ptr()
+            except (NotImplementedError, RuntimeError):  # of another layout, or of parts
+                self._see(part, GRADIENT, *self._names.get(id(parameter), ("", 0)))
+            else:
+                self.accumulated.append((time.time_ns(), address, id(parameter)))
+
+    def all_marks(self) -> list[Mark]:
+        """What was seen, in order of time."""
+        saved = (Mark(time_ns, address, FEATURE_MAP) for time_ns, address in self.saved)
+        accumulated = (
+            Mark(time_ns, address, GRADIENT, *self._names.get(parameter, ("", 0)))
+            for time_ns, address, parameter in self.accumulated
+        )
+        return sorted([*self.marks, *saved, *accumulated], key=attrgetter("time_ns"))
+
+    def _before_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not any(optimizer is known for known in self._discovery.optimizers):
+            self._discovery.add((), [optimizer])
+            self._look()
+        self.force(UPDATE)
+
+    def _after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.force(0)
+
+    # --- storages ---------------------------------------------------------------------------------------
+
+    def _see(self, tensor: torch.Tensor, category: int, name: str = "", layer: int | None = 0) -> None:
+        for storage in storages_of(tensor):
+            is_elsewhere = storage.nbytes() > 0 and (not storage.resizable() or storage.is_shared())
+            if is_elsewhere and id(storage) not in self._there:
+                self._note_outside(storage, f"tensor {list(tensor.shape)}", time.time_ns())
+                self._there[id(storage)].category = TEMPORARY if category == TEMPORARY else INPUT
+            self._mark(storage.data_ptr(), category, name or f"tensor {list(tensor.shape)}", layer)
+
+    def _mark(self, address: int, category: int, name: str = "", layer: int | None = None) -> None:
+        self.marks.append(Mark(time.time_ns(), address, category, name, layer))
+
+    def _note_outside(self, storage: Any, name: str, begin_ns: int | None = None) -> None:
+        key = id(storage)
+        if key in self._there or not storage.nbytes() or storage.device.type == "meta":  # a fake one's
+            return
+        line = "" if begin_ns is None else _LINES.texts[_LINES.here()]
+        one = Outside(storage.data_ptr(), storage.nbytes(), name, begin_ns, line=line)
+
+        def gone(_: Any) -> None:
+            one.end_ns = time.time_ns()
+            self._there.pop(key, None)
+
+        one.reference = weakref.ref(storage, gone)
+        self._there[key] = one
+        self.outside.append(one)
+
+    def _look(self) -> None:
+        """Find weights, gradients and states anew: a program may have replaced some."""
+        number = self.layers.number
+        for name, parameter in self._discovery.parameters().items():
+            layer = number(name.rpartition(".")[0])
+            if parameter.requires_grad and id(parameter) not in self._names:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
+            self._names[id(parameter)] = f"{name}.grad", layer
+            self._see(parameter.data, WEIGHT, name, layer)
+            for kind in ("grad", "main_grad"):
+                gradient = getattr(parameter, kind, None)
+                if isinstance(gradient, torch.Tensor):
+                    self._see(gradient, GRADIENT, f"{name}.{kind}", layer)
+        for name, state in self._discovery.state().items():
+            self._see(state, STATE, name, number(name.partition(":")[0].rpartition(".")[0]))
+        paths = module_paths(self._discovery.models)
+        for model in self._discovery.models:
+            for module, own, buffer in buffers_of(model):
+                path = paths.get(id(module), "")
+                self._see(buffer, WEIGHT, f"{path}.{own}", number(path))
+
+
+def _unpack(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -1,0 +1,131 @@
+"""Whether what was matched was one collective: its ends have to lie together.
+
+In: the tasks of all ranks on one clock, their meetings. Out: what to tell, or a refusal. Ranks begin a collective when
+they are ready and end it at about the same time; tasks that end as far apart as they begin are not one collective. Not
+here: matching (``match``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import TraceError
+from windtunnel.graph import Table
+from windtunnel.sources.ranks.clock_evidence import FEW
+from windtunnel.sources.ranks.job import ONE_JOB, Job
+from windtunnel.sources.ranks.match import Meetings
+from windtunnel.units import format_duration
+
+__all__ = ["check_ends"]
+
+# K meetings
+Int64s = NDArray[np.int64]
+_FAR_NS, _FAR_ON_DEVICE_NS = 1_000_000, 100_000
+_ALIKE = 0.25  # of the spread of the begins: ends of collectives lie far closer
+_APART_NS = 100_000  # ends of one collective after clocks that were far off were set
+_NEAR_NS, _MANY_SPREADS = 20_000, 8
+
+
+def check_ends(
+    tasks: Table, recorded: Table, meetings: Meetings, job: Job, spread_ns: float, *, refuse: bool
+) -> list[str]:
+    """Tell which collectives end further apart than the others of their job let expect.
+
+    Parameters
+    ----------
+    tasks, recorded : Table
+        The same tasks on one clock, and as they were recorded.
+
+    Raises
+    ------
+    TraceError
+        Most ends of a group lie as far apart as their begins do, or the traces do not overlap and too little says how
+        their clocks differ.
+    """
+    if not meetings.num_meetings:
+        if refuse:
+            _require_overlap(recorded, job)
+        return []
+    begin, end = tasks["start_ns"], tasks["start_ns"] + tasks["duration_ns"]
+    apart, begun, own = _range(end, meetings), _range(begin, meetings), _shortest(tasks, meetings)
+    if refuse and (meetings.num_meetings < FEW or np.median(apart) > _APART_NS):
+        _require_overlap(recorded, job)
+    far_ns = _FAR_ON_DEVICE_NS if "start_cause" in tasks else _FAR_NS
+    for group in np.unique(meetings.group).tolist():
+        mine = meetings.group == group
+        half_ns, begun_ns = float(np.median(apart[mine])), float(np.median(begun[mine]))
+        if half_ns > max(far_ns, _ALIKE * begun_ns) and refuse:
+            raise _strangers(meetings, job, group, apart, begun)
+        if half_ns > max(_NEAR_NS, 2 * np.median(own[mine]), _ALIKE * begun_ns):
+            return [
+                f"half of the collectives of {_group_name(job, group)} end more than {format_duration(half_ns)} apart: "
+                "clocks may differ, or these are not the same"
+            ]
+    usual_ns = max(_NEAR_NS, _MANY_SPREADS * spread_ns, _MANY_SPREADS * float(np.median(apart)))
+    far = apart > np.maximum(own, usual_ns)
+    if not far.any():
+        return []
+    worst = int(np.argmax(np.where(far, apart, -1)))
+    return [
+        f"{int(far.sum()):,} of {len(far):,} collectives end much further apart than is usual here, up to "
+        f"{format_duration(int(apart[worst]))} (collective {int(meetings.place[worst])} of "
+        f"{_group_name(job, int(meetings.group[worst]))}): a rank was busy, or these are not the same"
+    ]
+
+
+def _group_name(job: Job, group: int) -> str:
+    return str(job.groups[group]) if group >= 0 else "all ranks"
+
+
+def _range(times: Int64s, meetings: Meetings) -> Int64s:
+    """Latest minus earliest time among the members of each meeting [K]."""
+    least = np.full(meetings.num_meetings, np.iinfo(np.int64).max)
+    most = np.full(meetings.num_meetings, np.iinfo(np.int64).min)
+    np.minimum.at(least, meetings.meeting, times[meetings.row])
+    np.maximum.at(most, meetings.meeting, times[meetings.row])
+    found: Int64s = most - least
+    return found
+
+
+def _shortest(tasks: Table, meetings: Meetings) -> Int64s:
+    shortest = np.full(meetings.num_meetings, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, meetings.meeting, tasks["duration_ns"][meetings.row])
+    return shortest
+
+
+def _strangers(meetings: Meetings, job: Job, group: int, apart: Int64s, begun: Int64s) -> TraceError:
+    """What was paired by order alone was of other groups, or of another run."""
+    mine = np.flatnonzero(meetings.group == group)
+    worst = int(mine[np.argmax(apart[mine])])
+    untold = "" if group >= 0 else ", and the traces do not say of which group each is"
+    return TraceError(
+        f"the {len(mine):,} collectives that these ranks seem to share end up to "
+        f"{format_duration(int(apart[worst]))} apart{untold}: they are not the same ones",
+        where=f"{', '.join(job.names[:4])}: collective {int(meetings.place[worst])} of {_group_name(job, group)}; half "
+        f"of them end more than {format_duration(int(np.median(apart[mine])))} apart, and begin "
+        f"{format_duration(int(np.median(begun[mine])))}",
+        fix="load each trace by itself: ranks of other groups, sampled traces or traces of other runs have no "
+        "collectives in common",
+    )
+
+
+def _require_overlap(tasks: Table, job: Job) -> None:
+    """Refuse ranks that were recorded one after the other."""
+    rank, start = tasks["rank"], tasks["start_ns"]
+    end = start + tasks["duration_ns"]
+    spans = [
+        (int(start[rows].min()), int(end[rows].max()), job.named(one))
+        for one in job.ranks
+        if (rows := rank == one).any()
+    ]
+    spans.sort()
+    latest_ns, before = spans[0][1:]
+    for begin_ns, end_ns, name in spans[1:]:
+        if begin_ns > latest_ns:
+            raise TraceError(
+                f"the traces were not recorded at one time: {format_duration(begin_ns - latest_ns)} lie between them",
+                where=f"{before}, {name}",
+                fix=ONE_JOB,
+            )
+        latest_ns, before = max((latest_ns, before), (end_ns, name))

@@ -1,0 +1,127 @@
+"""A profile of a step on fake tensors, read as if it had been a real one.
+
+In: events of a rich profile under fake tensors. Out: the same without what the fake tensors themselves did, each
+operator below the program's own once, and with storages: a fake tensor's place in memory tells nothing, so a result
+lies in the storage of an argument where the operator's schema says that it is a view of it, else in one of its own;
+and a result that is an argument was made in place.
+Not here: the fake tensors (``sources.memory``), what operators do (``ops``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.sources.memory.in_place import IN_PLACE_SCHEMAS
+from windtunnel.sources.torch.ops import is_tensor_record, is_view
+from windtunnel.sources.torch.profile import Events
+
+__all__ = ["as_if_real"]
+
+_DISPATCH = "PythonDispatchMode"
+_FRESH = 1 << 40  # storages made here: no tensor's own number is as large
+Node = dict[str, Any]
+
+
+def as_if_real(events: Events) -> Events:
+    """Drop what fake tensors did, and give every tensor the storage that it would have."""
+    kept = np.flatnonzero(~_inside_dispatch(events))
+    columns = ("start_ns", "end_ns", "thread", "sequence", "forward_thread", "record_id")
+    named = {name: getattr(events, name)[kept] for name in columns}
+    seen = replace(events, names=[events.names[row] for row in kept.tolist()], **named, nodes={})
+    nodes = {one: events.nodes[one] for one in seen.record_id.tolist() if one in events.nodes}
+    seen = replace(seen, nodes=_nested(seen, nodes))
+    _Storages().assign(seen)
+    return seen
+
+
+def _inside_dispatch(events: Events) -> NDArray[np.bool_]:
+    """The dispatch to Python and all that ends within it; a range that only begins there goes on after it."""
+    hidden = np.zeros(len(events.names), dtype=bool)
+    until: dict[int, int] = {}
+    rows = zip(events.names, events.thread.tolist(), events.end_ns.tolist(), strict=True)
+    for row, (name, thread, end_ns) in enumerate(rows):
+        hidden[row] = name == _DISPATCH or end_ns <= until.get(thread, -1)
+        if name == _DISPATCH:
+            until[thread] = max(until.get(thread, -1), end_ns)
+    return hidden
+
+
+def _nested(events: Events, nodes: dict[int, Node]) -> dict[int, Node]:
+    """The nodes, each below the nearest one that is still there."""
+    found: dict[int, Node] = {}
+    open_rows: dict[int, list[tuple[int, int]]] = {}  # by thread: (end, node id)
+    for row, record_id in enumerate(events.record_id.tolist()):
+        stack = open_rows.setdefault(int(events.thread[row]), [])
+        while stack and stack[-1][0] <= events.start_ns[row]:
+            stack.pop()
+        node = nodes.get(record_id)
+        if node is not None:
+            found[record_id] = {**node, "ctrl_deps": stack[-1][1]} if stack else node
+            stack.append((int(events.end_ns[row]), node["id"]))
+    return found
+
+
+class _Storages:
+    """Which storage each tensor lies in, in the order in which operators end."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}  # tensor: storage
+        self._made: dict[int, int] = {}  # tensor: row of the operator that made it
+        self._count = _FRESH
+
+    def assign(self, events: Events) -> None:
+        """Write the storages into the nodes of the events."""
+        begin = {one: row for row, one in enumerate(events.record_id.tolist())}
+        points = sorted(
+            [(int(events.start_ns[row]), 1, row, one) for one, row in begin.items()]
+            + [(int(events.end_ns[row]), 0, -row, one) for one, row in begin.items()]
+        )
+        for _, is_begin, _, record_id in points:
+            node = events.nodes.get(record_id)
+            if node is None:
+                continue
+            if is_begin:
+                for tensor in _tensors(node["inputs"]["values"]):
+                    tensor[1] = self._of.setdefault(tensor[0], tensor[0])
+            elif node["schema"]:
+                row = begin[record_id]
+                if _make_in_place(node):
+                    events.names[row] += "_"
+                self._end(node, row)
+
+    def _end(self, node: Node, row: int) -> None:
+        given = {tensor[0]: tensor[1] for tensor in _tensors(node["inputs"]["values"])}
+        viewed = next(iter(given.values()), None) if is_view(node["schema"]) else None
+        for tensor in _tensors(node["outputs"]["values"]):
+            is_known = tensor[0] in given or self._made.get(tensor[0], -1) > row
+            if not is_known:  # neither an argument nor made by a call within
+                self._count += viewed is None
+                self._of[tensor[0]] = self._count if viewed is None else viewed
+                self._made[tensor[0]] = row
+            tensor[1] = self._of[tensor[0]]
+
+
+def _make_in_place(node: Node) -> bool:
+    """Let an operator that returned an argument be the one that changes its first argument; False of any other."""
+    changed = next((tensor[0] for tensor in _tensors(node["outputs"]["values"])), None)
+    inputs = node["inputs"]
+    places = [place for place, value in enumerate(inputs["values"]) if is_tensor_record(value) and value[0] == changed]
+    if not places or node["schema"] not in IN_PLACE_SCHEMAS:
+        return False
+    for column in inputs.values():  # a sum may lie in its second term
+        column[0], column[places[0]] = column[places[0]], column[0]
+    node["schema"], node["name"] = IN_PLACE_SCHEMAS[node["schema"]], f"{node['name']}_"
+    return True
+
+
+def _tensors(values: Any) -> Iterator[list[Any]]:
+    for value in values:
+        if is_tensor_record(value):
+            yield value
+        elif isinstance(value, list):
+            yield from _tensors(value)

@@ -1,0 +1,146 @@
+"""The captured ranks of one step become one graph.
+
+In: the graph of each rank, captured over the same iterations on one host. Out: one graph whose ranks begin together
+and meet in their messages, and whose replay takes as long as the unprofiled step. Not here: matching and meeting
+(``sources.ranks``), which any job needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.graph import Graph, Kind, ResourceKind
+from windtunnel.graph.ranks import meetings
+from windtunnel.simulate import replay
+from windtunnel.sources.ranks import merge
+from windtunnel.sources.torch.overhead import central, held_out
+from windtunnel.sources.torch.timeline_points import match_in_order
+
+__all__ = ["joined_step"]
+
+# R ranks, C messages, I iterations
+Int = NDArray[np.int64]
+Key = tuple[str, int]  # a process group, and which of its collectives
+_ROUNDS = 4
+_LEAST, _MOST = 0.5, 2.0  # of the factor that makes the replay as long as the step
+
+
+def joined_step(graphs: Sequence[Graph], names: Sequence[str]) -> Graph:
+    """Join the ranks of a step.
+
+    Parameters
+    ----------
+    graphs, names : sequences [R]
+
+    Raises
+    ------
+    TraceError
+        The ranks do not agree about what they sent each other; names rank, message and number.
+    """
+    least, late_ns = _shortest(graphs)
+    own = [_with_least(graph, least) for graph in graphs] if least else list(graphs)
+    own = [own[0], *[_with_calls_of(own[0], graph) for graph in own[1:]]]  # the joined graph keeps one program
+    merged = merge(own, names, align="none", hosts=["one"] * len(graphs), allow_missing=False)
+    together = merged.tasks.replace(
+        earliest_ns=np.zeros(merged.num_tasks, dtype=np.int64), duration_ns=_waited_by_chance(merged, late_ns)
+    )
+    return _as_long_as_the_step(Graph(together, merged.edges, merged.resources, merged.meta), graphs)
+
+
+def _shortest(graphs: Sequence[Graph]) -> tuple[dict[Key, Int], dict[Key, int]]:
+    """Each collective as the rank that came last saw it, iteration by iteration, and what is waited for by chance.
+
+    Ranks take turns in being late: the last of them arrives later than the rank that is later on average does. That
+    belongs neither to the message nor to what a rank computes.
+    """
+    samples: dict[Key, list[Int]] = {}
+    for graph in graphs:
+        for row, key in _collectives(graph):
+            samples.setdefault(key, []).append(graph.tasks["samples_ns"][row])
+    if len({len(one) for several in samples.values() for one in several}) > 1:
+        return {}, {}  # a rank measured other iterations than its peers
+    least = {key: np.min(several, axis=0) for key, several in samples.items()}
+    late_ns = {key: max(0, min(map(_typical, several)) - _typical(least[key])) for key, several in samples.items()}
+    return least, late_ns
+
+
+def _typical(samples: Int) -> int:
+    """Mean of the middle half."""
+    return round(float(samples[central(samples.astype(np.float64))].mean()))
+
+
+def _waited_by_chance(graph: Graph, late_ns: dict[Key, int]) -> Int:
+    """Durations in which the meeting of each collective takes what its ranks are late by chance."""
+    duration, key_of, found = graph.duration_ns.copy(), dict(_collectives(graph)), meetings(graph)
+    for hub, member in zip(found.hub.tolist(), found.member.tolist(), strict=True):
+        duration[hub] = late_ns.get(key_of.get(member, ("", -1)), 0)
+    return duration
+
+
+def _collectives(graph: Graph) -> list[tuple[int, Key]]:
+    """Row of each collective, and what is the same on all its ranks."""
+    tasks = graph.tasks
+    rows = np.flatnonzero((tasks["kind"] == Kind.COMM) & (tasks.get("peer", np.full(graph.num_tasks, -1)) < 0))
+    keys = [(str(graph.meta.groups[tasks["group"][row]]), int(tasks["sequence"][row])) for row in rows.tolist()]
+    return list(zip(rows.tolist(), keys, strict=True))
+
+
+def _with_least(graph: Graph, least: dict[Key, Int]) -> Graph:
+    samples, duration = graph.tasks["samples_ns"].copy(), graph.duration_ns.copy()
+    start = graph.tasks["start_ns"].copy()
+    for row, key in _collectives(graph):
+        samples[row] = least[key]
+        mean_ns = _typical(least[key])
+        start[row] += duration[row] - mean_ns
+        duration[row] = mean_ns
+    return replace(graph, tasks=graph.tasks.replace(samples_ns=samples, duration_ns=duration, start_ns=start))
+
+
+def _with_calls_of(first: Graph, graph: Graph) -> Graph:
+    """The graph of another rank, whose tasks name calls of the program of ``first``; -1 where that has no such call."""
+    theirs, mine = ([_text(call) for call in one.meta.program.get("calls", ())] for one in (first, graph))
+    if mine == theirs or "call" not in graph.tasks:
+        return graph
+    matched = match_in_order(mine, theirs)
+    row = np.full(len(mine) + 1, -1, dtype=np.int32)  # the last for what belongs to no call
+    if matched is not None:
+        row[:-1] = matched
+    return replace(graph, tasks=graph.tasks.replace(call=row[graph.tasks["call"]]))
+
+
+def _text(call: dict[str, Any]) -> str:
+    return call.get("mark") or f"{call['schema']} {call['shapes']}"
+
+
+def _as_long_as_the_step(graph: Graph, graphs: Sequence[Graph]) -> Graph:
+    """Spread over the main threads what replay and bare iterations differ; half of these are held out to check it."""
+    bare = [np.array(one.meta.iteration_ns.get("samples", ()), dtype=np.int64) for one in graphs]
+    if any(len(one) < 2 for one in bare):
+        return graph
+    seen_ns = float(np.median([np.median(one[~held_out(len(one))]) for one in bare]))
+    aside_ns = float(np.median([np.median(one[held_out(len(one))]) for one in bare]))
+    is_host = np.isin(graph.tasks["resource"], np.flatnonzero(graph.resources["kind"] == ResourceKind.HOST_THREAD))
+    ratio, settled, replayed_ns = 1.0, graph, float(replay(graph).makespan_ns)
+    for _ in range(_ROUNDS):
+        ratio = float(np.clip(ratio * seen_ns / replayed_ns, _LEAST, _MOST))
+        settled = _scaled(graph, is_host, ratio)
+        replayed_ns = float(replay(settled).makespan_ns)
+    overhead: dict[str, Any] = {
+        **graph.meta.overhead,
+        "residual_ratio": ratio,
+        "held_out_ns": [round(aside_ns)],
+        "held_out_error_ratio": replayed_ns / aside_ns - 1.0,
+    }
+    return replace(settled, meta=settled.meta.with_entries({"overhead": overhead}))
+
+
+def _scaled(graph: Graph, rows: NDArray[np.bool_], ratio: float) -> Graph:
+    columns = {name: graph.tasks[name].copy() for name in ("duration_ns", "samples_ns")}
+    for column in columns.values():
+        column[rows] = np.rint(column[rows] * ratio).astype(np.int64)
+    return replace(graph, tasks=graph.tasks.replace(**columns))

@@ -1,0 +1,186 @@
+"""Take the profiler's own cost out of a profile.
+
+The profiler stamps the start as the last thing on entering an event and the end as the first thing on leaving it, so
+an operator that calls nothing is measured nearly true and the cost falls into the slices around: before an enter and
+after a leave. The cost per event is what a calibration loop shows, corrected by what profiled iterations took longer
+than bare ones in the same run, each weighted by its certainty. What then still differs is the residual: it is
+recorded and spread over all slices.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from windtunnel.sources.torch.profile import LightProfiler
+from windtunnel.sources.torch.segments import Stretches
+from windtunnel.sources.torch.timeline_points import Points
+
+__all__ = ["Correction", "calibrate", "central", "correct", "held_out"]
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What was taken out of every iteration.
+
+    ``enter_ns`` and ``leave_ns`` are the cost per event before and after it; ``residual_ratio`` is bare over
+    corrected time before the rest was spread (1 is perfect); ``residual_ratios`` says the same by stretch of the
+    iteration.
+    """
+
+    enter_ns: float
+    leave_ns: float
+    calibrated_ns: float
+    observed_ns: float
+    residual_ratio: float
+    residual_ratios: dict[str, float]
+
+    def as_meta(self) -> dict[str, Any]:
+        """For ``graph.meta``."""
+        return {
+            "event_enter_ns": float(self.enter_ns),
+            "event_leave_ns": float(self.leave_ns),
+            "calibrated_event_ns": float(self.calibrated_ns),
+            "observed_event_ns": float(self.observed_ns),
+            "residual_ratio": float(self.residual_ratio),
+            "residual_ratios": self.residual_ratios,
+        }
+
+
+def calibrate(rounds: int = 9, calls: int = 200) -> float:
+    """Cost of one event in ns on this machine, at least one: nested small operators, bare and profiled in turn."""
+    tensor = torch.ones(2, 3)
+    events_per_call = 3  # t, transpose, as_strided
+    bare_ns, profiled_ns = [], []
+    for _ in range(rounds):
+        bare_ns.append(_time_calls(tensor, calls))
+        profiler = LightProfiler()
+        profiler.start()
+        _time_calls(tensor, calls // 4)
+        profiled_ns.append(_time_calls(tensor, calls))
+        profiler.stop()
+    # others on the machine only ever add to either
+    return max(1.0, (min(profiled_ns) - min(bare_ns)) / (calls * events_per_call))
+
+
+def _time_calls(tensor: torch.Tensor, calls: int) -> int:
+    begun_ns = time.perf_counter_ns()
+    for _ in range(calls):
+        tensor.t()
+    return time.perf_counter_ns() - begun_ns
+
+
+def central(totals: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Rows of the middle half by length: their mean is robust, and means add up where medians do not."""
+    order = np.argsort(totals, kind="stable")
+    cut = len(order) // 4
+    return order[cut : len(order) - cut]
+
+
+def held_out(count: int) -> NDArray[np.bool_]:
+    """Which of the bare iterations the correction must not see, bool [count].
+
+    Every second one; as two follow each other without a change of instrument, first and second take turns.
+    """
+    number = np.arange(count)
+    aside: NDArray[np.bool_] = (number + number // 2) % 2 == 1
+    return aside
+
+
+def correct(
+    points: Points, slices_IP: Int, bare_ns: Int, *, calibrated_ns: float, parts: Stretches | None = None
+) -> tuple[Int, Correction]:
+    """Remove the profiler's cost from every slice of every iteration.
+
+    Parameters
+    ----------
+    points : Points
+        The template: P points, P - 1 slices.
+    slices_IP : int64 [I, P - 1]
+        Measured durations.
+    bare_ns : int64
+        Times of unprofiled iterations, measured in between; may be empty.
+    calibrated_ns : float
+        Cost of one event, from :func:`calibrate`.
+    parts : Stretches, optional
+        The same times by stretch of the iteration, so that each stretch has its own residual.
+
+    Returns
+    -------
+    int64 [I, P - 1], and what was done.
+    """
+    is_enter = np.array([token[0] == "+" for token in points.tokens])
+    before_enter, after_leave = is_enter[1:], ~is_enter[:-1]
+    num_events = len(points.rows) - 1  # the iteration's own mark is begun and ended outside of the measured time
+    totals = slices_IP.sum(axis=1).astype(np.float64)
+    event_ns, observed = _event_cost(totals, bare_ns.astype(np.float64), calibrated_ns, num_events)
+    share = _enter_share(slices_IP, before_enter, after_leave)
+    cost = event_ns * (share * before_enter + (1 - share) * after_leave)  # [P - 1]
+    corrected = np.maximum(slices_IP - cost, 0.0)
+    ratio = _residual(corrected, bare_ns)
+    residuals: dict[str, float] = {}
+    if parts is not None:
+        of_stretch = parts.ratios(corrected, ratio)
+        residuals = dict(zip(parts.titles(), of_stretch.tolist(), strict=True))
+        spread = corrected * of_stretch[parts.of_slice]
+        spread *= _residual(spread, bare_ns)
+    else:
+        spread = corrected * ratio
+    done = Correction(event_ns * share, event_ns * (1 - share), calibrated_ns, observed, ratio, residuals)
+    return np.rint(spread).astype(np.int64), done
+
+
+def _residual(slices_IP: NDArray[np.float64], bare_ns: Int) -> float:
+    """Bare over profiled length of the iteration."""
+    if not len(bare_ns):
+        return 1.0
+    lengths = slices_IP.sum(axis=1)
+    return float(np.median(bare_ns) / lengths[central(lengths)].mean())
+
+
+def _event_cost(
+    totals: NDArray[np.float64], bare: NDArray[np.float64], calibrated: float, num_events: int
+) -> tuple[float, float]:
+    """Calibrated and observed cost per event, joined by inverse variance; and the observed one."""
+    if not len(bare) or num_events < 1:
+        return calibrated, float("nan")
+    observed = (np.median(totals) - np.median(bare)) / num_events
+    variance = (_median_variance(totals) + _median_variance(bare)) / num_events**2
+    prior_variance = (0.5 * calibrated) ** 2
+    weight = prior_variance / (prior_variance + variance + 1e-9)
+    joined = weight * observed + (1 - weight) * calibrated
+    return _positive_mean(float(joined), math.sqrt(weight * variance)), float(observed)
+
+
+def _positive_mean(mean: float, std: float) -> float:
+    """Mean of a normal variable that is known to be positive: an event costs something, whatever noise shows."""
+    if std <= 0 or mean > 8 * std:
+        return max(mean, 0.0)
+    at = mean / std
+    if at < -8:
+        return -std / at
+    density = math.exp(-0.5 * at * at) / math.sqrt(2 * math.pi)
+    return mean + std * density / (0.5 * math.erfc(-at / math.sqrt(2)))
+
+
+def _median_variance(samples: NDArray[np.float64]) -> float:
+    spread = 1.4826 * np.median(np.abs(samples - np.median(samples)))
+    return float(1.57 * spread**2 / len(samples)) if len(samples) > 2 else float(samples.mean() ** 2)
+
+
+def _enter_share(slices_IP: Int, before_enter: NDArray[np.bool_], after_leave: NDArray[np.bool_]) -> float:
+    """Part of an event's cost that comes before it: the shortest slices between two enters, against two leaves."""
+    only_enter, only_leave = before_enter & ~after_leave, after_leave & ~before_enter
+    if not only_enter.any() or not only_leave.any():
+        return 0.5
+    typical = np.median(slices_IP, axis=0)
+    enter, leave = np.percentile(typical[only_enter], 10), np.percentile(typical[only_leave], 10)
+    return float(enter / (enter + leave)) if enter + leave > 0 else 0.5

@@ -1,0 +1,229 @@
+"""Which phase and which layer an operator belongs to.
+
+In: the rich iteration with its module marks. Out: a phase and a module path per event. Forward operators lie inside
+the marks; a backward operator takes the layer of the forward operator that made its autograd node (equal sequence
+numbers); an update takes the layer whose parameters it touches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+
+from windtunnel.graph import Phase
+from windtunnel.sources.torch.annotate import GRADIENT, MODULE, PARAMETER, STATE
+from windtunnel.sources.torch.compiled import REGION, UPDATE_REGION
+from windtunnel.sources.torch.kernels import COMPILED
+from windtunnel.sources.torch.ops import Operator
+from windtunnel.sources.torch.profile import Events
+from windtunnel.sources.torch.timeline_points import Points
+
+__all__ = ["labels_within", "layers_of", "parameter_storages", "phases_of"]
+
+_BACKWARD = "autograd::engine::evaluate_function"
+_STEP = "Optimizer.step#"
+_ZERO_GRADIENTS = "Optimizer.zero_grad#"
+_UPDATES = (_STEP, _ZERO_GRADIENTS, UPDATE_REGION)
+_LOADER = "enumerate(DataLoader)"
+_REDUCER = "torch.distributed.ddp.reducer::"  # what a backward pass ends with where gradients are averaged
+
+
+def phases_of(events: Events, points: Points) -> list[Phase]:
+    """Phase of every event of ``points`` (module marks included)."""
+    phases: list[Phase | None] = []
+    losses = _losses_in_steps(events, points)
+    for event, row in enumerate(points.rows.tolist()):
+        own = _phase_of_name(events.names[row])
+        parent = int(points.parent[event])
+        inherited = phases[parent] if parent >= 0 else None
+        inherited = Phase.FORWARD if event in losses else inherited
+        if own is None and inherited is None and events.names[row].startswith(COMPILED):
+            own = Phase.FORWARD  # of code that was compiled before anybody looked
+        # a forward that a checkpoint runs again is part of the backward pass; a step that calls back for its loss
+        # runs modules, and only what is compiled of the step itself is a region in it
+        is_compiled_step = inherited is Phase.UPDATE and events.names[row].startswith(REGION)
+        is_part = own is Phase.FORWARD and (inherited is Phase.BACKWARD or is_compiled_step)
+        phases.append(inherited if own is None or is_part else own)
+    averages = [events.names[row].startswith(_REDUCER) for row in points.rows.tolist()]
+    return _between(phases, averages, _zeroes_gradients(events, points))
+
+
+def _zeroes_gradients(events: Events, points: Points) -> list[bool]:
+    """Events of setting gradients to zero: a loop may do it anywhere before its backward pass."""
+    found: list[bool] = []
+    for event, row in enumerate(points.rows.tolist()):
+        parent = int(points.parent[event])
+        found.append((parent >= 0 and found[parent]) or events.names[row].startswith(_ZERO_GRADIENTS))
+    return found
+
+
+def _losses_in_steps(events: Events, points: Points) -> set[int]:
+    """Operators right within an optimizer's step that lead to a backward pass: a closure computes its loss there."""
+    found: set[int] = set()
+    following: dict[int, Phase] = {}  # by step: what comes next in it
+    for event in range(len(points.rows) - 1, -1, -1):
+        parent = int(points.parent[event])
+        if parent < 0 or not events.names[int(points.rows[parent])].startswith(_STEP):
+            continue
+        own = _phase_of_name(events.names[int(points.rows[event])])
+        if own is not None:
+            following[parent] = own
+        elif following.get(parent) is Phase.BACKWARD:
+            found.add(event)
+    return found
+
+
+def _phase_of_name(name: str) -> Phase | None:
+    if name.startswith((MODULE, REGION)):
+        return Phase.FORWARD
+    if name.startswith((_BACKWARD, _REDUCER)):
+        return Phase.BACKWARD
+    if name.startswith(_UPDATES):
+        return Phase.UPDATE
+    return Phase.DATA if name.startswith(_LOADER) else None
+
+
+def _between(phases: list[Phase | None], averages: list[bool], zeroes: list[bool]) -> list[Phase]:
+    """Operators in no module, backward or optimizer: what comes next says what they are for."""
+    resolved: list[Phase] = [Phase.OTHER] * len(phases)
+    following: Phase | None = None
+    before_average = False
+    for event in range(len(phases) - 1, -1, -1):
+        own = phases[event]
+        if own is not None:
+            if not zeroes[event]:
+                following, before_average = own, averages[event]
+            resolved[event] = own
+        elif before_average:
+            resolved[event] = Phase.BACKWARD  # it gets gradients out of their buckets
+        elif following in (Phase.FORWARD, Phase.BACKWARD):
+            resolved[event] = Phase.FORWARD
+        elif following is Phase.UPDATE and Phase.BACKWARD in phases[:event]:
+            resolved[event] = Phase.UPDATE  # clipping, unscaling
+    return resolved
+
+
+def layers_of(
+    events: Events, points: Points, phases: list[Phase], operators: list[Operator], storages: dict[int, str]
+) -> list[str]:
+    """Module path of every event of ``points``; empty where there is none."""
+    layers = labels_within(events, points, MODULE)
+    claimed = _gradient_writers(events, points, phases, operators)
+    compiled = _compiled_events(events, points)
+    for event, phase in enumerate(phases):
+        if phase is Phase.UPDATE:
+            layers[event] = _layer_of_parameters(operators[event], storages)
+        elif event in compiled and not layers[event]:
+            layers[event] = claimed.get(event) or _layer_of_parameters(operators[event], storages, shares=True)
+    return layers
+
+
+def _compiled_events(events: Events, points: Points) -> set[int]:
+    """Events within compiled code."""
+    found: set[int] = set()
+    for event, row in enumerate(points.rows.tolist()):
+        if int(points.parent[event]) in found or events.names[row].startswith(COMPILED):
+            found.add(event)
+    return found
+
+
+def _gradient_writers(events: Events, points: Points, phases: list[Phase], operators: list[Operator]) -> dict[int, str]:
+    """Layer whose gradient an event of a backward pass was the last to write, by event."""
+    gradients = _storages_of(events, (GRADIENT,))
+    found: dict[int, str] = {}
+    for event in range(len(points.rows) - 1, -1, -1):
+        if phases[event] is Phase.BACKWARD:
+            written = {span.storage for span in (*operators[event].writes, *operators[event].mutates)} & set(gradients)
+            owners = {gradients.pop(storage).rpartition(".")[0] for storage in written}
+            if owners:
+                found[event] = _common(owners)
+    return found
+
+
+def labels_within(events: Events, points: Points, mark: str, *, also_around: bool = False) -> list[str]:
+    """What the nearest ``mark`` around every event of ``points`` says; in a backward node, that of its forward.
+
+    ``also_around``: a forward without a mark around it has that of its first call, as a function of the program has.
+    """
+    labels = _enclosing(events, points, mark, {})
+    if also_around:
+        labels = _with_first_calls(labels, points.parent.tolist())
+    return _enclosing(events, points, mark, _node_makers(events, points, labels))
+
+
+def _with_first_calls(labels: list[str], parents: list[int]) -> list[str]:
+    first = list(labels)
+    for event in range(len(labels) - 1, 0, -1):  # children come behind their parents, the first one last
+        if not labels[parents[event]] and first[event]:
+            first[parents[event]] = first[event]
+    return first
+
+
+def _enclosing(events: Events, points: Points, mark: str, made_by: dict[int, str]) -> list[str]:
+    """Label of the nearest mark or backward node around every event."""
+    labels: list[str] = []
+    previous = ""
+    for event, row in enumerate(points.rows.tolist()):
+        name, parent = events.names[row], int(points.parent[event])
+        label = labels[parent] if parent >= 0 else ""
+        if name.startswith(mark):
+            label = name.removeprefix(mark)
+        elif name.startswith(_BACKWARD):
+            # a gradient is accumulated at once after the node that made it
+            label = previous = made_by.get(int(events.sequence[row]), previous)
+        labels.append(label)
+    return labels
+
+
+def _node_makers(events: Events, points: Points, labels: list[str]) -> dict[int, str]:
+    """Label by sequence number: the last forward operator that begins with a number makes its node."""
+    return {
+        int(events.sequence[row]): labels[event]
+        for event, row in enumerate(points.rows.tolist())
+        if events.sequence[row] >= 0 and not _is_of_engine(events, points, event)
+    }
+
+
+def _is_of_engine(events: Events, points: Points, event: int) -> bool:
+    """Whether an event is a backward node, or the engine's call of it: those repeat the number of their forward."""
+    parent = int(points.parent[event])
+    names = [events.names[int(points.rows[place])] for place in (event, parent) if place >= 0]
+    return any(name.startswith(_BACKWARD) for name in names)
+
+
+def _layer_of_parameters(operator: Operator, storages: dict[int, str], *, shares: bool = False) -> str:
+    """The layer whose parameters an operator touches; of several the module that holds them all, or none."""
+    touched: Iterable[str] = {
+        storages[span.storage].rpartition(".")[0]
+        for span in (*operator.reads, *operator.mutates)
+        if span.storage in storages
+    }
+    owners = list(touched)
+    return owners[0] if len(owners) == 1 else _common(owners) if shares else ""
+
+
+def _common(paths: Iterable[str]) -> str:
+    """The path of the innermost module that holds all of these."""
+    rows = [path.split(".") for path in paths]
+    alike = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*rows, strict=False))
+    return ".".join(parts[0] for parts in alike)
+
+
+def parameter_storages(events: Events, operators: dict[int, Operator]) -> dict[int, str]:
+    """Name of the parameter that a storage holds, or whose optimizer state it holds, from the roll call."""
+    del operators
+    return _storages_of(events, (PARAMETER, STATE))
+
+
+def _storages_of(events: Events, kinds: tuple[str, ...]) -> dict[int, str]:
+    """Name of the parameter by the storage that a roll call showed for it."""
+    named: dict[int, str] = {}
+    for row in np.flatnonzero([name.startswith(kinds) for name in events.names]).tolist():
+        name = events.names[row].removeprefix(next(kind for kind in kinds if events.names[row].startswith(kind)))
+        name = name.partition(":")[0]
+        node = events.nodes.get(int(events.record_id[row])) if len(events.record_id) else None
+        for value in node["inputs"]["values"] if node else []:
+            named[value[1]] = name
+    return named

@@ -1,0 +1,357 @@
+"""Which iteration is measured how.
+
+In: a call at every boundary between iterations. Out: a ``Recording``: times of bare iterations, light profiles of
+others interleaved with them (bare bare light light bare bare ...), one rich profile for the structure, and the memory
+of one more, after a slow one that teaches what only Python knows of it. Before the first profile the heap is held, so
+that profiled and bare iterations find the allocator in the same state; a few iterations before show what that changes.
+Iterations whose models are called with other shapes than usual are measured again: one graph is one form of the step.
+So are iterations that waited for a core because other programs ran, as often again as there are iterations.
+After every change of instrument one iteration is let pass, since the switch itself disturbs the caches and the
+allocator. A step that turns out to compute on a GPU is left to ``device_recorder``.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from windtunnel.base.progress import Progress
+from windtunnel.graph import Graph
+from windtunnel.measure.allocator import hold_heap, page_faults
+from windtunnel.measure.collector import CollectorClock
+from windtunnel.sources.memory.watch import Watch
+from windtunnel.sources.torch.annotate import Annotator, Discovery, is_compiling, module_paths, require_host
+from windtunnel.sources.torch.compile_boundaries import uncompiled
+from windtunnel.sources.torch.compiled import CompiledRegions, Mode
+from windtunnel.sources.torch.device_recorder import DeviceRecorder, lies_on_device
+from windtunnel.sources.torch.disturbed_iterations import QuietWatch
+from windtunnel.sources.torch.lines import lines_of, mark_lines, without_lines
+from windtunnel.sources.torch.loader import LoaderMeter
+from windtunnel.sources.torch.messages import MessageLog, WaitMarks, is_distributed
+from windtunnel.sources.torch.profile import ITERATION, LightProfiler, RichProfiler, annotate
+from windtunnel.sources.torch.recording import (
+    OF_ONE_FORM,
+    PROFILED,
+    SLOWED,
+    TIMED,
+    WITHOUT_TIMES,
+    Recording,
+    Slot,
+    schedule,
+)
+from windtunnel.sources.torch.segments import PhaseClock
+from windtunnel.sources.torch.shapes import ShapeSorter
+
+__all__ = ["Recorder"]
+
+SETTLING = "wt:settling"
+
+
+class Recorder:
+    """Turn instruments on and off at the boundaries between iterations.
+
+    Call :meth:`begin` before the first iteration, :meth:`boundary` after each, :meth:`close` at the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        iterations: int,
+        warmup: int,
+        discovery: Discovery | None = None,
+        progress: Progress | None = None,
+        is_fake: bool = False,
+    ) -> None:
+        self.recording = Recording(discovery=discovery or Discovery())
+        self._planned = WITHOUT_TIMES if is_fake else list(schedule(iterations, warmup))
+        self._slots = list(self._planned)
+        self._iterations = iterations
+        self._sorter = ShapeSorter(iterations)
+        self._position = 0
+        self._progress = progress
+        self._profiler: LightProfiler | None = None
+        self._valid: list[bool] = []
+        self._annotator: Annotator | None = None
+        self._watch: Watch | None = None
+        self._following: AbstractContextManager[Watch] | None = None
+        self._marker: Any = None
+        self._log: MessageLog | None = None
+        self._waits = WaitMarks()
+        self._clock = PhaseClock()
+        self._loader = LoaderMeter()
+        self._loader.install()
+        self._regions = CompiledRegions()
+        self._regions.install()
+        self._num_regions = 0
+        self._stance, self._lines = ExitStack(), ExitStack()
+        self._begun_ns = 0
+        self._begun_faults = 0
+        self._collector = CollectorClock()
+        self._quiet = QuietWatch(iterations)
+        self._running = False
+        self._is_fake = is_fake
+        self._on_device: DeviceRecorder | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every planned iteration has been measured."""
+        if self._on_device is not None:
+            return self._on_device.is_complete
+        return self._position >= len(self._slots)
+
+    @property
+    def instrument(self) -> str:
+        """What the running iteration is measured with, in a word."""
+        if self._on_device is not None:
+            return "device"
+        if self.is_complete:
+            return "none"
+        slot = self._slots[self._position]
+        if slot in PROFILED:
+            return "light"
+        return "bare" if slot in (Slot.AS_IS, Slot.SETTLE_BARE, Slot.BARE) else slot.value
+
+    @property
+    def num_measured(self) -> int:
+        """Bare and profiled iterations measured so far."""
+        if self._on_device is not None:
+            return len(self._on_device.bare_ns)
+        return len(self.recording.bare_ns) + len(self.recording.light_ns)
+
+    def begin(self) -> None:
+        """Start the instruments of the next iteration."""
+        slot = self._slots[self._position]
+        if slot is Slot.DISCOVER:
+            self._stance.enter_context(uncompiled())
+            self.recording.discovery.watch()
+            self._begin_messages()
+        elif slot is Slot.RICH:
+            require_host(self.recording.discovery.parameters().values())
+            self.recording.is_heap_held = hold_heap()
+            self._clock.install()
+            self._begin_rich()
+        elif slot is Slot.OPERATORS:
+            self._begin_rich(Mode.UNCOMPILED)
+        elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
+            self._begin_memory(slot)
+        elif slot in PROFILED and self._profiler is None:
+            self._profiler, self._valid = LightProfiler(), []
+            self._regions.set_mode(Mode.MARKED)
+            self._profiler.start()
+        self._running = True
+        self._num_regions = len(self._regions)
+        if slot is Slot.BARE:
+            self._collector.watch()
+        self._sorter.begin()
+        if slot in TIMED:
+            self._quiet.begin()
+        if slot in (Slot.RICH, Slot.OPERATORS) or slot in PROFILED:
+            self._marker = annotate(SETTLING if slot in (Slot.PRIME, Slot.SETTLE_LIGHT) else ITERATION)
+            self._marker.__enter__()
+        self._begun_faults = page_faults()
+        self._clock.begin(time.perf_counter_ns())
+        self._begun_ns = time.perf_counter_ns()
+
+    def boundary(self, *, is_regular: bool = True) -> None:
+        """End the running iteration and begin the next one; an irregular iteration is measured again."""
+        on_device = self._on_device
+        if on_device is not None:
+            self._boundary_on_device(on_device, is_regular)
+            return
+        elapsed_ns = time.perf_counter_ns() - self._begun_ns
+        self._end_marker()
+        is_regular &= len(self._regions) == self._num_regions  # nothing was compiled meanwhile
+        self._end(elapsed_ns, is_regular and self._is_of_the_form(elapsed_ns))
+        if self._progress is not None:
+            self._progress("capturing", self._position, len(self._slots))
+        if self._on_device is not None:
+            return
+        if not self.is_complete:
+            self.begin()
+        else:
+            self.recording.is_complete = True
+            self.close()
+
+    def _boundary_on_device(self, recorder: DeviceRecorder, is_regular: bool) -> None:
+        recorder.boundary(is_regular=is_regular)
+        if self._progress is not None:
+            self._progress("capturing", *recorder.progress)
+        if recorder.is_complete:
+            self.recording.is_complete = True
+            self.close()
+
+    def graph(self) -> Graph:
+        """What was measured, as a graph."""
+        from windtunnel.sources.torch.build import build_graph
+
+        return build_graph(self.recording) if self._on_device is None else self._on_device.graph()
+
+    def _is_of_the_form(self, elapsed_ns: int) -> bool:
+        """Whether the iteration counts, by the shapes of its inputs; what does not is held out with its time.
+
+        Iterations that settle are looked at, too: a form that comes in every so many may fall on no others.
+        """
+        slot, shapes = self._slots[self._position], self._sorter.end()
+        is_unseen = slot is Slot.LEARN_MEMORY and len(self._regions) > 0  # no compiled code runs that could show any
+        is_common = slot not in OF_ONE_FORM or is_unseen or self._sorter.is_common(shapes)
+        if slot not in SLOWED:
+            self._sorter.set_aside(shapes, elapsed_ns)
+        return is_common
+
+    def restart(self) -> None:
+        """Drop everything: the iterations so far were of another kind."""
+        self.abort()
+        self._sorter.remove()
+        self._sorter = ShapeSorter(self._iterations)
+        self.recording = Recording()
+        self._quiet = QuietWatch(self._iterations)
+        self._slots = list(self._planned)
+        self._position = 0
+        self._on_device = None
+
+    def abort(self) -> None:
+        """End the instruments in the middle of an iteration and keep what is whole."""
+        if self._on_device is not None:
+            self._on_device.close()
+            return
+        if self._running and not self.is_complete:
+            self._end(0, is_regular=False)
+            self._close_light()
+
+    def close(self) -> None:
+        """Take every instrument away, in the middle of an iteration too; what is whole stays in the recording."""
+        self.abort()
+        self._clock.remove()
+        self._waits.remove()
+        self._sorter.remove()
+        self.recording.shapes = self._sorter.as_meta()
+        self.recording.compiled = {"num_regions": len(self._regions), "failures": self._regions.failures}
+        self._stance.close()
+        self._regions.remove()
+        self._loader.remove()
+        self.recording.num_workers, self.recording.fetch_ns = self._loader.num_workers, self._loader.fetch_ns()
+
+    def _begin_memory(self, slot: Slot) -> None:
+        if slot is Slot.LEARN_MEMORY or self._watch is None:
+            self._watch = Watch(workspace=True)
+            self._watch.discovery = self.recording.discovery
+        self._following = self._watch if slot is Slot.MEMORY else self._watch.learning()
+        self._following.__enter__()
+
+    def _end_memory(self, slot: Slot, is_regular: bool) -> None:
+        if self._watch is None or self._following is None:
+            return
+        self._following.__exit__(None, None, None)
+        self._following = None
+        if slot is Slot.MEMORY and is_regular:
+            self.recording.memory = self._watch.profile()
+
+    def _begin_messages(self) -> None:
+        if is_distributed():
+            self._waits.install()
+            self._log = MessageLog()
+            self._log.__enter__()
+
+    def _end_messages(self) -> None:
+        if self._log is not None:
+            self._log.__exit__(None, None, None)
+            self.recording.messages, self._log = self._log.messages, None
+
+    def _begin_rich(self, mode: Mode = Mode.MARKED) -> None:
+        self._profiler = RichProfiler()
+        self._annotator = Annotator(self.recording.discovery)
+        self._regions.set_mode(mode)
+        self._profiler.start()
+        self._annotator.roll_call()
+        self._annotator.watch(self._regions.traced(self._annotator.paths) if len(self._regions) else None)
+        # compiled code would be compiled anew, and fake tensors compute in Python, by functions of torch
+        if not (len(self._regions) or is_compiling() or self._is_fake):
+            self._lines.enter_context(mark_lines())
+
+    def _end_marker(self) -> None:
+        """The profiled iteration ends before anything is looked up about it: that would seem to be its own time."""
+        if self._marker is not None:
+            self._marker.__exit__(None, None, None)
+            self._marker = None
+
+    def _end(self, elapsed_ns: int, is_regular: bool) -> None:
+        slot = self._slots[self._position]
+        lost_ratio = self._quiet.end() if slot in TIMED else 0.0
+        num_faults = page_faults() - self._begun_faults
+        waited_ns = self._loader.take_wait_ns()
+        pauses_ns = self._collector.unwatch()
+        self._running = False
+        self._end_marker()
+        if slot is Slot.DISCOVER:
+            self._stance.close()
+        self._position += is_regular and not self._quiet.wants_again(lost_ratio)
+        self.recording.num_repeated = self._quiet.num_repeated
+        self.recording.num_dropped += not is_regular
+        if slot is Slot.DISCOVER:
+            self.recording.discovery.unwatch()
+            self._end_messages()
+            if not (self._is_fake or is_distributed()) and lies_on_device(self.recording.discovery):
+                self._on_device = DeviceRecorder(self._iterations, self.recording.discovery)
+            elif is_regular:
+                self._watch_shapes()
+        elif slot is Slot.AS_IS and is_regular:
+            self.recording.as_is_ns.append(elapsed_ns)
+            self.recording.as_is_faults.append(num_faults)
+        elif slot is Slot.BARE and is_regular:
+            self.recording.bare_ns.append(elapsed_ns)
+            self.recording.bare_lost.append(lost_ratio)
+            self.recording.bare_faults.append(num_faults)
+            self.recording.bare_marks.append(self._clock.marks())
+            self.recording.bare_waits_ns.append(waited_ns)
+            self.recording.bare_pauses_ns.append(pauses_ns)
+        elif slot in (Slot.RICH, Slot.OPERATORS):
+            self._end_rich(slot, elapsed_ns, is_regular)
+        elif slot in (Slot.LEARN_MEMORY, Slot.MEMORY):
+            self._end_memory(slot, is_regular)
+        elif slot is Slot.LIGHT:
+            self._valid.append(is_regular)
+            if is_regular:
+                self.recording.light_ns.append(elapsed_ns)
+                self.recording.light_lost.append(lost_ratio)
+                self.recording.light_marks.append(self._clock.marks())
+                self.recording.light_waits_ns.append(waited_ns)
+        if slot in (Slot.SETTLE_BARE, Slot.SETTLE_LIGHT, Slot.PRIME) and not is_regular:
+            self._position += 1  # settling needs no regular iteration
+        if slot in PROFILED and (self.is_complete or self._slots[self._position] not in PROFILED):
+            self._close_light()
+
+    def _watch_shapes(self) -> None:
+        """Of what is compiled no hook may ask: it would be compiled anew."""
+        if len(self._regions):
+            discovery = self.recording.discovery
+            self._regions.learn(discovery, module_paths(discovery.models))
+            self._slots.insert(self._position + self._slots[self._position :].index(Slot.RICH) + 1, Slot.OPERATORS)
+            self._sorter.watch_compiled(self._regions)
+        elif not is_compiling():
+            self._sorter.watch(self.recording.discovery.models)
+
+    def _end_rich(self, slot: Slot, elapsed_ns: int, is_regular: bool) -> None:
+        assert self._profiler is not None
+        assert self._annotator is not None
+        self._lines.close()
+        self._annotator.unwatch()
+        self._annotator.roll_call_gradients()
+        self._profiler.stop()
+        self._regions.set_mode(Mode.BARE)
+        if is_regular and slot is Slot.OPERATORS:
+            self.recording.operators = self._profiler.events()
+        elif is_regular:
+            events = self._profiler.events()
+            self.recording.lines, self.recording.rich = lines_of(events), without_lines(events)
+            self.recording.rich_ns = elapsed_ns
+        self._profiler.discard()
+        self._profiler = None
+
+    def _close_light(self) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._regions.set_mode(Mode.BARE)
+            if self._valid:
+                self.recording.light.append((self._profiler.events(), self._valid))
+            self._profiler = None

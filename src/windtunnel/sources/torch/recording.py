@@ -1,0 +1,121 @@
+"""What every iteration of a capture is used for, and what was measured.
+
+In: how many iterations are to be measured. Out: a slot for each, in turn; ``Recording``, the raw measurements. Not
+here: the instruments (``recorder``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import compress
+from typing import Any
+
+from windtunnel.sources.memory.profile import MemoryProfile
+from windtunnel.sources.torch.annotate import Discovery
+from windtunnel.sources.torch.disturbed_iterations import quiet_iterations
+from windtunnel.sources.torch.messages import Message
+from windtunnel.sources.torch.profile import Events
+from windtunnel.sources.torch.segments import Marks
+
+__all__ = ["OF_ONE_FORM", "PROFILED", "SLOWED", "TIMED", "WITHOUT_TIMES", "Recording", "Slot", "schedule"]
+
+_AS_IS = 4  # iterations before the heap is held
+_BLOCK = 2  # measured iterations between two changes of instrument
+
+
+class Slot(Enum):
+    """What one iteration is used for."""
+
+    WARMUP = "warm-up"
+    DISCOVER = "discover"
+    AS_IS = "allocator as it is"
+    RICH = "structure"
+    OPERATORS = "operators of what is compiled"
+    LEARN_MEMORY = "memory, learnt slowly"
+    MEMORY = "memory"
+    PRIME = "settle, profiled, thrown away"
+    SETTLE_BARE = "settle"
+    BARE = "bare"
+    SETTLE_LIGHT = "settle, profiled"
+    LIGHT = "profiled"
+
+
+@dataclass
+class Recording:
+    """Everything that was measured, raw; ``light`` holds whole profiles of several iterations each."""
+
+    as_is_ns: list[int] = field(default_factory=list)
+    as_is_faults: list[int] = field(default_factory=list)
+    bare_ns: list[int] = field(default_factory=list)
+    bare_faults: list[int] = field(default_factory=list)
+    bare_marks: list[Marks] = field(default_factory=list)
+    bare_pauses_ns: list[int] = field(default_factory=list)
+    light_ns: list[int] = field(default_factory=list)
+    light_marks: list[Marks] = field(default_factory=list)
+    bare_waits_ns: list[int] = field(default_factory=list)
+    light_waits_ns: list[int] = field(default_factory=list)
+    bare_lost: list[float] = field(default_factory=list)
+    light_lost: list[float] = field(default_factory=list)
+    num_repeated: int = 0
+    fetch_ns: int = 0
+    num_workers: int = 0
+    rich_ns: int = 0
+    light: list[tuple[Events, list[bool]]] = field(default_factory=list)
+    rich: Events | None = None
+    lines: dict[int, str] = field(default_factory=dict)  # by record of the rich iteration
+    operators: Events | None = None  # of one more iteration, in which nothing ran compiled
+    compiled: dict[str, Any] = field(default_factory=dict)
+    memory: MemoryProfile | None = None
+    discovery: Discovery = field(default_factory=Discovery)
+    messages: list[Message] = field(default_factory=list)
+    shapes: dict[str, Any] = field(default_factory=dict)
+    num_dropped: int = 0
+    is_heap_held: bool = False
+    is_complete: bool = False
+
+    def quietest(self) -> Recording:
+        """The same with those of the measured iterations only that other programs disturbed least."""
+        bare, light = quiet_iterations(self.bare_lost), quiet_iterations(self.light_lost)
+        of_kind = {name: bare if name.startswith("bare_") else light for name in _PER_ITERATION}
+        columns: dict[str, Any] = {name: [*compress(getattr(self, name), keep)] for name, keep in of_kind.items()}
+        left = iter(light.tolist())
+        profiles = [(events, [regular and next(left) for regular in valid]) for events, valid in self.light]
+        return replace(self, light=profiles, **columns)
+
+
+_PER_ITERATION = (
+    *("bare_ns", "bare_faults", "bare_marks", "bare_pauses_ns", "bare_waits_ns", "bare_lost"),
+    *("light_ns", "light_marks", "light_waits_ns", "light_lost"),
+)
+TIMED = (Slot.BARE, Slot.LIGHT)
+PROFILED = (Slot.PRIME, Slot.SETTLE_LIGHT, Slot.LIGHT)
+OF_ONE_FORM = (Slot.RICH, Slot.OPERATORS, Slot.LEARN_MEMORY, Slot.MEMORY, Slot.BARE, Slot.LIGHT)
+
+SLOWED = (
+    Slot.WARMUP,
+    Slot.DISCOVER,
+    Slot.RICH,
+    Slot.OPERATORS,
+    Slot.LEARN_MEMORY,
+    Slot.MEMORY,
+)  # their times say nothing
+
+
+WITHOUT_TIMES = [Slot.DISCOVER, Slot.RICH]  # of fake tensors
+
+
+def schedule(iterations: int, warmup: int) -> Iterator[Slot]:
+    """The use of every iteration in turn: warm-up, structure, then rounds of bare and profiled ones."""
+    yield from [Slot.WARMUP] * max(0, warmup - 1)
+    yield Slot.DISCOVER
+    yield from [Slot.AS_IS] * min(_AS_IS, iterations)
+    yield Slot.RICH
+    yield Slot.LEARN_MEMORY
+    yield Slot.MEMORY
+    yield from [Slot.PRIME] * _BLOCK
+    for first in range(0, iterations, _BLOCK):
+        size = min(_BLOCK, iterations - first)
+        yield from [Slot.SETTLE_BARE, *[Slot.BARE] * size]
+        yield from [Slot.SETTLE_LIGHT, *[Slot.LIGHT] * size]

@@ -1,0 +1,148 @@
+"""From nested events to a line of points, and from many iterations to one line.
+
+Every event of a thread gives two points: it is entered and it is left. Between two neighboring points one event
+runs by itself: that is a slice (self time). Iterations with the same operators have the same points at other times,
+so that a duration per slice and iteration is a difference of two columns. An iteration with other operators is laid
+over the template: what the template lacks counts into the slice where it happened, what the iteration lacks takes no
+time. Where no two iterations are alike, as with sequences of any lengths, slices of one kind give each other's times.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.sources.torch.profile import Events
+
+__all__ = ["Points", "align", "by_kind", "match_in_order", "walk"]
+
+Int = NDArray[np.int64]
+# beyond this many differing points a comparison takes longer than it tells
+_MAX_DIFFERENCE = 6000
+
+
+@dataclass(frozen=True)
+class Points:
+    """One thread of one iteration: P points, of E events.
+
+    ``tokens`` name what happens at a point (+ for enter, - for leave); ``owner`` is the event (row of ``rows``) that
+    runs after the point; ``parent`` [E] is -1 for the outermost.
+    """
+
+    tokens: NDArray[np.object_]
+    times_ns: Int
+    owner: Int
+    rows: Int
+    parent: Int
+    enter: Int
+    leave: Int
+
+    @property
+    def num_slices(self) -> int:
+        """Neighboring pairs of points."""
+        return len(self.times_ns) - 1
+
+
+def walk(events: Events, rows: Int, hidden: str | tuple[str, ...] = "\0") -> Points:
+    """Lay out the events ``rows`` of one thread; names that begin with ``hidden`` leave no points."""
+    kept = np.array([row for row in rows.tolist() if not events.names[row].startswith(hidden)], dtype=np.int64)
+    starts, ends = events.start_ns[kept].tolist(), events.end_ns[kept].tolist()
+    names = [events.names[row] for row in kept.tolist()]
+    tokens: list[str] = []
+    times: list[int] = []
+    owner: list[int] = []
+    parent = np.full(len(kept), -1, dtype=np.int64)
+    enter, leave = np.zeros(len(kept), dtype=np.int64), np.zeros(len(kept), dtype=np.int64)
+    stack: list[int] = []
+
+    def close(event: int) -> None:
+        leave[event] = len(tokens)
+        tokens.append("-" + names[event])
+        times.append(ends[event])
+        owner.append(parent[event])
+
+    for event, start in enumerate(starts):
+        while stack and ends[stack[-1]] <= start and len(stack) > 1:
+            close(stack.pop())
+        if stack:
+            parent[event] = stack[-1]
+            ends[event] = min(ends[event], ends[stack[-1]])  # old clocks let a child end after its parent
+        enter[event] = len(tokens)
+        tokens.append("+" + names[event])
+        times.append(start)
+        owner.append(event)
+        stack.append(event)
+    while stack:
+        close(stack.pop())
+    return Points(
+        np.array(tokens, dtype=object),
+        np.maximum.accumulate(np.array(times, dtype=np.int64)),
+        np.array(owner, dtype=np.int64),
+        kept,
+        parent,
+        enter,
+        leave,
+    )
+
+
+def align(template: Points, other: Points) -> Int | None:
+    """When each point of the template happened in the other iteration, [P]; None where they have little in common."""
+    if np.array_equal(template.tokens, other.tokens):
+        return other.times_ns
+    matched = match_in_order(template.tokens.tolist(), other.tokens.tolist())
+    if matched is None or (matched >= 0).sum() * 2 < len(matched):
+        return None
+    times = np.where(matched >= 0, other.times_ns[matched], np.iinfo(np.int64).min)
+    times[0], times[-1] = other.times_ns[0], other.times_ns[-1]
+    aligned: Int = np.maximum.accumulate(times)
+    return aligned
+
+
+def by_kind(template: Points, other: Points) -> Int:
+    """When each point of the template would have happened, [P], had its slices taken what their kinds took there.
+
+    A kind is what happens before and after a slice. Kinds that the other lacks take the mean change of the rest.
+    """
+    own = np.diff(template.times_ns).astype(np.float64)
+    kinds, usual, mean = _kinds(template), _mean_by_kind(template), _mean_by_kind(other)
+    both = [kind for kind in kinds if kind in mean]
+    change = sum(mean[kind] for kind in both) / max(1.0, sum(usual[kind] for kind in both))
+    factor = np.array([mean[kind] / usual[kind] if mean.get(kind) and usual[kind] else change for kind in kinds])
+    times: Int = np.rint(np.concatenate([[0.0], np.cumsum(own * factor)])).astype(np.int64) + other.times_ns[0]
+    return times
+
+
+def _kinds(points: Points) -> list[str]:
+    return [f"{before} {after}" for before, after in itertools.pairwise(points.tokens.tolist())]
+
+
+def _mean_by_kind(points: Points) -> dict[str, float]:
+    """Ns that slices of each kind take on average."""
+    taken: dict[str, list[int]] = {}
+    for kind, length in zip(_kinds(points), np.diff(points.times_ns).tolist(), strict=True):
+        taken.setdefault(kind, []).append(length)
+    return {kind: float(np.mean(lengths)) for kind, lengths in taken.items()}
+
+
+def match_in_order(mine: list[str], theirs: list[str]) -> Int | None:
+    """Row in ``theirs`` of each of ``mine``, -1 where there is none; None where they differ too much to compare."""
+    matched = np.full(len(mine), -1, dtype=np.int64)
+    shortest = min(len(mine), len(theirs))
+    head = next((row for row in range(shortest) if mine[row] != theirs[row]), shortest)
+    matched[:head] = np.arange(head)
+    rest = shortest - head
+    tail = next((row for row in range(rest) if mine[-1 - row] != theirs[-1 - row]), rest)
+    if tail:
+        matched[len(mine) - tail :] = np.arange(len(theirs) - tail, len(theirs))
+    middle_mine, middle_theirs = mine[head : len(mine) - tail], theirs[head : len(theirs) - tail]
+    if max(len(middle_mine), len(middle_theirs)) > _MAX_DIFFERENCE:
+        return None
+    matcher = difflib.SequenceMatcher(None, middle_mine, middle_theirs, autojunk=False)
+    for block in matcher.get_matching_blocks():
+        rows = np.arange(block.size)
+        matched[head + block.a + rows] = head + block.b + rows
+    return matched

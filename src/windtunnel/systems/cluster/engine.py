@@ -1,0 +1,320 @@
+"""The loop of a cluster's events, compiled.
+
+In: a state and rules. Out: the state changed, and why the loop returned: all jobs are over, a speed is missing (it is
+asked for and the loop called again), an array is full, a Python function is to decide. Not here: offers
+(``offers.py``), order (``queue_order.py``), the arrays (``state.py``).
+
+Between two events a job advances at its speed, so only arrivals, ends of segments, GPUs that come back and timers are
+events. All events of one time are handled before anything is decided. A pass over the waiting jobs can be begun again:
+whatever was started in it no longer waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.systems.cluster.offers import add_pick, best_machine, offer, pick_any, pick_rack
+from windtunnel.systems.cluster.queue_order import rank_waiting, set_key
+from windtunnel.systems.cluster.running import end_quantum, end_segment, give_back, has_room, is_final, start
+from windtunnel.systems.cluster.sharing import is_running
+from windtunnel.systems.cluster.state import (
+    ASK,
+    DONE,
+    EAGER,
+    IS_DUE,
+    IS_SERVED,
+    IS_STOPPED,
+    LATER,
+    MOST_OPEN,
+    NEED_ROOM,
+    NEED_SPEED,
+    NEVER,
+    NEXT_ARRIVAL,
+    NOBODY,
+    NOW,
+    NUM_DECLINED,
+    NUM_EVENTS,
+    NUM_HOLDING,
+    NUM_OVER,
+    NUM_WAITING,
+    OPEN,
+    PICKED,
+    PICKED_TIER,
+    POPPED,
+    RESERVER,
+    RETURN,
+    STUCK,
+    TIMED,
+    TIMER,
+    WAITING,
+    WAKES,
+    WATCHED,
+    enqueue,
+    entry,
+    keep_for,
+    kernel,
+    note_open,
+    pop_event,
+    push_event,
+    speed_of,
+)
+from windtunnel.systems.cluster.timers import MARGINAL, hold_ends, next_timer, predict_frees
+
+_WAKE_NS = 60_000_000_000  # published: where nothing is to come, look again after a minute
+
+
+@entry
+def run_events(state: Any, rules: Any, max_events: int, until: int) -> int:
+    """Go on until all jobs are over, something is needed, or nothing more happens by a time; see the top."""
+    at = state.at
+    while True:
+        if at[IS_DUE]:
+            if rules.asks and at[NUM_WAITING]:
+                return ASK
+            code = schedule(state, rules)
+            if code != DONE:
+                return int(code)
+            at[IS_DUE] = at[IS_SERVED] = 0
+        if at[NUM_OVER] == len(state.jobs):
+            return DONE
+        if not has_room(state):
+            return NEED_ROOM
+        if at[POPPED] >= max_events:
+            return STUCK
+        next_arrival = state.jobs[at[NEXT_ARRIVAL]].arrival if at[NEXT_ARRIVAL] < len(state.jobs) else NEVER
+        next_event = state.events[0].time if at[NUM_EVENTS] else NEVER
+        time = min(next_arrival, next_event)
+        if time > until or (time == NEVER and until < NEVER):
+            at[NOW] = max(at[NOW], until)
+            return LATER
+        if time == NEVER:
+            if at[WAKES] >= (1_000 if rules.asks else 1_000_000):
+                return STUCK
+            at[WAKES] += 1
+            at[NOW] += _WAKE_NS
+            at[IS_DUE] = 1
+            continue
+        at[WAKES] = 0
+        at[NOW] = time
+        while at[NEXT_ARRIVAL] < len(state.jobs) and state.jobs[at[NEXT_ARRIVAL]].arrival == time:
+            job = at[NEXT_ARRIVAL]
+            at[NEXT_ARRIVAL] += 1
+            at[POPPED] += 1
+            state.jobs[job].since = time
+            set_key(state, rules, job)
+            enqueue(state, job)
+            at[IS_DUE] = 1
+        while at[NUM_EVENTS] and state.events[0].time == time:
+            if not has_room(state):
+                return NEED_ROOM
+            kind, item = pop_event(state)
+            at[POPPED] += 1
+            handle(state, rules, kind, item)
+
+
+@kernel
+def handle(state: Any, rules: Any, kind: int, item: int) -> None:
+    """One event."""
+    at = state.at
+    if kind == RETURN:
+        give_back(state, item)
+        at[IS_DUE] = 1
+    elif kind == TIMER:
+        if state.jobs[item].status == WAITING and state.jobs[item].timer == at[NOW]:
+            state.jobs[item].timer = NEVER
+            at[IS_DUE] = 1
+            at[TIMED] += 1
+    elif is_running(state, item):
+        job = state.segments[item].job
+        if state.jobs[job].quantum > 0:
+            end_quantum(state, rules, job)
+        elif state.jobs[job].stop == at[NOW]:
+            end_segment(state, rules, job, state.jobs[job].stop <= state.jobs[job].expires and is_final(state, job))
+
+
+@kernel
+def schedule(state: Any, rules: Any) -> int:
+    """Offer what is free to the waiting jobs, one after the other."""
+    at = state.at
+    if at[NUM_WAITING] == 0:
+        return int(migrate(state, rules)) if rules.migrates else DONE
+    if not at[IS_SERVED]:  # once in a pass, even if it is begun again
+        if rules.reserve_after != NEVER:
+            code = serve_reservation(state, rules)
+            if code != DONE:
+                return int(code)
+        if rules.tuner == MARGINAL:
+            predict_frees(state, rules)
+        at[IS_SERVED] = 1
+    if at[OPEN] == 0:
+        return DONE
+    rank_waiting(state, rules)
+    shadow, extra = NEVER, 1 << 40
+    for row in range(at[NUM_WAITING]):
+        if at[OPEN] == 0:
+            break
+        job = state.ranked[row]
+        if state.jobs[job].gpus > at[OPEN]:
+            if rules.backfills and shadow == NEVER:
+                shadow, extra = shadow_of(state, rules, job)
+            continue
+        if not offer(state, rules, job):
+            return NEED_SPEED
+        if at[PICKED] == 0:
+            if job == at[WATCHED] and not note_declined(state, rules, job):
+                return NEED_SPEED
+            if rules.backfills and shadow == NEVER:
+                shadow, extra = shadow_of(state, rules, job)
+            if rules.has_timers:
+                time = next_timer(state, rules, job)
+                if time < state.jobs[job].timer:
+                    if not has_room(state):
+                        return NEED_ROOM
+                    state.jobs[job].timer = time
+                    push_event(state, time, TIMER, job)
+            continue
+        if shadow != NEVER:
+            speed = speed_of(state, job, at[PICKED])
+            if np.isnan(speed):
+                return NEED_SPEED
+            if at[NOW] + (state.jobs[job].work - state.jobs[job].done) / speed > shadow:
+                if state.jobs[job].gpus > extra:
+                    continue
+                extra -= state.jobs[job].gpus
+        code = start(state, rules, job)
+        if code != DONE:
+            return int(code)
+    if rules.migrates:
+        return int(migrate(state, rules))
+    return DONE
+
+
+@kernel
+def note_declined(state: Any, rules: Any, job: int) -> bool:
+    """Note what a job could have taken now, once for each time. False: a speed is missing."""
+    at, declined = state.at, state.declined
+    row, eager = at[NUM_DECLINED], at[EAGER]
+    if row == len(declined) or (row > 0 and declined[row - 1].time == at[NOW]):
+        return True
+    at[EAGER] = at[NOW]
+    is_known = offer(state, rules, job)
+    at[EAGER] = eager
+    if not is_known:
+        return False
+    if at[PICKED]:
+        speed = speed_of(state, job, at[PICKED])
+        if np.isnan(speed):
+            return False
+        declined[row].time, declined[row].tier = at[NOW], at[PICKED_TIER]
+        declined[row].machines, declined[row].speed = at[PICKED], speed
+        at[NUM_DECLINED] += 1
+        at[PICKED] = 0
+    return True
+
+
+@kernel
+def shadow_of(state: Any, rules: Any, job: int) -> tuple[int, int]:
+    """When the first job that cannot start will have enough GPUs, and how many are left over then."""
+    at = state.at
+    ends, free = hold_ends(state, rules), at[OPEN]
+    for place in np.argsort(ends, kind="mergesort"):
+        free += state.jobs[state.segments[state.holding[place]].job].gpus
+        if free >= state.jobs[job].gpus:
+            return int(ends[place]), int(free - state.jobs[job].gpus)
+    return int(NEVER) - 1, 0
+
+
+@kernel
+def migrate(state: Any, rules: Any) -> int:
+    """Move spread jobs into one machine where that has become free, at no cost, in order of their numbers."""
+    at = state.at
+    jobs = np.empty(at[NUM_HOLDING], np.int64)
+    num = 0
+    for place in range(at[NUM_HOLDING]):
+        segment = state.holding[place]
+        if is_running(state, segment) and state.segments[segment].tier > 0 and state.segments[segment].start < at[NOW]:
+            jobs[num] = state.segments[segment].job
+            num += 1
+    for job in np.sort(jobs[:num]):
+        if state.jobs[job].gpus > at[MOST_OPEN]:
+            continue
+        at[PICKED] = 0
+        add_pick(
+            state,
+            best_machine(state, rules, state.jobs[job].gpus, 0, len(state.machines), NOBODY),
+            state.jobs[job].gpus,
+        )
+        at[PICKED_TIER] = 0
+        if np.isnan(speed_of(state, job, np.int64(1))):
+            return NEED_SPEED
+        if not has_room(state):
+            return NEED_ROOM
+        machine = state.pick[0].machine
+        end_segment(state, rules, job, IS_STOPPED)
+        state.jobs[job].preempted -= 1
+        at[PICKED] = 0
+        add_pick(state, machine, state.jobs[job].gpus)
+        code = start(state, rules, job)
+        if code != DONE:
+            return int(code)
+    return DONE
+
+
+@kernel
+def serve_reservation(state: Any, rules: Any) -> int:
+    """Drain machines for the job larger than one that waits longest beyond the limit; start it when they suffice."""
+    at = state.at
+    per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
+    if at[RESERVER] < 0:
+        oldest, since = -1, at[NOW] - rules.reserve_after + 1
+        for row in range(at[NUM_WAITING]):
+            job = state.waiting[row]
+            if state.jobs[job].gpus > per_machine and state.jobs[job].since < since:
+                oldest, since = job, state.jobs[job].since
+        if oldest < 0:
+            return DONE
+        at[RESERVER] = oldest
+        choose_drain(state, rules, oldest)
+    job = at[RESERVER]
+    num, at[PICKED] = state.jobs[job].gpus, 0
+    free = 0
+    for machine in range(len(state.machines)):
+        if state.machines[machine].kept_for == job:
+            free += state.machines[machine].free
+    if free < num:
+        return DONE
+    if num <= per_rack:
+        if not pick_rack(state, rules, num, job):
+            return DONE
+    else:
+        pick_any(state, rules, num, job)
+    return int(start(state, rules, job))
+
+
+@kernel
+def choose_drain(state: Any, rules: Any, job: int) -> None:
+    """The machines of one rack, or of all, that are free the soonest."""
+    at, num = state.at, state.jobs[job].gpus
+    per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
+    ready = np.full(len(state.machines), at[NOW], np.int64)
+    ends = hold_ends(state, rules)
+    for place in range(len(ends)):
+        first = state.segments[state.holding[place]].place
+        for row in range(first, first + state.segments[state.holding[place]].width):
+            machine = state.places[row].machine
+            ready[machine] = max(ready[machine], ends[place])
+    order = np.argsort(ready, kind="mergesort")
+    needed = (num + per_machine - 1) // per_machine
+    chosen_rack, best = -1, NEVER
+    if num <= per_rack:
+        for rack in range(len(state.rack_open)):
+            inside = np.sort(ready[state.rack_first[rack] : state.rack_first[rack + 1]])
+            if inside[needed - 1] < best:
+                chosen_rack, best = rack, inside[needed - 1]
+    for machine in order:
+        if needed and (chosen_rack < 0 or state.machines[machine].rack == chosen_rack):
+            keep_for(state, machine, job)
+            needed -= 1
+    note_open(state)

@@ -1,0 +1,326 @@
+"""Which GPUs a job is offered, compiled.
+
+In: a state and a job. Out: machines with GPUs of each in ``pick_machine`` and ``pick_gpus``, rack by rack; their number
+in ``at[PICKED]``, what they span in ``at[PICKED_TIER]``; 0: it declines, or there is nothing. Not here: whose turn it
+is (``engine.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from windtunnel.systems.cluster.state import (
+    EAGER,
+    MOST_OPEN,
+    MOST_OPEN_RACK,
+    NEVER,
+    NOBODY,
+    NOW,
+    NUM_HOLDING,
+    OPEN,
+    PICKED,
+    PICKED_TIER,
+    SPANS_NETWORK,
+    SPANS_RACK,
+    WATCHED,
+    kernel,
+    mixed,
+    speed_of,
+)
+from windtunnel.systems.cluster.timers import AUTO, MARGINAL, retune, timer_of
+
+FIRST, BEST, FRAGMENTS = 0, 1, 2
+DELAYED, SPREAD, AFFINE = 0, 1, 2
+
+
+class Rules(NamedTuple):
+    """A policy as numbers; times in ns."""
+
+    order: int
+    placement: int
+    fit: int
+    tuner: int
+    rack_timer: int
+    network_timer: int
+    lease: int  # NEVER: a job keeps its GPUs
+    unit: int  # what timers and waits are counted in
+    checkpoint: int  # per GPU
+    restart: int  # per GPU
+    history_leases: float
+    weight: float
+    aging: float
+    tail: float
+    patience: float
+    reserve_after: int
+    promote: float
+    has_timers: bool  # a timer that expires is an event
+    backfills: bool
+    migrates: bool
+    asks: bool  # a Python function decides
+    seed: int
+
+
+@kernel
+def best_machine(state: Any, rules: Any, num: int, first: int, last: int, kept: int) -> int:
+    """A machine with so many free GPUs among some, or -1; ``kept``: of those drained for this job (-1: open ones)."""
+    best, best_free, best_loss = -1, 1 << 40, np.inf
+    for machine in range(first, last):
+        free = state.machines[machine].free
+        if free < num or state.machines[machine].kept_for != kept:
+            continue
+        if rules.fit == FIRST:
+            return machine
+        loss = state.loss[free, num] if rules.fit == FRAGMENTS else 0.0
+        if loss < best_loss or (loss == best_loss and free < best_free):
+            best, best_free, best_loss = machine, free, loss
+    return best
+
+
+@kernel
+def add_pick(state: Any, machine: int, num: int) -> None:
+    """One more machine of the placement."""
+    state.pick[state.at[PICKED]].machine = machine
+    state.pick[state.at[PICKED]].gpus = num
+    state.at[PICKED] += 1
+
+
+@kernel
+def copy_pick(state: Any, source: int, target: int, num: int) -> None:
+    """Rows of the placement elsewhere."""
+    for row in range(num):
+        state.pick[target + row].machine = state.pick[source + row].machine
+        state.pick[target + row].gpus = state.pick[source + row].gpus
+
+
+@kernel
+def fill_rack(state: Any, rules: Any, rack: int, num: int, kept: int) -> None:
+    """Take so many free GPUs of a rack, which has them: as they come, or of as few machines as will do."""
+    first, last = state.rack_first[rack], state.rack_first[rack + 1]
+    begin = state.at[PICKED]
+    while num:
+        if rules.fit != FIRST:
+            machine = -1
+            whole, most, least = -1, 0, 1 << 40
+            for one in range(first, last):
+                if state.machines[one].kept_for != kept or state.machines[one].free == 0:
+                    continue
+                is_taken = False
+                for place in range(begin, state.at[PICKED]):
+                    is_taken |= state.pick[place].machine == one
+                if is_taken:
+                    continue
+                if state.machines[one].free > most:
+                    machine, most = one, state.machines[one].free
+                if num <= state.machines[one].free < least:
+                    whole, least = one, state.machines[one].free
+            machine = whole if whole >= 0 else machine
+        else:
+            machine = state.pick[state.at[PICKED] - 1].machine + 1 if state.at[PICKED] > begin else first
+            while state.machines[machine].kept_for != kept or state.machines[machine].free == 0:
+                machine += 1
+        taken = min(num, state.machines[machine].free)
+        add_pick(state, machine, taken)
+        num -= taken
+
+
+@kernel
+def rack_free(state: Any, rack: int, kept: int) -> int:
+    """Free GPUs of a rack that are open, or drained for a job."""
+    if kept < 0:
+        return int(state.rack_open[rack])
+    total = 0
+    for machine in range(state.rack_first[rack], state.rack_first[rack + 1]):
+        if state.machines[machine].kept_for == kept:
+            total += state.machines[machine].free
+    return total
+
+
+@kernel
+def pick_rack(state: Any, rules: Any, num: int, kept: int) -> bool:
+    """One rack that has so many, or none."""
+    best, least = -1, 1 << 40
+    for rack in range(len(state.rack_open)):
+        free = rack_free(state, rack, kept)
+        if num <= free < least:
+            best, least = rack, free
+            if rules.fit == FIRST:
+                break
+    if best < 0:
+        return False
+    fill_rack(state, rules, best, num, kept)
+    state.at[PICKED_TIER] = 1 if state.at[PICKED] > 1 else 0
+    return True
+
+
+@kernel
+def pick_any(state: Any, rules: Any, num: int, kept: int) -> None:
+    """GPUs of the whole cluster, which has them: as they come, or of as few racks as will do."""
+    racks = len(state.rack_open)
+    used = state.scratch
+    used[:racks] = 0
+    num_racks = 0
+    while num:
+        chosen, most, whole, least = -1, 0, -1, 1 << 40
+        for rack in range(racks):
+            free = 0 if used[rack] else rack_free(state, rack, kept)
+            if free and rules.fit == FIRST:
+                chosen = rack
+                break
+            if free > most:
+                chosen, most = rack, free
+            if num <= free < least:
+                whole, least = rack, free
+        rack = whole if whole >= 0 else chosen
+        used[rack] = 1
+        taken = min(num, rack_free(state, rack, kept))
+        fill_rack(state, rules, rack, taken, kept)
+        num -= taken
+        num_racks += 1
+    state.at[PICKED_TIER] = 2 if num_racks > 1 else (1 if state.at[PICKED] > 1 else 0)
+
+
+@kernel
+def pick_machine(state: Any, rules: Any, num: int, kept: int) -> bool:
+    """One machine that has so many, or none."""
+    machine = best_machine(state, rules, num, 0, len(state.machines), kept)
+    if machine < 0:
+        return False
+    add_pick(state, machine, num)
+    state.at[PICKED_TIER] = 0
+    return True
+
+
+@kernel
+def pick_random(state: Any, rules: Any, job: int, num: int) -> None:
+    """Any open GPUs, each as likely; of one job's n-th start always the same."""
+    taken = state.scratch
+    taken[: len(state.machines)] = 0
+    salt = mixed(np.uint64(rules.seed), np.uint64(job)) ^ np.uint64(state.jobs[job].num_starts)
+    for draw in range(num):
+        left = state.at[OPEN] - draw
+        chosen = np.int64(mixed(salt, np.uint64(draw + 1)) % np.uint64(left))
+        for machine in range(len(state.machines)):
+            free = state.machines[machine].free - taken[machine] if state.machines[machine].kept_for < 0 else 0
+            if chosen < free:
+                taken[machine] += 1
+                break
+            chosen -= free
+    for machine in range(len(state.machines)):
+        if taken[machine]:
+            add_pick(state, machine, taken[machine])
+    num_picked = state.at[PICKED]
+    outermost = state.machines[state.pick[0].machine].rack != state.machines[state.pick[num_picked - 1].machine].rack
+    state.at[PICKED_TIER] = 2 if outermost else (1 if num_picked > 1 else 0)
+
+
+@kernel
+def offer_affine(state: Any, rules: Any, job: int) -> None:
+    """As Gandiva: beside jobs of the same demand where most is free; random GPUs where no machine has enough."""
+    num, best, best_free, is_affine = state.jobs[job].gpus, -1, 0, False
+    last = state.scratch  # the segment that came last of those that hold GPUs of each machine
+    last[: len(state.machines)] = -1
+    for place in range(state.at[NUM_HOLDING]):
+        segment = state.holding[place]
+        first = state.segments[segment].place
+        for row in range(first, first + state.segments[segment].width):
+            machine = state.places[row].machine
+            last[machine] = max(last[machine], segment)
+    for machine in range(len(state.machines)):
+        free = state.machines[machine].free
+        if free < num or state.machines[machine].kept_for >= 0:
+            continue
+        own = last[machine] < 0 or state.jobs[state.segments[last[machine]].job].gpus == num
+        if (own and not is_affine) or (own == is_affine and free > best_free):
+            best, best_free, is_affine = machine, free, own
+    if best >= 0:
+        add_pick(state, best, num)
+        state.at[PICKED_TIER] = 0
+    else:
+        pick_random(state, rules, job, num)
+
+
+@kernel
+def is_worth_it(state: Any, rules: Any, job: int, tier: int) -> tuple[bool, bool]:
+    """Whether the picked placement beats waiting for a tighter one; and whether all its speeds are known.
+
+    Taken now, a lease does ``S_loose`` of its length; after a wait of ``w``, ``S_tight`` of it, in the longer time. So
+    it is taken where ``S_loose >= S_tight * L / (L + patience * w)``, w until a machine (a rack) has enough, L the
+    shorter of lease and what is left of the job.
+    """
+    at, num = state.at, state.jobs[job].gpus
+    loose = speed_of(state, job, at[PICKED])
+    if np.isnan(loose):
+        return False, False
+    machines, per_machine = at[PICKED], len(state.open_count) - 1
+    copy_pick(state, 0, len(state.machines) + 1, machines)
+    is_worth = True
+    for level in range(tier):
+        # the tightest form of this level
+        at[PICKED] = 0
+        left, machine = num, 0
+        while left > 0 and machine < len(state.machines):
+            add_pick(state, machine, min(left, per_machine))
+            left -= per_machine
+            machine += 1
+        fits = at[PICKED] == 1 if level == 0 else num < state.frees.shape[1]
+        if not fits:
+            continue
+        tight = speed_of(state, job, at[PICKED])
+        if np.isnan(tight):
+            return False, False  # what is asked for is what is picked now
+        wait = state.frees[level, num] - at[NOW] if num < state.frees.shape[1] else NEVER
+        length = min(float(rules.lease), (state.jobs[job].work - state.jobs[job].done) / tight)
+        if loose < tight * length / (length + rules.patience * max(wait, rules.checkpoint)):
+            is_worth = False
+            break
+    at[PICKED] = machines
+    copy_pick(state, len(state.machines) + 1, 0, machines)
+    return is_worth, True
+
+
+@kernel
+def offer(state: Any, rules: Any, job: int) -> bool:
+    """Offer a job what is open; what it takes is picked. False: a speed is missing."""
+    at = state.at
+    at[PICKED] = 0
+    num = state.jobs[job].gpus
+    if num > at[OPEN]:
+        return True
+    if rules.placement == AFFINE:
+        offer_affine(state, rules, job)
+        return True
+    if rules.placement == SPREAD and (not state.jobs[job].is_skewed or num > len(state.open_count) - 1):
+        pick_any(state, rules, num, NOBODY)
+        return True
+    if num <= at[MOST_OPEN]:
+        pick_machine(state, rules, num, NOBODY)
+        return True
+    if rules.tuner == AUTO:
+        retune(state, rules, state.jobs[job].demand)
+    waited = at[NOW] - state.jobs[job].since
+    per_machine, per_rack = len(state.open_count) - 1, state.frees.shape[1] - 1
+    if (
+        num <= at[MOST_OPEN_RACK]
+        and (num > per_machine or waited >= timer_of(state, rules, job, SPANS_RACK))
+        and pick_rack(state, rules, num, NOBODY)
+    ):
+        return bool(take_or_leave(state, rules, job))
+    if num > per_rack or waited >= timer_of(state, rules, job, SPANS_NETWORK):
+        pick_any(state, rules, num, NOBODY)
+        return bool(take_or_leave(state, rules, job))
+    return True
+
+
+@kernel
+def take_or_leave(state: Any, rules: Any, job: int) -> bool:
+    """Under marginal timers, whether a spread placement is taken is a matter of its price."""
+    if rules.tuner != MARGINAL or state.at[PICKED] < 2:
+        return True
+    if job == state.at[WATCHED] and state.at[NOW] == state.at[EAGER]:
+        return True
+    is_worth, is_known = is_worth_it(state, rules, job, state.at[PICKED_TIER])
+    if is_known and not is_worth:
+        state.at[PICKED] = 0
+    return bool(is_known)

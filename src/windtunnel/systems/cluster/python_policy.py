@@ -1,0 +1,183 @@
+"""A Python function as a scheduler: what it sees, and what it may do.
+
+In: a state at a moment when something may start. Out: its decisions carried out. Not here: compiled policies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.systems.cluster import state as st
+from windtunnel.systems.cluster.jobs import Jobs
+from windtunnel.systems.cluster.layout import Cluster
+from windtunnel.systems.cluster.offers import Rules
+from windtunnel.systems.cluster.policy import Policy, Start, Stop, Wake
+from windtunnel.systems.cluster.queue_order import attained, sensitivity
+from windtunnel.systems.cluster.running import start, stop_job
+from windtunnel.systems.cluster.state import State
+
+__all__ = ["Asked", "View"]
+
+_MOST_IN_VAIN = 50
+
+
+class View:
+    """What a policy sees: the same state that compiled ones decide by. Jobs and machines by number.
+
+    Attributes
+    ----------
+    now_ns : int
+    cluster : Cluster
+    jobs : Jobs
+    free : int64 [M]
+        GPUs of each machine that nobody holds.
+    waiting, running : int64
+        Jobs; those that wait in order of arrival.
+    """
+
+    def __init__(self, state: State, jobs: Jobs, cluster: Cluster) -> None:
+        self._state, self.jobs, self.cluster = state, jobs, cluster
+        self.now_ns = int(state.at[st.NOW])
+        self.free = state.machines["free"].copy()
+        self.waiting: NDArray[np.int64] = np.sort(state.waiting[: state.at[st.NUM_WAITING]])
+        self.running: NDArray[np.int64] = np.flatnonzero(state.jobs["status"] == st.RUNNING)
+
+    def waited_ns(self, job: int) -> int:
+        """Since its arrival or preemption."""
+        return int(self.now_ns - self._state.jobs["since"][job])
+
+    def work_left_ns(self, job: int) -> float:
+        """If communication were free; of a running job, when its segment began."""
+        return float(self._state.jobs["work"][job] - self._state.jobs["done"][job])
+
+    def sensitivity(self, job: int) -> float:
+        """Share of its full speed that a job had so far; 0 if it never ran."""
+        return float(sensitivity(self._state, job))
+
+    def attained_gpu_s(self, job: int) -> float:
+        """GPU-seconds that a job ran in segments that are over."""
+        return float(attained(self._state, job))
+
+    def placement(self, job: int) -> Mapping[int, int]:
+        """GPUs that a running job holds, by machine."""
+        segment = int(self._state.jobs["segment"][job])
+        if segment < 0:
+            return {}
+        first, width = self._state.segments["place"][segment], self._state.segments["width"][segment]
+        return MappingProxyType(dict(self._state.places[first : first + width].tolist()))
+
+    def started_ns(self, job: int) -> int:
+        """When a running job got its GPUs."""
+        return int(self._state.segments["start"][self._state.jobs["segment"][job]])
+
+
+class Asked:
+    """Asks a policy, and does what it says; remembers who was preempted in vain.
+
+    Parameters
+    ----------
+    policy : Policy
+    rules : Rules
+    cluster : Cluster
+    jobs : Jobs
+    supplied : callable
+        ``(state, code) -> state``: with the speed, or the room, for want of which a start was not done.
+    """
+
+    def __init__(
+        self, policy: Policy, rules: Rules, cluster: Cluster, jobs: Jobs, supplied: Callable[[State, int], State]
+    ) -> None:
+        self._policy, self._rules, self._cluster, self._jobs = policy, rules, cluster, jobs
+        self._supplied = supplied
+        self._in_vain: Counter[int] = Counter()
+
+    def __call__(self, state: State) -> State:
+        """Ask once, at this time.
+
+        Raises
+        ------
+        InputError
+            A decision cannot be done, or jobs preempt each other again and again before any of them ran.
+        """
+        assert self._policy.decide is not None
+        for decision in self._policy.decide(View(state, self._jobs, self._cluster)):
+            if isinstance(decision, Stop):
+                state = self._stop(state, decision.job)
+            elif isinstance(decision, Wake):
+                state = self._wake(state, decision.at_ns)
+            elif isinstance(decision, Start):
+                state = self._start(state, decision)
+            else:
+                raise InputError(f"a policy decided {decision!r}", fix="yield Start, Stop and Wake")
+        state.at[st.IS_DUE] = 0
+        return state
+
+    def _named(self, job: int) -> str:
+        return f"job {self._jobs.job_id[job]}"
+
+    def _known(self, job: object) -> int:
+        if not isinstance(job, int | np.integer) or not 0 <= job < len(self._jobs):
+            raise InputError(f"a policy named job {job!r}", fix=f"jobs are numbers from 0 to {len(self._jobs) - 1}")
+        return int(job)
+
+    def _start(self, state: State, decision: Start) -> State:
+        job = self._known(decision.job)
+        wanted, given = int(state.jobs["gpus"][job]), sorted(decision.gpus.items())
+        if state.jobs["status"][job] != st.WAITING:
+            raise InputError(f"{self._named(job)} is started and does not wait", fix="start jobs of state.waiting")
+        for machine, count in given:
+            if not 0 <= machine < len(state.machines) or not 0 < count <= state.machines["free"][machine]:
+                free = int(state.machines["free"][machine]) if 0 <= machine < len(state.machines) else 0
+                raise InputError(
+                    f"{self._named(job)} gets {count} GPUs of machine {machine}, where {free} are free",
+                    fix="give what state.free has",
+                )
+        if sum(count for _, count in given) != wanted:
+            raise InputError(
+                f"{self._named(job)} asks for {wanted} GPUs and gets {sum(count for _, count in given)}",
+                fix="give a job all of its GPUs, or none",
+            )
+        racks = {int(state.machines["rack"][machine]) for machine, _ in given}
+        while True:
+            for row, (machine, count) in enumerate(given):
+                state.pick[row] = (machine, count)
+            state.at[st.PICKED] = len(given)
+            state.at[st.PICKED_TIER] = 2 if len(racks) > 1 else int(len(given) > 1)
+            code = start(state, self._rules, job)
+            if code == st.DONE:
+                return state
+            state = self._supplied(state, code)
+
+    def _stop(self, state: State, job: int) -> State:
+        job = self._known(job)
+        if state.jobs["status"][job] != st.RUNNING:
+            raise InputError(f"{self._named(job)} is stopped and does not run", fix="stop jobs of state.running")
+        ran_ns = int(state.at[st.NOW] - state.jobs["begin"][job])
+        while not stop_job(state, self._rules, job):
+            state = self._supplied(state, st.NEED_ROOM)
+        self._in_vain[job] = self._in_vain[job] + 1 if ran_ns <= 0 else 0
+        if self._in_vain[job] >= _MOST_IN_VAIN:
+            cycle = [self._named(one) for one, count in self._in_vain.items() if count >= _MOST_IN_VAIN // 2]
+            raise InputError(
+                f"jobs preempt each other in a cycle: {_MOST_IN_VAIN} times each was stopped before it ran at all",
+                where=f"{', '.join(cycle[:8])} at {state.at[st.NOW] / 1e9:.3f} s",
+                fix="let a job that was just started run before it may be stopped",
+            )
+        return state
+
+    def _wake(self, state: State, at_ns: int) -> State:
+        if at_ns <= state.at[st.NOW]:
+            raise InputError(f"a policy wants to wake at {at_ns} ns, which is over", fix="name a later time")
+        job = int(state.waiting[0])
+        if at_ns < state.jobs["timer"][job]:
+            if state.at[st.NUM_EVENTS] + 4 >= len(state.events):
+                state = self._supplied(state, st.NEED_ROOM)
+            state.jobs["timer"][job] = at_ns
+            st.push_event(state, at_ns, st.TIMER, job)
+        return state

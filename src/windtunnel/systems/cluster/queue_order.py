@@ -1,0 +1,123 @@
+"""Whose turn it is: the keys by which waiting jobs are ordered, compiled.
+
+In: a state. Out: keys; the smallest is served first. Not here: what a job is offered (``offers.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.systems.cluster.state import (
+    NOW,
+    NUM_WAITING,
+    RUNNING,
+    WAITING,
+    entry,
+    kernel,
+)
+
+NW_SENS, LAS, SRTF, FIFO, QUEUES, GITTINS, MIXED, ENDS, FTF, MAX_MIN = range(10)
+DYNAMIC = FTF  # from here on keys change while jobs wait
+
+# GPU-seconds served: a job of 8 GPUs for an hour has 28,800
+_NS_PER_S = 1e9
+
+
+@entry
+def sensitivity(state: Any, job: int) -> float:
+    """Share of its full speed that a job had so far; 0 if it never ran."""
+    share: float = state.jobs[job].done / max(state.jobs[job].run, 1)
+    return share
+
+
+@entry
+def attained(state: Any, job: int) -> float:
+    """GPU-seconds that a job ran."""
+    served: float = state.jobs[job].run * state.jobs[job].gpus / _NS_PER_S
+    return served
+
+
+@kernel
+def set_key(state: Any, rules: Any, job: int) -> None:
+    """Set key and second key of a job that begins to wait.
+
+    Ageing takes ``aging`` off the key for each unit waited. As all age alike, their order stays as it is when it is
+    added for the time at which the wait began.
+    """
+    key, second = 0.0, state.jobs[job].arrival
+    if rules.order == NW_SENS:
+        # rounded: jobs that were never hurt are equal, however their times were rounded to whole ns
+        key, second = np.rint(sensitivity(state, job) * 1e9) / 1e9, state.jobs[job].since
+    elif rules.order == LAS:
+        key = attained(state, job)
+    elif rules.order == SRTF:
+        key = state.jobs[job].work - state.jobs[job].done
+    elif rules.order == QUEUES:
+        key = float(np.searchsorted(state.thresholds, attained(state, job), side="right"))
+        ran = state.jobs[job].run
+        if rules.promote > 0 and ran > 0 and state.jobs[job].longest_wait >= rules.promote * ran:
+            key = 0.0
+    elif rules.order == GITTINS:
+        at = np.searchsorted(state.gittins[0], attained(state, job), side="right") - 1
+        key = -state.gittins[1, max(at, 0)]
+    elif rules.order == MIXED:
+        key = attained(state, job) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
+    elif rules.order == ENDS:
+        second = -np.int64(state.jobs[job].work)  # of jobs that never ran, the longest: they decide the tail
+        left = (state.jobs[job].work - state.jobs[job].done) * state.jobs[job].gpus / _NS_PER_S
+        key = min(attained(state, job), left) * (1.0 - rules.weight * (1.0 - sensitivity(state, job)))
+        key /= (state.jobs[job].work * state.jobs[job].gpus / _NS_PER_S) ** rules.tail
+    if rules.aging > 0:
+        key += rules.aging * (state.jobs[job].since / rules.unit)
+    state.jobs[job].key, state.jobs[job].second = key, second
+
+
+@kernel
+def rank_waiting(state: Any, rules: Any) -> None:
+    """Put the jobs that wait into ``ranked``, in the order of this pass."""
+    num = state.at[NUM_WAITING]
+    state.ranked[:num] = state.waiting[:num]
+    if rules.order < DYNAMIC or num < 2:
+        return
+    keys = np.empty(num)
+    now, num_gpus = state.at[NOW], float(len(state.machines) * (len(state.open_count) - 1))
+    if rules.order == FTF:
+        present = 0
+        for job in range(len(state.jobs)):
+            present += state.jobs[job].status == RUNNING or state.jobs[job].status == WAITING
+        share = num_gpus / present
+        for row in range(num):
+            job = state.waiting[row]
+            alone = state.jobs[job].work * max(1.0, state.jobs[job].gpus / share)
+            keys[row] = -(now - state.jobs[job].arrival + state.jobs[job].work - state.jobs[job].done) / alone
+    else:
+        share = water_level(state, num_gpus)
+        for row in range(num):
+            job = state.waiting[row]
+            got = (state.jobs[job].run / max(now - state.jobs[job].arrival, 1)) if state.jobs[job].run else 0.0
+            fair = min(1.0, share / state.jobs[job].gpus)
+            keys[row] = -fair / got if got > 0 else -1e18 * fair
+    order = np.argsort(keys, kind="mergesort")
+    for row in range(num):
+        state.ranked[row] = state.waiting[order[row]]
+
+
+@kernel
+def water_level(state: Any, num_gpus: float) -> float:
+    """GPUs of each job if all that are present share them max-min fair, none more than it asks for.
+
+    With one type of GPU this is what the linear program of Gavel's least attained service comes to.
+    """
+    histogram = np.zeros(int(num_gpus) + 1)
+    for job in range(len(state.jobs)):
+        if state.jobs[job].status == RUNNING or state.jobs[job].status == WAITING:
+            histogram[state.jobs[job].gpus] += 1.0
+    left, sharers = num_gpus, histogram.sum()
+    for count in range(1, len(histogram)):
+        if sharers <= 0 or left / sharers <= count:
+            break
+        left -= count * histogram[count]
+        sharers -= histogram[count]
+    return left / sharers if sharers > 0 else num_gpus

@@ -1,0 +1,205 @@
+"""Jobs get GPUs and give them back, compiled.
+
+In: a state with a placement picked. Out: the state after a start or a stop. Not here: who is started (``engine.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.systems.cluster.queue_order import set_key
+from windtunnel.systems.cluster.sharing import final_stop, share_links, use_of
+from windtunnel.systems.cluster.state import (
+    DONE,
+    IS_LAST,
+    IS_STOPPED,
+    NEED_ROOM,
+    NEED_SPEED,
+    NEVER,
+    NOBODY,
+    NOW,
+    NUM_EVENTS,
+    NUM_HOLDING,
+    NUM_OVER,
+    NUM_PLACES,
+    NUM_SEGMENTS,
+    OVER,
+    PICKED,
+    PICKED_TIER,
+    RESERVER,
+    RETURN,
+    RUNNING,
+    SHARES,
+    STARTED,
+    STOP,
+    change_free,
+    dequeue,
+    enqueue,
+    entry,
+    keep_for,
+    kernel,
+    note_open,
+    push_event,
+    speed_of,
+)
+from windtunnel.systems.cluster.timers import AUTO, record_wait
+
+
+@kernel
+def has_room(state: Any) -> bool:
+    """Whether what one event or start may add finds a place."""
+    at = state.at
+    return bool(
+        at[NUM_EVENTS] + 4 + at[SHARES] * (at[NUM_HOLDING] + 1) < len(state.events)
+        and at[NUM_SEGMENTS] < len(state.segments)
+        and at[NUM_PLACES] + len(state.machines) < len(state.places)
+    )
+
+
+@kernel
+def is_final(state: Any, job: int) -> bool:
+    """Whether a job's work is done when its segment ends."""
+    return bool(state.jobs[job].stop == final_stop(state, job))
+
+
+@kernel
+def quantum_end(state: Any, job: int) -> int:
+    """When the next quantum of a running job ends."""
+    count = state.jobs[job].quanta + 1
+    time = np.int64(np.round(count * state.jobs[job].quantum / state.jobs[job].speed))
+    return int(state.jobs[job].begin + max(time, count))
+
+
+@kernel
+def end_quantum(state: Any, rules: Any, job: int) -> None:
+    """Go on with the next quantum, unless the work is done or the lease would be over within it."""
+    state.jobs[job].quanta += 1
+    left = state.jobs[job].work - state.jobs[job].done
+    if state.jobs[job].quanta * state.jobs[job].quantum >= left * (1.0 - 1e-12):
+        end_segment(state, rules, job, IS_LAST)
+        return
+    time = quantum_end(state, job)
+    if time > state.jobs[job].expires:
+        end_segment(state, rules, job, IS_STOPPED)
+        return
+    state.jobs[job].stop = time
+    push_event(state, time, STOP, state.jobs[job].segment)
+
+
+@entry
+def end_segment(state: Any, rules: Any, job: int, is_last: bool) -> None:
+    """A running job gives its GPUs back, now: its work is done, or it waits again."""
+    at, segment = state.at, state.jobs[job].segment
+    ran = max(at[NOW] - state.jobs[job].begin, 0)
+    left = state.jobs[job].work - state.jobs[job].done
+    if is_last:
+        progress = left
+    elif state.jobs[job].quantum > 0 and at[NOW] == state.jobs[job].stop:
+        progress = min(state.jobs[job].quanta * state.jobs[job].quantum, left)
+    else:
+        here = max(at[NOW] - state.jobs[job].rated, 0)
+        progress = min(state.jobs[job].carried + here * state.jobs[job].speed, left)
+    state.segments[segment].end, state.segments[segment].done = at[NOW], progress
+    state.jobs[job].run += ran
+    state.jobs[job].restarting += min(at[NOW], state.jobs[job].begin) - state.segments[segment].start
+    state.jobs[job].done = state.jobs[job].work if is_last else state.jobs[job].done + progress
+    state.jobs[job].segment = -1
+    state.jobs[job].since = at[NOW]
+    if is_last:
+        state.jobs[job].status, state.jobs[job].end = OVER, at[NOW]
+        at[NUM_OVER] += 1
+    else:
+        state.jobs[job].preempted += 1
+        set_key(state, rules, job)
+        enqueue(state, job)
+    if at[SHARES] and state.segments[segment].tier > 0:
+        state.segments[segment].speed = progress / ran if ran > 0 else state.jobs[job].alone
+        share_links(state)
+    back = at[NOW] + rules.checkpoint * state.jobs[job].gpus
+    state.segments[segment].back = back
+    push_event(state, back, RETURN, segment)
+
+
+@kernel
+def give_back(state: Any, segment: int) -> None:
+    """The GPUs of a segment are free again."""
+    at = state.at
+    for row in range(state.segments[segment].place, state.segments[segment].place + state.segments[segment].width):
+        machine = state.places[row].machine
+        change_free(state, machine, state.places[row].gpus)
+    at[NUM_HOLDING] -= 1
+    moved = state.holding[at[NUM_HOLDING]]
+    place = state.segments[segment].hold
+    state.holding[place] = moved
+    state.segments[moved].hold = place
+    note_open(state)
+
+
+@entry
+def start(state: Any, rules: Any, job: int) -> int:
+    """Start a waiting job on what is picked."""
+    at = state.at
+    speed = speed_of(state, job, at[PICKED])
+    if np.isnan(speed):
+        return NEED_SPEED
+    if not has_room(state):
+        return NEED_ROOM
+    now, segment, num = at[NOW], at[NUM_SEGMENTS], at[PICKED]
+    if state.at[RESERVER] == job:
+        drop_reservation(state)
+    dequeue(state, job)
+    if rules.tuner == AUTO:
+        record_wait(state, rules, job, at[PICKED_TIER])
+    state.segments[segment].place, state.segments[segment].width = at[NUM_PLACES], num
+    for row in range(num):
+        machine, count = state.pick[row].machine, state.pick[row].gpus
+        state.places[at[NUM_PLACES] + row].machine, state.places[at[NUM_PLACES] + row].gpus = machine, count
+        change_free(state, machine, -count)
+    note_open(state)
+    at[NUM_PLACES] += num
+    at[NUM_SEGMENTS] += 1
+    at[STARTED] += 1
+    state.holding[at[NUM_HOLDING]], state.segments[segment].hold = segment, at[NUM_HOLDING]
+    at[NUM_HOLDING] += 1
+    restart = rules.restart * state.jobs[job].gpus if state.jobs[job].first >= 0 else 0
+    state.segments[segment].job, state.segments[segment].start, state.segments[segment].begin = job, now, now + restart
+    state.segments[segment].end, state.segments[segment].back = NEVER, NEVER
+    state.segments[segment].speed, state.segments[segment].tier = speed, at[PICKED_TIER]
+    state.jobs[job].longest_wait = max(state.jobs[job].longest_wait, now - state.jobs[job].since)
+    if state.jobs[job].first < 0:
+        state.jobs[job].first = now
+    state.jobs[job].status, state.jobs[job].segment, state.jobs[job].speed = RUNNING, segment, speed
+    state.jobs[job].begin, state.jobs[job].quanta, state.jobs[job].timer = now + restart, 0, NEVER
+    state.jobs[job].rated, state.jobs[job].carried, state.jobs[job].alone = now + restart, 0.0, speed
+    state.jobs[job].num_starts += 1
+    state.jobs[job].expires = NEVER if rules.lease == NEVER else now + rules.lease
+    if state.jobs[job].quantum > 0:
+        state.jobs[job].stop = quantum_end(state, job)
+    else:
+        state.jobs[job].stop = min(final_stop(state, job), state.jobs[job].expires)
+    push_event(state, state.jobs[job].stop, STOP, segment)
+    if at[SHARES] and at[PICKED_TIER] > 0:
+        use_of(state, job, at[PICKED])
+        share_links(state)
+    return DONE
+
+
+@kernel
+def drop_reservation(state: Any) -> None:
+    """Machines are open again."""
+    for machine in range(len(state.machines)):
+        if state.machines[machine].kept_for >= 0:
+            keep_for(state, machine, NOBODY)
+    state.at[RESERVER] = -1
+    note_open(state)
+
+
+@entry
+def stop_job(state: Any, rules: Any, job: int) -> bool:
+    """Preempt a running job now, where a Python function says so."""
+    if state.jobs[job].status != RUNNING or not has_room(state):
+        return False
+    end_segment(state, rules, job, IS_STOPPED)
+    return True

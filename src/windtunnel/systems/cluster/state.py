@@ -1,0 +1,313 @@
+"""All that a scheduler may know, as arrays, and the moves that change it, compiled.
+
+In: sizes. Out: a ``State`` of arrays that the loop (``engine.py``) and policies (``offers.py``) share. Not here: when
+something happens, and who gets what.
+
+Legend: J jobs, M machines, R racks, G GPUs of a machine, D different demands, N segments (a job on its GPUs from a
+start to a stop), P machines of all placements, H events to come.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+NEVER = np.int64(1 << 61)
+COMING, WAITING, RUNNING, OVER = 0, 1, 2, 3  # status of a job
+# What is handed on from one compiled function to another is no literal: each literal would be compiled for itself.
+STOP, RETURN, TIMER = np.int64(0), np.int64(1), np.int64(2)  # a segment ends, its GPUs come back, a job may take worse
+NOBODY = np.int64(-1)  # a job for which a machine is drained
+SPANS_RACK, SPANS_NETWORK = np.int64(0), np.int64(1)  # what a job takes when its timer is over
+IS_LAST, IS_STOPPED = np.bool_(True), np.bool_(False)  # its work is done with a segment, or it waits again
+
+# places in ``at``
+NOW, NUM_WAITING, NUM_EVENTS, SEQUENCE, NUM_SEGMENTS, NUM_PLACES, NEXT_ARRIVAL, IS_DUE, NUM_OVER, POPPED = range(10)
+PICKED, PICKED_TIER, OPEN, MOST_OPEN, MOST_OPEN_RACK, RESERVER, NUM_HOLDING, IS_SERVED, STARTED, TIMED, WAKES = range(
+    10, 21
+)
+ASKING = 21  # whose speed was looked up last
+WATCHED, EAGER, NUM_DECLINED = (
+    22,
+    23,
+    24,
+)  # a job whose offers are noted (-1: none); when it takes whatever it is offered
+SHARES = 25  # 1: links that several jobs send over are shared
+NUM_AT = 26
+
+DONE, NEED_SPEED, NEED_ROOM, ASK, STUCK, LATER = 0, 1, 2, 3, 4, 5  # why the loop returned
+
+
+JOB = np.dtype(
+    [
+        ("gpus", np.int64), ("profile", np.int64),  # model and batch, by number
+        ("demand", np.int64),  # which of the D demands
+        ("arrival", np.int64), ("work", np.float64),  # ns if communication were free
+        ("quantum", np.float64),  # ns of work between two looks; 0: at any time
+        ("is_skewed", np.bool_),  # may not be spread
+        ("done", np.float64), ("run", np.int64),  # ns of work; ns that it computed or communicated
+        ("restarting", np.int64), ("first", np.int64), ("end", np.int64),  # first start, end: -1 before
+        ("since", np.int64),  # arrival, start or preemption, whichever was last
+        ("status", np.int64), ("begin", np.int64),  # of progress in its segment
+        ("expires", np.int64),  # end of its lease
+        ("stop", np.int64),  # when its segment ends if nobody interferes
+        ("speed", np.float64), ("segment", np.int64), ("quanta", np.int64),  # -1: none; in this segment
+        ("rated", np.int64), ("carried", np.float64),  # since when it has this speed; ns of work in its segment before
+        ("alone", np.float64),  # its speed if nobody else sent
+        ("card", np.float64), ("uplink", np.float64), ("load", np.float64), ("both", np.float64),  # as in ``SPEED``
+        ("timer", np.int64),  # when it is looked at again, or NEVER
+        ("num_starts", np.int64), ("preempted", np.int64), ("longest_wait", np.int64),
+        ("key", np.float64), ("second", np.int64),
+    ]
+)  # fmt: skip
+MACHINE = np.dtype(
+    [("rack", np.int64), ("free", np.int64), ("kept_for", np.int64)]
+)  # job for which it is drained, or -1
+EVENT = np.dtype([("time", np.int64), ("rank", np.int64), ("kind", np.int64), ("subject", np.int64)])  # segment or job
+SEGMENT = np.dtype(
+    [
+        ("job", np.int64), ("start", np.int64), ("begin", np.int64), ("end", np.int64),
+        ("back", np.int64),  # when its GPUs were free again
+        ("speed", np.float64), ("done", np.float64),  # work in it
+        ("tier", np.int64), ("place", np.int64), ("width", np.int64),  # first of its machines, their number
+        ("hold", np.int64),  # place in ``holding``
+        ("wait", np.float64), ("wait_time", np.int64), ("wait_next", np.int64),  # leases waited before it; next record
+    ]
+)  # fmt: skip
+PLACE = np.dtype([("machine", np.int64), ("gpus", np.int64)])
+SPEED = np.dtype(
+    [
+        ("profile", np.int64), ("first", np.uint64), ("second", np.uint64), ("speed", np.float64),
+        # Parts of an iteration in which a job alone sends over machines' cards and racks' uplinks; what it adds to the
+        # load of a card; the part on uplinks that grows with the load of its cards (``sharing.py``).
+        ("card", np.float64), ("uplink", np.float64), ("load", np.float64), ("both", np.float64),
+    ]
+)  # fmt: skip
+WAITS = np.dtype([("head", np.int64), ("tail", np.int64), ("is_stale", np.bool_), ("leases", np.float64)])
+
+
+DECLINED = np.dtype([("time", np.int64), ("tier", np.int64), ("machines", np.int64), ("speed", np.float64)])
+
+
+class State(NamedTuple):
+    """See the legend above; times in ns. Few tables, as compiling takes time with the number of arrays."""
+
+    at: Array  # int64, what is one number
+    machines: Array  # MACHINE [M]
+    rack_first: Array  # int64 [R + 1], first machine of each
+    rack_open: Array  # int64 [R], free GPUs of machines that are drained for nobody
+    open_count: Array  # int64 [G + 1], those machines by their free GPUs
+    jobs: Array  # JOB [J]
+    waiting: Array  # int64 [J], jobs in order
+    ranked: Array  # int64 [J], scratch: jobs in the order of this pass
+    events: Array  # EVENT [H], a heap
+    segments: Array  # SEGMENT [N]
+    places: Array  # PLACE [P]
+    holding: Array  # int64 [M * G], segments whose GPUs are not free
+    pick: Array  # PLACE [M + 1]
+    table: Array  # SPEED [K], NaN: nothing
+    waits: Array  # WAITS [2, D], of a machine, a rack: records of waits, and the timer made of them
+    frees: Array  # int64 [2, rack + 1], when a machine, a rack may have so many free
+    scratch: Array  # int64 [max(M, R)]
+    thresholds: Array  # float64, of attained service
+    gittins: Array  # float64 [2, K], ages and the index from there on
+    declined: Array  # DECLINED, what the watched job was offered and did not take
+    loads: Array  # float64 [M + R], of machines' cards and racks' uplinks by jobs that send over them
+    loss: Array  # float64 [G + 1, G + 1], of future placements by free GPUs and GPUs taken
+
+
+def entry(function: Any) -> Any:
+    """Compile, and keep what was compiled; numba looks at the file of a function alone, not at those that it calls."""
+    return njit(cache=True, nogil=True)(function)
+
+
+def kernel(function: Any) -> Any:
+    """The same for what only compiled functions call: without its door to Python a fifth of compiling is saved."""
+    return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)  # type: ignore[call-overload]
+
+
+@entry
+def push_event(state: Any, time: int, kind: int, item: int) -> None:
+    """Ask for an event."""
+    at, events = state.at, state.events
+    hole = at[NUM_EVENTS]
+    at[NUM_EVENTS] += 1
+    while hole > 0:
+        above = (hole - 1) >> 1
+        if events[above].time <= time:  # equal times: what was asked for first, as ranks only grow
+            break
+        copy_event(events, above, hole)
+        hole = above
+    events[hole].time, events[hole].rank = time, at[SEQUENCE]
+    events[hole].kind, events[hole].subject = kind, item
+    at[SEQUENCE] += 1
+
+
+@kernel
+def copy_event(events: Any, source: int, target: int) -> None:
+    """Move an event in the heap."""
+    events[target].time, events[target].rank = events[source].time, events[source].rank
+    events[target].kind, events[target].subject = events[source].kind, events[source].subject
+
+
+@kernel
+def comes_first(events: Any, one: int, other: int) -> bool:
+    """Whether an event is before another."""
+    if events[one].time != events[other].time:
+        return bool(events[one].time < events[other].time)
+    return bool(events[one].rank < events[other].rank)
+
+
+@kernel
+def pop_event(state: Any) -> tuple[int, int]:
+    """Take the next event out: its kind and item."""
+    at, events = state.at, state.events
+    kind, item = events[0].kind, events[0].subject
+    at[NUM_EVENTS] -= 1
+    last = at[NUM_EVENTS]  # stays where it is until its place is found
+    hole = 0
+    while True:
+        below = 2 * hole + 1
+        if below >= last:
+            break
+        if below + 1 < last and comes_first(events, below + 1, below):
+            below += 1
+        if comes_first(events, last, below):
+            break
+        copy_event(events, below, hole)
+        hole = below
+    copy_event(events, last, hole)
+    return kind, item
+
+
+@kernel
+def note_open(state: Any) -> None:
+    """What is the most that a machine and a rack have open."""
+    most = 0
+    for count in range(len(state.open_count) - 1, 0, -1):
+        if state.open_count[count]:
+            most = count
+            break
+    state.at[MOST_OPEN] = most
+    state.at[MOST_OPEN_RACK] = state.rack_open.max()
+
+
+@kernel
+def change_free(state: Any, machine: int, count: int) -> None:
+    """GPUs of a machine become free (``count`` above 0) or taken."""
+    old = state.machines[machine].free
+    state.machines[machine].free = old + count
+    if state.machines[machine].kept_for < 0:
+        state.open_count[old] -= 1
+        state.open_count[old + count] += 1
+        state.rack_open[state.machines[machine].rack] += count
+        state.at[OPEN] += count
+
+
+@kernel
+def keep_for(state: Any, machine: int, job: int) -> None:
+    """Drain a machine for a job; -1: for nobody any more."""
+    free = state.machines[machine].free
+    if (state.machines[machine].kept_for < 0) != (job < 0):
+        sign = 1 if job < 0 else -1
+        state.open_count[free] += sign
+        state.rack_open[state.machines[machine].rack] += sign * free
+        state.at[OPEN] += sign * free
+    state.machines[machine].kept_for = job
+
+
+@kernel
+def is_before(state: Any, one: int, other: int) -> bool:
+    """Whether a waiting job comes before another: by key, then second key, then number."""
+    if state.jobs[one].key != state.jobs[other].key:
+        return bool(state.jobs[one].key < state.jobs[other].key)
+    if state.jobs[one].second != state.jobs[other].second:
+        return bool(state.jobs[one].second < state.jobs[other].second)
+    return one < other
+
+
+@kernel
+def place_of(state: Any, job: int) -> int:
+    """How many waiting jobs come before a job."""
+    low, high = 0, state.at[NUM_WAITING]
+    while low < high:
+        middle = (low + high) >> 1
+        if is_before(state, state.waiting[middle], job):
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
+
+
+@kernel
+def enqueue(state: Any, job: int) -> None:
+    """Put a job where its key says."""
+    low = place_of(state, job)
+    for place in range(state.at[NUM_WAITING], low, -1):
+        state.waiting[place] = state.waiting[place - 1]
+    state.waiting[low] = job
+    state.at[NUM_WAITING] += 1
+    state.jobs[job].status = WAITING
+
+
+@entry
+def dequeue(state: Any, job: int) -> None:
+    """Take a job out of those that wait."""
+    low = place_of(state, job)
+    state.at[NUM_WAITING] -= 1
+    for place in range(low, state.at[NUM_WAITING]):
+        state.waiting[place] = state.waiting[place + 1]
+
+
+@kernel
+def mixed(value: Any, salt: Any) -> Any:
+    """64 bits that look like chance (the finalizer of splitmix64)."""
+    bits = np.uint64(value) + np.uint64(salt) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@entry
+def shape_keys(state: Any, num: int) -> tuple[int, int]:
+    """Two numbers of what is picked that every order of racks and of machines gives alike; it stands rack by rack."""
+    one, two = np.uint64(0), np.uint64(0)
+    rack_one, rack_two, rack = np.uint64(0), np.uint64(0), -1
+    for at in range(num):
+        own = state.machines[state.pick[at].machine].rack
+        if own != rack and rack >= 0:
+            one += mixed(rack_one, np.uint64(5))
+            two += mixed(rack_two, np.uint64(7))
+            rack_one, rack_two = np.uint64(0), np.uint64(0)
+        rack = own
+        rack_one += mixed(np.uint64(state.pick[at].gpus), np.uint64(1))
+        rack_two += mixed(np.uint64(state.pick[at].gpus), np.uint64(3))
+    one += mixed(rack_one, np.uint64(5))
+    two += mixed(rack_two, np.uint64(7))
+    return one, two
+
+
+@entry
+def table_slot(state: Any, profile: Any, one: Any, two: Any) -> Any:
+    """Where the speed of a model on a shape is, or would be, in the table."""
+    mask = np.uint64(len(state.table) - 1)
+    slot = mixed(one ^ np.uint64(profile), np.uint64(11)) & mask
+    while not np.isnan(state.table[slot].speed) and not (
+        state.table[slot].profile == profile and state.table[slot].first == one and state.table[slot].second == two
+    ):
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
+@kernel
+def speed_of(state: Any, job: int, num: int) -> float:
+    """S of a job on the machines that are picked; NaN: nobody said it yet."""
+    if state.jobs[job].gpus == 1:
+        return 1.0
+    state.at[ASKING] = job
+    one, two = shape_keys(state, num)
+    return float(state.table[table_slot(state, state.jobs[job].profile, one, two)].speed)

@@ -1,0 +1,140 @@
+"""Delay timers, and what is known of when GPUs will be free, compiled.
+
+In: a state. Out: how long a job waits for a machine, for a rack; when one may have enough. Not here: offers
+(``offers.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.systems.cluster.state import EAGER, NEVER, NOW, NUM_HOLDING, NUM_SEGMENTS, WATCHED, kernel
+
+FIXED, AUTO, MARGINAL = 0, 1, 2  # where timers come from
+
+
+@kernel
+def hold_ends(state: Any, rules: Any) -> Any:
+    """When the GPUs of each segment that holds some are free if nobody interferes, int64."""
+    ends = np.empty(state.at[NUM_HOLDING], np.int64)
+    for place in range(state.at[NUM_HOLDING]):
+        segment = state.holding[place]
+        job = state.segments[segment].job
+        if state.segments[segment].back != NEVER:
+            ends[place] = state.segments[segment].back
+        else:
+            ends[place] = state.jobs[job].stop + rules.checkpoint * state.jobs[job].gpus
+    return ends
+
+
+@kernel
+def predict_frees(state: Any, rules: Any) -> None:
+    """When a machine, and when a rack, will have so many GPUs free if nobody else takes them."""
+    at, frees = state.at, state.frees
+    frees[:] = NEVER
+    ends = hold_ends(state, rules)
+    order = np.argsort(ends, kind="mergesort")
+    free, in_rack = state.scratch, state.rack_open.copy()
+    for machine in range(len(state.machines)):
+        free[machine] = state.machines[machine].free
+        if state.machines[machine].kept_for < 0:
+            for count in range(1, free[machine] + 1):
+                frees[0, count] = at[NOW]
+    for rack in range(len(in_rack)):
+        for count in range(1, in_rack[rack] + 1):
+            frees[1, count] = at[NOW]
+    for place in order:
+        segment = state.holding[place]
+        first = state.segments[segment].place
+        for row in range(first, first + state.segments[segment].width):
+            machine, count = state.places[row].machine, state.places[row].gpus
+            if state.machines[machine].kept_for >= 0:
+                continue
+            free[machine] += count
+            in_rack[state.machines[machine].rack] += count
+            if frees[0, free[machine]] == NEVER:
+                for fewer in range(free[machine], 0, -1):
+                    if frees[0, fewer] != NEVER:
+                        break
+                    frees[0, fewer] = ends[place]
+            most = in_rack[state.machines[machine].rack]
+            for fewer in range(most, 0, -1):
+                if frees[1, fewer] != NEVER:
+                    break
+                frees[1, fewer] = ends[place]
+
+
+@kernel
+def retune(state: Any, rules: Any, demand: int) -> None:
+    """Timers of a demand from the waits of those that were offered a machine, a rack."""
+    now, unit = state.at[NOW], rules.unit
+    for level in range(2):
+        head = state.waits[level, demand].head
+        while head >= 0 and now - state.segments[head].wait_time > rules.history_leases * unit:
+            head = state.segments[head].wait_next
+            state.waits[level, demand].is_stale = True
+        state.waits[level, demand].head = head
+        if head < 0:
+            state.waits[level, demand].tail = -1
+        if not state.waits[level, demand].is_stale:
+            continue
+        state.waits[level, demand].is_stale = False
+        total, count, row = 0.0, 0, head
+        while row >= 0:
+            total += state.segments[row].wait
+            count += 1
+            row = state.segments[row].wait_next
+        estimate = 1.0
+        if count and total > 0:
+            mean, squares, row = total / count, 0.0, head
+            while row >= 0:
+                squares += (state.segments[row].wait - mean) ** 2
+                row = state.segments[row].wait_next
+            estimate = mean + 2.0 * np.sqrt(squares / count)
+        if level == 0:
+            state.waits[0, demand].leases = min(np.ceil(0.8 * rules.history_leases), max(6.0, np.ceil(estimate)))
+        else:
+            state.waits[1, demand].leases = min(rules.history_leases, max(12.0, np.ceil(estimate)))
+
+
+@kernel
+def record_wait(state: Any, rules: Any, job: int, tier: int) -> None:
+    """A job takes an offer of a machine or a rack: remember how long it waited, from one lease on."""
+    waited = (state.at[NOW] - state.jobs[job].since) / rules.unit
+    if tier > 1 or waited < 1.0:
+        return
+    row, demand = state.at[NUM_SEGMENTS], state.jobs[job].demand
+    state.segments[row].wait, state.segments[row].wait_time, state.segments[row].wait_next = waited, state.at[NOW], -1
+    tail = state.waits[tier, demand].tail
+    if tail >= 0:
+        state.segments[tail].wait_next = row
+    else:
+        state.waits[tier, demand].head = row
+    state.waits[tier, demand].tail = row
+    state.waits[tier, demand].is_stale = True
+
+
+@kernel
+def timer_of(state: Any, rules: Any, job: int, tier: int) -> int:
+    """How long a job waits before it takes what spans a rack (0), the network (1)."""
+    if job == state.at[WATCHED] and state.at[NOW] == state.at[EAGER]:
+        return 0
+    if rules.tuner == AUTO:
+        return int(np.int64(state.waits[tier, state.jobs[job].demand].leases * rules.unit))
+    return int(rules.rack_timer if tier == 0 else rules.network_timer)
+
+
+@kernel
+def next_timer(state: Any, rules: Any, job: int) -> int:
+    """When a job that declined would take worse, or NEVER."""
+    at, soonest = state.at, NEVER
+    num, per_machine, per_rack = state.jobs[job].gpus, len(state.open_count) - 1, state.frees.shape[1] - 1
+    for tier in range(2):
+        if num > (per_machine if tier == 0 else per_rack):
+            continue
+        expiry = state.jobs[job].since + timer_of(state, rules, job, tier)
+        if at[NOW] < expiry < soonest:
+            soonest = expiry
+    return int(soonest)
