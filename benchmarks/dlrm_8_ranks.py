@@ -15,9 +15,9 @@ from benchmarks import bar
 from windtunnel.graph import Graph, Kind
 from windtunnel.reports.waits import rank_waits
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.ranks import load_ranks
+from windtunnel.sources.timeline.explain import explain_device_tasks
 
 NUM_RANKS = 8
 MOST_RATIO, MOST_US = 0.005, 50

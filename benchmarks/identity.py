@@ -15,8 +15,8 @@ from tests.shared_data import find_shared
 from benchmarks import bar
 from windtunnel.graph import Graph, Kind, ResourceKind
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.kineto.reader import load_kineto
+from windtunnel.sources.timeline.explain import explain_device_tasks
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 TOLERANCE_NS = 1_000

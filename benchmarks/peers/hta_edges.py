@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from windtunnel.errors import TraceError
-from windtunnel.sources.kineto.device_tables import times_of
 from windtunnel.sources.kineto.trace import COMPLETE, MISSING, Trace
+from windtunnel.sources.timeline.recorded import times_of
 
 __all__ = ["DEVICE", "Events", "Node", "all_edges"]
 

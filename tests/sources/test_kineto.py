@@ -14,8 +14,8 @@ from windtunnel.errors import InputError, NotApplicableError, TraceError, Windtu
 from windtunnel.graph import EdgeKind, Kind, Phase, ProcessGroup, ResourceKind
 from windtunnel.reports import explain
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.kineto.reader import KinetoRules, load_kineto
+from windtunnel.sources.timeline.explain import explain_device_tasks
 
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 SHIPPED = [

@@ -8,8 +8,8 @@ from tests.sources.kineto_traces import call, kernel, op, write
 from windtunnel.errors import TraceError
 from windtunnel.graph import Kind
 from windtunnel.simulate import replay
-from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.kineto.reader import load_kineto
+from windtunnel.sources.timeline.explain import explain_device_tasks
 
 
 def rank_events(compute, arrive, finish, name="ncclKernel_AllReduce_RING", nelems=100):

@@ -13,8 +13,8 @@ from windtunnel.graph import Graph, ResourceKind
 from windtunnel.reports.packing import shortened
 from windtunnel.simulate import Timeline, waits_for_data
 from windtunnel.sources.execution_trace.reader import count_unmeasured
-from windtunnel.sources.kineto.explain import explain_device_tasks
 from windtunnel.sources.ranks.clocks import clock_lines
+from windtunnel.sources.timeline.explain import explain_device_tasks
 from windtunnel.units import format_count, format_duration, format_ratio
 from windtunnel.whatifs.messages import untimed_messages
 

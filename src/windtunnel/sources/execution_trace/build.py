@@ -26,7 +26,7 @@ from windtunnel.sources.execution_trace.work import (
     process_groups,
     sequence_of,
 )
-from windtunnel.sources.kineto.host import Labels
+from windtunnel.sources.timeline.host import Labels
 from windtunnel.sources.torch.dataflow import Flow, trace_flow
 from windtunnel.sources.torch.ops import Operator, Role
 

@@ -18,11 +18,11 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import TraceError
 from windtunnel.graph import EdgeKind, Graph, ResourceKind
 from windtunnel.sources.execution_trace.nodes import Document, Node
-from windtunnel.sources.kineto.host import cut_threads
 from windtunnel.sources.kineto.reader import load_kineto
 from windtunnel.sources.kineto.roles import Role, roles
-from windtunnel.sources.kineto.slices import inherit
 from windtunnel.sources.kineto.trace import MISSING, Trace, read_trace
+from windtunnel.sources.timeline.host import cut_threads
+from windtunnel.sources.timeline.slices import inherit
 from windtunnel.sources.torch.timeline_points import match_in_order
 
 __all__ = ["Kernels", "Measured", "measure"]

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from windtunnel.graph import Phase
 from windtunnel.sources.execution_trace.nodes import Document, Node
 from windtunnel.sources.kineto import scanner as scan
-from windtunnel.sources.kineto.host import Host, Labels, label_events
 from windtunnel.sources.kineto.roles import Role
-from windtunnel.sources.kineto.slices import fill_between
 from windtunnel.sources.kineto.trace import COMPLETE, MISSING, Trace
+from windtunnel.sources.timeline.host import Host, Labels, label_events
+from windtunnel.sources.timeline.slices import fill_between
 from windtunnel.sources.torch.timeline_points import Points
 
 __all__ = ["find_parents", "label_nodes", "lay_out", "phases"]

@@ -1,6 +1,6 @@
 """Kineto traces of CPUs and GPUs, of one rank or many.
 
-Public modules: ``explain``, ``reader``, ``tables``, ``unprofiled``.
+Public modules: ``reader``, ``unprofiled``.
 """
 
 from windtunnel.sources.kineto.reader import KinetoRules, load_kineto

@@ -12,11 +12,11 @@ from pathlib import Path
 from windtunnel import registry
 from windtunnel.base.progress import Progress
 from windtunnel.graph import Graph
-from windtunnel.sources.kineto.build import assemble, find_parts
-from windtunnel.sources.kineto.rules import KinetoRules
 from windtunnel.sources.kineto.trace import read_trace
 from windtunnel.sources.ranks.merge import merge
 from windtunnel.sources.ranks.reader import ranks_in
+from windtunnel.sources.timeline.build import assemble, find_parts
+from windtunnel.sources.timeline.rules import KinetoRules
 
 __all__ = ["KinetoRules", "load_kineto"]
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from windtunnel.graph import Kind, Phase, Strings
 from windtunnel.graph.flops import sums_products
 from windtunnel.graph.meta import ProcessGroup
-from windtunnel.sources.kineto.device import Device
-from windtunnel.sources.kineto.host import Host, Labels
 from windtunnel.sources.kineto.roles import Role, collective_of, dtype_bytes, matching
-from windtunnel.sources.kineto.slices import fill_between, inherit
 from windtunnel.sources.kineto.trace import MISSING, Trace
+from windtunnel.sources.timeline.device import Device
+from windtunnel.sources.timeline.host import Host, Labels
+from windtunnel.sources.timeline.slices import fill_between, inherit
 
 __all__ = ["Collectives", "encode", "find_collectives", "kinds", "op_column", "phases"]
 

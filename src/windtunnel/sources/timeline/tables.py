@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError, NotApplicableError
-from windtunnel.sources.kineto.device_tables import NO_CALL, KernelKind, Recorded, Span, read_recorded
-from windtunnel.sources.kineto.intervals import QUARTILES, describe, length_ns, merged, shared_ns
 from windtunnel.sources.ranks.reader import ranks_in
+from windtunnel.sources.timeline.intervals import QUARTILES, describe, length_ns, merged, shared_ns
+from windtunnel.sources.timeline.recorded import NO_CALL, KernelKind, Recorded, Span, read_recorded
 
 __all__ = ["TABLES", "TableRules", "TraceTables", "read_tables"]
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import Phase
-from windtunnel.sources.kineto.device import Device
 from windtunnel.sources.kineto.roles import Role, matching, phase_of
-from windtunnel.sources.kineto.slices import cut_slices, inherit, match_latest
 from windtunnel.sources.kineto.trace import MISSING, Trace, is_string
+from windtunnel.sources.timeline.device import Device
+from windtunnel.sources.timeline.slices import cut_slices, inherit, match_latest
 
 __all__ = ["Host", "Labels", "cut_threads", "label_events"]
 

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import EdgeKind
-from windtunnel.sources.kineto.device import Cause, Device, Starts
-from windtunnel.sources.kineto.host import Host, Labels
-from windtunnel.sources.kineto.memory import Memory
-from windtunnel.sources.kineto.slices import latest_arrival, make_consistent, thread_order, widen_gaps
-from windtunnel.sources.kineto.threads import HandOffs
-from windtunnel.sources.kineto.waits import HostWaits, StreamWaits
+from windtunnel.sources.timeline.device import Cause, Device, Starts
+from windtunnel.sources.timeline.host import Host, Labels
+from windtunnel.sources.timeline.memory import Memory
+from windtunnel.sources.timeline.slices import latest_arrival, make_consistent, thread_order, widen_gaps
+from windtunnel.sources.timeline.threads import HandOffs
+from windtunnel.sources.timeline.waits import HostWaits, StreamWaits
 
 __all__ = ["Edges", "all_edges", "external_start", "is_released_by_wait"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.rules import KinetoRules
+from windtunnel.sources.timeline.rules import KinetoRules
 
 __all__ = ["HandOffs", "find_hand_offs", "follow_progress"]
 

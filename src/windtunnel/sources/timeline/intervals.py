@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.device_tables import Span
+from windtunnel.sources.timeline.recorded import Span
 
 __all__ = ["QUARTILES", "describe", "length_ns", "merged", "shared_ns"]
 

@@ -13,11 +13,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.invalid_records import clip_ends, skew_warning
 from windtunnel.sources.kineto.roles import Role
-from windtunnel.sources.kineto.rules import KinetoRules
-from windtunnel.sources.kineto.slices import assign_lanes, latest_ended, match_latest
 from windtunnel.sources.kineto.trace import MISSING, Trace, is_string
+from windtunnel.sources.timeline.invalid_records import clip_ends, skew_warning
+from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.slices import assign_lanes, latest_ended, match_latest
 
 __all__ = ["Cause", "Device", "Starts", "explain_starts", "find_device", "match_calls"]
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.progress import Progress
-from windtunnel.sources.kineto.build import told_rank
-from windtunnel.sources.kineto.device import find_device, match_calls, stream_values
 from windtunnel.sources.kineto.roles import Role, collective_of, matching, roles
 from windtunnel.sources.kineto.trace import COMPLETE, MISSING, Trace, read_trace
+from windtunnel.sources.timeline.build import told_rank
+from windtunnel.sources.timeline.device import find_device, match_calls, stream_values
 
 __all__ = ["NO_CALL", "KernelKind", "Recorded", "Span", "read_recorded", "times_of"]
 

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import TraceError
 from windtunnel.graph import Discipline, EdgeKind, Phase, ResourceKind, Strings
-from windtunnel.sources.kineto.columns import (
+from windtunnel.sources.kineto.roles import Role, matching, roles
+from windtunnel.sources.kineto.trace import MISSING, Trace
+from windtunnel.sources.timeline.columns import (
     Collectives,
     encode,
     find_collectives,
@@ -22,18 +24,16 @@ from windtunnel.sources.kineto.columns import (
     op_column,
     phases,
 )
-from windtunnel.sources.kineto.device import Device, Starts, explain_starts, find_device
-from windtunnel.sources.kineto.edges import Edges, all_edges, external_start, is_released_by_wait
-from windtunnel.sources.kineto.host import Host, Labels, cut_threads, label_events
-from windtunnel.sources.kineto.invalid_records import leave_out_lost
-from windtunnel.sources.kineto.memory import Memory, find_memory
-from windtunnel.sources.kineto.roles import Role, matching, roles
-from windtunnel.sources.kineto.rules import KinetoRules
-from windtunnel.sources.kineto.slices import TOLERANCE_NS
-from windtunnel.sources.kineto.threads import HandOffs, find_hand_offs, follow_progress
-from windtunnel.sources.kineto.trace import MISSING, Trace
-from windtunnel.sources.kineto.waits import HostWaits, StreamWaits, find_host_waits, find_stream_waits
-from windtunnel.sources.kineto.window import Steps, Window, find_steps, find_window
+from windtunnel.sources.timeline.device import Device, Starts, explain_starts, find_device
+from windtunnel.sources.timeline.edges import Edges, all_edges, external_start, is_released_by_wait
+from windtunnel.sources.timeline.host import Host, Labels, cut_threads, label_events
+from windtunnel.sources.timeline.invalid_records import leave_out_lost
+from windtunnel.sources.timeline.memory import Memory, find_memory
+from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.slices import TOLERANCE_NS
+from windtunnel.sources.timeline.threads import HandOffs, find_hand_offs, follow_progress
+from windtunnel.sources.timeline.waits import HostWaits, StreamWaits, find_host_waits, find_stream_waits
+from windtunnel.sources.timeline.window import Steps, Window, find_steps, find_window
 
 __all__ = ["Columns", "Parts", "assemble", "find_parts", "told_rank"]
 

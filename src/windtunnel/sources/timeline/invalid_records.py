@@ -11,8 +11,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from windtunnel.sources.kineto.roles import Role
-from windtunnel.sources.kineto.slices import TOLERANCE_NS
 from windtunnel.sources.kineto.trace import Trace
+from windtunnel.sources.timeline.slices import TOLERANCE_NS
 from windtunnel.units import format_duration
 
 __all__ = ["clip_ends", "leave_out_lost", "skew_warning"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import NotApplicableError
 from windtunnel.graph import Graph, ResourceKind
-from windtunnel.sources.kineto.device import Cause
+from windtunnel.sources.timeline.device import Cause
 from windtunnel.units import format_duration
 
 __all__ = ["DeviceStarts", "explain_device_tasks"]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.host import Host
 from windtunnel.sources.kineto.roles import matching
 from windtunnel.sources.kineto.trace import MISSING, Trace
+from windtunnel.sources.timeline.host import Host
 
 __all__ = ["Memory", "find_memory"]
 

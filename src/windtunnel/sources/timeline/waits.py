@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.sources.kineto.device import NEVER, Device, match_calls, stream_values
 from windtunnel.sources.kineto.roles import Role, matching
-from windtunnel.sources.kineto.rules import KinetoRules
-from windtunnel.sources.kineto.slices import TOLERANCE_NS, latest_ended
 from windtunnel.sources.kineto.trace import MISSING, Trace
+from windtunnel.sources.timeline.device import NEVER, Device, match_calls, stream_values
+from windtunnel.sources.timeline.rules import KinetoRules
+from windtunnel.sources.timeline.slices import TOLERANCE_NS, latest_ended
 
 __all__ = ["HostWaits", "StreamWaits", "find_host_waits", "find_stream_waits"]
 
