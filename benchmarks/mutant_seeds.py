@@ -125,12 +125,6 @@ def execution_trace() -> list[bytes]:
     return [json.dumps(nested).encode(), json.dumps(plain).encode()]
 
 
-def profile() -> list[bytes]:
-    from tests.systems.pipelines.test_search import LINES
-
-    return [LINES.encode()]
-
-
 def placement() -> list[bytes]:
     nodes = [
         {"id": one, "supportedOnFpga": 1, "cpuLatency": 3.0, "fpgaLatency": 1.0, "size": 2.0, "isBackwardNode": one > 2,
@@ -175,12 +169,6 @@ def _read_stored(path: Path) -> Any:
     return load(path.parent)
 
 
-def _read_profile(path: Path) -> Any:
-    from windtunnel.systems.pipelines.profile import read_profile
-
-    return read_profile(path)
-
-
 def _read_placement(path: Path) -> Any:
     from windtunnel.systems.placement.formats import read_problem
 
@@ -214,7 +202,6 @@ def _of(maker: Callable[[], list[bytes]]) -> Callable[[], list[bytes]]:
 _TEXT = (mutants.changed_bytes, mutants.changed_text, mutants.changed_json)
 _WIRE = (mutants.changed_bytes, mutants.changed_wire, mutants.changed_wire)
 _TABLE = (mutants.changed_bytes, mutant_tables.changed_parquet, mutant_tables.changed_parquet)
-_LINES = (mutants.changed_bytes, mutants.changed_text)
 
 
 def _table(name: str) -> Callable[[], list[bytes]]:
@@ -230,7 +217,6 @@ SUBJECTS = {
     "chakra.et": Subject(10, "c.et", chakra_et, _WIRE, _read_chakra),
     "chakra.et.gz": Subject(3, "c.et.gz", _of(chakra_et), tuple(map(mutants.packed, _WIRE)), _read_chakra),
     "execution_trace": Subject(12, "e.json", execution_trace, _TEXT, _read_execution_trace),
-    "profile": Subject(5, "p.txt", profile, _LINES, _read_profile),
     "placement": Subject(5, "p.json", placement, _TEXT, _read_placement),
     "meta.json": Subject(8, "meta.json", _table("meta.json"), _TEXT, _read_stored, mutant_tables.stored_files),
     "tasks": Subject(5, "tasks.parquet", _table("tasks.parquet"), _TABLE, _read_stored, mutant_tables.stored_files),

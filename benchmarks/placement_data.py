@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.shared_data import find_shared
 
+from benchmarks.peers.pipedream_planner import Level, LevelTable, States
+from benchmarks.peers.pipedream_profile import Profile
 from windtunnel.search.downsets import downsets
 from windtunnel.search.placement.model import Problem
-from windtunnel.systems.pipelines.profile import Profile
-from windtunnel.systems.pipelines.search import Level, LevelTable, States
 from windtunnel.systems.placement.formats import ACCELERATOR, CPU, read_problem
 
 MISSING = "public data is not here"

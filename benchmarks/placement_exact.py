@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from tests.shared_data import find_shared
 
 from benchmarks import bar
+from benchmarks.peers.pipedream_planner import Level, plan_stages
+from benchmarks.peers.pipedream_profile import read_profile
 from benchmarks.placement_data import (
     MISSING,
     PLANS,
@@ -28,8 +30,6 @@ from windtunnel.search.minmax import solve
 from windtunnel.search.placement import baselines
 from windtunnel.search.placement.contraction import contract
 from windtunnel.search.placement.throughput import linearized
-from windtunnel.systems.pipelines.profile import read_profile
-from windtunnel.systems.pipelines.search import Level, plan_stages
 
 TARGET = "every count and value equal (1e-9, or all published digits)"
 

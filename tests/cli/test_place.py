@@ -90,28 +90,6 @@ def test_wrong_wishes_are_answered_with_two(capsys, path, monkeypatch, arguments
     assert message in err
 
 
-PROFILE = """node1 -- Conv -- forward_compute_time=2.0, backward_compute_time=4.0, activation_size=16.0, \
-parameter_size=10.0
-node2 -- Linear -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=4.0, parameter_size=100.0
-\tnode1 -- node2
-"""
-
-
-def test_a_profile_is_cut_into_stages(capsys, tmp_path):
-    profile = tmp_path / "profile.txt"
-    profile.write_text(PROFILE)
-
-    code, out, err = run(capsys, "pipedream", profile, "--levels", "2@1kB/s")
-
-    assert 0 == code, err
-    assert "6.00 ms per minibatch, 1.50x one machine" in out
-    document = json.loads(run(capsys, "pipedream", profile, "--levels", "2@1kB/s", "--json")[1])
-    assert [["node1"], ["node2"]] == [stage["layers"] for stage in document["stages"]]
-    for levels, message in (("", "every level"), ("two", "is no level"), ("2@fast", "is not a rate")):
-        code, _, err = run(capsys, "pipedream", profile, "--levels", levels)
-        assert (2, True) == (code, message in err)
-
-
 @pytest.mark.slow
 def test_a_workload_is_flown_and_its_receipt_kept(capsys, tmp_path, monkeypatch):
     pytest.importorskip("torch")
@@ -157,11 +135,7 @@ def test_flights_that_cannot_be(capsys):
     assert "nothing" in err
 
 
-def test_what_belongs_to_another_verb_is_sent_there(capsys, tmp_path):
-    profile = tmp_path / "a profile.txt"
-    profile.write_text(PROFILE)
-
-    assert f"windtunnel place pipedream '{profile}' --levels" in run(capsys, profile)[2]
+def test_what_belongs_to_another_verb_is_sent_there(capsys):
     assert "windtunnel place fly mlp --devices 2" in run(capsys, "mlp")[2]
 
 
@@ -209,18 +183,6 @@ def test_a_graph_of_too_many_cuts_says_what_was_searched(capsys, path):
 
     assert 0 == code
     assert "more than 3 downsets" in out
-
-
-def test_a_profile_of_too_many_states_is_planned_along_orders_with_a_bound(capsys, tmp_path):
-    profile = tmp_path / "profile.txt"
-    profile.write_text(PROFILE)
-
-    found = json.loads(run(capsys, "pipedream", profile, "--levels", "2@1kB/s", "--most-downsets", "1", "--json")[1])
-    _, out, _ = run(capsys, "pipedream", profile, "--levels", "2@1kB/s", "--most-downsets", "1")
-
-    assert 0.006 == found["time_s"] == found["bound_s"]  # the longer layer alone: replicas would cost more
-    assert found["is_optimal"]
-    assert "searched along a depth-first order of the layers; no plan is below 6.00 ms" in " ".join(out.split())
 
 
 def test_stages_may_have_replicas(capsys, path):

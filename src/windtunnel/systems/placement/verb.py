@@ -1,6 +1,6 @@
 """``windtunnel place``: which device runs which operator.
 
-Three verbs: a graph or a problem (the one that needs no name), a profile for PipeDream's planner, a flight.
+Two verbs: a graph or a problem (the one that needs no name), and a flight.
 """
 
 from __future__ import annotations
@@ -144,13 +144,7 @@ def _problem(source: Path, devices: str, cpus: int, memory: str, bandwidth: str,
 
 
 def _require_this_verb(source: Path) -> None:
-    """Send profiles and workloads to the verbs that know them."""
-    if source.suffix == ".txt":
-        raise InputError(
-            "a profile of layers goes to PipeDream's planner",
-            where=str(source),
-            fix=f"windtunnel place pipedream {quoted(source)} --levels 4@8GB/s",
-        )
+    """Send workloads to the verb that knows them."""
     name = str(source).partition(":")[0]
     if not source.exists() and name in registry.all("workload"):
         raise InputError(

@@ -1,9 +1,8 @@
 """PipeDream's planner: a profile cut into replicated stages, level by level of a machine's topology.
 
 In: a profile of layers, or any graph of them, and the levels of a topology. Out: ``StagePlan``: which layers form a
-stage, on how many machines, and the time per stage. The planner's states are the downsets of the layer graph, so that
-joins cost what they cost here and not a search of hours; where these are too many, the prefixes of some orders, with a
-bound that no plan is below. Not here: reading profiles (``profile``), running a pipeline.
+stage, on how many machines, and the time per stage. The planner's states are the downsets of the layer graph.
+Not here: reading profiles (``pipedream_profile``).
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1 and its released planner, whose ties are kept.
 """
@@ -14,21 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.peers.pipedream_profile import Profile
+from benchmarks.peers.pipedream_tables import Level, LevelTable, States
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.search.downsets import CAP, Lattice, TooManyDownsets, chain, downsets
-from windtunnel.search.orders import breadth_first, depth_first
-from windtunnel.systems.pipelines.pipedream_tables import Level, LevelTable, States, table_bytes
-from windtunnel.systems.pipelines.profile import Profile
+from windtunnel.search.downsets import downsets
 
-__all__ = ["Level", "PipeStage", "StagePlan", "least_time_s", "plan_stages"]
-
-_ORDERS = {"depth-first": depth_first, "breadth-first": breadth_first}
-_MOST_TABLE_BYTES = 12 * 2**30
-_SLACK = 1e-9
+__all__ = ["Level", "PipeStage", "StagePlan", "plan_stages"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +58,6 @@ class StagePlan:
         On one machine; on all of them with every layer on each.
     inner : tuple of StagePlan
         Of each stage, how the machines inside of one of its machines share it; empty at the innermost level.
-    bound_s : float
-        No plan is below it; of the outermost plan only.
-    note : str
-        What is worth knowing about the answer, such as that only some orders of the layers were searched.
     """
 
     stages: tuple[PipeStage, ...]
@@ -75,18 +65,6 @@ class StagePlan:
     single_s: float
     data_parallel_s: float
     inner: tuple[StagePlan, ...] = ()
-    bound_s: float = 0.0
-    note: str = ""
-
-    @property
-    def gap(self) -> float:
-        """How far the time may lie above that of the best plan, as a share of it."""
-        return max(0.0, 1.0 - self.bound_s / self.time_s) if self.time_s > 0 else 0.0
-
-    @property
-    def is_optimal(self) -> bool:
-        """Whether it is proven that the planner has no better one."""
-        return self.gap <= _SLACK
 
     @property
     def speedup(self) -> float:
@@ -107,7 +85,6 @@ def plan_stages(
     may_idle: bool = False,
     compression: float | None = None,
     memory_bytes: float | None = None,
-    cap: int = CAP,
 ) -> StagePlan:
     """Cut a profile into replicated stages.
 
@@ -124,9 +101,6 @@ def plan_stages(
         Transfers between stages count, divided by this; without it they are hidden behind compute.
     memory_bytes : float, optional
         Of a machine: first and last stages must fit with all the versions that they keep.
-    cap : int
-        At most so many states. Where there are more, or their tables would not fit, only the prefixes of a depth-first
-        and of a breadth-first order of the layers are states; the note says so and the bound holds for all.
 
     Raises
     ------
@@ -139,67 +113,7 @@ def plan_stages(
     """
     if not levels or any(one.num_machines < 1 or one.bandwidth_bytes_per_s <= 0 for one in levels):
         raise InputError("every level needs machines and a bandwidth", where="levels", fix="(4, 1e9), innermost first")
-    lattices, note = _lattices(profile, levels, cap)
-    plans: dict[str, StagePlan] = {}
-    failure = InfeasibleError("no plan fits")
-    for name, lattice in lattices.items():
-        try:
-            plans[name] = _planned(
-                profile, lattice, levels, is_straight=is_straight, may_idle=may_idle, compression=compression,
-                memory_bytes=memory_bytes,
-            )  # fmt: skip
-        except InfeasibleError as error:
-            failure = error
-    if not plans:
-        raise failure
-    name, best = min(plans.items(), key=lambda item: item[1].time_s)
-    if not note:
-        return replace(best, bound_s=best.time_s)
-    bound_s = min(best.time_s, least_time_s(profile, levels, is_straight=is_straight))
-    return replace(best, bound_s=bound_s, note=f"{note}: searched along a {name} order of the layers")
-
-
-def _lattices(profile: Profile, levels: Sequence[Level], cap: int) -> tuple[dict[str, Lattice], str]:
-    """All states, or those of some orders and why."""
-    try:
-        lattice = downsets(profile.num_layers, profile.src, profile.dst, cap=cap)
-    except TooManyDownsets as error:
-        note = error.message
-    else:
-        if table_bytes(lattice.num_downsets, [one.num_machines for one in levels]) <= _MOST_TABLE_BYTES:
-            return {"": lattice}, ""
-        note = f"the tables of {lattice.num_downsets:,} downsets would not fit"
-    chains = {name: chain(order(profile.num_layers, profile.src, profile.dst)) for name, order in _ORDERS.items()}
-    return chains, note
-
-
-def least_time_s(profile: Profile, levels: Sequence[Level], *, is_straight: bool = False) -> float:
-    """What no plan is below: all work shared out evenly, and the longest layer on as many machines as suit it best.
-
-    Transfers count nothing here, nor does memory.
-    """
-    layer_s = profile.forward_s + profile.backward_s
-    inside = math.prod(one.num_machines for one in levels[:-1])
-    last = levels[-1]
-    shared_s = float(layer_s.sum()) / (inside * last.num_machines)
-    replicas_R = np.arange(1.0, (1 if is_straight else last.num_machines) + 1)
-    # a first stage synchronizes over the machines inside as well, as released: the lesser cost is the bound's
-    sync_NR = 4.0 * (replicas_R - 1) * profile.parameter_bytes[:, None] / (last.bandwidth_bytes_per_s * replicas_R)
-    alone_NR = (layer_s[:, None] + sync_NR) / inside / replicas_R
-    return max(shared_s, float(alone_NR.min(axis=1).max(initial=0.0)))
-
-
-def _planned(
-    profile: Profile,
-    lattice: Lattice,
-    levels: Sequence[Level],
-    *,
-    is_straight: bool,
-    may_idle: bool,
-    compression: float | None,
-    memory_bytes: float | None,
-) -> StagePlan:
-    """The best plan whose stages are differences of a lattice's states."""
+    lattice = downsets(profile.num_layers, profile.src, profile.dst)
     states = States.of(profile, lattice)
     time_II, num_inside = states.time_II, 1
     tables: list[LevelTable] = []

@@ -3,12 +3,12 @@
 import math
 
 import pytest
+from benchmarks.peers.pipedream_planner import Level, plan_stages
+from benchmarks.peers.pipedream_profile import read_profile
 from benchmarks.placement_data import PLANS, stages_time_s
 
 from tests.shared_data import shared_path
 from windtunnel.errors import InfeasibleError, InputError
-from windtunnel.systems.pipelines.profile import read_profile
-from windtunnel.systems.pipelines.search import Level, plan_stages
 
 LINES = """node1 -- Input0 -- forward_compute_time=9.0, backward_compute_time=0.0, activation_size=8.0, \
 parameter_size=0.0

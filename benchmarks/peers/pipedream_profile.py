@@ -1,7 +1,7 @@
 """Profiles of layers in PipeDream's form.
 
 In: a text file. Out: ``Profile``: layers with times, bytes and edges, inputs and unused parts left out. Not here:
-planning (``search``).
+planning (``pipedream_planner``).
 
 Source: PipeDream (Narayanan et al., SOSP 2019), its released profiles.
 """

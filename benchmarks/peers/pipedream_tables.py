@@ -1,7 +1,7 @@
 """Tables of PipeDream's planner: what lies between two states, the best stages of a level.
 
 In: a profile and a lattice of its states, which may be a chain. Out: ``States``, ``LevelTable``. Not here: what they
-are asked (``search``).
+are asked (``pipedream_planner``).
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1 and its released planner, whose ties are kept.
 """
@@ -18,14 +18,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.peers.pipedream_profile import Profile
 from windtunnel.search import downset_kernels as kernels
 from windtunnel.search.downsets import Lattice
-from windtunnel.systems.pipelines.profile import Profile
 
-__all__ = ["Level", "LevelTable", "States", "table_bytes"]
+__all__ = ["Level", "LevelTable", "States"]
 
 Floats = NDArray[np.float64]
-_STATE_PAIR_BYTES, _LEVEL_PAIR_BYTES = 33, 16
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,6 @@ class Level:
 
     num_machines: int
     bandwidth_bytes_per_s: float
-
-
-def table_bytes(num_states: int, machines: list[int]) -> int:
-    """Memory that the tables of so many states take, for the machines of each level, innermost first."""
-    pairs = num_states * num_states
-    levels = sum(pairs * (one + 1) for one in machines[:-1]) + num_states * (machines[-1] + 1)
-    return _STATE_PAIR_BYTES * pairs + _LEVEL_PAIR_BYTES * levels
 
 
 @dataclass(frozen=True, eq=False)
