@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +102,13 @@ def is_verbose() -> bool:
     parser = argparse.ArgumentParser()
     parser.add_argument("--verbose", action="store_true", help="print the table, not only the line")
     return bool(parser.parse_known_args()[0].verbose)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's correlation, tied values at their mean rank."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(first, second).statistic)
 
 
 def table(rows: list[Mapping[str, object]]) -> str:

@@ -29,15 +29,6 @@ TARGET = (
 )
 
 
-def ranks_of(values: list[float]) -> np.ndarray:
-    return np.argsort(np.argsort(values)).astype(float)
-
-
-def correlation(one: list[float], other: list[float]) -> float:
-    """Spearman's."""
-    return float(np.corrcoef(ranks_of(one), ranks_of(other))[0, 1])
-
-
 class Case:
     """A workload with all its plans, and what they were predicted to take."""
 
@@ -98,7 +89,7 @@ def main() -> None:
     errors = [0.0] * len(found_ns) if options.no_memory else list(memory_errors(case))
     predicted_ns = [one.step_ns for one in case.played]
     behind = found_ns[0] / min(found_ns)
-    related = correlation(predicted_ns, found_ns)
+    related = bar.rank_correlation(predicted_ns, found_ns)
     worst_memory = max(map(abs, errors))
     if options.verbose:
         print(bar.table([
@@ -110,7 +101,7 @@ def main() -> None:
         "planner_true", behind, TARGET,
         behind <= MOST_BEHIND and related >= LEAST_CORRELATION and worst_memory <= MOST_MEMORY_ERROR,
         rank_correlation=related, worst_memory_error=worst_memory, num_plans=len(found_ns),
-        correlation_of_cost_functions=correlation([one.row.step_ns for one in case.played], found_ns),
+        correlation_of_cost_functions=bar.rank_correlation([one.row.step_ns for one in case.played], found_ns),
         median_step_error=statistics.median(
             abs(one / step - 1.0) for one, step in zip(predicted_ns, found_ns, strict=True)
         ),

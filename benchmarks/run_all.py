@@ -66,7 +66,6 @@ BARS = (
     "intervals_cover",
     "intervals_cover_kernels",
     "priced_suite",
-    "nas_few_shot",
     "wave_scaling",
     "kernel_forest",
     "golden_features",

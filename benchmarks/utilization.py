@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.bar import report, table
+from benchmarks.bar import rank_correlation, report, table
 from windtunnel.cost import measured_ceilings
 from windtunnel.cost.lookup import fit_overhead
 from windtunnel.measure import ProfileDatabase
 from windtunnel.sources.torch.flop_count import conv_flops, count
 from windtunnel.sources.torch.step import capture
-from windtunnel.systems.utilization.cells.model import rank_correlation
 from windtunnel.systems.utilization.inference import FlownNet, SurveyRow, fly_nets, survey
 from windtunnel.systems.utilization.model import utilization
 from windtunnel.workloads.cells import NUM_CELLS, network

@@ -26,7 +26,6 @@ from windtunnel.flights import Ledger, Receipt, verify
 from windtunnel.graph import Graph
 from windtunnel.measure import StopRule
 from windtunnel.sources.targets import WorkloadName
-from windtunnel.systems.utilization.cells.model import rank_correlation
 
 MEDIAN_TARGET, P90_TARGET, RANK_TARGET = 0.05, 0.15, 0.9
 CAPTURED_ITERATIONS = 20
@@ -156,7 +155,7 @@ def finish(rows: list[dict[str, object]], asked: argparse.Namespace) -> None:
     errors = sorted(abs(float(str(row["error"]))) for row in flown)
     gains = [[float(str(row[key])) for row in flown] for key in ("predicted", "measured")]
     median, p90 = statistics.median(errors), float(np.quantile(errors, 0.9))
-    correlation = rank_correlation(*gains) if len(gains[0]) > 2 else float("nan")
+    correlation = bar.rank_correlation(*gains) if len(gains[0]) > 2 else float("nan")
     if asked.verbose:
         print(bar.table(sorted(flown, key=lambda row: abs(float(str(row["error"]))))))
         for row in rows:

@@ -8,7 +8,6 @@ built, as no deployed net would run them. Not here: training, search (``systems.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ class Cell:
     --------
     >>> Cell.of_index(0).name
     '|none~0|+|none~0|none~1|+|none~0|none~1|none~2|'
-    >>> Cell.of_name(Cell.of_index(12345).name).index
+    >>> Cell.of_index(12345).index
     12345
     """
 
@@ -68,11 +67,6 @@ class Cell:
             raise InputError(f"no cell has the number {index}", where="index", fix=f"use 0 to {NUM_CELLS - 1}")
         base = len(OPERATIONS)
         return cls(tuple(OPERATIONS[index // base**place % base] for place in range(len(EDGES))))
-
-    @classmethod
-    def of_name(cls, name: str) -> Cell:
-        """The cell of a name as the benchmark writes it."""
-        return cls(tuple(re.findall(r"\|?([a-z_0-9]+)~\d", name)))
 
     @property
     def index(self) -> int:

@@ -1,5 +1,5 @@
-"""Nets of a space, priced on a device from few measurements, and searched.
+"""Search of a space of small networks by predicted cost.
 
-In: latencies of other devices, a few of this one. Out: a latency for every net, and the fronts of searches. ``model``
-predicts (after HELP), ``search`` searches, ``run`` measures the winners.
+In: measured times of the kernels of the space. Out: the fronts of searches, and what their winners really take.
+``search`` searches, ``run`` measures the winners.
 """
