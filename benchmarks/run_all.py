@@ -67,7 +67,6 @@ BARS = (
     "intervals_cover_kernels",
     "priced_suite",
     "wave_scaling",
-    "kernel_forest",
     "golden_features",
     "cost_train_speed",
     "cdmpp_cross_model",
