@@ -15,11 +15,11 @@ from tests.shared_data import find_shared
 from tests.systems.chips.brute import exhaustive, least_cycles, random_job, random_network, random_operations
 
 from benchmarks.bar import is_verbose, report, table
+from benchmarks.peers.operator_cp_sat import constraint_schedules
+from benchmarks.peers.operator_ilp import integer_schedule
+from benchmarks.peers.operator_schedules import list_schedule
 from windtunnel.errors import InfeasibleError
 from windtunnel.hardware.templates import template_space
-from windtunnel.systems.chips.constraint_schedule import constraint_schedules
-from windtunnel.systems.chips.integer_schedule import integer_schedule
-from windtunnel.systems.chips.lists import list_schedule
 from windtunnel.systems.chips.stages import Stages
 
 NUM_SCHEDULES, NUM_CHAINS = 200, 120

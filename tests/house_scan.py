@@ -20,7 +20,6 @@ REACHES_OUT |= {"threading", "time", "torch"}
 # processes that are not measured by us
 ALLOWED_LAUNCHERS = {
     "hardware/host.py": "asks the driver which GPUs there are; the package lies below measure",
-    "systems/chips/constraint_schedule.py": "a solver whose library excludes another's; nothing is timed",
     "search/placement/latency_ilp.py": "a solver that is ended when its time is over; nothing is timed",
     "workloads/actors.py": "the actors of A3C are part of the workload, as a loader's workers are",
 }

@@ -50,7 +50,6 @@ def test_memory_that_is_too_small_is_refused_with_layer_and_lack():
         (("gpt3", "--chip", "big"), "is no template"),
         (("gpt3", "--microbatches", "0"), "is no microbatch"),
         (("gpt3", "--fixed-plan", "--fixed-chip"), "nothing to choose"),
-        (("gpt3", "--solver", "luck"), "no solver is called"),
         (("gpt3", "--memory-model", "none"), "memory cannot be counted"),
         (("train.zeros.npz", "train.wt"), "windtunnel codesign zeros train.zeros.npz train.wt"),
         (("layers.json",), "windtunnel codesign circulant layers.json"),

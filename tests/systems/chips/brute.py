@@ -4,6 +4,7 @@ import itertools
 import math
 
 import numpy as np
+from benchmarks.peers.operator_schedules import is_beside
 
 from windtunnel.systems.chips.operations import FUSED, Cores, Operations
 from windtunnel.systems.chips.stages import Job, Network
@@ -14,7 +15,7 @@ __all__ = ["exhaustive", "least_cycles", "random_job", "random_network", "random
 def least_cycles(operations, single, spread, cores):
     """The shortest schedule over all choices of who is spread, who runs on which core, and all orders."""
     num, kinds = len(operations), operations.kind_N.tolist()
-    before, beside = operations.is_before, operations.is_beside
+    before, beside = operations.is_before, is_beside(operations)
     best = [sum(min(a, b) for a, b in zip(single, spread, strict=True))]
 
     def share(a, b):

@@ -2,21 +2,21 @@
 
 import numpy as np
 import pytest
+from benchmarks.peers.operator_cp_sat import constraint_schedules
+from benchmarks.peers.operator_ilp import integer_schedule
+from benchmarks.peers.operator_schedules import list_schedule, replayed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.systems.chips.brute import least_cycles, random_operations
 from windtunnel.errors import GraphError, InputError
-from windtunnel.systems.chips.constraint_schedule import constraint_schedules
-from windtunnel.systems.chips.integer_schedule import integer_schedule
-from windtunnel.systems.chips.lists import list_cycles, list_schedule
+from windtunnel.systems.chips.lists import list_cycles
 from windtunnel.systems.chips.operations import (
     FUSED,
     TENSOR,
     VECTOR,
     Cores,
     Operations,
-    replayed,
 )
 
 

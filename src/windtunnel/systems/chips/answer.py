@@ -19,18 +19,14 @@ from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError, InputError
 from windtunnel.hardware.templates import LARGEST, Templates, template_space
 from windtunnel.systems.chips.cheapest import Cheapest, Goal, cheapest
-from windtunnel.systems.chips.constraint_schedule import constraint_schedules
-from windtunnel.systems.chips.integer_schedule import integer_schedule
 from windtunnel.systems.chips.model import ChipSpace, Model
 from windtunnel.systems.chips.networks import EXPERTS, Expert, checked_network, traced
-from windtunnel.systems.chips.operations import Schedule, Task
 from windtunnel.systems.chips.search import Choice, Codesign, Search
 from windtunnel.systems.chips.stages import Job, MemoryModel
 
 __all__ = [
     "GOALS",
     "PARTS",
-    "SOLVERS",
     "Answer",
     "Options",
     "Shared",
@@ -47,7 +43,6 @@ PARTS = ("given", "chip", "plan", "both")
 """Given chip and plan, the best chip for that plan, the best plan on that chip, both chosen together."""
 GOALS: Mapping[str, Goal] = MappingProxyType({"smallest": "area", "frugal": "energy"})
 """Further parts: the chip of least area, and that of least energy, that yields what is asked for."""
-SOLVERS = ("lists", "ilp", "cp-sat")
 _GIB = 2.0**30
 
 
@@ -71,10 +66,6 @@ class Options:
         Of parameters: 2 for SGD, 3 with a further state, 4 for Adam.
     tolerance : float
         Of the front.
-    solver : str
-        One of ``SOLVERS``: what schedules the operators of the chips that are shown; of the whole space, lists do.
-    solver_time_limit_s : float
-        Of each layer and pass.
     least_samples_per_s : float, optional
         What the cheapest chips have to yield.
     """
@@ -93,26 +84,16 @@ class Options:
     copies: int = 2
     memory_model: MemoryModel = "alive"
     tolerance: float = 0.05
-    solver: str = "lists"
-    solver_time_limit_s: float = 20.0
     least_samples_per_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        if self.solver not in SOLVERS:
-            raise InputError(f"no solver is called {self.solver!r}", where="solver", fix=f"one of {', '.join(SOLVERS)}")
         for name in ("bandwidth_bytes_per_s", "memory_bandwidth_bytes_per_s", "clock_hz", "batch_size", "num_devices"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"{name} cannot be {value}", where="codesign", fix="give a number above zero")
         if not (self.microbatches and self.memories and self.recomputing):
             raise InputError("there is nothing to choose from", where="microbatches, memories, recomputing")
-
-    def solve(self, tasks: Sequence[Task]) -> Sequence[Schedule]:
-        """Schedule by the solver that was chosen."""
-        if self.solver == "ilp":
-            return [integer_schedule(*task, time_limit_s=self.solver_time_limit_s) for task in tasks]
-        return constraint_schedules(tasks, time_limit_s=self.solver_time_limit_s)
 
     def space(self, templates: Templates) -> ChipSpace:
         """Chips with this clock and memory."""
@@ -313,9 +294,6 @@ def codesign_models(
             failed = error if isinstance(error, InfeasibleError) else failed
     if not choices:
         raise failed or InputError(next(iter(refused.values())), where="plan")
-    if options.solver != "lists":
-        for part, choice in choices.items():
-            choices[part] = (on_given if part in ("given", "plan") else on_all).rescheduled(choice, options.solve)
     templates = {part: given if part in ("given", "plan") else space for part in (*PARTS, *GOALS)}
     name = next(iter(models.values())).name
     return Answer(name, choices, refused, found, on_all, templates, cheap)

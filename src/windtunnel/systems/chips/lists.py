@@ -1,11 +1,10 @@
-"""List schedules of a layer's operators, for one chip or for all of a space at once.
+"""List schedules of a layer's operators, for all chips of a space at once.
 
-In: ``Operations``, cycles by chip. Out: cycles of the best of a few list schedules, what no schedule is below, and for
-one chip the schedule itself. Parts of a layer that follow each other in any schedule are solved one by one: what two
-parts take adds up. No schedule is below the longest path, nor below what the cores of each type have to do: with
-weights u and 1 - u of the types, an operator adds the lesser of what it takes spread and u times its share of the cores
-of its type. Those that have to be spread, as on one core they take too long for any better schedule, add up. Not here:
-proofs by search (``integer_schedule``, ``constraint_schedule``).
+In: ``Operations``, cycles by chip. Out: cycles of the best of a few list schedules, and what no schedule is below.
+Parts of a layer that follow each other in any schedule are solved one by one: what two parts take adds up. No schedule
+is below the longest path, nor below what the cores of each type have to do: with weights u and 1 - u of the types, an
+operator adds the lesser of what it takes spread and u times its share of the cores of its type. Those that have to be
+spread, as on one core they take too long for any better schedule, add up.
 """
 
 # N operators, P chips
@@ -20,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.systems.chips import list_kernels as kernels
-from windtunnel.systems.chips.operations import Cores, Operations, Schedule, checked_cycles
+from windtunnel.systems.chips.operations import Operations
 
-__all__ = ["list_cycles", "list_schedule"]
+__all__ = ["RULES", "list_cycles", "new_schedule", "ordered", "reordered"]
 
 Ints = NDArray[np.int64]
-_RULES = np.array([1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 17.0, np.inf])
+RULES = np.array([1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 17.0, np.inf])
+"""From how many times faster on an operator is spread over all cores."""
 
 
 def list_cycles(operations: Operations, single_PN: Ints, spread_PN: Ints, cores_P2: Ints) -> tuple[Ints, Ints]:
@@ -46,11 +46,11 @@ def list_cycles(operations: Operations, single_PN: Ints, spread_PN: Ints, cores_
     order = np.argsort(operations.segment, kind="stable")
     cycles_P, bound_P = np.zeros(len(cores_P2), np.int64), np.zeros(len(cores_P2), np.int64)
     num_threads = numba.get_num_threads()
-    shared = (*_ordered(operations, order), _columns(single_PN, order), _columns(spread_PN, order))
+    shared = (*ordered(operations, order), reordered(single_PN, order), reordered(spread_PN, order))
 
     def part(thread: int) -> None:
         kernels.listed_part(
-            thread, num_threads, *shared, cores_P2, _RULES, cycles_P, bound_P, _nothing(len(operations))
+            thread, num_threads, *shared, cores_P2, RULES, cycles_P, bound_P, new_schedule(len(operations))
         )
 
     with ThreadPoolExecutor(num_threads) as pool:
@@ -58,34 +58,18 @@ def list_cycles(operations: Operations, single_PN: Ints, spread_PN: Ints, cores_
     return cycles_P, bound_P
 
 
-def list_schedule(operations: Operations, single_N: Ints, spread_N: Ints, cores: Cores) -> Schedule:
-    """The best list schedule on one chip, with what no schedule is below.
-
-    Raises
-    ------
-    InputError
-        Cycles are no whole numbers from 0 on, or not one for each operator.
-    """
-    single_N, spread_N = checked_cycles(operations, single_N, spread_N)
-    order = np.argsort(operations.segment, kind="stable")
-    cycles, bound = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    best = _nothing(len(operations))
-    one = (_columns(single_N[None], order), _columns(spread_N[None], order))
-    numbers = np.array([[cores.num_tensor, cores.num_vector]])
-    kernels.listed_part(0, 1, *_ordered(operations, order), *one, numbers, _RULES, cycles, bound, best)
-    back = np.argsort(order)
-    return Schedule(best[0][back], best[1][back], best[2][back], int(cycles[0]), int(bound[0]))
-
-
-def _nothing(num: int) -> tuple[NDArray[Any], ...]:
+def new_schedule(num: int) -> tuple[NDArray[Any], ...]:
+    """Empty columns of a schedule: starts, whether spread, cores."""
     return np.zeros(num, np.int64), np.zeros(num, np.bool_), np.zeros(num, np.int64)
 
 
-def _ordered(operations: Operations, order: Ints) -> tuple[Any, Any, Any]:
+def ordered(operations: Operations, order: Ints) -> tuple[Any, Any, Any]:
+    """Types, order and segments of the operators as the loops take them."""
     segments = operations.segment[order]
     ptr_G = np.searchsorted(segments, np.arange(int(segments.max(initial=-1)) + 2))
     return operations.kind_N[order], operations.is_before[np.ix_(order, order)], ptr_G
 
 
-def _columns(values: Ints, order: Ints) -> Ints:
+def reordered(values: Ints, order: Ints) -> Ints:
+    """Columns in the order of the operators."""
     return np.ascontiguousarray(values[:, order])

@@ -13,7 +13,7 @@ Source: PHAZE (Wang et al., ICML 2024), section 4.4; the bounds, which are in pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,17 +24,14 @@ from numpy.typing import NDArray
 from windtunnel.base.pareto import is_best
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InfeasibleError
-from windtunnel.systems.chips.lists import list_schedule
-from windtunnel.systems.chips.model import ChipSpace, LayerTimes, Model, layer_times, phase_cycles
+from windtunnel.systems.chips.model import ChipSpace, LayerTimes, Model, layer_times
 from windtunnel.systems.chips.networks import Expert
-from windtunnel.systems.chips.operations import Cores, Schedule, Task
 from windtunnel.systems.chips.stages import Job, StagePlan, Stages
 
-__all__ = ["Case", "Choice", "Codesign", "Search", "Setting", "Solver"]
+__all__ = ["Case", "Choice", "Codesign", "Search", "Setting"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Solver = Callable[[Sequence[Task]], Sequence[Schedule]]
 _ROUNDING = 1e-9
 _KEPT_PLANS = 6  # that were best on other chips, and bound what is searched on the next
 
@@ -358,34 +355,6 @@ class Search:
             assert refused is not None
             raise refused
         return best
-
-    def rescheduled(self, choice: Choice, solve: Solver) -> Choice:
-        """The same chip and plan, operators of its layers scheduled by a solver wherever no list schedule is proven."""
-        case = next(one for one in self.cases if one.setting == choice.setting)
-        model = self.models[choice.setting.microbatch]
-        times = {"forward": case.times.forward_PUT[choice.chip].copy(),
-                 "backward": case.times.backward_PUT[choice.chip].copy()}  # fmt: skip
-        least = {"forward": case.times.least_forward_PUT[choice.chip],
-                 "backward": case.times.least_backward_PUT[choice.chip]}  # fmt: skip
-        used = {one.degree for one in choice.plan.stages}
-        chip = self.space.take(np.array([choice.chip]))
-        open_phases = [
-            (at, place, phase, getattr(layer, phase))
-            for at, place, phase, layer in model.phases()
-            if model.degrees[place] in used and times[phase][at, place] > least[phase][at, place] * (1 + _ROUNDING)
-        ]
-        tasks = []
-        for *_, work in open_phases:
-            single, spread = phase_cycles(work, chip)
-            tasks.append((work.operations, single[0], spread[0], Cores(*map(int, chip.cores[0]))))
-        for (at, place, phase, _), task, schedule in zip(open_phases, tasks, solve(tasks), strict=True):
-            saved = list_schedule(*task).cycles - schedule.cycles
-            times[phase][at, place] -= saved / self.space.clock_hz
-        cuts, degrees = [one.layers for one in choice.plan.stages], [one.degree for one in choice.plan.stages]
-        plan = case.stages.given(
-            cuts, degrees, choice.plan.num_pipelines, times["forward"][case.distinct], times["backward"][case.distinct]
-        )
-        return replace(choice, plan=plan, samples_per_s=self.batch_size / plan.batch_s)
 
     def _yields(self, case: Case, cuts: list[list[int]], expert: Expert, rows: Ints) -> Floats:
         """Samples per second of a given plan on chips [P]."""

@@ -75,9 +75,6 @@ def model(
     tolerance: Annotated[
         str, typer.Option(metavar="RATIO", help="The front leaves out what is no more than this better.")
     ] = "1%",
-    solver: Annotated[
-        str, typer.Option(metavar="HOW", help="Operators of what is shown: lists, ilp or cp-sat (20 s a layer).")
-    ] = "lists",
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="The front as a picture.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -100,8 +97,7 @@ def model(
     )
     options = _options(
         microbatches, hbm, devices, bandwidth, memory_bandwidth, batch, chip, area_limit, tolerance,
-        mode="peak" if peak else "tiled", copies=4 if adam else 2, memory_model=memory_model, solver=solver,
-        at_least=at_least,
+        mode="peak" if peak else "tiled", copies=4 if adam else 2, memory_model=memory_model, at_least=at_least,
     )  # fmt: skip
     parts += tuple(GOALS) if at_least else ()
     with Progress("searching") as progress:
@@ -166,7 +162,6 @@ def _options(
     mode: str,
     copies: int,
     memory_model: str,
-    solver: str,
     at_least: float,
 ) -> Options:
     from windtunnel.systems.chips.answer import Options, template_of
@@ -187,7 +182,6 @@ def _options(
         copies=copies,
         memory_model=memory_model,  # type: ignore[arg-type]
         tolerance=parse_ratio(tolerance),
-        solver=solver,
         least_samples_per_s=at_least or None,
     )
 

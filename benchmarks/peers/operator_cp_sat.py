@@ -1,8 +1,8 @@
 """Layers' operators scheduled by a constraint solver.
 
 In: ``Operations``, cycles, cores. Out: a ``Schedule`` with the solver's bound. It answers what the published integer
-programme (``integer_schedule``) answers, with intervals in place of orders: two that may not overlap share one, and a
-spread operator takes the place of all others. Not here: a start, which is the best list schedule (``lists``).
+programme (``operator_ilp``) answers, with intervals in place of orders: two that may not overlap share one, and a
+spread operator takes the place of all others. It starts from the best list schedule (``operator_schedules``).
 
 Source: PHAZE (Wang et al., ICML 2024), section 4.2; the form is ours.
 """
@@ -20,21 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.extras import require
-from windtunnel.systems.chips.lists import list_schedule
-from windtunnel.systems.chips.operations import (
-    FUSED,
+from benchmarks.peers.operator_schedules import (
     GAP,
-    TENSOR,
     TIME_LIMIT_S,
-    VECTOR,
-    Cores,
-    Operations,
     Schedule,
     Task,
     checked_cycles,
+    list_schedule,
     replayed,
 )
+from windtunnel.base.extras import require
+from windtunnel.systems.chips.operations import FUSED, TENSOR, VECTOR, Cores, Operations
 
 __all__ = ["constraint_schedules"]
 

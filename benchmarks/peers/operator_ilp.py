@@ -17,20 +17,17 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.search.integer import Model
-from windtunnel.systems.chips.lists import list_schedule
-from windtunnel.systems.chips.operations import (
-    FUSED,
+from benchmarks.peers.operator_schedules import (
     GAP,
-    TENSOR,
     TIME_LIMIT_S,
-    VECTOR,
-    Cores,
-    Operations,
     Schedule,
     checked_cycles,
+    is_beside,
+    list_schedule,
     replayed,
 )
+from windtunnel.search.integer import Model
+from windtunnel.systems.chips.operations import FUSED, TENSOR, VECTOR, Cores, Operations
 
 __all__ = ["integer_schedule"]
 
@@ -129,7 +126,7 @@ class _Programme:
         """Ends, and who starts after whose end."""
         num, horizon = len(start), float(self.horizon)
         single, spread_time = self.single_N / horizon, self.spread_N / horizon
-        before, beside = self.operations.is_before, self.operations.is_beside
+        before, beside = self.operations.is_before, is_beside(self.operations)
         for node in range(num):
             change = spread_time[node] - single[node]
             self.model.row({total: 1.0, start[node]: -1.0, spread[node]: -change}, low=single[node])
