@@ -19,6 +19,8 @@ from tests.systems.layers.nn.test_circulant import slow_dense
 from tests.systems.layers.nn.test_fixed import slow_product
 
 from benchmarks import bar
+from benchmarks.layer_quality.run import compare_layers
+from benchmarks.layer_quality.tasks import accuracy, train_images
 from windtunnel.base.pareto import is_best
 from windtunnel.hardware import device
 from windtunnel.hardware.engines import FourierEngine
@@ -30,8 +32,6 @@ from windtunnel.systems.layers.nn.circulant.algebra import Blocks, dense, neares
 from windtunnel.systems.layers.nn.circulant.fixed import multiply_fixed, quantize, spectra_of
 from windtunnel.systems.layers.nn.circulant.layers import is_quicker
 from windtunnel.systems.layers.nn.circulant.products import WAYS, multiply
-from windtunnel.systems.layers.training.run import compare_layers
-from windtunnel.systems.layers.training.tasks import accuracy, train_images
 from windtunnel.workloads.image_sets import image_set
 
 PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-11}

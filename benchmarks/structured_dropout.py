@@ -19,6 +19,7 @@ from tests.systems.layers.nn.masked import gru_layer, lstm_layer, masks
 from tests.systems.layers.nn.test_products import counted
 
 from benchmarks import bar
+from benchmarks.layer_quality.run import compare_layers
 from benchmarks.whatif_error import fresh_prices
 from windtunnel.flights import Ledger, verify
 from windtunnel.measure import StopRule
@@ -26,7 +27,6 @@ from windtunnel.systems.layers.nn import StructuredLSTM
 from windtunnel.systems.layers.nn.dropout.keep import draw, spans
 from windtunnel.systems.layers.nn.dropout.products import WAYS
 from windtunnel.systems.layers.nn.dropout.sequence import Dropped, Steps, gru, lstm, product
-from windtunnel.systems.layers.training.run import compare_layers
 
 STEPS, BATCH, LAYERS = 35, 20, 2
 PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}

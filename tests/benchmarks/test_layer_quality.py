@@ -1,21 +1,17 @@
-import json
-
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from windtunnel.errors import InputError
 
 torch = pytest.importorskip("torch")
 
-from windtunnel import registry  # noqa: E402
-from windtunnel.cli.app import build_app  # noqa: E402
+from benchmarks.layer_quality.circulant import circulant_network  # noqa: E402
+from benchmarks.layer_quality.dropping import CASES, Recurrent, Scores  # noqa: E402
+from benchmarks.layer_quality.run import compare_layers  # noqa: E402
+from benchmarks.layer_quality.tasks import train_words  # noqa: E402
+from benchmarks.layer_quality.words import WordText  # noqa: E402
+
 from windtunnel.systems.layers.nn import BlockCirculantConv2d, BlockCirculantLinear  # noqa: E402
-from windtunnel.systems.layers.training.circulant import circulant_network  # noqa: E402
-from windtunnel.systems.layers.training.dropping import CASES, Recurrent, Scores  # noqa: E402
-from windtunnel.systems.layers.training.run import compare_layers  # noqa: E402
-from windtunnel.systems.layers.training.tasks import bleu, macro_f1, train_words  # noqa: E402
-from windtunnel.workloads.text_sets import WordText, pair_text, tagged_text  # noqa: E402
 
 
 def counting(length):
@@ -80,15 +76,6 @@ def test_a_comparison_trains_each_case_on_each_seed_and_repeats_itself():
     assert blocks < dense / 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["tagging", "translation"])
-def test_structured_dropout_learns_to_tag_and_to_translate(task):
-    found = compare_layers(task, ("III",), epochs=1, width=16)
-
-    assert 1 == len(found.cases)
-    assert 0 <= found.cases[0].mean(found.metric) <= 100
-
-
 @pytest.mark.parametrize(
     ("task", "cases", "said"),
     [
@@ -105,35 +92,3 @@ def test_what_is_not_known_is_said(task, cases, said):
 def test_a_number_that_cannot_be_trained_with_is_refused():
     with pytest.raises(InputError, match="cannot be trained"):
         compare_layers("mnist", p=1.0)
-
-
-@pytest.mark.slow
-def test_the_command_prints_ours_and_the_papers():
-    words = ["train", "layers", "mnist", "--cases"]
-    answer = CliRunner().invoke(
-        build_app(registry.verbs("train")), [*words, "dense k=4", "--epochs", "1", "--width", "16", "--json"]
-    )
-    document = json.loads(answer.stdout)
-
-    assert ["dense", "k=4"] == [one["case"] for one in document["cases"]]
-    assert any("108x" in value for value in document["published"].values())
-
-
-def test_no_sentence_to_test_was_trained_on():
-    pairs = pair_text(200, 50)
-    seen = {tuple(source) for source, _ in pairs.train.pairs}
-
-    assert not seen & {tuple(source) for source, _ in pairs.test.pairs}
-    assert max(int(word) for pair in pairs.train.pairs for side in pair for word in side) < pairs.vocabulary
-
-
-def test_every_word_has_a_tag():
-    text = tagged_text()
-
-    assert all(len(words) == len(suffixes) == len(tags) > 0 for words, suffixes, tags in text.train + text.test)
-    assert max(int(tag) for _, _, tags in text.test for tag in tags) < len(text.tags)
-
-
-def test_scores_are_those_of_their_definitions():
-    assert bleu([[1, 2, 3, 4, 5, 6]], [[1, 2, 3, 4, 5, 7]]) == pytest.approx((5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
-    assert macro_f1(np.array([0, 1, 1]), np.array([0, 0, 1])) == pytest.approx(2 / 3)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.layer_quality.tasks import TASKS, Score
 from windtunnel.measure.threads import threads
 from windtunnel.measure.workers import Place
-from windtunnel.systems.layers.training.tasks import TASKS, Score
 
 __all__ = ["Trainings", "main", "trained"]
 

@@ -68,21 +68,17 @@ class Recurrent(nn.Module):
     case : str
     num_inputs, width, num_layers : int
     p : float
-    is_bidirectional : bool
     """
 
-    def __init__(
-        self, case: str, num_inputs: int, width: int, num_layers: int, p: float, *, is_bidirectional: bool = False
-    ) -> None:
+    def __init__(self, case: str, num_inputs: int, width: int, num_layers: int, p: float) -> None:
         super().__init__()
         self.before: nn.Module = nn.Identity()
         if checked_case(case) == "II":  # torch's own has another mask for each step between its layers
-            widths = [num_inputs, *[width * (1 + is_bidirectional)] * (num_layers - 1)]
-            self.parts = nn.ModuleList(nn.LSTM(one, width, bidirectional=is_bidirectional) for one in widths)
+            widths = [num_inputs, *[width] * (num_layers - 1)]
+            self.parts = nn.ModuleList(nn.LSTM(size, width) for size in widths)
             self.before = _Locked(p)
             return
-        how: dict[str, Any] = {"num_layers": num_layers, "bidirectional": is_bidirectional}
-        how["dropout"] = p if num_layers > 1 else 0.0
+        how: dict[str, Any] = {"num_layers": num_layers, "dropout": p if num_layers > 1 else 0.0}
         if case == "I":
             self.before = nn.Dropout(p)
             self.parts = nn.ModuleList([nn.LSTM(num_inputs, width, **how)])
@@ -90,19 +86,11 @@ class Recurrent(nn.Module):
         how |= {"recurrent_dropout": p if case == "III+rh" else 0.0, "period": _WHOLE if case == "IV" else 1}
         self.parts = nn.ModuleList([StructuredLSTM(num_inputs, width, input_dropout=p, **how)])
 
-    def forward(
-        self, x: Tensor, states: list[Any] | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, list[Any]]:
-        """[T, B, D] to [T, B, H], and the states behind it; ``lengths`` [B] of sequences that are padded."""
+    def forward(self, x: Tensor, states: list[Any] | None = None) -> tuple[Tensor, list[Any]]:
+        """[T, B, D] to [T, B, H], and the states behind it."""
         last = []
-        for place, part in enumerate(self.parts):
-            x = self.before(x)
-            if lengths is not None:
-                packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
-                y, state = part(packed, None if states is None else states[place])
-                x, _ = nn.utils.rnn.pad_packed_sequence(y, total_length=len(x))
-            else:
-                x, state = part(x, None if states is None else states[place])
+        for i, part in enumerate(self.parts):
+            x, state = part(self.before(x), None if states is None else states[i])
             last.append(state)
         return x, last
 

@@ -1,7 +1,7 @@
 """One task trained with each kind of layers, several seeds each.
 
-In: a task by name, cases, seeds. Out: ``Qualities``: the metric of each case beside the first one's, and what the paper
-says. Not here: trainings (``tasks``).
+In: a task by name, cases, seeds. Out: ``Qualities``: the metric of each case beside the first one's. Not here:
+trainings (``tasks``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.layer_quality import trainer
+from benchmarks.layer_quality.tasks import TASKS, Score, Task
+from benchmarks.layer_quality.trainer import Trainings, trained
 from windtunnel.base.progress import Progress
 from windtunnel.errors import InputError
 from windtunnel.measure.workers import Workers
-from windtunnel.systems.layers.training import trainer
-from windtunnel.systems.layers.training.tasks import TASKS, Score, Task
-from windtunnel.systems.layers.training.trainer import Trainings, trained
 
 __all__ = ["Qualities", "Quality", "compare_layers"]
 
@@ -60,14 +60,12 @@ class Qualities:
     cases : tuple of Quality
         The first one is what the others are compared with.
     settings : dict
-    published : tuple of (what, value)
     """
 
     task: str
     metric: str
     cases: tuple[Quality, ...]
     settings: dict[str, Any]
-    published: tuple[tuple[str, str], ...]
 
     def of(self, case: str) -> Quality:
         """One case."""
@@ -94,7 +92,6 @@ class Qualities:
                 }
                 for one in self.cases
             ],
-            "published": dict(self.published),
         }
 
 
@@ -114,7 +111,7 @@ def compare_layers(
     Parameters
     ----------
     name : str
-        A task: ``word-lm``, ``tagging``, ``translation``, ``mnist``, ``cifar10``.
+        A task: ``word-lm``, ``mnist``, ``cifar10``.
     cases : sequence of str
         Kinds of layers, the first to compare with; the task's own by default.
     num_seeds : int
@@ -147,7 +144,7 @@ def compare_layers(
         found[case].append(score)
     settings = {"epochs": epochs, "width": width, "p": p, "num_seeds": num_seeds}
     rows = tuple(Quality(case, tuple(scores)) for case, scores in found.items())
-    return Qualities(name, task.metric, rows, settings, task.published)
+    return Qualities(name, task.metric, rows, settings)
 
 
 def _task(name: str) -> Task:

@@ -1,0 +1,1 @@
+"""What cheaper layers cost in quality: small trainings with and without them."""

@@ -1,4 +1,0 @@
-"""What cheaper layers cost in quality: small trainings with and without them.
-
-Internal modules: ``trainer``.
-"""
