@@ -3,7 +3,7 @@
 Sweeps over batch sizes on one thread of two convolutional, two recurrent and two dense workloads of the suite, three
 of them on two threads too, two of them in two gloo processes over a free link, one of 1 Gb/s, and one that is as slow
 beside this processor as 1 Gb/s was beside the paper's GPU; feature maps as the fake run of the memory tracker tells
-them at size small. The verdicts are those of ``windtunnel.systems.suite.observations``: nothing is tuned towards the
+them at size small. The verdicts are those of ``benchmarks.tbd_observations``: nothing is tuned towards the
 paper, and what is refuted is reported as refuted.
 
     python -m benchmarks.observations --verbose
@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import bar
+from benchmarks.tbd_observations import observe
 from windtunnel.graph import Graph, Kind, load
 from windtunnel.systems.suite.model import fitting_parameters, predicted_memory
-from windtunnel.systems.suite.observations import observe
 from windtunnel.systems.suite.results import Cell, SuiteRun, load_run
 from windtunnel.systems.suite.run import run_suite
 

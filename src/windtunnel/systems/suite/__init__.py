@@ -1,6 +1,6 @@
 """The benchmark suite as a subject: which workloads, their stable phase, metrics, comparison, utilization.
 
-In: names of workloads. Out: one result file per cell, comparisons, observations, the utilization study. ``run`` is the
+In: names of workloads. Out: one result file per cell, comparisons. ``run`` is the
 real thing, ``listing`` says what would run, ``results`` is what is kept.
 
 Source: TBD (Zhu et al., IISWC 2018).

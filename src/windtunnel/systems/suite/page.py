@@ -1,7 +1,7 @@
 """The page of a benchmark run.
 
 In: a run of the suite, and a comparison if there is one. Out: one self-contained HTML file: the table, bars per
-metric, curves over batch size, the eight observations, what was not measured. Not here: measuring, deciding.
+metric, curves over batch size, what was not measured. Not here: measuring, deciding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from windtunnel.reports.curves import Bar, Curve, bars, curves
 from windtunnel.reports.page import _page, write_text
 from windtunnel.reports.sections import Section, render_table
 from windtunnel.systems.suite.comparison import Comparison
-from windtunnel.systems.suite.observations import observe
 from windtunnel.systems.suite.results import Result, SuiteRun
 from windtunnel.units import format_count, format_duration, format_rate, format_ratio, format_size
 
@@ -53,7 +52,6 @@ def write_suite_report(
         _metrics(run.measured),
         _sweeps(run.measured),
         _compared(comparison),
-        _observations(run.results),
         _missing(run.results),
     ]
     return write_text(Path(path), _page(name, head + lead, [each for each in found if each]), overwrite=overwrite)
@@ -189,15 +187,6 @@ def _compared(comparison: Comparison | None) -> Section | None:
     body = render_table(("workload", "before, units/s", "now, units/s", "speed-up", ""), rows, numbers=(1, 2, 3))
     notes = "".join(f'<p class="note">{escape(note, 400)}</p>' for note in comparison.notes)
     return Section("compared", "Compared", "What changed since", body + notes)
-
-
-def _observations(results: Sequence[Result]) -> Section:
-    rows = [
-        (str(each.number), escape(each.claim, 300), each.verdict, escape(each.finding, 1500))
-        for each in observe(results)
-    ]
-    body = render_table(("", "what the TBD paper observed", "here", "numbers"), rows)
-    return Section("observations", "Observations", "Eight published observations, on this machine", body)
 
 
 def _missing(results: Sequence[Result]) -> Section | None:

@@ -149,26 +149,20 @@ def compare_runs(
 def report_suite(
     folder: Folder,
     against: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Compare with these results.")] = None,
-    mllog: Annotated[bool, typer.Option("--mllog", help="Print MLPerf-style result lines instead.")] = False,
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Example: windtunnel suite report today
 
-    Write a page with the table, bars per metric, batch sweeps and the observations.
+    Write a page with the table, bars per metric and batch sweeps.
     """
     from windtunnel.systems.suite.comparison import compare
-    from windtunnel.systems.suite.mllog import mllog_lines
     from windtunnel.systems.suite.page import write_suite_report
     from windtunnel.systems.suite.results import load_run
     from windtunnel.units import format_size
 
     done = load_run(folder)
-    if mllog:
-        for line in mllog_lines(done):
-            say(line)
-        return
     path = require_free(output or folder / "suite.html", force=force)
     comparison = compare(against, done) if against is not None else None
     write_suite_report(done, path, comparison=comparison, overwrite=force)

@@ -1,9 +1,9 @@
 """The eight observations: each can come out shown, refuted, or not checked."""
 
 from benchmarks.observations import low_kernels
+from benchmarks.tbd_observations import observe
 
 from windtunnel.graph import GraphBuilder, Kind, ResourceKind
-from windtunnel.systems.suite.observations import observe
 from windtunnel.systems.suite.results import Cell, Result
 
 
