@@ -67,7 +67,8 @@ def contestants(programs, split, budget_s: float) -> dict[str, Callable[[], tupl
 
 
 def run(programs, split, budget_s: float) -> list[dict[str, object]]:
-    from windtunnel.systems.tensor_programs.model.ranks import ranked_errors
+    from benchmarks.peers.ranking import pairwise_rank_accuracy
+    from windtunnel.cost.metrics import errors_of
     from windtunnel.systems.tensor_programs.model.samples import labels_of
 
     truth, task = labels_of(programs, split.test), programs.task[split.test[:, 0]]
@@ -75,7 +76,8 @@ def run(programs, split, budget_s: float) -> list[dict[str, object]]:
     for name, train_it in contestants(programs, split, budget_s).items():
         begin = time.monotonic()
         model, rate, validation = train_it()
-        errors = ranked_errors(model.predict(programs, split.test), truth, task).row()
+        predicted = model.predict(programs, split.test)
+        errors = {**errors_of(predicted, truth).row(), "rank_accuracy": pairwise_rank_accuracy(predicted, truth, task)}
         seconds = time.monotonic() - begin
         rows.append({"model": name, **errors, "validation": validation, "samples_per_s": rate, "seconds": seconds})
         print(f"{name}: MAPE {errors['mape']:.3f} in {seconds:.0f} s", file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ ALLOWED = {
     "llvmlite": "loop_vectorization slp_vectorization loop_interleaving loop_unrolling",
     "torch": "_DEFAULT_FIRST_BUCKET_BYTES _get_raw fake_device _should_skip_dynamo @nms.register_fake",
     "scripts, of torch's streams": "cuda_stream device_index stream_id wait_stream record_event",
-    "fields that are read by a list of their names": "rmse_s within_* top_1 vendor year shared_bytes written_bytes "
+    "fields that are read by a list of their names": "rmse_s within_* vendor year shared_bytes written_bytes "
     "memory_limit_bytes iqr_ns write_bytes_per_s read_bytes_per_s is_read_cold flops_ratio read_ratio written_ratio "
     "restarting preempted queueing_h fairness_p99 jain allocations transform_cycles inverse_cycles fill_cycles "
     "equivalent_operations",

@@ -20,11 +20,11 @@ from benchmarks.peers.ranking import (
     Calibration,
     best_times,
     lambda_rank_loss,
+    pairwise_rank_accuracy,
     task_batches,
     throughput,
 )
 from windtunnel.base.extras import require
-from windtunnel.systems.tensor_programs.model.ranks import pairwise_rank_accuracy
 from windtunnel.systems.tensor_programs.model.samples import labels_of
 from windtunnel.systems.tensor_programs.model.splits import Split
 from windtunnel.systems.tensor_programs.model.training import History, TrainingConfig, fit

@@ -19,7 +19,7 @@ from windtunnel.base.extras import require
 from windtunnel.systems.tensor_programs.model.samples import labels_of
 from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
-__all__ = ["Calibration", "best_times", "lambda_rank_loss", "task_batches", "throughput"]
+__all__ = ["Calibration", "best_times", "lambda_rank_loss", "pairwise_rank_accuracy", "task_batches", "throughput"]
 
 LEAST_SHARE = 1e-3
 
@@ -43,6 +43,21 @@ def throughput(programs: ProgramSet, samples: np.ndarray) -> Any:
     """Fastest time of the task over own time [M]: 1 is best."""
     shares: Any = best_times(programs, samples) / labels_of(programs, samples)
     return shares
+
+
+def pairwise_rank_accuracy(predicted_s: np.ndarray, measured_s: np.ndarray, task: np.ndarray) -> float:
+    """Mean over tasks of the share of pairs in the right order; equal predictions count half, NaN without any pair."""
+    shares = []
+    for number in np.unique(task):
+        rows = np.flatnonzero(task == number)
+        first, second = np.triu_indices(rows.size, k=1)
+        truth = np.sign(measured_s[rows][first] - measured_s[rows][second])
+        guess = np.sign(predicted_s[rows][first] - predicted_s[rows][second])
+        counts = truth != 0
+        if counts.any():
+            agreement = np.where(guess == 0, 0.5, guess == truth)
+            shares.append(agreement[counts].mean())
+    return float(np.mean(shares)) if shares else float("nan")
 
 
 @dataclass(frozen=True)

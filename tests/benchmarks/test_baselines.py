@@ -12,6 +12,7 @@ from benchmarks.peers.ranking import (  # noqa: E402
     Calibration,
     best_times,
     lambda_rank_loss,
+    pairwise_rank_accuracy,
     task_batches,
     throughput,
 )
@@ -25,7 +26,6 @@ from benchmarks.peers.trees import _SummedError, pooled, train_trees  # noqa: E4
 
 from tests.systems.tensor_programs.model.small_set import small_set, split_sorted  # noqa: E402
 from windtunnel.cost.metrics import mape  # noqa: E402
-from windtunnel.systems.tensor_programs.model.ranks import pairwise_rank_accuracy  # noqa: E402
 from windtunnel.systems.tensor_programs.model.samples import labels_of  # noqa: E402
 from windtunnel.systems.tensor_programs.model.splits import split_by_device  # noqa: E402
 
@@ -165,3 +165,11 @@ def test_recursive_lstm_learns(programs, split):
 
     assert mape(model.predict(programs, split.test), truth) < mape(constant, truth)
     assert history.num_samples == 15 * len(split.train) or history.reason != "all epochs done"
+
+
+def test_pairs_in_order_by_task():
+    measured, task = np.array([1.0, 2.0, 4.0, 10.0, 20.0]), np.array([0, 0, 0, 1, 1])
+    predicted = np.array([1.09, 1.82, 4.0, 22.0, 21.0])
+
+    assert pairwise_rank_accuracy(predicted, measured, task) == pytest.approx((1 + 0) / 2)
+    assert pairwise_rank_accuracy(np.ones(5), measured, task) == pytest.approx(0.5)

@@ -1,5 +1,4 @@
 import json
-import math
 
 import pytest
 from typer.testing import CliRunner
@@ -59,23 +58,6 @@ def test_what_is_neither_is_refused(tmp_path):
     (tmp_path / "text.safetensors").write_text("hello")
     with pytest.raises(InputError, match="no cost model"):
         run("info", tmp_path / "text.safetensors")
-
-
-def test_a_program_is_explained_beside_the_fastest_of_its_task(tmp_path):
-    data = small_set(num_tasks=6, per_task=6).save(tmp_path / "programs.npz")
-    model = tmp_path / "model.safetensors"
-    run("train", "programs", "--data", data, "--out", model, "--budget", "1s", "--device", "fast")
-    common = ("--data", data, "--model", model, "--device", "fast")
-    document = json.loads(run("explain", 3, *common, "--json").stdout)
-
-    whole = math.log(document["predicted_s"] / document["against_s"])
-    assert sum(document["groups"].values()) == pytest.approx(whole, abs=1e-9)
-    assert document["predicted_s"] >= document["against_s"]
-    assert "is predicted to take" in run("explain", 3, *common).stdout
-    with pytest.raises(InputError, match="no program 99"):
-        run("explain", 99, *common)
-    with pytest.raises(InputError, match="cannot be compared"):
-        run("explain", 0, *common, "--against", 35)
 
 
 def test_what_is_kept_is_listed_by_change_and_forgotten(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """How good predicted times are: predicted and measured seconds in, errors out.
 
 The mean absolute percentage error rewards under-prediction, so the signed mean and the geometric mean of the ratio are
-always beside it. Not here: ranks (``systems.tensor_programs.model.ranks``), intervals.
+always beside it. Not here: intervals.
 """
 
 # P programs
@@ -28,9 +28,6 @@ class Errors:
     geometric_mean_ratio: float
     median_ape: float
     num_samples: int
-    rank_accuracy: float = float("nan")
-    top_1: float = float("nan")
-    top_5: float = float("nan")
 
     def row(self) -> dict[str, float]:
         """As plain values."""
@@ -42,8 +39,8 @@ def mape(predicted_s: np.ndarray, measured_s: np.ndarray) -> float:
     return float(np.mean(np.abs(predicted_s - measured_s) / measured_s))
 
 
-def errors_of(predicted_s: np.ndarray, measured_s: np.ndarray, **ranks: float) -> Errors:
-    """All metrics [P]; those of ranks, which need to know what competes, are given."""
+def errors_of(predicted_s: np.ndarray, measured_s: np.ndarray) -> Errors:
+    """All metrics of P predictions."""
     predicted, measured = np.asarray(predicted_s, np.float64), np.asarray(measured_s, np.float64)
     relative = (predicted - measured) / measured
     absolute = np.abs(relative)
@@ -57,5 +54,4 @@ def errors_of(predicted_s: np.ndarray, measured_s: np.ndarray, **ranks: float) -
         geometric_mean_ratio=float(np.exp(np.mean(np.log(predicted / measured)))),
         median_ape=float(np.median(absolute)),
         num_samples=predicted.size,
-        **ranks,
     )

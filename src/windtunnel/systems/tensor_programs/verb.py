@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from windtunnel import registry
 from windtunnel.systems.tensor_programs import (  # noqa: F401 - each registers its verbs
-    verb_explain,
     verb_info,
     verb_learned,
     verb_operators,

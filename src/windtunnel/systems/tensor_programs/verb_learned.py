@@ -17,7 +17,6 @@ from windtunnel.systems.tensor_programs.verb_search import needed_predictor
 
 if TYPE_CHECKING:
     from windtunnel.cost.metrics import Errors
-    from windtunnel.systems.tensor_programs.model.predictor import Recipe
     from windtunnel.systems.tensor_programs.model.splits import Split
     from windtunnel.systems.tensor_programs.program_set import ProgramSet
 
@@ -44,10 +43,6 @@ def train_programs(
     device: Device = "",
     hold_out: By = "tasks",
     budget: Annotated[str, typer.Option(metavar="TIME", help="Train for at most this time.")] = "5m",
-    tune: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Search N recipes near paper-small or paper, each in --budget."),
-    ] = 0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     force: Force = False,
     as_json: Json = False,
@@ -72,10 +67,7 @@ def train_programs(
         begun = needed_predictor(None if start == "shipped" else Path(start))
         chosen = going_on(chosen, begun)
     split = _split(programs, device, hold_out, seed)
-    budget_s = parse_duration(budget) / 1e9
-    if tune:
-        chosen = _tuned(programs, split, chosen, num_trials=tune, budget_s=budget_s, seed=seed, is_begun=bool(start))
-    training = replace(chosen.training, budget_s=budget_s, seed=seed)
+    training = replace(chosen.training, budget_s=parse_duration(budget) / 1e9, seed=seed)
     with Progress("training") as progress:
         predictor, history = train(
             programs,
@@ -139,32 +131,6 @@ def eval_programs(
         advise("this model was trained on another split: some of these programs may be among what it learned from")
 
 
-def _tuned(
-    programs: ProgramSet, split: Split, base: Recipe, *, num_trials: int, budget_s: float, seed: int, is_begun: bool
-) -> Recipe:
-    """The recipe of the least validation error in CDMPP's search space."""
-    from windtunnel.errors import InputError
-    from windtunnel.systems.tensor_programs.model.network import NetworkConfig
-    from windtunnel.systems.tensor_programs.model.tuner import tune
-
-    if is_begun:
-        raise InputError("a model that is trained on keeps its recipe", where="--tune", fix="leave out --from")
-    if not isinstance(base.network, NetworkConfig):
-        raise InputError("only CDMPP's own network is searched", where="--tune", fix="--recipe paper-small")
-    with Progress("tuning") as progress:
-        found = tune(
-            programs,
-            split,
-            num_trials=num_trials,
-            trial_budget_s=budget_s,
-            base=base,
-            seed=seed,
-            on_trial=lambda trial: progress("recipes", trial, num_trials),
-        )
-    advise(f"best of {num_trials} recipes: validation error {100 * found.error:.1f} %")
-    return found.recipe
-
-
 def _measured_on(programs: ProgramSet, device: str) -> ProgramSet:
     """The programs that have a time there."""
     import numpy as np
@@ -208,11 +174,10 @@ def _transferred(
 
 
 def _errors(predictor: Any, programs: ProgramSet, split: Split) -> Errors:
-    from windtunnel.systems.tensor_programs.model.ranks import ranked_errors
+    from windtunnel.cost.metrics import errors_of
     from windtunnel.systems.tensor_programs.model.samples import labels_of
 
-    predicted = predictor.predict(programs, split.test)
-    return ranked_errors(predicted, labels_of(programs, split.test), programs.task[split.test[:, 0]])
+    return errors_of(predictor.predict(programs, split.test), labels_of(programs, split.test))
 
 
 def _summary(errors: Errors, split: Split) -> dict[str, Any]:
@@ -227,7 +192,5 @@ def _print_errors(errors: Errors, split: Split) -> None:
         ["mean error", f"{100 * errors.signed_mean:+.1f} %"],
         ["geometric mean", f"{errors.geometric_mean_ratio:.3f}x"],
         ["within 10 %", f"{100 * errors.within_10:.0f} %"],
-        ["pairs in order", f"{100 * errors.rank_accuracy:.0f} %"],
-        ["best of 5 predicted", f"{100 * errors.top_5:.0f} % of the best"],
     ]
     print_table(["measure", "value"], rows, numbers=(1,))

@@ -154,7 +154,7 @@ def test_domain_term_without_target(programs):
 
 
 def test_triangular_rate():
-    rate = lambda step: learning_rate(PAPER_TRAINING, step, 0, 0.0)  # noqa: E731
+    rate = lambda step: learning_rate(PAPER_TRAINING, step, 0.0)  # noqa: E731
     peak = PAPER_TRAINING.learning_rate
 
     assert rate(0) == pytest.approx(peak / 10)

@@ -1,8 +1,8 @@
 """One training loop for every learned model of the room: batches and a loss in, the best weights out.
 
-Adam, AdamW or SGD with a triangular, one-cycle, exponential or constant rate; the weights of the best validation error
-are kept; it stops when the training loss has converged, when validation no longer gains, or when the time is spent.
-Not here: what a batch is, which network.
+Adam or AdamW with a triangular, one-cycle or constant rate. Training keeps the weights of the best validation error and
+stops when the training loss has converged, when the validation error no longer falls, or when the time is spent. Not
+here: what a batch is, which network.
 
 Source: CDMPP (EuroSys 2024), section 4.2 and the released configuration (``PAPER_TRAINING``).
 """
@@ -26,7 +26,7 @@ else:
 
 __all__ = ["PAPER_TRAINING", "History", "TrainingConfig", "fit", "learning_rate"]
 
-Schedule = Literal["cyclic", "one-cycle", "exponential", "none"]
+Schedule = Literal["cyclic", "one-cycle", "none"]
 CONVERGED = 1e-4
 CONVERGENCE_EPOCHS = 10
 CYCLE_STEPS = 2000
@@ -43,7 +43,7 @@ class TrainingConfig:
     batch_size: int = 256
     max_epochs: int = 200
     schedule: Schedule = "one-cycle"
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw"] = "adam"
     patience: int = 60
     budget_s: float = 600.0
     average_decay: float = 0.0
@@ -82,14 +82,12 @@ class History:
         return self.num_samples / self.training_s if self.training_s else math.nan
 
 
-def learning_rate(config: TrainingConfig, step: int, epoch: int, progress: float) -> float:
+def learning_rate(config: TrainingConfig, step: int, progress: float) -> float:
     """Rate of a step; ``progress`` from 0 to 1 is the share of the epochs or of the time that is spent."""
     peak = config.learning_rate
     if config.schedule == "cyclic":  # up and down between a tenth and ten times in 2 * 2000 steps
         phase = abs(step / CYCLE_STEPS % 2 - 1)
         return peak / 10 + (10 * peak - peak / 10) * (1 - phase)
-    if config.schedule == "exponential":
-        return float(peak * 0.9**epoch)
     if config.schedule == "one-cycle":
         if progress < WARM_UP:
             return peak * (0.05 + 0.95 * progress / WARM_UP)
@@ -142,7 +140,7 @@ def fit(
             spent = (_clock_s() - begin) / max(config.budget_s, 1e-9)
             if spent > 1 and losses:
                 break  # an epoch may take longer than the whole budget
-            rate = learning_rate(config, step, epoch, min(1.0, max(epoch / config.max_epochs, spent)))
+            rate = learning_rate(config, step, min(1.0, max(epoch / config.max_epochs, spent)))
             losses.append(_step(model, loss_of(model, batch), optimizer, rate, config.clip_norm))
             if average is not None:
                 average.update_parameters(model)
@@ -163,8 +161,8 @@ def fit(
 
 
 def _optimizer(model: Any, config: TrainingConfig) -> Any:
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[config.optimizer](model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
 
 
 def _average(model: Any, config: TrainingConfig) -> Any:
