@@ -69,7 +69,6 @@ def test_a_device_is_left_out_by_name(capsys, folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--preset", "best"), "no preset is called 'best'"),
         (("--without", "z"), "cannot hold out 'z'"),
         (("--out", "devices.csv"), "is there already"),
         (("--data", "nowhere"), "there is no train_"),

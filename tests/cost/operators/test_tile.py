@@ -17,7 +17,6 @@ for module in ("xgboost", "safetensors", "scipy", "torch"):
     pytest.importorskip(module)
 
 from windtunnel.cost.operators.tile_file import load_tile, read_tile_header, save_tile  # noqa: E402
-from windtunnel.cost.operators.tile_paper import Tiles, latency_ms, tiles_of  # noqa: E402
 
 
 def gpu(name, units, peak, bandwidth, cache_mib):
@@ -173,7 +172,7 @@ def test_a_file_prices_as_the_model_did(model, data, tmp_path):
 
     loaded = load_tile(path)
 
-    assert (model.preset, model.devices, model.digest) == (loaded.preset, loaded.devices, loaded.digest)
+    assert (model.devices, model.digest) == (loaded.devices, loaded.digest)
     assert json.loads(json.dumps(model.validation)) == loaded.validation
     before, after = (one.price(data, SHEET) for one in (model, loaded))
     np.testing.assert_array_equal(before.latency_ms, after.latency_ms)
@@ -223,8 +222,6 @@ def test_what_cannot_be_priced_is_named(model, data):
 
     with pytest.raises(PriceError, match="conv2d"):
         model.price(conv, SHEET)
-    with pytest.raises(InputError, match="no preset is called 'best'"):
-        train_tile(data, SHEET, preset="best")
     with pytest.raises(InputError, match="no row is of a class"):
         train_tile(conv, SHEET)
 
@@ -237,55 +234,3 @@ def test_the_nearest_kernel_is_found_in_logarithms(data):
 
     assert [[128.0, 64.0]] == tile.tolist()
     assert distance[0] > 5
-
-
-def by_hand(features):
-    return np.log2(np.array([features]))
-
-
-def test_the_formulas_of_the_paper_by_hand():
-    table = OpTable.of_rows([("b", "bmm", (2, 130, 64, 100))])
-    tiles = tiles_of(table, chips_of(table, SHEET), np.array([[128.0, 64.0]]))
-
-    tile_gflop = 2 * 128 * 64 * 64 / 1e9
-    tile_mib = 4 * (128 * 64 + 64 * 64 + 128 * 64) / 2**20
-    flops = 2 * 256 * 64 * 128 / 1e9
-    moved = 4 * (130 * 64 + 64 * 100 + 130 * 100) / 2**30
-    assert 1 == tiles.waves[0]  # 2 * 2 * 2 blocks on 80 units
-    np.testing.assert_allclose(tiles.tile_gflop, tile_gflop)
-    np.testing.assert_allclose(tiles.roof_gflops_per_s, min(14e3, flops / moved * 900))
-    features = (
-        tile_gflop / (14e3 / 1000 / 80),
-        tile_mib / (900 / 80),
-        tile_mib / (16 * 1024 / 80),
-        tile_mib / (6 * 1024 / 80),
-    )
-    np.testing.assert_allclose(tiles.features, by_hand(features))
-    np.testing.assert_allclose(
-        latency_ms(tiles, np.array([0.5])), 1e3 * 80 * tile_gflop / (tiles.roof_gflops_per_s * 0.5)
-    )
-
-
-def test_the_operations_of_softmax_and_norm_are_the_papers():
-    rows = OpTable.of_rows([("b", "softmax", (160, 1000))])
-    tiles: Tiles = tiles_of(rows, chips_of(rows, SHEET), np.array([[1000.0, 0.0]]))
-
-    assert 2 == tiles.waves[0]
-    np.testing.assert_allclose(tiles.tile_gflop, 5000 / 1e9)
-    np.testing.assert_allclose(tiles.roof_gflops_per_s, (5000 / 1e9) / (8000 / 2**30) * 900)
-
-
-@pytest.mark.slow
-def test_the_papers_own_network_learns_and_is_stored(data, tmp_path):
-    vectors = data.of_class("elementwise")
-
-    paper = train_tile(vectors, SHEET, preset="paper", is_calibrated=False, num_epochs=8)
-    loaded = load_tile(save_tile(paper, tmp_path / "paper.safetensors"))
-
-    before, after = (one.price(vectors, SHEET).latency_ms for one in (paper, loaded))
-    np.testing.assert_array_equal(before, after)
-    untrained = train_tile(vectors, SHEET, preset="paper", is_calibrated=False, num_epochs=1)
-    errors = [
-        errors_of_ratio(one.price(vectors, SHEET).latency_ms / vectors.latency_ms)["mape"] for one in (untrained, paper)
-    ]
-    assert errors[1] < errors[0]

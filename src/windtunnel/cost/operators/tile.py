@@ -1,9 +1,9 @@
 """Operators priced for a GPU that was never measured: tiles, waves, learned efficiency.
 
 In: measured operators of some GPUs and a sheet. Out: ``TileModel``: rows of any device in, times, tiles and intervals
-out. Preset ``best-tile``: trees predict the efficiency against the bound of ``cost.bounds`` for each tile that a
+out. Trees predict the efficiency against the bound of ``cost.bounds`` for each tile that a
 library has, and the fastest counts; a linear layer is also a product of batch one, and both views are averaged.
-Preset ``paper`` is NeuSight's own regression (``tile_paper``). Not here: files (``tile_file``), graphs.
+Not here: files (``tile_file``), graphs.
 
 Source: Lee, Phanishayee, Mahajan, Forecasting GPU performance for deep learning (NeuSight), ASPLOS 2025.
 """
@@ -26,7 +26,6 @@ from windtunnel.errors import InputError, PriceError
 from windtunnel.hardware import Device
 
 __all__ = [
-    "PRESETS",
     "ClassModel",
     "TileModel",
     "TilePrices",
@@ -39,8 +38,6 @@ __all__ = [
 Floats = NDArray[np.float64]
 Sheet = Mapping[str, Device]
 
-
-PRESETS = ("best-tile", "paper")
 _CALIBRATION_ROWS = 1500  # of one class on one held-out device
 _LEVEL = 0.9
 
@@ -94,7 +91,6 @@ class TileModel:
 
     Parameters
     ----------
-    preset : str
     classes : mapping of class to ClassModel
     devices : tuple of str
         That it learned from.
@@ -106,7 +102,6 @@ class TileModel:
         Errors on devices that were held out while training.
     """
 
-    preset: str
     classes: Mapping[str, ClassModel]
     devices: tuple[str, ...]
     digest: str
@@ -158,11 +153,10 @@ def train_tile(
     table: OpTable,
     sheet: Sheet,
     *,
-    preset: str = "best-tile",
     seed: int = 0,
+    num_rounds: int = 0,
     is_calibrated: bool = True,
     progress: Progress = _silent,
-    **options: Any,
 ) -> TileModel:
     """Learn from measured operators.
 
@@ -171,63 +165,52 @@ def train_tile(
     table : OpTable
         Training rows only: the model keeps tiles and scales of nothing else.
     sheet : mapping of str to Device
-    preset : str
-        ``best-tile`` or ``paper``.
+    num_rounds : int
+        Trees of each class; 0: as many as suit the class.
     is_calibrated : bool
         Also hold each device out once, for validation errors and intervals; about as long again as training for each.
     progress : callable
         Called with what begins, how many steps are done, and of how many.
-    options
-        Of the preset, such as ``num_epochs`` of ``paper``.
 
     Raises
     ------
     InputError
-        The preset is not known, or the table has no row of any class.
+        The table has no row of any class.
     """
-    if preset not in PRESETS:
-        raise InputError(f"no preset is called {preset!r}", where="tile", fix=f"known: {', '.join(PRESETS)}")
+    from windtunnel.cost.operators.tile_trees import train_trees
+
     present = [name for name in CLASSES if (table.op_class == name).any()]
     if not present:
         raise InputError("no row is of a class that the tile model knows", where="op set", fix=", ".join(CLASSES))
     progress(f"training {', '.join(present)}", 0, 1 + len(table.devices) * is_calibrated)
-    classes = _trained(table, sheet, preset, seed, options)
-    model = TileModel(preset, classes, table.devices, table.digest())
+    classes = train_trees(table, sheet, seed=seed, num_rounds=num_rounds)
+    model = TileModel(classes, table.devices, table.digest())
     if not is_calibrated or len(table.devices) < 2:
         return model
-    validation, intervals = validate_tile(table, sheet, preset=preset, seed=seed, progress=progress, **options)
-    return TileModel(preset, classes, table.devices, model.digest, intervals, validation)
-
-
-def _trained(table: OpTable, sheet: Sheet, preset: str, seed: int, options: Mapping[str, Any]) -> dict[str, ClassModel]:
-    if preset == "paper":
-        from windtunnel.cost.operators.tile_paper import train_paper
-
-        return dict(train_paper(table, sheet, seed=seed, **options))
-    from windtunnel.cost.operators.tile_trees import train_trees
-
-    return dict(train_trees(table, sheet, seed=seed, **options))
+    validation, intervals = validate_tile(table, sheet, seed=seed, num_rounds=num_rounds, progress=progress)
+    return TileModel(classes, table.devices, model.digest, intervals, validation)
 
 
 def validate_tile(
     table: OpTable,
     sheet: Sheet,
     *,
-    preset: str = "best-tile",
     seed: int = 0,
+    num_rounds: int = 0,
     progress: Progress = _silent,
-    **options: Any,
 ) -> tuple[dict[str, dict[str, float]], ConformalIntervals]:
     """Hold each device out once: errors by class on its larger shapes (mean over devices), and intervals.
 
     Errors of one device go together: an interval is as wide, to both sides, as the worst device needs.
     """
+    from windtunnel.cost.operators.tile_trees import train_trees
+
     widths: dict[str, float] = {}
     errors: dict[str, list[dict[str, float]]] = {}
     for step, device in enumerate(table.devices, start=1):
         progress(f"holding out {device}", step, 1 + len(table.devices))
         split = OpSplit.without_device(table, device)
-        trained = _trained(split.train, sheet, preset, seed, options)
+        trained = train_trees(split.train, sheet, seed=seed, num_rounds=num_rounds)
         for name, model in trained.items():
             rows = OpSplit.by_size(split.held_out.of_class(name)).held_out.some(_CALIBRATION_ROWS, seed)
             if not len(rows):

@@ -1,6 +1,6 @@
 """Trained tile models as files: a ``TileModel`` in, one safetensors file out, and back.
 
-The header says the preset, the features, the training devices, the hash of their rows and the errors on devices that
+The header says the features, the training devices, the hash of their rows and the errors on devices that
 were held out; a file of other features is refused with the difference. Not here: training, the form of the file
 (``model_file``).
 """
@@ -20,8 +20,6 @@ from windtunnel.cost.model_file import read_model_header, write_model
 from windtunnel.cost.operators.tile import ClassModel, TileModel
 from windtunnel.cost.operators.tile_features import PRODUCT_FEATURES, VECTOR_FEATURES
 from windtunnel.cost.operators.tile_lookup import TileLookup
-from windtunnel.cost.operators.tile_paper import FEATURES as PAPER_FEATURES
-from windtunnel.cost.operators.tile_paper import PaperModel
 from windtunnel.cost.operators.tile_trees import TreeModel, Trees
 from windtunnel.errors import InputError
 
@@ -29,11 +27,8 @@ __all__ = ["SCHEMA", "load_tile", "read_tile_header", "save_tile"]
 
 SCHEMA = 2
 KIND = "tile"
-_LABELS = {"best-tile": "log(bound / time)", "paper": "utilization = gamma - alpha / waves"}
-_FEATURES = {
-    "best-tile": {"products": list(PRODUCT_FEATURES), "vectors": list(VECTOR_FEATURES)},
-    "paper": {"all": list(PAPER_FEATURES)},
-}
+_PRESET, _LABEL = "best-tile", "log(bound / time)"
+_FEATURES = {"products": list(PRODUCT_FEATURES), "vectors": list(VECTOR_FEATURES)}
 _LOOKUP = ("points", "tiles", "center", "scale")
 
 
@@ -47,9 +42,9 @@ def save_tile(model: TileModel, path: str | os.PathLike[str], *, overwrite: bool
     header = {
         "schema": SCHEMA,
         "kind": KIND,
-        "preset": model.preset,
-        "label": _LABELS[model.preset],
-        "features": _FEATURES[model.preset],
+        "preset": _PRESET,
+        "label": _LABEL,
+        "features": _FEATURES,
         "devices": list(model.devices),
         "split": model.digest,
         "validation": model.validation,
@@ -60,21 +55,13 @@ def save_tile(model: TileModel, path: str | os.PathLike[str], *, overwrite: bool
 
 
 def _packed(name: str, model: ClassModel, tensors: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(model, PaperModel):
-        _pack_lookup(name, model.lookup, tensors)
-        tensors |= {f"{name}.network.{key}": value for key, value in model.weights.items()}
-        return {"kind": "network"}
     assert isinstance(model, TreeModel)
-    _pack_lookup(name, model.lookup, tensors)
+    tensors |= {f"{name}.lookup.{key}": getattr(model.lookup, key) for key in _LOOKUP}
     own = model.views[0]
     for key, data in (("trees", own.data), ("plain", own.plain)):
         tensors[f"{name}.{key}"] = np.frombuffer(data, dtype=np.uint8)
     views = [name, "bmm"][: len(model.views)]
     return {"kind": "trees", "views": views, "overhead_ns": own.overhead_ns, "tiles": own.tiles, "chips": own.chips}
-
-
-def _pack_lookup(name: str, lookup: TileLookup, tensors: dict[str, Any]) -> None:
-    tensors |= {f"{name}.lookup.{key}": getattr(lookup, key) for key in _LOOKUP}
 
 
 def read_tile_header(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -91,11 +78,10 @@ def read_tile_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _require_features(header: Mapping[str, Any], where: str) -> None:
-    known = _FEATURES.get(header.get("preset", ""))
     theirs = header.get("features")
-    if known is not None and theirs == known:
+    if header.get("preset") == _PRESET and theirs == _FEATURES:
         return
-    ours = {name for names in (known or {}).values() for name in names}
+    ours = {name for names in _FEATURES.values() for name in names}
     given = {name for names in (theirs or {}).values() for name in names}
     raise InputError(
         f"this model of preset {header.get('preset')!r} was trained on other features; "
@@ -115,23 +101,15 @@ def load_tile(path: str | os.PathLike[str]) -> TileModel:
         intervals = ConformalIntervals.from_dict(header["intervals"]) if header["intervals"] else None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the model is damaged: {error!r}"[:300], where=os.fspath(path)) from error
-    return TileModel(
-        header["preset"], classes, tuple(header["devices"]), header["split"], intervals, header["validation"]
-    )
+    return TileModel(classes, tuple(header["devices"]), header["split"], intervals, header["validation"])
 
 
 def _unpacked(parts: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, ClassModel]:
-    trees = {name: _trees(name, part, tensors) for name, part in parts.items() if part["kind"] == "trees"}
+    trees = {name: _trees(name, part, tensors) for name, part in parts.items()}
     found: dict[str, ClassModel] = {}
     for name, part in parts.items():
-        columns = {key: tensors[f"{name}.lookup.{key}"] for key in _LOOKUP}
-        lookup = TileLookup(**columns, is_raw=part["kind"] == "network")
-        if part["kind"] == "network":
-            prefix = f"{name}.network."
-            weights = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            found[name] = PaperModel(name, weights, lookup)
-        else:
-            found[name] = TreeModel(name, tuple(trees[view] for view in part["views"]), lookup)
+        lookup = TileLookup(**{key: tensors[f"{name}.lookup.{key}"] for key in _LOOKUP})
+        found[name] = TreeModel(name, tuple(trees[view] for view in part["views"]), lookup)
     return found
 
 

@@ -26,12 +26,10 @@ Data = Annotated[
 def train_tile(
     data: Data,
     output: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="The model (.safetensors).")],
-    preset: Annotated[str, typer.Option(help="best-tile, or paper: NeuSight's own regression.")] = "best-tile",
     without: Annotated[str, typer.Option(metavar="DEVICE", help="Leave a device's rows out.")] = "",
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="Hold each device out once, for intervals.")
     ] = True,
-    epochs: Annotated[int, typer.Option(min=1, help="Of preset paper.")] = 100,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     force: Force = False,
     as_json: Json = False,
@@ -48,9 +46,8 @@ def train_tile(
     table, sheet = read_published(data, "train")
     if without:
         table = OpSplit.without_device(table, without).train
-    options: dict[str, Any] = {"num_epochs": epochs} if preset == "paper" else {}
     with Progress("training") as progress:
-        model = train(table, sheet, preset=preset, seed=seed, is_calibrated=calibrate, progress=progress, **options)
+        model = train(table, sheet, seed=seed, is_calibrated=calibrate, progress=progress)
     save_tile(model, path, overwrite=force)
     if as_json:
         print_json({"path": str(path), **_summary(model)})
@@ -64,7 +61,6 @@ def train_tile(
 def _summary(model: TileModel) -> dict[str, Any]:
     return {
         "schema": "windtunnel.cost.tile/1",
-        "preset": model.preset,
         "devices": list(model.devices),
         "split": model.digest,
         "validation": model.validation,

@@ -1,9 +1,10 @@
-"""Preset ``paper`` of the tile model: NeuSight's regression to the letter.
+"""NeuSight's regression to the letter, for the prices of its tiles beside ours.
 
 In: training rows. Out: one ``PaperModel`` per class: the tile of the nearest measured kernel, four ratios of the tile
 to the chip, a network that says ``utilization = gamma - alpha / waves``, and the roofline of the operator. Changed in
 two places, as the released code divides by zero and reads tiles of far kernels without saying so: utilization stays
-within [0.01, 1], and the distance of the kernel is part of the answer. Not here: what we price with (``tile_trees``).
+within [0.01, 1], and the distance of the kernel is part of the answer. Not here: what we price with
+(``cost.operators.tile_trees``).
 
 Source: Lee et al., NeuSight, ASPLOS 2025, and its released code.
 """
@@ -22,7 +23,7 @@ from windtunnel.base.extras import require
 from windtunnel.cost.operators.physics import ITEM_BYTES, Chips, chips_of, tile_bounds
 from windtunnel.cost.operators.table import CLASSES, PRODUCTS, OpTable
 from windtunnel.cost.operators.tile import TilePrices
-from windtunnel.cost.operators.tile_lookup import TileLookup
+from windtunnel.cost.operators.tile_lookup import positions_of
 from windtunnel.hardware import Device
 
 __all__ = ["FEATURES", "PaperModel", "Tiles", "latency_ms", "tiles_of", "train_paper"]
@@ -110,6 +111,26 @@ def latency_ms(tiles: Tiles, utilization: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
+class UnscaledLookup:
+    """Measured kernels of one class: ``points`` [N, Q] as they are, ``tiles`` [N, 2]."""
+
+    points: Floats
+    tiles: Floats
+
+    @classmethod
+    def fit(cls, measured: OpTable, sheet: Sheet) -> UnscaledLookup:
+        """Keep each distinct (sizes, device) once."""
+        points, first = np.unique(positions_of(measured, sheet), axis=0, return_index=True)
+        return cls(points, np.stack([measured.tile1, measured.tile2], axis=1)[first])
+
+    def nearest(self, table: OpTable, sheet: Sheet) -> tuple[Floats, Floats]:
+        """Tiles [P, 2] of the nearest kernels and their distances [P]; of ties, the first."""
+        tree = require("scipy.spatial", extra="learn").cKDTree(self.points)
+        distances, rows = tree.query(positions_of(table, sheet))
+        return self.tiles[rows], distances
+
+
+@dataclass(frozen=True, eq=False)
 class PaperModel:
     """Prices one class as NeuSight does.
 
@@ -118,12 +139,12 @@ class PaperModel:
     op_class : str
     weights : mapping of str to array
         Of the network.
-    lookup : TileLookup
+    lookup : UnscaledLookup
     """
 
     op_class: str
     weights: Mapping[str, NDArray[Any]]
-    lookup: TileLookup
+    lookup: UnscaledLookup
 
     def price(self, table: OpTable, sheet: Sheet, dtype: str) -> TilePrices:
         """Prices of rows of this class."""
@@ -142,7 +163,7 @@ class PaperModel:
         return TilePrices(latency_ms(tiles, utilization), found, tile, distance, unknown, unknown)
 
 
-def _tile_of(table: OpTable, sheet: Sheet, lookup: TileLookup) -> tuple[Floats, Floats]:
+def _tile_of(table: OpTable, sheet: Sheet, lookup: UnscaledLookup) -> tuple[Floats, Floats]:
     tile, distance = lookup.nearest(table, sheet)
     if table.op_class[0] in ("ln", "softmax"):
         return np.stack([table.H, np.zeros(len(table))], axis=1), distance
@@ -196,8 +217,8 @@ def train_paper(
 
 
 def _fit(name: str, table: OpTable, sheet: Sheet, seed: int, num_epochs: int) -> PaperModel:
-    lookup = TileLookup.fit(table, sheet, is_raw=True)
     measured = table.take(table.tile1 > 0)
+    lookup = UnscaledLookup.fit(measured, sheet)
     tile = np.stack([measured.tile1, measured.tile2], axis=1)
     if name in ("ln", "softmax"):
         tile = np.stack([measured.H, np.zeros(len(measured))], axis=1)
