@@ -13,7 +13,6 @@ from windtunnel.graph import EdgeKind, GraphBuilder, Kind, Phase, ResourceKind
 from windtunnel.graph.collectives import all_reduces
 from windtunnel.simulate import replay
 from windtunnel.simulate.iterations import iteration_ns
-from windtunnel.whatifs.blueconnect import blueconnect
 from windtunnel.whatifs.compression import dgc, fp16_gradients, powersgd, top_k
 from windtunnel.whatifs.data_parallel import data_parallel
 from windtunnel.whatifs.faster import faster_link
@@ -34,42 +33,6 @@ def parallel(num_ranks=4, **wire):
 def messages(graph):
     """Durations of all communication, by row."""
     return graph.duration_ns[graph.select(kind=Kind.COMM)].tolist()
-
-
-def test_blueconnect_halves_the_message_after_the_first_dimension():
-    """Two by two ranks: 1/2 * 4000 inside, then 1/2 * 2000 outside, and both again in reverse."""
-    graph = blueconnect(parallel(), sizes="2x2")
-    names = ["reduce_scatter dimension 0", "reduce_scatter dimension 1", "all_gather dimension 1"]
-
-    for name, expected in zip([*names, "all_gather dimension 0"], (2000, 1000, 1000, 2000), strict=True):
-        assert [expected, expected] == graph.duration_ns[graph.select(name=name)].tolist()
-
-
-def test_blueconnect_lets_buckets_follow_each_other_through_the_dimensions():
-    """Both buckets are ready before dimension 0 is free; the second enters it while the first is in dimension 1."""
-    timeline = replay(blueconnect(parallel(), sizes="2x2"))
-    first, second = start_of(timeline, "reduce_scatter dimension 0")
-
-    assert first + 2000 == second
-    assert [first + 2000, second + 2000] == start_of(timeline, "reduce_scatter dimension 1")
-    # gathering begins at 2000 + 1000 + 1000; the second scatter holds dimension 0 until then, and goes on without a gap
-    assert [first + 6000, first + 8000] == finish_of(timeline, "all_gather dimension 0")
-
-
-def test_blueconnect_beats_a_flat_ring_over_the_slower_link():
-    flat = replay(parallel(latency_ns=10_000)).makespan_ns
-    apart = replay(blueconnect(parallel(latency_ns=10_000), sizes="2x2", links="nvlink4/infiniband-ndr")).makespan_ns
-
-    assert apart < flat
-
-
-def test_blueconnect_refuses_sizes_that_are_not_the_workers():
-    with pytest.raises(InputError, match="8x2 are 16 workers, not 4"):
-        blueconnect(parallel(), sizes="8x2")
-    with pytest.raises(NotApplicableError, match="2 workers make a ring of one dimension"):
-        blueconnect(parallel(num_ranks=2))
-    with pytest.raises(NotApplicableError, match="no gradients are all-reduced"):
-        blueconnect(gpu_step(TWO))
 
 
 @pytest.mark.parametrize(
